@@ -1,0 +1,147 @@
+"""Errors that tell what was given, what was expected and what to do.
+
+Each error also derives from the built-in exception a Python user would catch for the same mistake, so
+``except ValueError`` keeps working:
+
+    >>> issubclass(ConfigurationError, ValueError), issubclass(MetricNotFoundError, KeyError)
+    (True, True)
+"""
+
+from __future__ import annotations
+
+from typing_extensions import override
+
+__all__ = [
+    "BatchOutputError",
+    "CheckpointError",
+    "ConfigurationError",
+    "EmptyDatasetError",
+    "ExplainedError",
+    "MetricNotFoundError",
+    "NonFiniteLossError",
+    "StopTrainingError",
+    "UnsupportedConfigurationError",
+]
+
+
+class StopTrainingError(Exception):
+    """Raised by a callback or a trainer to end a run early; it is a request, not a failure.
+
+    The run still ends through its ordinary events, and ``train()`` returns normally.
+
+    Example:
+        >>> def stop_below(loss: float, target: float) -> None:
+        ...     if loss < target:
+        ...         raise StopTrainingError(f"the loss {loss} is below {target}")
+        >>> stop_below(0.1, target=0.2)
+        Traceback (most recent call last):
+        ...
+        pa_core.errors.StopTrainingError: the loss 0.1 is below 0.2
+    """
+
+
+class ExplainedError(Exception):
+    """Base of the errors below; catches whatever this package refuses.
+
+    All four parts are required, so that no message can leave the reader without a next step, and they are
+    kept as attributes and in ``args``, so that the error survives the way back from another process.
+
+    Args:
+        problem: One sentence that says what is wrong.
+        given: What was found, as text; name the argument as well as its value.
+        expected: What would have been right.
+        do: What the reader can do about it.
+
+    Example:
+        >>> print(ExplainedError("The bag is empty.", given="0 apples", expected="some", do="Buy an apple."))
+        The bag is empty.
+          given:    0 apples
+          expected: some
+          do:       Buy an apple.
+    """
+
+    def __init__(self, problem: str, given: str, expected: str, do: str) -> None:
+        super().__init__(problem, given, expected, do)
+        self.problem = problem
+        self.given = given
+        self.expected = expected
+        self.do = do
+
+    @override
+    def __str__(self) -> str:
+        return f"{self.problem}\n  given:    {self.given}\n  expected: {self.expected}\n  do:       {self.do}"
+
+
+class ConfigurationError(ExplainedError, ValueError):
+    """An argument has a value that cannot work, such as a negative number of epochs.
+
+    Example:
+        >>> raise ConfigurationError(
+        ...     "The number of epochs is not positive.",
+        ...     given="num_epochs=-1",
+        ...     expected="an integer of at least 1",
+        ...     do="Pass the number of passes over the training data, for example num_epochs=1.",
+        ... )
+        Traceback (most recent call last):
+        ...
+        pa_core.errors.ConfigurationError: The number of epochs is not positive.
+          given:    num_epochs=-1
+          expected: an integer of at least 1
+          do:       Pass the number of passes over the training data, for example num_epochs=1.
+    """
+
+
+class EmptyDatasetError(ConfigurationError):
+    """A dataset, or what is left of it after ``drop_last``, holds no batch to run on.
+
+    Example:
+        >>> issubclass(EmptyDatasetError, ConfigurationError)
+        True
+    """
+
+
+class UnsupportedConfigurationError(ExplainedError, RuntimeError):
+    """Every argument is valid, but this environment or combination cannot do what was asked for.
+
+    Example:
+        >>> issubclass(UnsupportedConfigurationError, RuntimeError)
+        True
+    """
+
+
+class BatchOutputError(ExplainedError, TypeError):
+    """What a training or evaluation step returned is not a dictionary with a scalar loss and its companions.
+
+    Example:
+        >>> issubclass(BatchOutputError, TypeError)
+        True
+    """
+
+
+class NonFiniteLossError(ExplainedError, ArithmeticError):
+    """A loss became NaN or infinite, and the run was asked to end for it.
+
+    Example:
+        >>> issubclass(NonFiniteLossError, ArithmeticError)
+        True
+    """
+
+
+class CheckpointError(ExplainedError, RuntimeError):
+    """A checkpoint cannot be written so that it loads again, or what is found on disk is not a whole one.
+
+    Example:
+        >>> issubclass(CheckpointError, RuntimeError)
+        True
+    """
+
+
+class MetricNotFoundError(ExplainedError, KeyError):
+    """A metric was asked for that was never recorded.
+
+    Unlike a plain ``KeyError``, whose text is the quoted key, its text is the whole explanation.
+
+    Example:
+        >>> issubclass(MetricNotFoundError, KeyError)
+        True
+    """
