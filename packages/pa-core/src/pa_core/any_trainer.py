@@ -1,0 +1,130 @@
+"""What callbacks and helper functions may expect of a trainer, whichever trainer it is."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.data import Dataset
+
+from pa_core.run_config import TrainerRunConfig
+from pa_core.tracking import LossTracker, RunHistory
+from pa_core.types import LossFunction, SizedIterable, StatefulScheduler
+
+if TYPE_CHECKING:
+    from pa_core.callbacks.base import CallbackHandler
+
+__all__ = ["AnyTrainer"]
+
+
+class AnyTrainer(ABC):
+    """A trainer of any model, batch, output and scheduler.
+
+    Annotate callbacks and helper functions with this class. `Trainer` derives from it and adds the type
+    parameters; nobody else needs to.
+
+    Attributes:
+        model: The module being trained. While a run goes on this may be the wrapped module; use `get_model()`
+            to reach the attributes of your own class.
+        loss_func: The loss function that was given to the trainer.
+        optimizer: The optimizer that was given to the trainer.
+        scheduler: The scheduler of the current run, None without one.
+        create_scheduler_fn: The factory that was given to `train()`.
+        collate_fn: The collate function that was given to `train()` or `evaluate()`.
+        train_dataset: The dataset of the current or last training run.
+        eval_dataset: The dataset that is evaluated, None where nothing is.
+        run_history: The recorded metrics.
+        run_config: The settings of the current or last run.
+        callback_handler: The registered callbacks.
+        gradient_norm: The norm of all gradients before clipping at the last update, as a tensor on the
+            device of the run; None unless the run clips by norm.
+
+    Example:
+        >>> from pa_core import AnyTrainer, TrainerCallback
+        >>> class PrintSamples(TrainerCallback):
+        ...     def on_train_epoch_end(self, trainer: AnyTrainer, **kwargs: object) -> None:
+        ...         trainer.print(trainer.run_history.clock.samples)
+    """
+
+    model: nn.Module
+    loss_func: LossFunction
+    optimizer: Optimizer
+    scheduler: StatefulScheduler | None
+    create_scheduler_fn: Callable[[Optimizer], StatefulScheduler] | None
+    collate_fn: Callable[[list[Any]], Any] | None
+    train_dataset: Dataset[Any]
+    eval_dataset: Dataset[Any] | None
+    run_history: RunHistory
+    run_config: TrainerRunConfig
+    callback_handler: CallbackHandler[Any]
+    gradient_norm: Tensor | None
+
+    @property
+    @abstractmethod
+    def device(self) -> torch.device:
+        """The device that this process computes on."""
+
+    @property
+    @abstractmethod
+    def train_dataloader(self) -> SizedIterable:
+        """The loader of the current training run; a callback may replace it in `on_prepare_start`."""
+
+    @train_dataloader.setter
+    @abstractmethod
+    def train_dataloader(self, loader: SizedIterable) -> None: ...
+
+    @property
+    @abstractmethod
+    def eval_dataloader(self) -> SizedIterable | None:
+        """The loader that is evaluated; a callback may replace it between epochs."""
+
+    @eval_dataloader.setter
+    @abstractmethod
+    def eval_dataloader(self, loader: SizedIterable | None) -> None: ...
+
+    @property
+    @abstractmethod
+    def loss_tracker(self) -> LossTracker:
+        """The losses of the current epoch so far, of this process."""
+
+    @abstractmethod
+    def get_model(self, keep_torch_compile: bool = True) -> nn.Module:
+        """Return the model without its distributed wrappers."""
+
+    @abstractmethod
+    def gather(self, tensor: Any, padding_value: float | None = None) -> Any:
+        """Return the tensors of all processes, concatenated along the first dimension."""
+
+    @abstractmethod
+    def print(self, *args: Any, **kwargs: Any) -> None:
+        """Print once per node."""
+
+    @abstractmethod
+    def run_evaluation_epoch(self, *, is_intermediate: bool = False) -> None:
+        """Evaluate `eval_dataset` once in the middle of a training run, and go on training as before."""
+
+    @abstractmethod
+    def save_checkpoint(
+        self,
+        save_path: str | Path,
+        checkpoint_kwargs: dict[str, Any] | None = None,
+        save_optimizer: bool = True,
+        save_scheduler: bool = True,
+        save_per_node: bool = True,
+    ) -> None:
+        """Write the weights, and what belongs to them, to one file."""
+
+    @abstractmethod
+    def load_checkpoint(
+        self, checkpoint_path: str | Path, load_optimizer: bool = True, load_scheduler: bool = True
+    ) -> dict[str, Any]:
+        """Read a file that `save_checkpoint` wrote, and return its whole content."""
+
+    @abstractmethod
+    def save_model(self, save_directory: str | Path, max_shard_size: int | str = "5GB") -> None:
+        """Export the weights as safetensors."""

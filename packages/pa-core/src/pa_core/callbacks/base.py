@@ -1,0 +1,310 @@
+"""The events of a run, the class that listens to them, and the handler that calls the listeners.
+
+When each event fires:
+
+    train()
+      on_prepare_start                                   loaders exist, nothing is wrapped yet
+      on_training_run_start
+      each epoch
+        on_train_epoch_start
+        each batch
+          on_train_step_start
+          on_train_step_end(batch, batch_output, step)   the loss is known, gradients are not
+          after the last batch of an accumulation group:
+            on_optimizer_step_end(update)                the weights have changed, `update` updates are complete
+        on_train_epoch_end
+        on_eval_epoch_start
+        each batch
+          on_eval_step_start
+          on_eval_step_end(batch, batch_output)
+        on_eval_epoch_end
+        on_training_run_epoch_end
+      on_training_run_end
+
+    evaluate()
+      on_prepare_start
+      on_evaluation_run_start
+      on_eval_epoch_start ... on_eval_epoch_end          as above
+      on_evaluation_run_end
+
+`StopTrainingError` fires `on_stop_training_error`, and the run then still ends through its last event. Any other
+exception fires `on_exception` and leaves `train()` or `evaluate()`; the last event does not fire.
+"""
+
+from __future__ import annotations
+
+import difflib
+import warnings
+from abc import ABC
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, Concatenate, Generic, ParamSpec, TypeAlias, overload
+
+from typing_extensions import TypeVar
+
+from pa_core.any_trainer import AnyTrainer
+from pa_core.errors import StopTrainingError
+
+__all__ = ["CallbackHandler", "CallbackLike", "StopTrainingError", "TrainerCallback"]
+
+TrainerT_contra = TypeVar("TrainerT_contra", bound=AnyTrainer, default=AnyTrainer, contravariant=True)
+BatchT_contra = TypeVar("BatchT_contra", default=Any, contravariant=True)
+OutputT_contra = TypeVar("OutputT_contra", default=Any, contravariant=True)
+_TrainerT = TypeVar("_TrainerT", bound=AnyTrainer, default=AnyTrainer)
+_P = ParamSpec("_P")
+
+
+class TrainerCallback(ABC, Generic[TrainerT_contra, BatchT_contra, OutputT_contra]):
+    """Base class of everything that listens to the events of a run.
+
+    Override the events that you need; those left alone are never called and cost nothing. The trainer is passed to
+    each of them, and `**kwargs` takes what later versions may add.
+
+    A callback with state that a resumed run needs (a best value, a counter) offers `state_dict()` and
+    `load_state_dict()`.
+
+    Example:
+        >>> from pa_core import AnyTrainer, TrainerCallback
+        >>> class CountUpdates(TrainerCallback):
+        ...     updates = 0
+        ...     def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: object) -> None:
+        ...         self.updates = update
+    """
+
+    def on_init_end(self, trainer: TrainerT_contra, **kwargs: Any) -> None:
+        """Called once, when the trainer has been constructed."""
+
+    def on_prepare_start(self, trainer: TrainerT_contra, **kwargs: Any) -> None:
+        """Called in each run before the model is placed and wrapped: the moment to change its modules."""
+
+    def on_training_run_start(self, trainer: TrainerT_contra, **kwargs: Any) -> None:
+        """Called when a training run starts; model, loaders, run config and scheduler are ready."""
+
+    def on_train_epoch_start(self, trainer: TrainerT_contra, **kwargs: Any) -> None:
+        """Called when a training epoch starts."""
+
+    def on_train_step_start(self, trainer: TrainerT_contra, **kwargs: Any) -> None:
+        """Called before each training batch."""
+
+    def on_train_step_end(
+        self,
+        trainer: TrainerT_contra,
+        batch: BatchT_contra,
+        batch_output: OutputT_contra,
+        **kwargs: Any,
+    ) -> None:
+        """Called after the loss of a training batch was calculated, before its backward pass.
+
+        Args:
+            trainer: The trainer.
+            batch: The batch, on the device.
+            batch_output: What `calculate_train_batch_loss` returned.
+            **kwargs: `step`, the number of this batch in the epoch, from 1.
+        """
+
+    def on_optimizer_step_end(self, trainer: TrainerT_contra, update: int, **kwargs: Any) -> None:
+        """Called after each optimizer update, when weights, scheduler and gradients are those of the next one.
+
+        An update that the gradient scaler of fp16 skipped is no update, and does not fire this event.
+
+        Args:
+            trainer: The trainer.
+            update: The number of optimizer updates of this run so far.
+            **kwargs: For later additions.
+        """
+
+    def on_train_epoch_end(self, trainer: TrainerT_contra, **kwargs: Any) -> None:
+        """Called when a training epoch has ended and its loss is recorded."""
+
+    def on_eval_epoch_start(self, trainer: TrainerT_contra, **kwargs: Any) -> None:
+        """Called when an evaluation epoch starts; `is_intermediate=True` in `kwargs` within a training epoch."""
+
+    def on_eval_step_start(self, trainer: TrainerT_contra, **kwargs: Any) -> None:
+        """Called before each evaluation batch."""
+
+    def on_eval_step_end(
+        self,
+        trainer: TrainerT_contra,
+        batch: BatchT_contra,
+        batch_output: OutputT_contra,
+        **kwargs: Any,
+    ) -> None:
+        """Called after each evaluation batch.
+
+        Args:
+            trainer: The trainer.
+            batch: The batch, on the device.
+            batch_output: What `calculate_eval_batch_loss` returned.
+            **kwargs: `step`, the number of this batch in the epoch, from 1.
+        """
+
+    def on_eval_epoch_end(self, trainer: TrainerT_contra, **kwargs: Any) -> None:
+        """Called when an evaluation epoch has ended and its loss is recorded."""
+
+    def on_training_run_epoch_end(self, trainer: TrainerT_contra, **kwargs: Any) -> None:
+        """Called after the training epoch and, where there is one, the evaluation epoch that follows it."""
+
+    def on_training_run_end(self, trainer: TrainerT_contra, **kwargs: Any) -> None:
+        """Called when a training run has ended, early or not, but not when an exception ended it."""
+
+    def on_evaluation_run_start(self, trainer: TrainerT_contra, **kwargs: Any) -> None:
+        """Called when `evaluate()` starts."""
+
+    def on_evaluation_run_end(self, trainer: TrainerT_contra, **kwargs: Any) -> None:
+        """Called when `evaluate()` has ended."""
+
+    def on_stop_training_error(self, trainer: TrainerT_contra, **kwargs: Any) -> None:
+        """Called when a `StopTrainingError` was raised; `error` in `kwargs` is that error."""
+
+    def on_exception(self, trainer: TrainerT_contra, exception: BaseException, **kwargs: Any) -> None:
+        """Called when an exception, `KeyboardInterrupt` included, is about to leave the run: close what is open."""
+
+
+CallbackLike: TypeAlias = "TrainerCallback[_TrainerT, Any, Any] | type[TrainerCallback[_TrainerT, Any, Any]]"
+
+# A method this similar to an event is taken for a typo of it at once; others may be events of the user's own, and
+# are warned about when a run has ended without firing them.
+_SURELY_A_TYPO = 0.85
+
+EVENT_NAMES = frozenset(name for name in vars(TrainerCallback) if name.startswith("on_"))
+
+
+class CallbackHandler(Generic[_TrainerT]):
+    """Calls the registered callbacks, in the order in which they were given.
+
+    Args:
+        callbacks: Callback classes (which are constructed without arguments) or instances. Two of one class are an
+            error: which of them would be meant by its name?
+
+    Raises:
+        ValueError: A callback of the same class is registered already.
+        TypeError: An object is no callback.
+
+    Example:
+        >>> from pa_core import CallbackHandler, TrainerCallback
+        >>> class Hello(TrainerCallback):
+        ...     def greet(self, name: str) -> None:
+        ...         print("hello", name)
+        >>> CallbackHandler([Hello]).call_event("greet", name="reader")
+        hello reader
+    """
+
+    def __init__(self, callbacks: Iterable[CallbackLike[_TrainerT]] = ()) -> None:
+        self.callbacks: list[TrainerCallback[_TrainerT, Any, Any]] = []
+        self._listeners: dict[str, list[Callable[..., Any]]] = {}
+        self._fired: set[str] = set()
+        self.add_callbacks(callbacks)
+
+    def add_callbacks(self, callbacks: Iterable[CallbackLike[_TrainerT]]) -> None:
+        """Register several callbacks, in the order given."""
+        for callback in callbacks:
+            self.add_callback(callback)
+
+    def add_callback(self, callback: CallbackLike[_TrainerT]) -> None:
+        """Register one callback behind those that are registered already.
+
+        Args:
+            callback: An instance, or a class that can be constructed without arguments.
+
+        Raises:
+            ValueError: A callback of the same class is registered already.
+            TypeError: The object is no callback.
+        """
+        instance = callback() if isinstance(callback, type) else callback
+        _require_callback(instance)
+        if any(type(other) is type(instance) for other in self.callbacks):
+            registered = ", ".join(type(other).__name__ for other in self.callbacks)
+            raise ValueError(
+                f"Given: a second callback of class {type(instance).__name__}. Expected: one of each class. "
+                f"Registered already: {registered}. Remove one of the two, or subclass it for the second use."
+            )
+        self.callbacks.append(instance)
+        self._listeners.clear()
+        for name, nearest in _unknown_events(instance).items():
+            if difflib.SequenceMatcher(None, name, nearest).ratio() >= _SURELY_A_TYPO:
+                _warn_of_unknown_event(instance, name, nearest)
+
+    def remove_callback(self, callback: TrainerCallback[_TrainerT, Any, Any]) -> None:
+        """Take a registered callback out again.
+
+        Raises:
+            ValueError: The callback is not registered.
+        """
+        self.callbacks.remove(callback)
+        self._listeners.clear()
+
+    @contextmanager
+    def replaced_by(self, callbacks: Iterable[CallbackLike[_TrainerT]]) -> Iterator[None]:
+        """Within the context, call only the given callbacks; the registered ones come back whatever happens."""
+        registered = self.callbacks
+        self.callbacks = []
+        self._listeners.clear()
+        try:
+            self.add_callbacks(callbacks)
+            yield
+        finally:
+            self.callbacks = registered
+            self._listeners.clear()
+
+    @overload
+    def call_event(self, event: str, *args: Any, **kwargs: Any) -> None: ...
+    @overload
+    def call_event(
+        self, event: Callable[Concatenate[Any, _P], None], *args: _P.args, **kwargs: _P.kwargs
+    ) -> None: ...
+    def call_event(self, event: str | Callable[..., None], *args: Any, **kwargs: Any) -> None:
+        """Call one event on every callback that implements it.
+
+        Args:
+            event: The name of the method, or the method itself (`MyCallback.my_event`), with which type checkers
+                compare the arguments.
+            *args: Passed on.
+            **kwargs: Passed on.
+        """
+        name = event if isinstance(event, str) else event.__name__
+        for listener in self.listeners(name):
+            listener(*args, **kwargs)
+
+    def listeners(self, event: str) -> list[Callable[..., Any]]:
+        """Return the bound methods that the event calls, in order; empty where nobody implements it."""
+        bound = self._listeners.get(event)
+        if bound is None:
+            bound = [getattr(callback, event) for callback in self.callbacks if _implements(callback, event)]
+            self._listeners[event] = bound
+            self._fired.add(event)
+        return bound
+
+    def warn_of_unfired_events(self) -> None:
+        """Warn of each `on_` method that nobody has called by the end of a run."""
+        for callback in self.callbacks:
+            for name, nearest in _unknown_events(callback).items():
+                if name not in self._fired:
+                    _warn_of_unknown_event(callback, name, nearest)
+
+
+def _require_callback(instance: object) -> None:
+    if not isinstance(instance, TrainerCallback):
+        raise TypeError(
+            f"Given as a callback: {instance!r}. Expected: an instance or a subclass of TrainerCallback. "
+            "Derive the class from TrainerCallback."
+        )
+
+
+def _implements(callback: TrainerCallback[Any, Any, Any], event: str) -> bool:
+    method = getattr(callback, event, None)
+    inherited = getattr(TrainerCallback, event, None)
+    return method is not None and getattr(method, "__func__", method) is not inherited
+
+
+def _unknown_events(callback: TrainerCallback[Any, Any, Any]) -> dict[str, str]:
+    """Map the `on_` methods of a callback that are no event of ours to the nearest event."""
+    unknown = [name for name in dir(callback) if name.startswith("on_") and name not in EVENT_NAMES]
+    return {name: difflib.get_close_matches(name, EVENT_NAMES, n=1, cutoff=0.0)[0] for name in unknown}
+
+
+def _warn_of_unknown_event(callback: TrainerCallback[Any, Any, Any], name: str, nearest: str) -> None:
+    warnings.warn(
+        f"{type(callback).__name__}.{name} is never called: no event has this name. The nearest event is {nearest}.",
+        UserWarning,
+        stacklevel=4,
+    )

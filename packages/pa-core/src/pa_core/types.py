@@ -1,0 +1,98 @@
+"""The types that users of the trainer meet: what a step returns, what a scheduler must offer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, TypeAlias
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from typing_extensions import TypedDict, TypeVar
+
+__all__ = [
+    "BatchOutput",
+    "BatchT",
+    "LossFunction",
+    "ModelT_co",
+    "OutputT_co",
+    "SchedulerFactory",
+    "SchedulerLike",
+    "SchedulerT",
+    "SizedIterable",
+    "StatefulScheduler",
+    "SupportsStateDict",
+]
+
+
+class BatchOutput(TypedDict):
+    """What `calculate_train_batch_loss` and `calculate_eval_batch_loss` return.
+
+    Subclass it to declare further keys; everything that a step returns is handed on to the callbacks.
+
+    Attributes:
+        loss: The mean loss over the samples of the batch, a tensor with one element.
+        model_outputs: Whatever the model returned.
+        batch_size: The number of samples in the batch.
+
+    Example:
+        >>> import torch
+        >>> from pa_core import BatchOutput
+        >>> class WithAccuracy(BatchOutput):
+        ...     accuracy: float
+        >>> WithAccuracy(loss=torch.tensor(0.5), model_outputs=None, batch_size=8, accuracy=0.75)["accuracy"]
+        0.75
+    """
+
+    loss: Tensor
+    model_outputs: Any
+    batch_size: int
+
+
+class SupportsStateDict(Protocol):
+    """An object whose state can be taken out and put back."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state as a dictionary."""
+        ...
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> Any:
+        """Take over a state that `state_dict` returned."""
+        ...
+
+
+class StatefulScheduler(SupportsStateDict, Protocol):
+    """What a checkpoint needs of a scheduler: its state can be taken out and put back."""
+
+
+class SchedulerLike(StatefulScheduler, Protocol):
+    """What the default `Trainer.scheduler_step` needs: a scheduler stepped without arguments."""
+
+    def step(self) -> Any:
+        """Advance the schedule by one optimizer update."""
+        ...
+
+
+_Item_co = TypeVar("_Item_co", covariant=True, default=Any)
+
+
+class SizedIterable(Protocol[_Item_co]):
+    """What the loop accepts as a loader: it has a length and can be iterated again and again."""
+
+    def __len__(self) -> int:
+        """Return the number of batches."""
+        ...
+
+    def __iter__(self) -> Any:
+        """Return an iterator over the batches."""
+        ...
+
+
+LossFunction: TypeAlias = Callable[..., Any]
+StateDict: TypeAlias = Mapping[str, Any]
+
+ModelT_co = TypeVar("ModelT_co", bound=nn.Module, default=nn.Module, covariant=True)
+BatchT = TypeVar("BatchT", default=Any)
+OutputT_co = TypeVar("OutputT_co", bound=BatchOutput | dict[str, Any], default=dict[str, Any], covariant=True)
+SchedulerT = TypeVar("SchedulerT", bound=StatefulScheduler, default=SchedulerLike)
+
+SchedulerFactory: TypeAlias = Callable[[Optimizer], SchedulerT]
