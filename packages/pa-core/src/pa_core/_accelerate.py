@@ -1,0 +1,247 @@
+"""The one door to accelerate: typed, and lazy, because accelerate is slow to import and has no type information."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Protocol, TypeVar, cast
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from pa_core.errors import UnsupportedConfigurationError
+
+__all__ = [
+    "AcceleratorLike",
+    "ProcessState",
+    "create_accelerator",
+    "forget_prepared_objects",
+    "launch_in_notebook",
+    "place_and_wrap",
+    "process_state",
+    "steps_plainly",
+    "unwrap",
+]
+
+_Loader = TypeVar("_Loader")
+
+
+class AcceleratorLike(Protocol):
+    """The members of `accelerate.Accelerator` that a run uses."""
+
+    @property
+    def device(self) -> torch.device:
+        """The device of this process."""
+        ...
+
+    @property
+    def num_processes(self) -> int:
+        """The number of processes of the run."""
+        ...
+
+    @property
+    def process_index(self) -> int:
+        """The rank of this process."""
+        ...
+
+    @property
+    def local_process_index(self) -> int:
+        """The rank of this process on its machine."""
+        ...
+
+    @property
+    def is_main_process(self) -> bool:
+        """Whether this is the process of rank zero."""
+        ...
+
+    @property
+    def is_local_main_process(self) -> bool:
+        """Whether this is the first process on its machine."""
+        ...
+
+    @property
+    def mixed_precision(self) -> str:
+        """The mixed precision of the run: "no", "bf16", "fp16" or "fp8"."""
+        ...
+
+    @property
+    def distributed_type(self) -> Any:
+        """How the run is distributed, a string enumeration of accelerate."""
+        ...
+
+    @property
+    def scaler(self) -> Any:
+        """The gradient scaler of fp16, None without one."""
+        ...
+
+    @property
+    def optimizer_step_was_skipped(self) -> bool:
+        """Whether the scaler skipped the last step of the optimizer."""
+        ...
+
+    def prepare_model(self, model: nn.Module, *, evaluation_mode: bool = False) -> nn.Module:
+        """Place the module, set its precision and wrap it."""
+        ...
+
+    def prepare_optimizer(self, optimizer: Optimizer) -> Optimizer:
+        """Wrap the optimizer."""
+        ...
+
+    def prepare_data_loader(self, data_loader: _Loader) -> _Loader:
+        """Split the loader over the processes and move its batches."""
+        ...
+
+    def backward(self, loss: Tensor) -> None:
+        """Run the backward pass."""
+        ...
+
+    def no_sync(self, model: nn.Module) -> AbstractContextManager[None]:
+        """Keep the gradients of this process to itself within the context."""
+        ...
+
+    def clip_grad_value_(self, parameters: Any, clip_value: float) -> None:
+        """Clip each gradient to the range, unscaling it first."""
+        ...
+
+    def clip_grad_norm_(self, parameters: Any, max_norm: float) -> Tensor:
+        """Clip the norm of all gradients, unscaling them first, and return what it was."""
+        ...
+
+    def wait_for_everyone(self) -> None:
+        """Wait until each process has come here."""
+        ...
+
+    def save_model(self, model: nn.Module, save_directory: str | Path, max_shard_size: int | str) -> None:
+        """Export the weights as safetensors."""
+        ...
+
+
+class ProcessState(Protocol):
+    """The members of `accelerate.PartialState` that the process decorators use."""
+
+    @property
+    def is_main_process(self) -> bool:
+        """Whether this is the process of rank zero."""
+        ...
+
+    @property
+    def is_local_main_process(self) -> bool:
+        """Whether this is the first process on its machine."""
+        ...
+
+    def wait_for_everyone(self) -> None:
+        """Wait until each process has come here."""
+        ...
+
+
+def _several_processes_on_cpu() -> bool:
+    """Without `cpu=True`, accelerate would run unconnected trainings where there is no accelerator."""
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1 and not torch.accelerator.is_available()
+
+
+def create_accelerator(**kwargs: Any) -> AcceleratorLike:
+    """Create the `accelerate.Accelerator` of a trainer.
+
+    Args:
+        **kwargs: Passed on to `accelerate.Accelerator`.
+
+    Raises:
+        UnsupportedConfigurationError: The launcher started several processes, but accelerate sees one.
+    """
+    from accelerate import Accelerator
+
+    if _several_processes_on_cpu():
+        kwargs.setdefault("cpu", True)
+    accelerator = cast("AcceleratorLike", Accelerator(**kwargs))
+    launched = int(os.environ.get("WORLD_SIZE", "1"))
+    if launched > 1 and accelerator.num_processes == 1:
+        raise UnsupportedConfigurationError(
+            "Each of the launched processes would train by itself.",
+            given=f"WORLD_SIZE={launched}, while accelerate runs 1 process",
+            expected="as many processes as the launcher started",
+            do="Create the Accelerator with cpu=True (or set ACCELERATE_USE_CPU=true) to train on CPU, "
+            "or start the script without the launcher.",
+        )
+    return accelerator
+
+
+def process_state() -> ProcessState:
+    """Return which process this is, also before any trainer was made."""
+    from accelerate import PartialState
+
+    state = PartialState(cpu=True) if _several_processes_on_cpu() else PartialState()
+    return cast("ProcessState", state)
+
+
+def steps_plainly(accelerator: AcceleratorLike) -> bool:
+    """Whether stepping the raw optimizer is all that accelerate's wrapped optimizer would do."""
+    plain = {"NO", "MULTI_CPU", "MULTI_GPU"}
+    return accelerator.scaler is None and str(accelerator.distributed_type.value) in plain
+
+
+_FORWARD = ("forward", "_original_forward", "_is_accelerate_prepared")
+
+
+def _patched_modules(model: nn.Module) -> list[nn.Module]:
+    """The modules whose `forward` accelerate may replace: the model, and what a compiled model compiles."""
+    compiled_from = model.__dict__.get("_modules", {}).get("_orig_mod")
+    return [model] if compiled_from is None else [model, compiled_from]
+
+
+def place_and_wrap(
+    accelerator: AcceleratorLike, model: nn.Module, *, for_training: bool
+) -> tuple[nn.Module, Callable[[], None]]:
+    """Place the module on the device, set its precision and, for training, wrap it for several processes.
+
+    Args:
+        accelerator: The accelerator of the trainer.
+        model: The user's own module.
+        for_training: False leaves out the wrapper that synchronises gradients.
+
+    Returns:
+        The module to call, and a function that makes the user's module what it was: accelerate replaces its `forward`
+        for mixed precision, and would leave that behind for later runs.
+    """
+    before = [(module, _forward_attributes(module)) for module in _patched_modules(model)]
+    wrapped = accelerator.prepare_model(model, evaluation_mode=not for_training)
+
+    def undo() -> None:
+        for module, attributes in before:
+            _restore_forward(module, attributes)
+
+    return wrapped, undo
+
+
+def _forward_attributes(module: nn.Module) -> dict[str, Any]:
+    return {key: vars(module)[key] for key in _FORWARD if key in vars(module)}
+
+
+def _restore_forward(module: nn.Module, attributes: dict[str, Any]) -> None:
+    """Give a module back the instance attributes around `forward` that it had before it was prepared."""
+    for key in _FORWARD:
+        vars(module).pop(key, None)
+    vars(module).update(attributes)
+
+
+def unwrap(model: nn.Module, *, keep_torch_compile: bool = True) -> nn.Module:
+    """Return the module inside distributed wrappers, and inside `torch.compile` where that is not kept."""
+    from accelerate.utils import extract_model_from_parallel
+
+    return cast("nn.Module", extract_model_from_parallel(model, keep_torch_compile=keep_torch_compile))
+
+
+def forget_prepared_objects(accelerator: AcceleratorLike) -> None:
+    """Drop accelerate's references to what a finished run prepared, or each run would keep the last one alive."""
+    for name in ("_models", "_optimizers", "_schedulers", "_dataloaders"):
+        prepared: list[Any] = getattr(accelerator, name, [])
+        prepared.clear()
+
+
+def launch_in_notebook(function: Callable[..., Any], args: tuple[Any, ...], **kwargs: Any) -> Any:
+    """Call accelerate's `notebook_launcher`."""
+    from accelerate import notebook_launcher
+
+    return notebook_launcher(function, args, **kwargs)
