@@ -1,0 +1,188 @@
+"""What a run was started with: one immutable, validated record for callbacks, trackers and logs."""
+
+from __future__ import annotations
+
+import difflib
+import numbers
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, cast
+
+from pa_core.errors import ConfigurationError
+
+__all__ = ["TrainerRunConfig", "check_clip_threshold", "check_count"]
+
+
+@dataclass(frozen=True)
+class TrainerRunConfig:
+    """The values that describe the current run; built anew for each call of ``train`` or ``evaluate``.
+
+    Every value can be read as an attribute or by key. The dataloader arguments are copies: changing the
+    dictionaries they came from changes nothing here.
+
+    A run that only evaluates performs no updates: it has ``num_epochs=1``,
+    ``num_update_steps_per_epoch=0`` and ``max_num_train_steps`` None or 0. Everything else is held to the
+    same rules as in training.
+
+    Args:
+        num_epochs: Epochs of this run, at least 1.
+        train_per_device_batch_size: Samples in a training batch of one process.
+        train_dl_kwargs: The arguments the training dataloader was made with.
+        eval_per_device_batch_size: Samples in an evaluation batch of one process.
+        eval_dl_kwargs: The arguments the evaluation dataloader was made with.
+        gradient_accumulation_steps: Training batches of one process that make up one optimizer update.
+        gradient_clip_value: Gradients are clipped to ``[-value, value]``; None: they are not.
+        train_total_batch_size: Samples of all processes in one optimizer update.
+        eval_total_batch_size: Samples of all processes in one evaluation step.
+        num_update_steps_per_epoch: Optimizer updates in one epoch.
+        max_num_train_steps: Optimizer updates after which the run ends, whatever ``num_epochs`` says.
+        is_local_process_zero: True in the first process of each machine.
+        is_world_process_zero: True in the first process of all.
+        is_distributed: True if several processes train together.
+        mixed_precision: ``"no"``, ``"fp16"``, ``"bf16"`` or ``"fp8"``.
+        num_processes: Processes that take part.
+        gradient_clip_norm: Gradients are scaled down together so that their norm is at most this; None, the
+            default, as clipping changes what is optimised and must be asked for.
+        seed: The number that the order of the data and the augmentation follow from; None if nothing
+            was drawn.
+
+    Raises:
+        ConfigurationError: A count is no whole number or too small, or a clipping threshold is not positive.
+
+    Example:
+        >>> config = TrainerRunConfig(
+        ...     num_epochs=2, train_per_device_batch_size=8, train_dl_kwargs={"shuffle": True},
+        ...     eval_per_device_batch_size=16, eval_dl_kwargs={}, gradient_accumulation_steps=2,
+        ...     gradient_clip_value=None, train_total_batch_size=16, eval_total_batch_size=16,
+        ...     num_update_steps_per_epoch=10, max_num_train_steps=20, is_local_process_zero=True,
+        ...     is_world_process_zero=True, is_distributed=False, mixed_precision="no", num_processes=1,
+        ... )
+        >>> config.num_epochs, config["train_per_device_batch_size"], config.to_dict()["train_dl_kwargs"]
+        (2, 8, {'shuffle': True})
+    """
+
+    num_epochs: int
+    train_per_device_batch_size: int
+    train_dl_kwargs: Mapping[str, Any] = field(hash=False)
+    eval_per_device_batch_size: int
+    eval_dl_kwargs: Mapping[str, Any] = field(hash=False)
+    gradient_accumulation_steps: int
+    gradient_clip_value: float | None
+    train_total_batch_size: int
+    eval_total_batch_size: int
+    num_update_steps_per_epoch: int
+    max_num_train_steps: int | None
+    is_local_process_zero: bool
+    is_world_process_zero: bool
+    is_distributed: bool
+    mixed_precision: str
+    num_processes: int
+    gradient_clip_norm: float | None = None
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in (
+            "num_epochs",
+            "train_per_device_batch_size",
+            "eval_per_device_batch_size",
+            "gradient_accumulation_steps",
+            "train_total_batch_size",
+            "eval_total_batch_size",
+            "num_processes",
+        ):
+            check_count(name, getattr(self, name))
+        check_count("num_update_steps_per_epoch", self.num_update_steps_per_epoch, minimum=0)
+        if self.max_num_train_steps is not None:
+            only_evaluates = self.num_update_steps_per_epoch == 0
+            check_count("max_num_train_steps", self.max_num_train_steps, minimum=0 if only_evaluates else 1)
+        check_clip_threshold("gradient_clip_value", self.gradient_clip_value)
+        check_clip_threshold("gradient_clip_norm", self.gradient_clip_norm)
+        # the only assignment that a frozen dataclass allows
+        object.__setattr__(self, "train_dl_kwargs", dict(self.train_dl_kwargs))
+        object.__setattr__(self, "eval_dl_kwargs", dict(self.eval_dl_kwargs))
+
+    @property
+    def num_local_update_steps_per_epoch(self) -> int:
+        """Optimizer updates of this process in one epoch: every process takes part in every update."""
+        return self.num_update_steps_per_epoch
+
+    def keys(self) -> tuple[str, ...]:
+        """Return every name that can be read, so that ``dict(config)`` works."""
+        return (*(entry.name for entry in fields(self)), "num_local_update_steps_per_epoch")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.keys())
+
+    def __getitem__(self, key: str) -> Any:
+        if key not in self.keys():
+            near = difflib.get_close_matches(key, self.keys(), n=3) or self.keys()
+            raise KeyError(f"The run config has no {key!r}. The nearest names are: {', '.join(near)}.")
+        return getattr(self, key)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all values in a form that ``json.dumps`` takes.
+
+        Functions and classes become their qualified name, other objects (samplers, say) their ``repr``.
+        """
+        return {key: _plain(self[key]) for key in self.keys()}
+
+
+def check_count(name: str, value: object, minimum: int = 1) -> None:
+    """Refuse what is no whole number or is too small.
+
+    Args:
+        name: The argument's name, for the message.
+        value: What was given for it.
+        minimum: The smallest value that makes sense.
+
+    Raises:
+        ConfigurationError: ``value`` is not an integer of at least ``minimum``.
+    """
+    accepted = not isinstance(value, bool) and isinstance(value, numbers.Integral) and int(value) >= minimum
+    if not accepted:
+        raise ConfigurationError(
+            f"{name} is not usable.",
+            given=f"{name}={value!r}",
+            expected=f"a whole number of at least {minimum}",
+            do=f"Pass {name}={max(minimum, 1)} or more.",
+        )
+
+
+def check_clip_threshold(name: str, value: object) -> None:
+    """Refuse a clipping threshold that would erase or invert every gradient.
+
+    Args:
+        name: The argument's name, for the message.
+        value: What was given for it; None switches clipping off. Infinity is accepted: it clips nothing and
+            still has the norm of the gradients measured.
+
+    Raises:
+        ConfigurationError: ``value`` is neither None nor a positive number.
+    """
+    accepted = value is None or (
+        not isinstance(value, bool) and isinstance(value, numbers.Real) and float(value) > 0
+    )
+    if not accepted:
+        raise ConfigurationError(
+            f"{name} is not usable.",
+            given=f"{name}={value!r}",
+            expected="a positive number, or None for no clipping",
+            do=f"Pass {name}=1.0, for example, or leave it out.",
+        )
+
+
+def _plain(value: object) -> Any:
+    """Return ``value`` built of dict, list, str, int, float, bool and None only."""
+    if value is None or isinstance(value, str | bool):
+        return value
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    if isinstance(value, numbers.Real):
+        return float(value)
+    if isinstance(value, Mapping):
+        mapping = cast("Mapping[object, object]", value)
+        return {str(key): _plain(item) for key, item in mapping.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in cast("Iterable[object]", value)]
+    name = getattr(value, "__qualname__", None)
+    return repr(value) if name is None else f"{getattr(value, '__module__', None)}.{name}"

@@ -1,0 +1,210 @@
+from __future__ import annotations
+
+import copy
+import dataclasses
+import inspect
+import json
+import math
+import pickle
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import relu
+from typing_extensions import override
+
+from pa_core.errors import ConfigurationError
+from pa_core.run_config import TrainerRunConfig
+
+DOCUMENTED = [
+    "num_epochs",
+    "train_per_device_batch_size",
+    "train_dl_kwargs",
+    "eval_per_device_batch_size",
+    "eval_dl_kwargs",
+    "gradient_accumulation_steps",
+    "gradient_clip_value",
+    "train_total_batch_size",
+    "eval_total_batch_size",
+    "num_update_steps_per_epoch",
+    "max_num_train_steps",
+    "is_local_process_zero",
+    "is_world_process_zero",
+    "is_distributed",
+    "mixed_precision",
+    "num_processes",
+]
+
+
+def make_config(**changes: Any) -> TrainerRunConfig:
+    values: dict[str, Any] = {
+        "num_epochs": 2,
+        "train_per_device_batch_size": 8,
+        "train_dl_kwargs": {"shuffle": True},
+        "eval_per_device_batch_size": 16,
+        "eval_dl_kwargs": {},
+        "gradient_accumulation_steps": 1,
+        "gradient_clip_value": None,
+        "train_total_batch_size": 8,
+        "eval_total_batch_size": 16,
+        "num_update_steps_per_epoch": 10,
+        "max_num_train_steps": 20,
+        "is_local_process_zero": True,
+        "is_world_process_zero": True,
+        "is_distributed": False,
+        "mixed_precision": "no",
+        "num_processes": 1,
+    }
+    return TrainerRunConfig(**{**values, **changes})
+
+
+def test_parameters_are_the_documented_ones_in_their_order() -> None:
+    """Code that passes the documented values by position keeps working; what we add has defaults."""
+    parameters = list(inspect.signature(TrainerRunConfig).parameters.values())
+
+    assert [parameter.name for parameter in parameters[: len(DOCUMENTED)]] == DOCUMENTED
+    assert all(
+        parameter.default is not inspect.Parameter.empty for parameter in parameters[len(DOCUMENTED) :]
+    )
+
+
+def test_every_value_reads_the_same_by_key_and_by_attribute() -> None:
+    """`config["num_epochs"]` is `config.num_epochs`, for each name."""
+    config = make_config(seed=3)
+
+    assert dict(config) == {name: getattr(config, name) for name in config}
+    assert set(DOCUMENTED) < set(config)
+    assert "seed" in config
+    assert "sead" not in config
+
+
+def test_an_unknown_key_names_its_neighbours() -> None:
+    """A misspelt key is a KeyError that shows what was probably meant."""
+    config = make_config()
+
+    with pytest.raises(KeyError, match="train_per_device_batch_size"):
+        config["train_per_device_batchsize"]
+    with pytest.raises(KeyError, match=r"num_epochs, train_per.*num_processes"):
+        config["xyzzy"]
+
+
+def test_values_cannot_be_assigned() -> None:
+    """The record of a run does not change while callbacks pass it around."""
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        make_config().num_epochs = 5  # type: ignore[misc]  # pyright: ignore[reportAttributeAccessIssue]  # the promise
+
+
+def test_loader_arguments_are_copies() -> None:
+    """Changing the dictionary that a loader was made from leaves the record as it was."""
+    arguments = {"shuffle": True}
+    config = make_config(train_dl_kwargs=arguments, eval_dl_kwargs=arguments)
+
+    arguments["shuffle"] = False
+
+    assert config.train_dl_kwargs == config.eval_dl_kwargs == {"shuffle": True}
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.5, "2", True, None, math.nan])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "num_epochs",
+        "train_per_device_batch_size",
+        "eval_per_device_batch_size",
+        "gradient_accumulation_steps",
+        "train_total_batch_size",
+        "eval_total_batch_size",
+        "num_processes",
+    ],
+)
+def test_counts_must_be_positive_whole_numbers(name: str, value: object) -> None:
+    """A count that cannot work is refused with the argument's name and what was given."""
+    with pytest.raises(ConfigurationError) as caught:
+        make_config(**{name: value})
+
+    assert f"{name}={value!r}" in str(caught.value)
+
+
+@pytest.mark.parametrize("value", [0, -1.0, math.nan, "1", True])
+@pytest.mark.parametrize("name", ["gradient_clip_value", "gradient_clip_norm"])
+def test_clipping_thresholds_must_be_positive(name: str, value: object) -> None:
+    """A threshold that would erase every gradient is refused by name."""
+    with pytest.raises(ConfigurationError) as caught:
+        make_config(**{name: value})
+
+    assert f"{name}={value!r}" in str(caught.value)
+
+
+@pytest.mark.parametrize("value", [None, 1, 0.5, math.inf, np.float32(0.5)])
+@pytest.mark.parametrize("name", ["gradient_clip_value", "gradient_clip_norm"])
+def test_usable_clipping_thresholds_are_kept(name: str, value: object) -> None:
+    """None, any positive number and infinity (which only measures) are thresholds."""
+    assert make_config(**{name: value})[name] == value
+
+
+@pytest.mark.parametrize("value", [0, -5, 2.5])
+def test_a_limit_of_steps_must_be_positive_in_training(value: float) -> None:
+    """Training for no steps at all is a mistake."""
+    with pytest.raises(ConfigurationError, match="max_num_train_steps"):
+        make_config(max_num_train_steps=value)
+
+
+@pytest.mark.parametrize("limit", [None, 0])
+def test_a_run_that_only_evaluates_has_no_updates(limit: int | None) -> None:
+    """An evaluation has a config too: zero updates, and no limit on them."""
+    config = make_config(num_epochs=1, num_update_steps_per_epoch=0, max_num_train_steps=limit)
+
+    assert config.num_update_steps_per_epoch == config.num_local_update_steps_per_epoch == 0
+    with pytest.raises(ConfigurationError, match="num_update_steps_per_epoch=-1"):
+        make_config(num_update_steps_per_epoch=-1)
+
+
+class _Sampler:
+    @override
+    def __repr__(self) -> str:
+        return "_Sampler()"
+
+
+def test_to_dict_is_json_whatever_the_loader_arguments_hold() -> None:
+    """Trackers get plain values; functions, classes and objects appear by name."""
+    config = make_config(
+        num_epochs=np.int64(2),
+        gradient_clip_value=np.float32(0.5),
+        train_dl_kwargs={
+            "collate_fn": relu,
+            "sampler": _Sampler(),
+            "dataset_class": torch.utils.data.TensorDataset,
+            "worker_init_fn": partial(int, base=2),
+            "prefetch": (1, [np.int32(2), {3: None}]),
+            "pin_memory": False,
+        },
+    )
+
+    plain = json.loads(json.dumps(config.to_dict()))
+
+    assert plain == config.to_dict()
+    assert list(plain) == list(config)
+    assert plain["num_epochs"] == 2
+    assert plain["gradient_clip_value"] == 0.5
+    arguments = plain["train_dl_kwargs"]
+    assert "int" in arguments.pop("worker_init_fn")
+    assert arguments == {
+        "collate_fn": "torch.nn.functional.relu",
+        "sampler": "_Sampler()",
+        "dataset_class": "torch.utils.data.dataset.TensorDataset",
+        "prefetch": [1, [2, {"3": None}]],
+        "pin_memory": False,
+    }
+
+
+def test_a_config_can_be_copied_compared_and_sent_to_another_process() -> None:
+    """The record behaves as a value: equal, hashable, copyable, picklable."""
+    config = make_config(seed=1)
+
+    for twin in (copy.deepcopy(config), pickle.loads(pickle.dumps(config)), dataclasses.replace(config)):
+        assert twin == config
+        assert hash(twin) == hash(config)
+    assert dataclasses.replace(config, seed=2) != config
+    assert dataclasses.asdict(config)["seed"] == 1
