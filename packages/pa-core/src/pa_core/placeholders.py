@@ -1,0 +1,279 @@
+"""Numbers that are known only once a run starts, for use in the arguments of a scheduler factory.
+
+To a type checker a placeholder is an ``int``, so that it fits wherever a scheduler takes one. At run time it
+is no number: arithmetic builds an expression, and whatever needs the number now is refused.
+"""
+
+from __future__ import annotations
+
+import copy
+import numbers
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar, cast
+
+from typing_extensions import override
+
+from pa_core.errors import ConfigurationError
+
+__all__ = ["PlaceholderExpression", "TrainerPlaceholderValues", "resolve_placeholders"]
+
+_OPERATIONS: dict[str, Callable[[float, float], float]] = {
+    "+": lambda left, right: left + right,
+    "-": lambda left, right: left - right,
+    "*": lambda left, right: left * right,
+    "/": lambda left, right: left / right,
+    "//": lambda left, right: left // right,
+}
+
+if TYPE_CHECKING:
+    _Unresolved = int
+else:
+
+    class _Unresolved:
+        """Refuses everything that needs a number: a wrong one would train silently with a wrong schedule."""
+
+        __array_ufunc__ = None  # numpy numbers leave the arithmetic to us
+
+        def _refuse(self, *_operands: object) -> NoReturn:
+            raise TypeError(
+                f"{self} is not a number yet: the trainer fills it in when a run starts. Pass it in the "
+                "arguments of a functools.partial as create_scheduler_fn, or override create_scheduler()."
+            )
+
+        __int__ = __float__ = __complex__ = __index__ = __bool__ = _refuse
+        __lt__ = __le__ = __gt__ = __ge__ = _refuse
+        __round__ = __trunc__ = __floor__ = __ceil__ = __abs__ = _refuse
+
+
+class _Arithmetic(_Unresolved):
+    """Builds an expression from each of ``+ - * / //`` with a number or another placeholder."""
+
+    @override
+    def __add__(self, other: float, /) -> PlaceholderExpression:
+        return _expression("+", self, other)
+
+    @override
+    def __radd__(self, other: float, /) -> PlaceholderExpression:
+        return _expression("+", other, self)
+
+    @override
+    def __sub__(self, other: float, /) -> PlaceholderExpression:
+        return _expression("-", self, other)
+
+    @override
+    def __rsub__(self, other: float, /) -> PlaceholderExpression:
+        return _expression("-", other, self)
+
+    @override
+    def __mul__(self, other: float, /) -> PlaceholderExpression:
+        return _expression("*", self, other)
+
+    @override
+    def __rmul__(self, other: float, /) -> PlaceholderExpression:
+        return _expression("*", other, self)
+
+    @override
+    def __truediv__(self, other: float, /) -> PlaceholderExpression:
+        return _expression("/", self, other)
+
+    @override
+    def __rtruediv__(self, other: float, /) -> PlaceholderExpression:
+        return _expression("/", other, self)
+
+    @override
+    def __floordiv__(self, other: float, /) -> PlaceholderExpression:
+        return _expression("//", self, other)
+
+    @override
+    def __rfloordiv__(self, other: float, /) -> PlaceholderExpression:
+        return _expression("//", other, self)
+
+    @override
+    def __neg__(self) -> PlaceholderExpression:
+        return _expression("*", -1, self)
+
+    def resolve(self, values: Mapping[str, float]) -> float:
+        """Return the number that this stands for.
+
+        Args:
+            values: The numbers of the run, by the value of each member of ``TrainerPlaceholderValues``.
+
+        Returns:
+            An int where Python's own arithmetic on the same numbers gives one: ``/`` always gives a float.
+
+        Raises:
+            ConfigurationError: ``values`` lacks a placeholder that is needed.
+            ZeroDivisionError: The expression divides by zero.
+        """
+        raise NotImplementedError
+
+
+class PlaceholderExpression(_Arithmetic):
+    """The result of arithmetic on placeholders, worked out by the trainer when the run starts.
+
+    Made by writing the arithmetic down, not by calling this class.
+
+    Args:
+        symbol: One of ``+ - * / //``.
+        left: The operand before the symbol.
+        right: The operand after it.
+
+    Example:
+        >>> expression = TrainerPlaceholderValues.NUM_EPOCHS * 2 + 1
+        >>> expression
+        ((TrainerPlaceholderValues.NUM_EPOCHS * 2) + 1)
+        >>> expression.resolve({"num_epochs": 5})
+        11
+        >>> range(expression)
+        Traceback (most recent call last):
+        ...
+        TypeError: ((TrainerPlaceholderValues.NUM_EPOCHS * 2) + 1) is not a number yet: ...
+    """
+
+    _symbol: str
+    _left: float
+    _right: float
+
+    # not __init__: to a type checker this is an int, whose arguments are those of int.__new__
+    def __new__(cls, symbol: str, left: float, right: float) -> Self:
+        """Write down one operation; nothing is worked out yet."""
+        self = super().__new__(cls)
+        self._symbol = symbol
+        self._left = left
+        self._right = right
+        return self
+
+    @override
+    def resolve(self, values: Mapping[str, float]) -> float:
+        left, right = _number(self._left, values), _number(self._right, values)
+        try:
+            return _OPERATIONS[self._symbol](left, right)
+        except ZeroDivisionError:
+            raise ZeroDivisionError(f"{self} divides by zero: {left} {self._symbol} {right}") from None
+
+    def _parts(self) -> tuple[str, float, float]:
+        return self._symbol, self._left, self._right
+
+    @override
+    def __eq__(self, other: object, /) -> bool:
+        return isinstance(other, PlaceholderExpression) and self._parts() == other._parts()
+
+    @override
+    def __hash__(self) -> int:
+        return hash(self._parts())
+
+    @override
+    def __repr__(self) -> str:
+        return f"({_text(self._left)} {self._symbol} {_text(self._right)})"
+
+    @override
+    def __reduce__(self) -> tuple[type[Self], tuple[str, float, float]]:
+        return type(self), self._parts()
+
+
+class TrainerPlaceholderValues(_Arithmetic, Enum):
+    """Numbers of a run that a learning rate schedule may depend on.
+
+    The trainer replaces them in the arguments of a ``functools.partial`` that is given as
+    ``create_scheduler_fn``. They can be combined with numbers and with each other by ``+ - * / //``.
+
+    Attributes:
+        NUM_EPOCHS: Epochs of the run.
+        NUM_UPDATE_STEPS_PER_EPOCH: Optimizer updates in one epoch, which is how often a scheduler is stepped;
+            the same on any number of processes.
+        TRAIN_DATALOADER_LEN: Training batches of one process in one epoch.
+        EVAL_DATALOADER_LEN: Evaluation batches of one process; only in runs with an evaluation dataset.
+        PER_PROCESS_NUM_UPDATE_STEPS_PER_EPOCH: Another name of ``NUM_UPDATE_STEPS_PER_EPOCH``: each process
+            takes part in each update.
+
+    Example:
+        >>> from functools import partial
+        >>> from torch.optim.lr_scheduler import StepLR
+        >>> seven_epochs = TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH * 7
+        >>> create_scheduler_fn = partial(StepLR, step_size=seven_epochs)
+        >>> resolve_placeholders(create_scheduler_fn, {"num_update_steps_per_epoch": 10}).keywords
+        {'step_size': 70}
+    """
+
+    _value_: str
+    NUM_EPOCHS = "num_epochs"
+    NUM_UPDATE_STEPS_PER_EPOCH = "num_update_steps_per_epoch"
+    TRAIN_DATALOADER_LEN = "train_dataloader_len"
+    EVAL_DATALOADER_LEN = "eval_dataloader_len"
+    PER_PROCESS_NUM_UPDATE_STEPS_PER_EPOCH = "num_update_steps_per_epoch"
+
+    @override
+    def resolve(self, values: Mapping[str, float]) -> float:
+        if self._value_ not in values:
+            raise ConfigurationError(
+                f"{self} has no value in this run.",
+                given=f"values for {', '.join(values) or 'nothing'}",
+                expected=f"a value for {self._value_}",
+                do="Use another placeholder, or give the run what this one counts, such as an eval_dataset.",
+            )
+        return values[self._value_]
+
+
+_FactoryT = TypeVar("_FactoryT")
+
+
+def resolve_placeholders(factory: _FactoryT, values: Mapping[str, float]) -> _FactoryT:
+    """Replace the placeholders among the arguments of a ``functools.partial`` by their numbers.
+
+    Positional and keyword arguments are searched, and the partials, lists, tuples and dictionaries in them.
+    What was given is left as it was, so that it serves the next run too.
+
+    Args:
+        factory: A partial, or any other factory, which comes back unchanged.
+        values: The numbers of the run, by the value of each member of ``TrainerPlaceholderValues``.
+
+    Returns:
+        A partial of the same function without placeholders.
+
+    Raises:
+        ConfigurationError: ``values`` lacks a placeholder that is used.
+        ZeroDivisionError: An expression divides by zero.
+
+    Example:
+        >>> factory = partial(dict, epochs=[1, TrainerPlaceholderValues.NUM_EPOCHS // 2])
+        >>> resolve_placeholders(factory, {"num_epochs": 9})()
+        {'epochs': [1, 4]}
+    """
+    return cast("_FactoryT", _resolve(factory, values)) if isinstance(factory, partial) else factory
+
+
+def _resolve(value: Any, values: Mapping[str, float]) -> Any:
+    """Return ``value`` with every placeholder in it replaced."""
+    if isinstance(value, _Arithmetic):
+        return value.resolve(values)
+    if isinstance(value, partial):
+        arguments = [_resolve(item, values) for item in value.args]
+        keywords = {key: _resolve(item, values) for key, item in value.keywords.items()}
+        return partial(_resolve(value.func, values), *arguments, **keywords)
+    if isinstance(value, dict):
+        resolved = copy.copy(cast("dict[object, object]", value))
+        resolved.update((key, _resolve(item, values)) for key, item in resolved.items())
+        return resolved
+    if isinstance(value, list | tuple):
+        sequence = cast("Sequence[object]", value)
+        items = [_resolve(item, values) for item in sequence]
+        make: Any = getattr(sequence, "_make", type(sequence))  # how a named tuple is made from an iterable
+        return make(items)
+    return value
+
+
+def _expression(symbol: str, left: float, right: float) -> PlaceholderExpression:
+    """Return the expression, or ``NotImplemented`` so that Python reports the operand that is no number."""
+    if not all(isinstance(operand, numbers.Real | _Arithmetic) for operand in (left, right)):
+        return cast("PlaceholderExpression", NotImplemented)
+    return PlaceholderExpression(symbol, left, right)
+
+
+def _number(operand: object, values: Mapping[str, float]) -> float:
+    return operand.resolve(values) if isinstance(operand, _Arithmetic) else cast("float", operand)
+
+
+def _text(operand: object) -> str:
+    return str(operand) if isinstance(operand, _Arithmetic) else repr(operand)
