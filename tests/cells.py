@@ -1,0 +1,67 @@
+"""The cells of the test matrix, and the proof that a run of the tests is in the cell it claims to be in."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Cell:
+    """How the tests are run: on how many ranks, over which backend, in which precision."""
+
+    ranks: int
+    backend: str | None
+    dtype: str
+
+
+CELLS = {
+    "one_process": Cell(ranks=1, backend=None, dtype="torch.float32"),
+    "two_ranks": Cell(ranks=2, backend="gloo", dtype="torch.float32"),
+    "bf16": Cell(ranks=1, backend=None, dtype="torch.bfloat16"),
+}
+"""fp16 is no cell: on a CPU accelerate accepts it and silently computes in fp32."""
+
+
+def observe() -> Cell:
+    """Join the process group that the launcher described, train nothing, and report what really runs.
+
+    The process group stays open for the tests; accelerate's own state is forgotten again.
+    """
+    import torch
+    import torch.distributed as dist
+    from accelerate import Accelerator
+
+    dtypes: list[torch.dtype] = []
+    layer = torch.nn.Linear(2, 2)
+    layer.register_forward_hook(lambda _module, _inputs, output: dtypes.append(output.dtype))
+    model: torch.nn.Module = Accelerator().prepare_model(torch.nn.Sequential(layer))
+    model(torch.zeros(1, 2))
+    forget_accelerate_state()
+    if not dist.is_initialized():
+        return Cell(ranks=1, backend=None, dtype=str(dtypes[0]))
+    ranks = torch.ones(1)
+    dist.all_reduce(ranks)  # pyright: ignore[reportUnknownMemberType] - torch gives it no types
+    return Cell(ranks=int(ranks.item()), backend=dist.get_backend(), dtype=str(dtypes[0]))
+
+
+def forget_accelerate_state() -> None:
+    """Let the next Accelerator of this process start from the environment, as the first one did.
+
+    Does nothing where accelerate has not been imported.
+    """
+    if "accelerate" in sys.modules:
+        from accelerate.state import AcceleratorState, GradientState
+
+        AcceleratorState._reset_state(reset_partial_state=True)  # pyright: ignore[reportPrivateUsage] - no public way
+        GradientState._reset_state()  # pyright: ignore[reportPrivateUsage] - no public way
+
+
+def mismatch(name: str) -> str | None:
+    """The difference between the cell called `name` and what really runs here, or None."""
+    claimed, real = CELLS[name], observe()
+    if real == claimed:
+        return None
+    environment = {key: os.environ.get(key) for key in ("ACCELERATE_MIXED_PRECISION", "WORLD_SIZE")}
+    return f"the cell {name} is {claimed}, but what runs is {real}; environment: {environment}"

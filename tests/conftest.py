@@ -1,0 +1,135 @@
+"""What all tests share: the cell of the matrix they run in, launching of scripts, a clean accelerate."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import hypothesis
+import pytest
+
+from tests import cells, launching
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+DISTRIBUTIONS = {
+    "pa-core": "pa_core",
+    "pa-schedulers": "pa_schedulers",
+    "pa-finetuning": "pa_finetuning",
+    "pa-callbacks-extra": "pa_callbacks_extra",
+    "pa-compat": "pytorch_accelerated",
+}
+
+# The same examples in every run and on every rank; a busy machine is no failure.
+hypothesis.settings.register_profile("repeatable", deadline=None, derandomize=True, database=None)
+hypothesis.settings.load_profile("repeatable")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options by which the matrix says what it runs, so that it can be held to it."""
+    parser.addoption(
+        "--cell", choices=sorted(cells.CELLS), help="the cell of the matrix that this run must be"
+    )
+    parser.addoption(
+        "--installed", help="the distributions of ours that must be installed, and no others: A,B,..."
+    )
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Refuse to run where the installed distributions or the cell are not what was claimed."""
+    installed: str | None = session.config.getoption("--installed")
+    cell: str | None = session.config.getoption("--cell")
+    problem = _wrong_installation(set(installed.split(","))) if installed else None
+    if cell:
+        problem = problem or cells.mismatch(cell)
+    if problem:
+        pytest.exit(problem, returncode=pytest.ExitCode.USAGE_ERROR)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep the tests made for this cell; a test that names none runs on one_process only."""
+    cell: str = config.getoption("--cell") or "one_process"
+    kept: list[pytest.Item] = []
+    left_out: list[pytest.Item] = []
+    for item in items:
+        marker = item.get_closest_marker("runs_on")
+        wanted: tuple[str, ...] = marker.args if marker else ("one_process",)
+        if unknown := set(wanted) - set(cells.CELLS):
+            message = f"{item.nodeid}: runs_on takes {sorted(cells.CELLS)}, got {sorted(unknown)}"
+            raise pytest.UsageError(message)
+        (kept if cell in wanted else left_out).append(item)
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = kept
+
+
+def pytest_sessionfinish() -> None:
+    """Leave the process group that the cell joined, so that no rank outlives the others silently."""
+    if "torch" in sys.modules:
+        import torch.distributed as dist
+
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+@pytest.fixture(autouse=True)
+def one_thread_and_fresh_accelerate() -> Iterator[None]:
+    """Each test computes on one thread and meets accelerate as a new process does; nothing is seeded."""
+    if importlib.util.find_spec("torch"):
+        import torch
+
+        torch.set_num_threads(1)
+    yield
+    cells.forget_accelerate_state()
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> launching.Launch:
+    """`launch(script, *arguments, ranks=1)` runs a script in processes of its own, in `tmp_path`."""
+    return launching.Launch(tmp_path)
+
+
+@pytest.fixture
+def free_port() -> int:
+    """A TCP port that nothing listens on."""
+    return launching.free_port()
+
+
+@pytest.fixture
+def shared_tmp_path(tmp_path: Path) -> Path:
+    """A new folder, the same one on every rank."""
+    if "torch" in sys.modules:
+        import torch.distributed as dist
+
+        if dist.is_initialized():
+            folder = [tmp_path]
+            dist.broadcast_object_list(folder)
+            return folder[0]
+    return tmp_path
+
+
+def _wrong_installation(expected: set[str]) -> str | None:
+    """What is wrong with the installed distributions: missing, undeclared, or not from a wheel."""
+    for distribution, package in DISTRIBUTIONS.items():
+        spec = importlib.util.find_spec(package)
+        if distribution not in expected:
+            if spec is not None or _is_installed(distribution):
+                return (
+                    f"{distribution} is here, but only {sorted(expected)} should be: {spec and spec.origin}"
+                )
+        elif spec is None or spec.origin is None or not _is_installed(distribution):
+            return f"{distribution} should be installed and is not"
+        elif not Path(spec.origin).is_relative_to(sys.prefix):
+            return f"{package} is imported from {spec.origin}, not from the installed wheel of {distribution}"
+    return None
+
+
+def _is_installed(distribution: str) -> bool:
+    try:
+        importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
