@@ -1,0 +1,30 @@
+"""Data loading: keyed orders, exact splits, and loaders that begin anywhere; usable without a trainer."""
+
+from __future__ import annotations
+
+from pa_core.data.device import move_to_device
+from pa_core.data.keyed_random import preserved_streams, seed_streams
+from pa_core.data.loader import KeyedDataLoader
+from pa_core.data.loader_defaults import default_loader_options, default_num_workers
+from pa_core.data.order import EpochOrder, epoch_order, extend_key, mix
+from pa_core.data.slice import DataLoaderSlice
+from pa_core.data.split import EvalSplit, Split, TrainSplit
+from pa_core.data.whole_batch import SupportsFetchBatch
+
+__all__ = [
+    "DataLoaderSlice",
+    "EpochOrder",
+    "EvalSplit",
+    "KeyedDataLoader",
+    "Split",
+    "SupportsFetchBatch",
+    "TrainSplit",
+    "default_loader_options",
+    "default_num_workers",
+    "epoch_order",
+    "extend_key",
+    "mix",
+    "move_to_device",
+    "preserved_streams",
+    "seed_streams",
+]

@@ -1,0 +1,131 @@
+"""Moving the tensors of a batch, however they are nested."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Mapping, MutableMapping
+from typing import Any, TypeVar, cast
+
+import torch
+from torch import Tensor
+
+__all__ = ["move_to_device", "pin_memory"]
+
+_BatchT = TypeVar("_BatchT")
+
+
+def move_to_device(batch: _BatchT, device: torch.device | str | int, non_blocking: bool = False) -> _BatchT:
+    """Move every tensor of a batch to a device.
+
+    Tensors are found in lists, tuples, named tuples, mappings and dataclasses, at any depth. Any other object
+    that has a ``to`` method, such as a packed sequence or a graph, is moved by it. Everything else stays.
+
+    Args:
+        batch: A batch as a loader yields it.
+        device: Where the tensors shall be.
+        non_blocking: Lets the copy run while the program goes on; the source must be in pinned memory.
+
+    Returns:
+        A batch of the same structure. Containers in which something moved are new ones and what was given is
+        left unchanged; where nothing moves, the very same object comes back.
+
+    Example:
+        >>> batch = {"image": torch.zeros(2, 3), "name": ["a", "b"]}
+        >>> moved = move_to_device(batch, "meta")
+        >>> moved["image"].device, moved["name"]
+        (device(type='meta'), ['a', 'b'])
+        >>> move_to_device(batch, "cpu") is batch
+        True
+    """
+    target = torch.device(device)
+
+    def move(leaf: Any) -> Any:
+        if not non_blocking:
+            return leaf.to(target)
+        try:
+            return leaf.to(target, non_blocking=True)
+        except TypeError:  # many objects of users' libraries take the device alone
+            return leaf.to(target)
+
+    return cast("_BatchT", _map_leaves(batch, move, "to"))
+
+
+def pin_memory(batch: _BatchT) -> _BatchT:
+    """Copy every tensor of a batch on the CPU into pinned memory, from where it moves without blocking.
+
+    Follows the structure of the batch as `move_to_device` does; other objects are asked for ``pin_memory()``.
+
+    Args:
+        batch: A batch as a loader yields it.
+
+    Returns:
+        A batch of the same structure.
+
+    Raises:
+        RuntimeError: From torch, if there is no accelerator to pin memory for.
+    """
+
+    def pin(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor) and leaf.device.type != "cpu":
+            return leaf
+        return leaf.pin_memory()
+
+    return cast("_BatchT", _map_leaves(batch, pin, "pin_memory"))
+
+
+def _map_leaves(value: Any, function: Callable[[Any], Any], method: str) -> Any:
+    """Apply a function to the tensors and to the objects that have a method; keep what does not change."""
+    if isinstance(value, Tensor):
+        return function(value)
+    if value is None or isinstance(value, (str, bytes, int, float, type)):
+        return value
+    if callable(getattr(value, method, None)):
+        return function(value)
+    if isinstance(value, (list, tuple)):
+        return _map_sequence(cast("list[Any] | tuple[Any, ...]", value), function, method)
+    if isinstance(value, Mapping):
+        return _map_mapping(cast("Mapping[Any, Any]", value), function, method)
+    if dataclasses.is_dataclass(value):
+        return _map_dataclass(value, function, method)
+    return value
+
+
+def _map_sequence(values: list[Any] | tuple[Any, ...], function: Callable[[Any], Any], method: str) -> Any:
+    moved = [_map_leaves(value, function, method) for value in values]
+    if all(new is old for new, old in zip(moved, values, strict=True)):
+        return values
+    if isinstance(values, list):
+        clone = copy.copy(values)
+        clone[:] = moved
+        return clone
+    if hasattr(values, "_fields"):  # a named tuple takes its items one by one
+        return type(values)(*moved)
+    return type(values)(moved)
+
+
+def _map_mapping(values: Mapping[Any, Any], function: Callable[[Any], Any], method: str) -> Any:
+    moved = {key: _map_leaves(value, function, method) for key, value in values.items()}
+    if all(moved[key] is value for key, value in values.items()):
+        return values
+    if isinstance(values, MutableMapping):
+        clone = copy.copy(cast("MutableMapping[Any, Any]", values))
+        clone.update(moved)
+        return clone
+    constructor = cast("Callable[[dict[Any, Any]], Any]", type(values))
+    return constructor(moved)
+
+
+def _map_dataclass(value: Any, function: Callable[[Any], Any], method: str) -> Any:
+    moved: dict[str, Any] = {}
+    for field in dataclasses.fields(value):
+        old = getattr(value, field.name)
+        new = _map_leaves(old, function, method)
+        if new is not old:
+            moved[field.name] = new
+    if not moved:
+        return value
+    clone = copy.copy(value)
+    for name, new in moved.items():
+        object.__setattr__(clone, name, new)  # reaches the fields of frozen dataclasses too
+    return clone

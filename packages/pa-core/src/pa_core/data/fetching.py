@@ -1,0 +1,117 @@
+"""Making one batch from the indices of its samples, in this process or in a worker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, get_worker_info
+from typing_extensions import override
+
+from pa_core.data.keyed_random import seed_streams
+from pa_core.data.order import extend_key
+from pa_core.data.whole_batch import fetch_batch
+
+__all__ = [
+    "BatchFetcher",
+    "BatchRequest",
+    "SampleFetcher",
+    "WholeBatchFetcher",
+    "WorkerDataset",
+    "WorkerStart",
+]
+
+BatchRequest: TypeAlias = tuple[int, list[int]]
+"""What a worker is sent: the key of the epoch and the indices of the samples.
+
+The epoch travels with every batch, so workers that live for several epochs never draw from an old one.
+"""
+
+
+class BatchFetcher(Protocol):
+    """Makes the batch of some samples."""
+
+    def __call__(self, key: int, indices: Tensor) -> Any:
+        """Return the batch of the samples at ``indices`` in the epoch with this key."""
+        ...
+
+
+@dataclass(frozen=True)
+class SampleFetcher:
+    """Asks the dataset for one sample after the other and collates them.
+
+    Attributes:
+        dataset: The dataset.
+        collate_fn: Makes a batch of the samples.
+        keyed: Whether the random streams are seeded for each sample. What ``collate_fn`` draws follows on the
+            stream of the last sample of the batch.
+    """
+
+    dataset: Dataset[Any]
+    collate_fn: Callable[[list[Any]], Any]
+    keyed: bool
+
+    def __call__(self, key: int, indices: Tensor) -> Any:
+        """Return the batch of the samples at ``indices`` in the epoch with this key."""
+        chosen: list[int] = indices.tolist()
+        if self.keyed:
+            return self.collate_fn([self._keyed_sample(key, index) for index in chosen])
+        get_samples = getattr(self.dataset, "__getitems__", None)
+        if get_samples is not None:
+            return self.collate_fn(get_samples(chosen))
+        return self.collate_fn([self.dataset[index] for index in chosen])
+
+    def _keyed_sample(self, key: int, index: int) -> Any:
+        seed_streams(extend_key(key, index))
+        return self.dataset[index]
+
+
+@dataclass(frozen=True)
+class WholeBatchFetcher:
+    """Fetches all samples at once from a dataset that cannot draw, so it needs no key.
+
+    Attributes:
+        dataset: A dataset that `pa_core.data.can_fetch_batch` accepts.
+    """
+
+    dataset: Dataset[Any]
+
+    def __call__(self, key: int, indices: Tensor) -> Any:
+        """Return the batch of the samples at ``indices``."""
+        return fetch_batch(self.dataset, indices)
+
+
+class WorkerDataset(Dataset[Any]):
+    """What torch's workers index: each request gives a whole batch, collated already."""
+
+    def __init__(self, fetcher: BatchFetcher, dataset: Dataset[Any]) -> None:
+        self.fetcher = fetcher
+        self.dataset = dataset
+
+    @override
+    def __getitem__(self, index: BatchRequest) -> Any:
+        key, indices = index
+        return self.fetcher(key, torch.tensor(indices))
+
+
+@dataclass(frozen=True)
+class WorkerStart:
+    """Makes a worker look as under a plain loader, then calls the user's ``worker_init_fn``.
+
+    Attributes:
+        worker_init_fn: The user's function, if there is one.
+    """
+
+    worker_init_fn: Callable[[int], None] | None
+
+    def __call__(self, worker_id: int) -> None:
+        """Prepare the worker with this number."""
+        info = get_worker_info()
+        if info is not None and isinstance(info.dataset, WorkerDataset):
+            # Users reach their dataset through the worker info, which refuses plain assignment.
+            object.__setattr__(info, "dataset", info.dataset.dataset)
+        if self.worker_init_fn is not None:
+            self.worker_init_fn(worker_id)

@@ -1,0 +1,137 @@
+"""What a keyed loader refuses, before anything is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sized
+from typing import Any, cast
+
+from torch.utils.data import Dataset, IterableDataset
+
+from pa_core.data.split import Split
+from pa_core.data.whole_batch import can_fetch_batch
+from pa_core.errors import ConfigurationError, EmptyDatasetError
+
+__all__ = ["check_batch_size", "check_epoch", "check_options", "count_samples", "decide_whole_batches"]
+
+
+def count_samples(dataset: Dataset[Any]) -> int:
+    """Return the length of a dataset that a keyed order can be made for.
+
+    Raises:
+        ConfigurationError: If the dataset is iterable only, or has no length.
+        EmptyDatasetError: If there is no sample.
+    """
+    kind = type(dataset).__name__
+    advice = "Give the dataset __len__ and __getitem__, or load it with a plain torch.utils.data.DataLoader."
+    if isinstance(dataset, IterableDataset):
+        raise ConfigurationError(
+            "An iterable dataset has no order that could be chosen.",
+            given=f"a dataset of type {kind}, which is an IterableDataset",
+            expected="a dataset with a length whose samples are indexed by integers",
+            do=advice,
+        )
+    try:
+        num_samples = len(cast("Sized", dataset))
+    except (TypeError, NotImplementedError) as error:
+        raise ConfigurationError(
+            "The dataset has no length.",
+            given=f"a dataset of type {kind}, for which len() fails: {error}",
+            expected="a dataset with a length whose samples are indexed by integers",
+            do=advice,
+        ) from error
+    if num_samples == 0:
+        raise EmptyDatasetError(
+            "The dataset is empty.",
+            given=f"a dataset of type {kind} with 0 samples",
+            expected="at least one sample",
+            do="Look at how the dataset was made; a wrong path and a filter that keeps nothing are common.",
+        )
+    return num_samples
+
+
+def check_batch_size(batch_size: int | None) -> int:
+    """Return the batch size, which torch would allow to be None.
+
+    Raises:
+        ConfigurationError: If it is None or less than 1.
+    """
+    if batch_size is None or batch_size < 1:
+        raise ConfigurationError(
+            "A keyed loader makes batches, so it needs their size.",
+            given=f"batch_size={batch_size}",
+            expected="an integer of at least 1",
+            do="Pass the number of samples that one process takes in a step, for example batch_size=32.",
+        )
+    return batch_size
+
+
+def check_options(rank: int, num_processes: int, num_workers: int, timeout: float, in_order: bool) -> None:
+    """Refuse options that contradict each other or the promise of an order.
+
+    Raises:
+        ConfigurationError: If one does.
+    """
+    if not 0 <= rank < num_processes:
+        raise ConfigurationError(
+            "The rank is not among the processes.",
+            given=f"rank={rank}, num_processes={num_processes}",
+            expected="0 <= rank < num_processes",
+            do="Pass the number of this process, counted from 0, and the number of all processes.",
+        )
+    if timeout > 0 and num_workers == 0:
+        raise ConfigurationError(
+            "Only workers can be waited for.",
+            given=f"timeout={timeout}, num_workers=0",
+            expected="num_workers of at least 1, or timeout=0",
+            do="Leave the timeout out, or load with workers.",
+        )
+    if not in_order:
+        raise ConfigurationError(
+            "A keyed loader yields its batches in order.",
+            given="in_order=False",
+            expected="in_order=True",
+            do="Leave the option out, or use a torch.utils.data.DataLoader of your own.",
+        )
+
+
+def check_epoch(split: Split) -> None:
+    """Refuse a split of a whole epoch that has no step.
+
+    Raises:
+        EmptyDatasetError: If there is none.
+    """
+    if len(split) == 0:
+        global_batch = split.batch_size * split.num_processes
+        raise EmptyDatasetError(
+            "drop_last leaves nothing of this dataset.",
+            given=f"{split.num_samples} samples, and global batches of {global_batch} "
+            f"(batch_size={split.batch_size} on {split.num_processes} processes)",
+            expected=f"at least {global_batch} samples, or drop_last=False",
+            do="Choose a smaller batch size, or keep the last incomplete batch with drop_last=False.",
+        )
+
+
+def decide_whole_batches(
+    dataset: Dataset[Any], collate_fn: Callable[[list[Any]], Any] | None, asked_for: bool | None
+) -> bool:
+    """Return whether batches are fetched whole.
+
+    Raises:
+        ConfigurationError: If that was insisted on and is not possible.
+    """
+    possible = collate_fn is None and can_fetch_batch(dataset)
+    if asked_for is None:
+        return possible
+    if asked_for and not possible:
+        reason = (
+            f"a dataset of type {type(dataset).__name__}, not tensors in memory and without fetch_batch"
+            if collate_fn is None
+            else "a collate_fn, which takes single samples"
+        )
+        raise ConfigurationError(
+            "Batches cannot be fetched whole.",
+            given=f"whole_batches=True and {reason}",
+            expected="a TensorDataset, a subset of one, or a dataset with fetch_batch, and no collate_fn",
+            do="Give the dataset a method fetch_batch, leave collate_fn out, or leave whole_batches out.",
+        )
+    return asked_for

@@ -1,0 +1,255 @@
+"""The order of an epoch as a pure function of (seed, epoch): any part of it, at any time, on any process."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from functools import cached_property
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from pa_core.errors import ConfigurationError
+
+__all__ = ["RANDPERM_LIMIT", "EpochOrder", "epoch_order", "extend_key", "mix"]
+
+RANDPERM_LIMIT = 10_000_000
+"""Up to this many samples an epoch is shuffled with a table from `torch.randperm`, 80 MB at the limit."""
+
+_MASK_64 = 0xFFFF_FFFF_FFFF_FFFF
+_GOLDEN_GAMMA = 0x9E37_79B9_7F4A_7C15
+_MULTIPLIER_1 = 0xBF58_476D_1CE4_E5B9
+_MULTIPLIER_2 = 0x94D0_49BB_1331_11EB
+
+
+def extend_key(key: int, value: int) -> int:
+    """Mix one more value into a 64-bit key.
+
+    The new key is the splitmix64 finaliser (Steele, Lea and Flood, "Fast splittable pseudorandom number
+    generators", 2014) of ``(key ^ value) + 0x9E3779B97F4A7C15``. It is a bijection of ``value`` for a fixed
+    key, so different values never give the same key. Stored training states rely on it: it never changes.
+
+    Args:
+        key: A key from `mix` or `extend_key`.
+        value: Any integer; it counts modulo 2**64.
+
+    Returns:
+        An integer in ``[0, 2**64)``.
+    """
+    mixed = ((key ^ (value & _MASK_64)) + _GOLDEN_GAMMA) & _MASK_64
+    mixed = ((mixed ^ (mixed >> 30)) * _MULTIPLIER_1) & _MASK_64
+    mixed = ((mixed ^ (mixed >> 27)) * _MULTIPLIER_2) & _MASK_64
+    return mixed ^ (mixed >> 31)
+
+
+def mix(*values: int) -> int:
+    """Turn some integers, such as (seed, epoch, sample index), into one well-mixed 64-bit key.
+
+    The order of the values counts, and ``mix(a, b, c) == extend_key(mix(a, b), c)``.
+
+    Args:
+        values: Any integers; each counts modulo 2**64.
+
+    Returns:
+        An integer in ``[0, 2**64)``.
+
+    Example:
+        >>> mix(0, 1) == mix(1, 0)
+        False
+        >>> mix(7, 3, 12) == extend_key(mix(7, 3), 12)
+        True
+    """
+    key = 0
+    for value in values:
+        key = extend_key(key, value)
+    return key
+
+
+class EpochOrder(ABC):
+    """The order in which one epoch visits the samples of a dataset; made by `epoch_order`.
+
+    Attributes:
+        algorithm: The versioned name of the function that gives the order. What a name means never changes:
+            passed back to `epoch_order` with the same seed and epoch, it gives the same order again.
+        num_samples: The number of samples of the dataset, each of which is visited once.
+
+    Example:
+        >>> order = epoch_order(10, seed=1, epoch=0)
+        >>> sorted(order.indices(0, 10).tolist())
+        [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
+        >>> again = epoch_order(10, seed=1, epoch=0, algorithm=order.algorithm)
+        >>> torch.equal(order.indices(4, 7), again.indices(4, 7))
+        True
+    """
+
+    algorithm: ClassVar[str]
+
+    def __init__(self, num_samples: int, *, seed: int, epoch: int) -> None:
+        self.num_samples: int = num_samples
+        self._key = mix(seed, epoch)
+
+    def indices(self, start: int, stop: int) -> Tensor:
+        """Return which samples stand at the positions ``[start, stop)`` of the epoch.
+
+        Args:
+            start: The first position.
+            stop: The position after the last one.
+
+        Returns:
+            Dataset indices, int64, of shape ``(stop - start,)``; the tensor is the caller's own.
+
+        Raises:
+            IndexError: Unless ``0 <= start <= stop <= num_samples``.
+        """
+        if not 0 <= start <= stop <= self.num_samples:
+            raise IndexError(
+                f"positions [{start}, {stop}) are not within an epoch of {self.num_samples} samples"
+            )
+        return self._indices(start, stop)
+
+    @abstractmethod
+    def _indices(self, start: int, stop: int) -> Tensor: ...
+
+
+class _IdentityOrder(EpochOrder):
+    algorithm = "identity"
+
+    @override
+    def _indices(self, start: int, stop: int) -> Tensor:
+        return torch.arange(start, stop)
+
+
+class _RandpermOrder(EpochOrder):
+    algorithm = "randperm-v1"
+
+    @cached_property
+    def _permutation(self) -> Tensor:
+        generator = torch.Generator().manual_seed(self._key)
+        return torch.randperm(self.num_samples, generator=generator)
+
+    @override
+    def _indices(self, start: int, stop: int) -> Tensor:
+        return self._permutation[start:stop].clone()
+
+
+class _FeistelOrder(EpochOrder):
+    """A Feistel network over the smallest power of two that holds the dataset, with cycle-walking.
+
+    Six rounds of a keyed function on alternating halves of the position are a bijection of
+    ``[0, 2**bits)`` (Luby and Rackoff, 1988). A result past the end of the dataset is put through the network
+    again until it falls inside, which makes it a bijection of ``[0, num_samples)`` (Black and Rogaway,
+    "Ciphers with arbitrary finite domains", 2002). Fewer than two passes are needed on average.
+    """
+
+    algorithm = "feistel-v1"
+    _ROUNDS = 6
+    _CHUNK = 65_536
+
+    def __init__(self, num_samples: int, *, seed: int, epoch: int) -> None:
+        super().__init__(num_samples, seed=seed, epoch=epoch)
+        bits = max(2, (num_samples - 1).bit_length())
+        self._low_bits = bits // 2
+        self._low_mask = (1 << self._low_bits) - 1
+        self._high_mask = (1 << (bits - self._low_bits)) - 1
+        self._round_keys = [_as_int64(extend_key(self._key, number)) for number in range(self._ROUNDS)]
+        self._chunk_number = -1
+        self._chunk = torch.empty(0, dtype=torch.int64)
+
+    @override
+    def _indices(self, start: int, stop: int) -> Tensor:
+        if start == stop:
+            return torch.empty(0, dtype=torch.int64)
+        parts: list[Tensor] = []
+        for number in range(start // self._CHUNK, (stop - 1) // self._CHUNK + 1):
+            first = number * self._CHUNK
+            parts.append(self._cached_chunk(number)[max(0, start - first) : stop - first])
+        return torch.cat(parts)
+
+    def _cached_chunk(self, number: int) -> Tensor:
+        if number != self._chunk_number:
+            first = number * self._CHUNK
+            positions = torch.arange(first, min(first + self._CHUNK, self.num_samples))
+            self._chunk = self._walk(positions)
+            self._chunk_number = number
+        return self._chunk
+
+    def _walk(self, positions: Tensor) -> Tensor:
+        values = self._encrypt(positions)
+        while (outside := (values >= self.num_samples).nonzero().squeeze(1)).numel() > 0:
+            values[outside] = self._encrypt(values[outside])
+        return values
+
+    def _encrypt(self, values: Tensor) -> Tensor:
+        high, low = values >> self._low_bits, values & self._low_mask
+        for number, key in enumerate(self._round_keys):
+            if number % 2 == 0:
+                high ^= _scramble(low, key) & self._high_mask
+            else:
+                low ^= _scramble(high, key) & self._low_mask
+        return (high << self._low_bits) | low
+
+
+def _scramble(values: Tensor, key: int) -> Tensor:
+    """The round function: the upper 32 bits of a keyed multiply-xor-multiply, wrapping at 64 bits."""
+    mixed = (values ^ key).mul_(_as_int64(_MULTIPLIER_1))
+    mixed ^= mixed >> 29
+    return mixed.mul_(_as_int64(_MULTIPLIER_2)).bitwise_right_shift_(32)
+
+
+def _as_int64(value: int) -> int:
+    """Reinterpret 64 unsigned bits as the signed integer that a torch operation accepts."""
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+_ORDERS: dict[str, type[EpochOrder]] = {
+    order.algorithm: order for order in (_IdentityOrder, _RandpermOrder, _FeistelOrder)
+}
+
+
+def epoch_order(
+    num_samples: int, *, seed: int, epoch: int, shuffle: bool = True, algorithm: str | None = None
+) -> EpochOrder:
+    """Return the order of one epoch.
+
+    Nothing is computed before the first `EpochOrder.indices`. Up to `RANDPERM_LIMIT` samples the order is
+    ``torch.randperm`` with a generator of its own; above, where that table would take seconds and up to
+    gigabytes, it is computed 65,536 positions at a time and nothing of the size of the dataset is ever held.
+
+    Args:
+        num_samples: The number of samples of the dataset.
+        seed: The seed of the run.
+        epoch: The number of the epoch; each epoch has an order of its own.
+        shuffle: ``False`` visits the samples as the dataset has them.
+        algorithm: The `EpochOrder.algorithm` of an order to reproduce. It takes precedence over ``shuffle``
+            and over the size of the dataset; by default those two decide.
+
+    Returns:
+        The order.
+
+    Raises:
+        ConfigurationError: If ``num_samples`` is negative or the algorithm is unknown.
+    """
+    if num_samples < 0:
+        raise ConfigurationError(
+            "An order needs a number of samples.",
+            given=f"num_samples={num_samples}",
+            expected="an integer of at least 0",
+            do="Pass len(dataset).",
+        )
+    if algorithm is None:
+        algorithm = _default_algorithm(num_samples, shuffle=shuffle)
+    if algorithm not in _ORDERS:
+        raise ConfigurationError(
+            "The order of the data was made by an algorithm that this version does not have.",
+            given=f"algorithm={algorithm!r}",
+            expected=f"one of {', '.join(sorted(_ORDERS))}",
+            do="Continue with the version that stored this name, or a later one.",
+        )
+    return _ORDERS[algorithm](num_samples, seed=seed, epoch=epoch)
+
+
+def _default_algorithm(num_samples: int, *, shuffle: bool) -> str:
+    if not shuffle:
+        return _IdentityOrder.algorithm
+    return _RandpermOrder.algorithm if num_samples <= RANDPERM_LIMIT else _FeistelOrder.algorithm
