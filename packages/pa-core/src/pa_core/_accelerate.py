@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
 
 from pa_core.errors import UnsupportedConfigurationError
@@ -18,10 +19,12 @@ __all__ = [
     "AcceleratorLike",
     "ProcessState",
     "create_accelerator",
+    "describe_processes",
     "forget_prepared_objects",
     "launch_in_notebook",
     "place_and_wrap",
     "process_state",
+    "require_supported",
     "steps_plainly",
     "unwrap",
 ]
@@ -30,7 +33,7 @@ _Loader = TypeVar("_Loader")
 
 
 class AcceleratorLike(Protocol):
-    """The members of `accelerate.Accelerator` that a run uses."""
+    """The members of ``accelerate.Accelerator`` that a run uses."""
 
     @property
     def device(self) -> torch.device:
@@ -120,7 +123,7 @@ class AcceleratorLike(Protocol):
 
 
 class ProcessState(Protocol):
-    """The members of `accelerate.PartialState` that the process decorators use."""
+    """The members of ``accelerate.PartialState`` that the process decorators use."""
 
     @property
     def is_main_process(self) -> bool:
@@ -138,15 +141,15 @@ class ProcessState(Protocol):
 
 
 def _several_processes_on_cpu() -> bool:
-    """Without `cpu=True`, accelerate would run unconnected trainings where there is no accelerator."""
+    """Without ``cpu=True``, accelerate would run unconnected trainings where there is no accelerator."""
     return int(os.environ.get("WORLD_SIZE", "1")) > 1 and not torch.accelerator.is_available()
 
 
 def create_accelerator(**kwargs: Any) -> AcceleratorLike:
-    """Create the `accelerate.Accelerator` of a trainer.
+    """Create the ``accelerate.Accelerator`` of a trainer.
 
     Args:
-        **kwargs: Passed on to `accelerate.Accelerator`.
+        **kwargs: Passed on to ``accelerate.Accelerator``.
 
     Raises:
         UnsupportedConfigurationError: The launcher started several processes, but accelerate sees one.
@@ -176,6 +179,22 @@ def process_state() -> ProcessState:
     return cast("ProcessState", state)
 
 
+def require_supported(accelerator: AcceleratorLike) -> None:
+    """Refuse what accelerate can be configured to do and a run of ours cannot.
+
+    Raises:
+        UnsupportedConfigurationError: The run would be sharded or pipelined.
+    """
+    kind = str(accelerator.distributed_type.value)
+    if kind in {"FSDP", "DEEPSPEED", "MEGATRON_LM"}:
+        raise UnsupportedConfigurationError(
+            "This trainer does not run with a sharded model yet.",
+            given=f"distributed type {kind}",
+            expected="one process, or several with DistributedDataParallel",
+            do="Launch without it, for example with accelerate launch --multi_gpu.",
+        )
+
+
 def steps_plainly(accelerator: AcceleratorLike) -> bool:
     """Whether stepping the raw optimizer is all that accelerate's wrapped optimizer would do."""
     plain = {"NO", "MULTI_CPU", "MULTI_GPU"}
@@ -186,8 +205,8 @@ _FORWARD = ("forward", "_original_forward", "_is_accelerate_prepared")
 
 
 def _patched_modules(model: nn.Module) -> list[nn.Module]:
-    """The modules whose `forward` accelerate may replace: the model, and what a compiled model compiles."""
-    compiled_from = model.__dict__.get("_modules", {}).get("_orig_mod")
+    """The modules whose ``forward`` accelerate may replace: the model, and what a compiled model compiles."""
+    compiled_from = _compiled_from(model)
     return [model] if compiled_from is None else [model, compiled_from]
 
 
@@ -202,7 +221,7 @@ def place_and_wrap(
         for_training: False leaves out the wrapper that synchronises gradients.
 
     Returns:
-        The module to call, and a function that makes the user's module what it was: accelerate replaces its `forward`
+        The module to call, and a function that makes the user's module what it was: accelerate replaces its ``forward``
         for mixed precision, and would leave that behind for later runs.
     """
     before = [(module, _forward_attributes(module)) for module in _patched_modules(model)]
@@ -220,17 +239,38 @@ def _forward_attributes(module: nn.Module) -> dict[str, Any]:
 
 
 def _restore_forward(module: nn.Module, attributes: dict[str, Any]) -> None:
-    """Give a module back the instance attributes around `forward` that it had before it was prepared."""
+    """Give a module back the instance attributes around ``forward`` that it had before it was prepared."""
     for key in _FORWARD:
         vars(module).pop(key, None)
     vars(module).update(attributes)
 
 
 def unwrap(model: nn.Module, *, keep_torch_compile: bool = True) -> nn.Module:
-    """Return the module inside distributed wrappers, and inside `torch.compile` where that is not kept."""
-    from accelerate.utils import extract_model_from_parallel
+    """Return the module inside distributed wrappers, and inside ``torch.compile`` where that is not kept.
 
-    return cast("nn.Module", extract_model_from_parallel(model, keep_torch_compile=keep_torch_compile))
+    A compiled wrapper around a distributed one is never kept: accelerate would change what it compiles.
+    """
+    compiled_from = _compiled_from(model)
+    if compiled_from is not None:
+        inner = unwrap(compiled_from, keep_torch_compile=keep_torch_compile)
+        return model if keep_torch_compile and inner is compiled_from else inner
+    if isinstance(model, (DistributedDataParallel, DataParallel)):
+        return unwrap(cast("nn.Module", model.module), keep_torch_compile=keep_torch_compile)
+    return model
+
+
+def _compiled_from(model: nn.Module) -> nn.Module | None:
+    """What ``torch.compile`` made this module from; asking by class would import the compiler."""
+    return cast("nn.Module | None", vars(model).get("_modules", {}).get("_orig_mod"))
+
+
+def describe_processes(accelerator: AcceleratorLike) -> str:
+    """Return one line about processes, backend, device and precision."""
+    count = accelerator.num_processes
+    backend = torch.distributed.get_backend() if count > 1 else None
+    processes = "1 process" if backend is None else f"{count} processes ({backend})"
+    precision = "fp32" if accelerator.mixed_precision == "no" else accelerator.mixed_precision
+    return f"{processes}, device {accelerator.device}, precision {precision}"
 
 
 def forget_prepared_objects(accelerator: AcceleratorLike) -> None:
@@ -241,7 +281,7 @@ def forget_prepared_objects(accelerator: AcceleratorLike) -> None:
 
 
 def launch_in_notebook(function: Callable[..., Any], args: tuple[Any, ...], **kwargs: Any) -> Any:
-    """Call accelerate's `notebook_launcher`."""
+    """Call accelerate's ``notebook_launcher``."""
     from accelerate import notebook_launcher
 
     return notebook_launcher(function, args, **kwargs)

@@ -25,22 +25,24 @@ __all__ = ["AnyTrainer"]
 class AnyTrainer(ABC):
     """A trainer of any model, batch, output and scheduler.
 
-    Annotate callbacks and helper functions with this class. `Trainer` derives from it and adds the type
+    Annotate callbacks and helper functions with this class. ``Trainer`` derives from it and adds the type
     parameters; nobody else needs to.
 
     Attributes:
-        model: The module being trained. While a run goes on this may be the wrapped module; use `get_model()`
+        model: The module being trained. While a run goes on this may be the wrapped module; use ``get_model()``
             to reach the attributes of your own class.
         loss_func: The loss function that was given to the trainer.
         optimizer: The optimizer that was given to the trainer.
         scheduler: The scheduler of the current run, None without one.
-        create_scheduler_fn: The factory that was given to `train()`.
-        collate_fn: The collate function that was given to `train()` or `evaluate()`.
+        create_scheduler_fn: The factory that was given to ``train()``.
+        collate_fn: The collate function that was given to ``train()`` or ``evaluate()``.
         train_dataset: The dataset of the current or last training run.
         eval_dataset: The dataset that is evaluated, None where nothing is.
         run_history: The recorded metrics.
         run_config: The settings of the current or last run.
         callback_handler: The registered callbacks.
+        num_updates: Optimizer updates of the current or last run so far.
+        num_epochs_completed: Epochs of the current or last run that have been trained and evaluated.
         gradient_norm: The norm of all gradients before clipping at the last update, as a tensor on the
             device of the run; None unless the run clips by norm.
 
@@ -63,6 +65,8 @@ class AnyTrainer(ABC):
     run_config: TrainerRunConfig
     callback_handler: CallbackHandler[Any]
     gradient_norm: Tensor | None
+    num_updates: int
+    num_epochs_completed: int
 
     @property
     @abstractmethod
@@ -72,7 +76,7 @@ class AnyTrainer(ABC):
     @property
     @abstractmethod
     def train_dataloader(self) -> SizedIterable:
-        """The loader of the current training run; a callback may replace it in `on_prepare_start`."""
+        """The loader of the current training run; a callback may replace it in ``on_prepare_start``."""
 
     @train_dataloader.setter
     @abstractmethod
@@ -105,8 +109,12 @@ class AnyTrainer(ABC):
         """Print once per node."""
 
     @abstractmethod
+    def describe_run(self) -> str:
+        """Return one line that says what runs: processes, backend, device and precision."""
+
+    @abstractmethod
     def run_evaluation_epoch(self, *, is_intermediate: bool = False) -> None:
-        """Evaluate `eval_dataset` once in the middle of a training run, and go on training as before."""
+        """Evaluate ``eval_dataset`` once in the middle of a training run, and go on training as before."""
 
     @abstractmethod
     def save_checkpoint(
@@ -123,7 +131,7 @@ class AnyTrainer(ABC):
     def load_checkpoint(
         self, checkpoint_path: str | Path, load_optimizer: bool = True, load_scheduler: bool = True
     ) -> dict[str, Any]:
-        """Read a file that `save_checkpoint` wrote, and return its whole content."""
+        """Read a file that ``save_checkpoint`` wrote, and return its whole content."""
 
     @abstractmethod
     def save_model(self, save_directory: str | Path, max_shard_size: int | str = "5GB") -> None:

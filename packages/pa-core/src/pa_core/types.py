@@ -25,7 +25,7 @@ __all__ = [
 
 
 class BatchOutput(TypedDict):
-    """What `calculate_train_batch_loss` and `calculate_eval_batch_loss` return.
+    """What ``calculate_train_batch_loss`` and ``calculate_eval_batch_loss`` return.
 
     Subclass it to declare further keys; everything that a step returns is handed on to the callbacks.
 
@@ -56,7 +56,7 @@ class SupportsStateDict(Protocol):
         ...
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> Any:
-        """Take over a state that `state_dict` returned."""
+        """Take over a state that ``state_dict`` returned."""
         ...
 
 
@@ -65,7 +65,7 @@ class StatefulScheduler(SupportsStateDict, Protocol):
 
 
 class SchedulerLike(StatefulScheduler, Protocol):
-    """What the default `Trainer.scheduler_step` needs: a scheduler stepped without arguments."""
+    """What the default ``Trainer.scheduler_step`` needs: a scheduler stepped without arguments."""
 
     def step(self) -> Any:
         """Advance the schedule by one optimizer update."""

@@ -11,7 +11,7 @@ When each event fires:
           on_train_step_start
           on_train_step_end(batch, batch_output, step)   the loss is known, gradients are not
           after the last batch of an accumulation group:
-            on_optimizer_step_end(update)                the weights have changed, `update` updates are complete
+            on_optimizer_step_end(update)                the weights have changed, ``update`` updates are complete
         on_train_epoch_end
         on_eval_epoch_start
         each batch
@@ -27,8 +27,8 @@ When each event fires:
       on_eval_epoch_start ... on_eval_epoch_end          as above
       on_evaluation_run_end
 
-`StopTrainingError` fires `on_stop_training_error`, and the run then still ends through its last event. Any other
-exception fires `on_exception` and leaves `train()` or `evaluate()`; the last event does not fire.
+``StopTrainingError`` fires ``on_stop_training_error``, and the run then still ends through its last event. Any other
+exception fires ``on_exception`` and leaves ``train()`` or ``evaluate()``; the last event does not fire.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ class TrainerCallback(ABC, Generic[TrainerT_contra, BatchT_contra, OutputT_contr
     """Base class of everything that listens to the events of a run.
 
     Override the events that you need; those left alone are never called and cost nothing. The trainer is passed to
-    each of them, and `**kwargs` takes what later versions may add.
+    each of them, and ``**kwargs`` takes what later versions may add.
 
-    A callback with state that a resumed run needs (a best value, a counter) offers `state_dict()` and
-    `load_state_dict()`.
+    A callback with state that a resumed run needs (a best value, a counter) offers ``state_dict()`` and
+    ``load_state_dict()``.
 
     Example:
         >>> from pa_core import AnyTrainer, TrainerCallback
@@ -98,8 +98,8 @@ class TrainerCallback(ABC, Generic[TrainerT_contra, BatchT_contra, OutputT_contr
         Args:
             trainer: The trainer.
             batch: The batch, on the device.
-            batch_output: What `calculate_train_batch_loss` returned.
-            **kwargs: `step`, the number of this batch in the epoch, from 1.
+            batch_output: What ``calculate_train_batch_loss`` returned.
+            **kwargs: ``step``, the number of this batch in the epoch, from 1.
         """
 
     def on_optimizer_step_end(self, trainer: TrainerT_contra, update: int, **kwargs: Any) -> None:
@@ -117,7 +117,7 @@ class TrainerCallback(ABC, Generic[TrainerT_contra, BatchT_contra, OutputT_contr
         """Called when a training epoch has ended and its loss is recorded."""
 
     def on_eval_epoch_start(self, trainer: TrainerT_contra, **kwargs: Any) -> None:
-        """Called when an evaluation epoch starts; `is_intermediate=True` in `kwargs` within a training epoch."""
+        """Called when an evaluation epoch starts; ``is_intermediate=True`` in ``kwargs`` within a training epoch."""
 
     def on_eval_step_start(self, trainer: TrainerT_contra, **kwargs: Any) -> None:
         """Called before each evaluation batch."""
@@ -134,8 +134,8 @@ class TrainerCallback(ABC, Generic[TrainerT_contra, BatchT_contra, OutputT_contr
         Args:
             trainer: The trainer.
             batch: The batch, on the device.
-            batch_output: What `calculate_eval_batch_loss` returned.
-            **kwargs: `step`, the number of this batch in the epoch, from 1.
+            batch_output: What ``calculate_eval_batch_loss`` returned.
+            **kwargs: ``step``, the number of this batch in the epoch, from 1.
         """
 
     def on_eval_epoch_end(self, trainer: TrainerT_contra, **kwargs: Any) -> None:
@@ -148,16 +148,16 @@ class TrainerCallback(ABC, Generic[TrainerT_contra, BatchT_contra, OutputT_contr
         """Called when a training run has ended, early or not, but not when an exception ended it."""
 
     def on_evaluation_run_start(self, trainer: TrainerT_contra, **kwargs: Any) -> None:
-        """Called when `evaluate()` starts."""
+        """Called when ``evaluate()`` starts."""
 
     def on_evaluation_run_end(self, trainer: TrainerT_contra, **kwargs: Any) -> None:
-        """Called when `evaluate()` has ended."""
+        """Called when ``evaluate()`` has ended."""
 
     def on_stop_training_error(self, trainer: TrainerT_contra, **kwargs: Any) -> None:
-        """Called when a `StopTrainingError` was raised; `error` in `kwargs` is that error."""
+        """Called when a ``StopTrainingError`` was raised; ``error`` in ``kwargs`` is that error."""
 
     def on_exception(self, trainer: TrainerT_contra, exception: BaseException, **kwargs: Any) -> None:
-        """Called when an exception, `KeyboardInterrupt` included, is about to leave the run: close what is open."""
+        """Called when an exception, ``KeyboardInterrupt`` included, is about to leave the run: close what is open."""
 
 
 CallbackLike: TypeAlias = "TrainerCallback[_TrainerT, Any, Any] | type[TrainerCallback[_TrainerT, Any, Any]]"
@@ -256,7 +256,7 @@ class CallbackHandler(Generic[_TrainerT]):
         """Call one event on every callback that implements it.
 
         Args:
-            event: The name of the method, or the method itself (`MyCallback.my_event`), with which type checkers
+            event: The name of the method, or the method itself (``MyCallback.my_event``), with which type checkers
                 compare the arguments.
             *args: Passed on.
             **kwargs: Passed on.
@@ -275,7 +275,7 @@ class CallbackHandler(Generic[_TrainerT]):
         return bound
 
     def warn_of_unfired_events(self) -> None:
-        """Warn of each `on_` method that nobody has called by the end of a run."""
+        """Warn of each ``on_`` method that nobody has called by the end of a run."""
         for callback in self.callbacks:
             for name, nearest in _unknown_events(callback).items():
                 if name not in self._fired:
@@ -297,7 +297,7 @@ def _implements(callback: TrainerCallback[Any, Any, Any], event: str) -> bool:
 
 
 def _unknown_events(callback: TrainerCallback[Any, Any, Any]) -> dict[str, str]:
-    """Map the `on_` methods of a callback that are no event of ours to the nearest event."""
+    """Map the ``on_`` methods of a callback that are no event of ours to the nearest event."""
     unknown = [name for name in dir(callback) if name.startswith("on_") and name not in EVENT_NAMES]
     return {name: difflib.get_close_matches(name, EVENT_NAMES, n=1, cutoff=0.0)[0] for name in unknown}
 

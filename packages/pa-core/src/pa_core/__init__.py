@@ -1,0 +1,90 @@
+"""A training loop for PyTorch that you can read: the trainer, its callbacks, and what they record."""
+
+from __future__ import annotations
+
+from pa_core.any_trainer import AnyTrainer
+from pa_core.callbacks import (
+    DEFAULT_CALLBACKS,
+    CallbackHandler,
+    LimitBatches,
+    LimitBatchesCallback,
+    LimitEvalStepsCallback,
+    LogMetricsCallback,
+    MoveModulesToDeviceCallback,
+    PrintProgressCallback,
+    ProgressBarCallback,
+    SaveBestModelCallback,
+    StepBasedEvaluationCallback,
+    TerminateOnNaNCallback,
+    TrainerCallback,
+    get_default_callbacks,
+)
+from pa_core.data import DataLoaderSlice, KeyedDataLoader
+from pa_core.distributed import (
+    gather_objects,
+    local_process_zero_first,
+    local_process_zero_only,
+    world_process_zero_only,
+)
+from pa_core.errors import (
+    BatchOutputError,
+    CheckpointError,
+    ConfigurationError,
+    EmptyDatasetError,
+    MetricNotFoundError,
+    NonFiniteLossError,
+    StopTrainingError,
+    UnsupportedConfigurationError,
+)
+from pa_core.history_plot import plot_run_history
+from pa_core.launch import notebook_launcher
+from pa_core.placeholders import TrainerPlaceholderValues
+from pa_core.run_config import TrainerRunConfig
+from pa_core.timm_trainer import TrainerWithTimmScheduler
+from pa_core.tracking import InMemoryRunHistory, LossTracker, RunHistory
+from pa_core.trainer import Trainer
+from pa_core.types import BatchOutput, SchedulerLike, StatefulScheduler
+
+__all__ = [
+    "DEFAULT_CALLBACKS",
+    "AnyTrainer",
+    "BatchOutput",
+    "BatchOutputError",
+    "CallbackHandler",
+    "CheckpointError",
+    "ConfigurationError",
+    "DataLoaderSlice",
+    "EmptyDatasetError",
+    "InMemoryRunHistory",
+    "KeyedDataLoader",
+    "LimitBatches",
+    "LimitBatchesCallback",
+    "LimitEvalStepsCallback",
+    "LogMetricsCallback",
+    "LossTracker",
+    "MetricNotFoundError",
+    "MoveModulesToDeviceCallback",
+    "NonFiniteLossError",
+    "PrintProgressCallback",
+    "ProgressBarCallback",
+    "RunHistory",
+    "SaveBestModelCallback",
+    "SchedulerLike",
+    "StatefulScheduler",
+    "StepBasedEvaluationCallback",
+    "StopTrainingError",
+    "TerminateOnNaNCallback",
+    "Trainer",
+    "TrainerCallback",
+    "TrainerPlaceholderValues",
+    "TrainerRunConfig",
+    "TrainerWithTimmScheduler",
+    "UnsupportedConfigurationError",
+    "gather_objects",
+    "get_default_callbacks",
+    "local_process_zero_first",
+    "local_process_zero_only",
+    "notebook_launcher",
+    "plot_run_history",
+    "world_process_zero_only",
+]

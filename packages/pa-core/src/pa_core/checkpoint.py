@@ -1,0 +1,177 @@
+"""Checkpoint files: weights, and what belongs to them, in one file that is loaded without running any code."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from pa_core.errors import CheckpointError
+from pa_core.storage import atomic_write, ensure_plain
+from pa_core.types import StatefulScheduler
+
+__all__ = ["build_checkpoint", "load_checkpoint_into", "read_checkpoint", "write_checkpoint"]
+
+MODEL, OPTIMIZER, SCHEDULER = "model_state_dict", "optimizer_state_dict", "scheduler_state_dict"
+
+
+def build_checkpoint(
+    model: nn.Module,
+    optimizer: Optimizer | None,
+    scheduler: StatefulScheduler | None,
+    extras: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    """Collect what a checkpoint file holds.
+
+    Args:
+        model: The model without wrappers, whose keys are the plain ones.
+        optimizer: None leaves the optimizer out.
+        scheduler: None leaves the scheduler out.
+        extras: Further entries, which stand beside the states at the top level.
+
+    Raises:
+        CheckpointError: An extra entry has the name of a state, or something could not be loaded again without
+            unpickling code.
+    """
+    checkpoint: dict[str, Any] = {MODEL: model.state_dict()}
+    if optimizer is not None:
+        checkpoint[OPTIMIZER] = optimizer.state_dict()
+    if scheduler is not None:
+        checkpoint[SCHEDULER] = scheduler.state_dict()
+    taken = sorted(set(extras or ()) & {MODEL, OPTIMIZER, SCHEDULER})
+    if taken:
+        raise CheckpointError(
+            "An extra entry would replace a state of the checkpoint.",
+            given=f"checkpoint_kwargs with {', '.join(taken)}",
+            expected=f"names other than {MODEL}, {OPTIMIZER} and {SCHEDULER}",
+            do="Rename the entry.",
+        )
+    checkpoint.update(extras or {})
+    ensure_plain(checkpoint, "checkpoint")
+    return checkpoint
+
+
+def write_checkpoint(path: str | Path, checkpoint: Mapping[str, Any]) -> None:
+    """Write a checkpoint file; a file that stood there is replaced only by a whole new one."""
+    atomic_write(Path(path), lambda file: torch.save(dict(checkpoint), file))
+
+
+def read_checkpoint(path: str | Path, device: torch.device) -> dict[str, Any]:
+    """Read a checkpoint file without unpickling code.
+
+    Args:
+        path: The file.
+        device: Where its tensors are put.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        CheckpointError: The file is damaged, is no checkpoint, or needs code to be unpickled.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"Given as a checkpoint: {path}. Expected: an existing file. Check the path.")
+    try:
+        content: Any = torch.load(path, map_location=device, weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise CheckpointError(
+            "The checkpoint holds more than tensors and plain values, or is no checkpoint; nothing of it was run.",
+            given=f"{path}: {str(error).splitlines()[0]}",
+            expected="a file that save_checkpoint wrote",
+            do="Load it yourself, if you trust its author, with torch.load(..., weights_only=False).",
+        ) from error
+    except (RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
+        raise CheckpointError(
+            "The checkpoint file is damaged; it may have been cut short.",
+            given=f"{path} ({path.stat().st_size} bytes): {str(error).splitlines()[0] if str(error) else error!r}",
+            expected="a whole file that save_checkpoint wrote",
+            do="Use an earlier checkpoint.",
+        ) from error
+    if not isinstance(content, dict) or MODEL not in content:
+        found = sorted(map(str, cast("dict[Any, Any]", content))) if isinstance(content, dict) else type(content)
+        raise CheckpointError(
+            "The file holds no checkpoint.",
+            given=f"{path} with {found}",
+            expected=f"a dictionary with the key {MODEL}",
+            do="Load weights that are not a checkpoint with model.load_state_dict(torch.load(path)).",
+        )
+    return cast("dict[str, Any]", content)
+
+
+def load_checkpoint_into(
+    content: dict[str, Any],
+    model: nn.Module,
+    optimizer: Optimizer | None,
+    scheduler: StatefulScheduler | None,
+    *,
+    needs_optimizer: bool,
+    source: str | Path,
+) -> None:
+    """Load what a checkpoint holds, all of it or, when something does not fit, nothing.
+
+    Args:
+        content: What ``read_checkpoint`` returned.
+        model: The model without wrappers.
+        optimizer: Takes over the optimizer's state, if there is one in the file.
+        scheduler: Takes over the scheduler's state, if there is one in the file.
+        needs_optimizer: Whether an optimizer's state in the file has to be loaded.
+        source: The file, for messages.
+
+    Raises:
+        CheckpointError: The checkpoint is that of another model or optimizer.
+    """
+    _check_weights(model, content[MODEL], source)
+    optimizer_state: dict[str, Any] | None = content.get(OPTIMIZER) if needs_optimizer else None
+    if optimizer_state is not None:
+        _check_optimizer_state(optimizer, optimizer_state, source)
+    model.load_state_dict(content[MODEL])
+    if optimizer is not None and optimizer_state is not None:
+        optimizer.load_state_dict(optimizer_state)
+    if scheduler is not None and SCHEDULER in content:
+        scheduler.load_state_dict(content[SCHEDULER])
+
+
+def _check_weights(model: nn.Module, weights: Mapping[str, Any], source: str | Path) -> None:
+    own = model.state_dict()
+    differences = [f"missing: {key}" for key in own if key not in weights]
+    differences += [f"unexpected: {key}" for key in weights if key not in own]
+    differences += [
+        f"{key}: {_shape(weights[key])} in the file, {_shape(own[key])} in the model"
+        for key in own
+        if key in weights and _shape(weights[key]) != _shape(own[key])
+    ]
+    if differences:
+        shown = "; ".join(differences[:8]) + (f"; and {len(differences) - 8} more" if len(differences) > 8 else "")
+        raise CheckpointError(
+            f"The checkpoint is that of another model; nothing was loaded into {type(model).__name__}.",
+            given=f"{source} with {shown}",
+            expected="the keys and shapes of the model",
+            do="Build the model as it was when the checkpoint was saved.",
+        )
+
+
+def _check_optimizer_state(optimizer: Optimizer | None, state: dict[str, Any], source: str | Path) -> None:
+    if optimizer is None:
+        raise CheckpointError(
+            "The checkpoint has the state of an optimizer, and the trainer has no optimizer; nothing was loaded.",
+            given=f"{source} with {OPTIMIZER}",
+            expected="a trainer with an optimizer",
+            do="Pass load_optimizer=False.",
+        )
+    saved = [len(group["params"]) for group in state["param_groups"]]
+    own = [len(group["params"]) for group in optimizer.param_groups]
+    if saved != own:
+        raise CheckpointError(
+            "The optimizer of the checkpoint has other parameter groups; nothing was loaded.",
+            given=f"{source} with {saved} parameters in its groups",
+            expected=f"{own} parameters",
+            do="Build the optimizer as it was, or pass load_optimizer=False.",
+        )
+
+
+def _shape(value: object) -> tuple[int, ...] | None:
+    return tuple(value.shape) if isinstance(value, Tensor) else None

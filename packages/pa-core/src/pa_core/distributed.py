@@ -1,0 +1,303 @@
+"""What processes of a run tell each other: sums, gathered values, one decision for all, and who goes first.
+
+Everything here works without a trainer, and on one process without a process group.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, ParamSpec, TypeVar, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from typing_extensions import override
+
+from pa_core import _accelerate
+from pa_core.errors import UnsupportedConfigurationError
+
+__all__ = [
+    "GradientAgreement",
+    "agree_on_integer",
+    "any_of_processes",
+    "broadcast_buffers",
+    "gather",
+    "gather_objects",
+    "local_process_zero_first",
+    "local_process_zero_only",
+    "num_local_processes",
+    "num_processes",
+    "sum_over_processes",
+    "synchronises_every_parameter",
+    "world_process_zero_only",
+    "zero_pass",
+]
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def num_processes() -> int:
+    """Return the number of processes of the run, 1 where there is no process group."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def sum_over_processes(values: Tensor) -> Tensor:
+    """Return the sum of a small tensor over all processes; every process must call this.
+
+    Args:
+        values: A tensor of the same shape on each process, on the device of the run.
+    """
+    if num_processes() == 1:
+        return values
+    total = values.clone()
+    dist.all_reduce(total)
+    return total
+
+
+def num_local_processes() -> int:
+    """Return the number of processes of the run on this machine, as the launcher tells it."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", num_processes()))
+
+
+def any_of_processes(flags: Sequence[bool], device: torch.device) -> list[bool]:
+    """Return which flags are set on any process; every process must call this, and all wait for it."""
+    if num_processes() == 1:
+        return list(flags)
+    counts = sum_over_processes(torch.tensor(flags, dtype=torch.float32, device=device))
+    return [count > 0 for count in counts.tolist()]
+
+
+def agree_on_integer(value: int, device: torch.device) -> int:
+    """Return the value that rank zero gave; every process must call this."""
+    if num_processes() == 1:
+        return value
+    shared = torch.tensor(value, dtype=torch.int64, device=device)
+    dist.broadcast(shared, src=0)
+    return int(shared.item())
+
+
+def broadcast_buffers(module: nn.Module) -> None:
+    """Give every process the buffers of rank zero, for example the running statistics of BatchNorm.
+
+    Buffers of one dtype travel together, so that the cost does not grow with the number of layers.
+    """
+    if num_processes() == 1:
+        return
+    by_dtype: dict[torch.dtype, list[Tensor]] = {}
+    for buffer in module.buffers():
+        by_dtype.setdefault(buffer.dtype, []).append(buffer)
+    with torch.no_grad():
+        for buffers in by_dtype.values():
+            flat = torch.cat([buffer.reshape(-1) for buffer in buffers])
+            dist.broadcast(flat, src=0)
+            pieces = flat.split([buffer.numel() for buffer in buffers])
+            for buffer, piece in zip(buffers, pieces, strict=True):
+                buffer.copy_(piece.view_as(buffer))
+
+
+def gather(data: Any, padding_value: float | None = None) -> Any:
+    """Return the tensors of all processes, concatenated along the first dimension in the order of the ranks.
+
+    The first dimension may differ between processes; the other dimensions may not. A tensor without dimensions
+    counts as one row. Every process must call this.
+
+    Args:
+        data: A tensor on the device of the run, or a nested list, tuple or mapping of tensors.
+        padding_value: None concatenates what is there. A number pads the first dimension with it to the longest
+            of all processes first, so that each process takes up the same number of rows.
+
+    Raises:
+        TypeError: Something in ``data`` is neither a tensor nor a container of tensors.
+    """
+    if isinstance(data, Tensor):
+        return _gather_tensor(data, padding_value)
+    if isinstance(data, Mapping):
+        mapping = cast("Mapping[Any, Any]", data)
+        return type(mapping)({key: gather(value, padding_value) for key, value in mapping.items()})  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue, reportUnknownVariableType]  # mappings that users gather are made of one mapping
+    if isinstance(data, tuple) and hasattr(data, "_fields"):
+        return type(cast("Any", data))(*(gather(value, padding_value) for value in cast("tuple[Any, ...]", data)))
+    if isinstance(data, (list, tuple)):
+        return type(cast("Any", data))(gather(value, padding_value) for value in cast("Sequence[Any]", data))
+    raise TypeError(
+        f"Given to gather: an object of type {type(data).__name__}. Expected: a tensor, or a nested list, tuple or "
+        "mapping of tensors. Use gather_objects for other Python objects."
+    )
+
+
+def _gather_tensor(tensor: Tensor, padding_value: float | None) -> Tensor:
+    rows = tensor.detach().contiguous() if tensor.dim() else tensor.detach().reshape(1)
+    world = num_processes()
+    if world == 1:
+        return rows
+    lengths = [torch.zeros(1, dtype=torch.int64, device=rows.device) for _ in range(world)]
+    dist.all_gather(lengths, torch.tensor([rows.size(0)], device=rows.device))
+    counts = [int(length.item()) for length in lengths]
+    longest = max(counts)
+    padded = rows.new_full((longest, *rows.shape[1:]), padding_value or 0)
+    padded[: rows.size(0)] = rows
+    gathered = [torch.empty_like(padded) for _ in range(world)]
+    dist.all_gather(gathered, padded)
+    if padding_value is None:
+        gathered = [piece[:count] for piece, count in zip(gathered, counts, strict=True)]
+    return torch.cat(gathered)
+
+
+def gather_objects(value: _R) -> list[_R]:
+    """Return the picklable Python objects of all processes, in the order of the ranks.
+
+    Every process must call this. The objects are pickled between processes of one run, never read from a file.
+    """
+    world = num_processes()
+    if world == 1:
+        return [value]
+    gathered: list[Any] = [None] * world
+    dist.all_gather_object(gathered, value)
+    return gathered
+
+
+class GradientAgreement:
+    """Lets every process know, with the gradients of an update and at no extra collective, what one of them asks for.
+
+    A small parameter is registered on the module while ``DistributedDataParallel`` wraps it, and taken out of the module
+    again, so that state dicts stay clean. Its gradient travels in the same bucket as the others: a process that asks
+    makes the averaged gradient positive on all of them.
+
+    Args:
+        module: The inner module, before it is wrapped, on the device of the run.
+        num_questions: How many yes-or-no questions travel with each update.
+
+    Raises:
+        UnsupportedConfigurationError: The module has no trainable parameter, so that there are no gradients.
+
+    Example:
+        >>> import torch
+        >>> module = torch.nn.Linear(2, 1)
+        >>> agreement = GradientAgreement(module, num_questions=2)
+        >>> agreement.hide_from(module)
+        >>> sorted(module.state_dict())
+        ['bias', 'weight']
+        >>> agreement.ask(module(torch.ones(1, 2)).sum(), [False, True]).backward()
+        >>> agreement.answers()
+        [False, True]
+    """
+
+    _NAME = "_agreement_of_processes"
+
+    def __init__(self, module: nn.Module, num_questions: int = 1) -> None:
+        trainable = next((p for p in module.parameters() if p.requires_grad), None)
+        if trainable is None:
+            raise UnsupportedConfigurationError(
+                "Several processes cannot train a model without trainable parameters.",
+                given=f"{type(module).__name__}, every parameter of which has requires_grad=False",
+                expected="at least one trainable parameter",
+                do="Unfreeze a part of the model, or call evaluate() instead of train().",
+            )
+        self._flags = nn.Parameter(torch.zeros(num_questions, dtype=trainable.dtype, device=trainable.device))
+        module.register_parameter(self._NAME, self._flags)
+
+    def hide_from(self, module: nn.Module) -> None:
+        """Take the flags out of the module again, once it is wrapped."""
+        delattr(module, self._NAME)
+
+    def ask(self, loss: Tensor, wishes: Sequence[bool]) -> Tensor:
+        """Return the loss of a synchronised backward pass with the wishes of this process added; its value is kept."""
+        values = torch.tensor(wishes, dtype=self._flags.dtype, device=self._flags.device)
+        return loss + (self._flags * values).sum().to(loss.dtype)
+
+    def answers(self) -> list[bool]:
+        """Return which wishes any process had, after the synchronised backward pass, and forget them."""
+        gradient = self._flags.grad
+        self._flags.grad = None
+        if gradient is None:
+            return [False] * self._flags.numel()
+        return [value > 0 for value in gradient.tolist()]
+
+
+class _Zero(nn.Module):
+    """Stands in for a model on a process that has no sample: a sum of all trainable parameters, times zero."""
+
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        super().__init__()
+        self._of_model = parameters
+
+    @override
+    def forward(self) -> Tensor:
+        return torch.stack([parameter.sum() for parameter in self._of_model]).sum() * 0.0
+
+
+def zero_pass(model: nn.Module) -> Tensor:
+    """Return a loss whose gradients are zero, through the wrapper that synchronises gradients.
+
+    A process without a sample takes part in the collectives of the others this way: one that left the step out would
+    keep them waiting. The model itself, and any hook on it, is not called.
+
+    Args:
+        model: A ``DistributedDataParallel``, or a compiled one.
+    """
+    wrapper = _synchronising_wrapper(model)
+    if wrapper is None:
+        return _Zero([p for p in model.parameters() if p.requires_grad])()
+    module = wrapper.module
+    stand_in = _Zero([p for p in module.parameters() if p.requires_grad])
+    wrapper.module = stand_in
+    try:
+        return cast("Tensor", wrapper())
+    finally:
+        wrapper.module = module
+
+
+def synchronises_every_parameter(model: nn.Module) -> bool:
+    """Whether each backward pass exchanges the gradient of every trainable parameter, used or not."""
+    wrapper = _synchronising_wrapper(model)
+    return wrapper is not None and not (wrapper.find_unused_parameters or wrapper.static_graph)
+
+
+def _synchronising_wrapper(model: nn.Module) -> DistributedDataParallel | None:
+    compiled_from = model.__dict__.get("_modules", {}).get("_orig_mod")
+    wrapper = model if compiled_from is None else compiled_from
+    return wrapper if isinstance(wrapper, DistributedDataParallel) else None
+
+
+def world_process_zero_only(function: Callable[_P, _R]) -> Callable[_P, _R | None]:
+    """Make a function run on the process of rank zero only; on all others it returns None."""
+
+    @functools.wraps(function)
+    def on_rank_zero(*args: _P.args, **kwargs: _P.kwargs) -> _R | None:
+        return function(*args, **kwargs) if _accelerate.process_state().is_main_process else None
+
+    return on_rank_zero
+
+
+def local_process_zero_only(function: Callable[_P, _R]) -> Callable[_P, _R | None]:
+    """Make a function run on the first process of each machine only; on all others it returns None."""
+
+    @functools.wraps(function)
+    def on_first_of_machine(*args: _P.args, **kwargs: _P.kwargs) -> _R | None:
+        return function(*args, **kwargs) if _accelerate.process_state().is_local_main_process else None
+
+    return on_first_of_machine
+
+
+@contextmanager
+def local_process_zero_first() -> Iterator[None]:
+    """Let the first process of each machine run the block before the others, for example to download a dataset.
+
+    Example:
+        >>> with local_process_zero_first():
+        ...     print("prepared once, then read by all")
+        prepared once, then read by all
+    """
+    state = _accelerate.process_state()
+    if not state.is_local_main_process:
+        state.wait_for_everyone()
+    try:
+        yield
+    finally:
+        # Also when the block raised: the others must not wait for a process that has given up.
+        if state.is_local_main_process:
+            state.wait_for_everyone()

@@ -1,0 +1,53 @@
+"""What a step must return, checked where it was returned."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from torch import Tensor
+
+from pa_core.errors import BatchOutputError
+
+__all__ = ["check_step_output"]
+
+_KEYS = ("loss", "model_outputs", "batch_size")
+
+
+def check_step_output(output: object, method: str, *, needs_gradient: bool) -> Tensor:
+    """Return the loss of a step.
+
+    Args:
+        output: What the step returned.
+        method: The method that returned it, for the message.
+        needs_gradient: Whether a backward pass follows.
+
+    Raises:
+        BatchOutputError: The output is no dictionary, a key is missing, or the loss cannot be used.
+    """
+    if not isinstance(output, dict):
+        raise _error(method, f"{type(cast('object', output)).__name__}", "a dictionary")
+    fields = cast("dict[str, Any]", output)
+    for key in _KEYS:
+        if key not in fields:
+            raise _error(method, f"a dictionary with the keys {', '.join(fields)}", f"the key {key} as well")
+    loss = fields["loss"]
+    if not isinstance(loss, Tensor):
+        raise _error(method, f"a loss of type {type(loss).__name__}", "a tensor with one element")
+    if loss.numel() != 1:
+        raise _error(method, f"a loss of shape {tuple(loss.shape)}", "a tensor with one element, such as its mean")
+    if needs_gradient and not loss.requires_grad:
+        raise _error(
+            method,
+            "a loss without a gradient: it was detached, or every parameter is frozen",
+            "a loss that depends on trainable parameters",
+        )
+    return loss
+
+
+def _error(method: str, given: str, expected: str) -> BatchOutputError:
+    return BatchOutputError(
+        f"The trainer cannot use what {method} returned.",
+        given=given,
+        expected=expected,
+        do=f"Return {{'loss': ..., 'model_outputs': ..., 'batch_size': ...}} from {method}.",
+    )

@@ -1,0 +1,110 @@
+"""Small models, datasets and callbacks for tests of trainers and callbacks, ours and yours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+from typing_extensions import override
+
+from pa_core.any_trainer import AnyTrainer
+from pa_core.callbacks.base import EVENT_NAMES, TrainerCallback
+
+__all__ = ["RecordingCallback", "TinyClassifier", "make_classification", "make_regression"]
+
+
+class TinyClassifier(nn.Module):
+    """A network with one hidden layer that trains in milliseconds.
+
+    Args:
+        num_features: The size of an input.
+        num_classes: The number of logits.
+        hidden: The size of the hidden layer.
+        batch_norm: Whether the hidden layer is normalised over the batch.
+
+    Example:
+        >>> TinyClassifier(4, 3)(torch.zeros(2, 4)).shape
+        torch.Size([2, 3])
+    """
+
+    def __init__(
+        self, num_features: int = 4, num_classes: int = 3, hidden: int = 8, *, batch_norm: bool = False
+    ) -> None:
+        super().__init__()
+        norm = nn.BatchNorm1d(hidden) if batch_norm else nn.Identity()
+        self.layers = nn.Sequential(
+            nn.Linear(num_features, hidden), norm, nn.ReLU(), nn.Linear(hidden, num_classes)
+        )
+
+    @override
+    def forward(self, inputs: Tensor) -> Tensor:
+        logits: Tensor = self.layers(inputs)
+        return logits
+
+
+def make_regression(num_samples: int = 32, num_features: int = 4, *, seed: int = 0) -> TensorDataset:
+    """Return inputs and linear targets of shape ``(num_samples, 1)`` with a little noise.
+
+    Args:
+        num_samples: The number of samples.
+        num_features: The size of an input.
+        seed: Decides the values; the global generators are left alone.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(num_samples, num_features, generator=generator)
+    weights = torch.randn(num_features, 1, generator=generator)
+    return TensorDataset(inputs, inputs @ weights + 0.01 * torch.randn(num_samples, 1, generator=generator))
+
+
+def make_classification(
+    num_samples: int = 32, num_features: int = 4, num_classes: int = 3, *, seed: int = 0
+) -> TensorDataset:
+    """Return inputs in clusters, and the number of the cluster as the target.
+
+    Args:
+        num_samples: The number of samples.
+        num_features: The size of an input.
+        num_classes: The number of clusters.
+        seed: Decides the values; the global generators are left alone.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    centres = 3 * torch.randn(num_classes, num_features, generator=generator)
+    targets = torch.arange(num_samples) % num_classes
+    return TensorDataset(centres[targets] + torch.randn(num_samples, num_features, generator=generator), targets)
+
+
+class RecordingCallback(TrainerCallback):
+    """Notes every event of a run, in order.
+
+    Attributes:
+        events: The names of the events, in the order in which they fired.
+        arguments: For each of them, its keyword arguments.
+
+    Example:
+        >>> from pa_core import Trainer
+        >>> recorder = RecordingCallback()
+        >>> model = nn.Linear(4, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> trainer = Trainer(model, nn.MSELoss(), optimizer, callbacks=[recorder])
+        >>> trainer.evaluate(make_regression(8))
+        >>> recorder.events[-3:]
+        ['on_eval_step_end', 'on_eval_epoch_end', 'on_evaluation_run_end']
+    """
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+        self.arguments: list[dict[str, Any]] = []
+
+    def _note(self, event: str) -> Callable[..., None]:
+        def note(trainer: AnyTrainer, **kwargs: Any) -> None:
+            self.events.append(event)
+            self.arguments.append(kwargs)
+
+        return note
+
+    @override
+    def __getattribute__(self, name: str) -> Any:
+        return object.__getattribute__(self, "_note")(name) if name in EVENT_NAMES else super().__getattribute__(name)

@@ -1,0 +1,67 @@
+"""A trainer for the schedulers of timm, which are told how far the run is instead of counting themselves."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from typing_extensions import override
+
+from pa_core.trainer import Trainer
+from pa_core.types import BatchT, ModelT_co, OutputT_co, StatefulScheduler
+
+__all__ = ["TimmSchedulerLike", "TrainerWithTimmScheduler"]
+
+
+class TimmSchedulerLike(StatefulScheduler, Protocol):
+    """What timm's schedulers offer."""
+
+    def step(self, epoch: int, metric: float | None = None) -> Any:
+        """Set the value for the given number of completed epochs."""
+        ...
+
+    def step_update(self, num_updates: int, metric: float | None = None) -> Any:
+        """Set the value for the given number of completed optimizer updates."""
+        ...
+
+
+class TrainerWithTimmScheduler(Trainer[ModelT_co, BatchT, OutputT_co, TimmSchedulerLike]):
+    """A ``Trainer`` whose scheduler follows the interface of timm's schedulers; timm itself is not needed.
+
+    ``step_update`` is called after each optimizer update with the number of updates of the run so far, and ``step``
+    after each epoch with the number of epochs of the run so far and the evaluation loss, None without an evaluation.
+
+    Example:
+        >>> import torch
+        >>> from torch.utils.data import TensorDataset
+        >>> from pa_core import TrainerWithTimmScheduler
+        >>> class Halve:
+        ...     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        ...         self.group = optimizer.param_groups[0]
+        ...     def step(self, epoch: int, metric: float | None = None) -> None:
+        ...         self.group["lr"] = 0.1 * 0.5**epoch
+        ...     def step_update(self, num_updates: int, metric: float | None = None) -> None:
+        ...         pass
+        ...     def state_dict(self) -> dict[str, object]:
+        ...         return {}
+        ...     def load_state_dict(self, state_dict: dict[str, object]) -> None:
+        ...         pass
+        >>> data = TensorDataset(torch.ones(8, 1), torch.ones(8, 1))
+        >>> model = torch.nn.Linear(1, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> trainer = TrainerWithTimmScheduler(model, torch.nn.MSELoss(), optimizer, callbacks=())
+        >>> trainer.train(data, num_epochs=2, create_scheduler_fn=Halve)
+        >>> optimizer.param_groups[0]["lr"]
+        0.025
+    """
+
+    @override
+    def scheduler_step(self) -> None:
+        if self.scheduler is not None:
+            self.scheduler.step_update(num_updates=self.num_updates + 1)
+
+    @override
+    def training_run_epoch_end(self) -> None:
+        if self.scheduler is not None:
+            evaluated = self.eval_dataset is not None
+            metric = float(self.run_history.get_latest_metric("eval_loss_epoch")) if evaluated else None
+            self.scheduler.step(self.num_epochs_completed, metric)

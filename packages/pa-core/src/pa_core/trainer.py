@@ -1,0 +1,1062 @@
+"""The trainer: read it from top to bottom and you know what a run does."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, Literal, cast
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+from typing_extensions import Self, override
+
+from pa_core import _accelerate, checkpoint, distributed
+from pa_core.accumulation import MicroBatch, count_steps, micro_batches
+from pa_core.any_trainer import AnyTrainer
+from pa_core.callbacks.base import CallbackHandler, CallbackLike
+from pa_core.callbacks.defaults import DEFAULT_CALLBACKS
+from pa_core.callbacks.limits import batch_limit_from_environment
+from pa_core.data import (
+    DataLoaderSlice,
+    KeyedDataLoader,
+    default_num_workers,
+    move_to_device,
+)
+from pa_core.data.user_loader import innermost, plain_dataloader
+from pa_core.errors import ConfigurationError, EmptyDatasetError, NonFiniteLossError, StopTrainingError
+from pa_core.exports import save_safetensors
+from pa_core.placeholders import TrainerPlaceholderValues, resolve_placeholders
+from pa_core.run_config import TrainerRunConfig, check_clip_threshold, check_count
+from pa_core.step_output import check_step_output
+from pa_core.tracking import InMemoryRunHistory, LossTracker, RunHistory
+from pa_core.types import (
+    BatchT,
+    LossFunction,
+    ModelT_co,
+    OutputT_co,
+    SchedulerFactory,
+    SchedulerLike,
+    SchedulerT,
+    SizedIterable,
+)
+
+__all__ = ["Trainer"]
+
+
+class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
+    """Trains a model on a dataset, on whatever hardware the script was launched on.
+
+    Methods that start with *create* or *calculate* return something; all others change the state of the run. Override
+    what your task needs: the implementations here are sensible defaults. In pseudocode, ``train()`` is::
+
+        train_dl, eval_dl = create_train_dataloader(), create_eval_dataloader()
+        on_prepare_start
+        scheduler = create_scheduler()
+        training_run_start, on_training_run_start
+        for each epoch:
+            train_epoch_start, on_train_epoch_start
+            for each batch:
+                on_train_step_start
+                calculate_train_batch_loss
+                on_train_step_end
+                backward_step
+                after the last batch of an accumulation group:
+                    optimizer_step, scheduler_step, optimizer_zero_grad
+                    on_optimizer_step_end
+            train_epoch_end, on_train_epoch_end
+            eval_epoch_start, on_eval_epoch_start
+            for each batch:
+                on_eval_step_start
+                calculate_eval_batch_loss
+                on_eval_step_end
+            eval_epoch_end, on_eval_epoch_end
+            training_run_epoch_end, on_training_run_epoch_end
+        training_run_end, on_training_run_end
+
+    Args:
+        model: The module to train.
+        loss_func: Called as ``loss_func(model_outputs, targets)``; None if ``calculate_*_batch_loss`` are overridden.
+        optimizer: An optimizer of the model's parameters; None for a trainer that only evaluates.
+        callbacks: Classes or instances; their events are called in this order.
+        run_history: Where metrics are recorded; None for an ``InMemoryRunHistory``.
+
+    Example:
+        >>> import torch
+        >>> from torch.utils.data import TensorDataset
+        >>> from pa_core import Trainer
+        >>> _ = torch.manual_seed(0)
+        >>> x = torch.randn(64, 3)
+        >>> data = TensorDataset(x, x.sum(1, keepdim=True))
+        >>> model = torch.nn.Linear(3, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> trainer = Trainer(model, torch.nn.MSELoss(), optimizer, callbacks=())
+        >>> trainer.train(data, num_epochs=20)
+        >>> trainer.run_history.get_latest_metric("train_loss_epoch") < 0.001
+        True
+    """
+
+    model: ModelT_co
+    scheduler: SchedulerT | None
+    create_scheduler_fn: SchedulerFactory[SchedulerT] | None
+    callback_handler: CallbackHandler[Self]
+
+    def __init__(
+        self,
+        model: ModelT_co,
+        loss_func: LossFunction | None,
+        optimizer: Optimizer | None,
+        callbacks: Iterable[CallbackLike[Self]] = DEFAULT_CALLBACKS,
+        run_history: RunHistory | None = None,
+    ) -> None:
+        self.model = model
+        self.loss_func: LossFunction = cast("LossFunction", loss_func)
+        self.optimizer: Optimizer = cast("Optimizer", optimizer)
+        self.callback_handler = CallbackHandler(callbacks)
+        self.run_history: RunHistory = InMemoryRunHistory() if run_history is None else run_history
+        self.run_config: TrainerRunConfig = _unset()
+        self.train_dataset: Dataset[Any] = _unset()
+        self.eval_dataset: Dataset[Any] | None = None
+        self.collate_fn: Callable[[list[Any]], Any] | None = None
+        self.create_scheduler_fn = None
+        self.scheduler = None
+        self.gradient_norm: Tensor | None = None
+        self._train_dataloader: SizedIterable = _unset()
+        self._eval_dataloader: SizedIterable | None = None
+        self._train_dl_kwargs: dict[str, Any] = {}
+        self._eval_dl_kwargs: dict[str, Any] = {}
+        self._gradient_clip_norm: float | None = None
+        self._loss_tracker = LossTracker()
+        self._seed: int | None = None
+        self.num_updates: int = 0
+        self.num_epochs_completed: int = 0
+        self._samples_of_group = 0
+        self._last_batch_size = 0
+        self._users_model: ModelT_co | None = None
+        self._undo_preparation: Callable[[], None] | None = None
+        self._agreement: distributed.GradientAgreement | None = None
+        self._wrapped_trainable: list[bool] = []
+        self._stop: StopTrainingError | None = None
+        self._accelerator = self._create_accelerator()
+        _accelerate.require_supported(self._accelerator)
+        self._steps_plainly = _accelerate.steps_plainly(self._accelerator)
+        self._stepped_optimizer = self.optimizer
+        self.callback_handler.call_event("on_init_end", self)
+
+    # The two entries: training and evaluation
+
+    def train(
+        self,
+        train_dataset: Dataset[Any],
+        num_epochs: int,
+        eval_dataset: Dataset[Any] | None = None,
+        per_device_batch_size: int = 8,
+        max_num_train_steps: int | None = None,
+        gradient_accumulation_steps: int = 1,
+        gradient_clip_value: float | None = None,
+        create_scheduler_fn: SchedulerFactory[SchedulerT] | None = None,
+        train_dataloader_kwargs: dict[str, Any] | None = None,
+        eval_dataloader_kwargs: dict[str, Any] | None = None,
+        reset_run_history: bool = True,
+        collate_fn: Callable[[list[Any]], BatchT] | None = None,
+        *,
+        gradient_clip_norm: float | None = None,
+    ) -> None:
+        """Run a training run: epochs of training, each followed by an evaluation if there is a dataset for it.
+
+        One number is drawn from torch's global generator on rank zero; the order of the data and the randomness of
+        augmentation follow from it, so ``torch.manual_seed(...)`` before the run decides everything.
+
+        Args:
+            train_dataset: The samples to train on.
+            num_epochs: How often to go over them.
+            eval_dataset: The samples to evaluate after each epoch; None for no evaluation.
+            per_device_batch_size: Samples in a batch of one process.
+            max_num_train_steps: Optimizer updates after which the run ends, also in mid-epoch; overrides
+                ``num_epochs``.
+            gradient_accumulation_steps: Batches of one process in an optimizer update. The gradient is that of the
+                mean loss over all samples of the update; the last group of an epoch may be shorter.
+            gradient_clip_value: Clip each element of the gradients to plus and minus this value.
+            create_scheduler_fn: Called with the optimizer, returns its scheduler, which is stepped after each update.
+                Arguments of a ``functools.partial`` may be ``TrainerPlaceholderValues``.
+            train_dataloader_kwargs: Arguments for the training loader, which win over the defaults.
+            eval_dataloader_kwargs: Arguments for the evaluation loader, which win over the defaults.
+            reset_run_history: False goes on with the metrics and the epoch count of the previous run.
+            collate_fn: Makes a batch of a list of samples, for both loaders.
+            gradient_clip_norm: Scale all gradients together so that their norm is at most this;
+                ``gradient_norm`` holds the norm that was measured.
+
+        Raises:
+            ConfigurationError: An argument cannot work.
+            NonFiniteLossError: ``TerminateOnNaNCallback`` ended the run; its last events have been called.
+        """
+        check_count("num_epochs", num_epochs)
+        check_count("gradient_accumulation_steps", gradient_accumulation_steps)
+        check_count("per_device_batch_size", per_device_batch_size)
+        if max_num_train_steps is not None:
+            check_count("max_num_train_steps", max_num_train_steps)
+        check_clip_threshold("gradient_clip_value", gradient_clip_value)
+        check_clip_threshold("gradient_clip_norm", gradient_clip_norm)
+        _check_optimizer(self.model, self.optimizer)
+        self.train_dataset = train_dataset
+        self.eval_dataset = eval_dataset
+        self.collate_fn = collate_fn
+        self.create_scheduler_fn = create_scheduler_fn
+        self._gradient_clip_norm = gradient_clip_norm
+        if reset_run_history:
+            self._reset_run_history()
+        with self._run():
+            self._train_dataloader = self.create_train_dataloader(per_device_batch_size, train_dataloader_kwargs)
+            self._eval_dataloader = (
+                None
+                if eval_dataset is None
+                else self.create_eval_dataloader(per_device_batch_size, eval_dataloader_kwargs)
+            )
+            self._limit_loaders_by_environment()
+            self.callback_handler.call_event("on_prepare_start", self)
+            self._prepare_model_optimizer_and_dataloaders()
+            self.run_config = self._create_run_config(
+                per_device_batch_size,
+                num_epochs,
+                gradient_accumulation_steps,
+                max_num_train_steps,
+                gradient_clip_value,
+            )
+            self.scheduler = self.create_scheduler()
+            self._run_training()
+        if isinstance(self._stop, NonFiniteLossError):
+            raise self._stop
+
+    def evaluate(
+        self,
+        dataset: Dataset[Any] | None = None,
+        per_device_batch_size: int = 8,
+        dataloader_kwargs: dict[str, Any] | None = None,
+        collate_fn: Callable[[list[Any]], BatchT] | None = None,
+        *,
+        reset_run_history: bool = True,
+    ) -> None:
+        """Run one evaluation epoch, and record its loss as ``evaluation_loss``.
+
+        Args:
+            dataset: The samples to evaluate; None for the evaluation dataset of the last training run.
+            per_device_batch_size: Samples in a batch of one process.
+            dataloader_kwargs: Arguments for the loader, which win over the defaults.
+            collate_fn: Makes a batch of a list of samples; None keeps the one of the last training run.
+            reset_run_history: False keeps the metrics that were recorded before.
+
+        Raises:
+            ConfigurationError: There is no dataset, or an argument cannot work.
+            NonFiniteLossError: ``TerminateOnNaNCallback`` ended the run; its last events have been called.
+        """
+        check_count("per_device_batch_size", per_device_batch_size)
+        dataset = self.eval_dataset if dataset is None else dataset
+        if dataset is None:
+            raise ConfigurationError(
+                "There is nothing to evaluate.",
+                given="evaluate() without a dataset, on a trainer that has no evaluation dataset from train()",
+                expected="a dataset",
+                do="Call evaluate(dataset).",
+            )
+        self.eval_dataset = dataset
+        self.collate_fn = self.collate_fn if collate_fn is None else collate_fn
+        if reset_run_history:
+            self._reset_run_history()
+        with self._run():
+            self._eval_dataloader = self.create_eval_dataloader(per_device_batch_size, dataloader_kwargs)
+            self._train_dataloader = _unset()
+            self._limit_loaders_by_environment()
+            self.callback_handler.call_event("on_prepare_start", self)
+            self._prepare_model_optimizer_and_dataloaders()
+            self.run_config = self._create_run_config(per_device_batch_size, 1, 1, None, None)
+            self._run_evaluation()
+        if isinstance(self._stop, NonFiniteLossError):
+            raise self._stop
+
+    # What a run is made of
+
+    def create_train_dataloader(
+        self, batch_size: int, train_dl_kwargs: dict[str, Any] | None = None
+    ) -> SizedIterable[BatchT]:
+        """Create the loader of the training epochs.
+
+        Args:
+            batch_size: Samples in a batch of one process; ``batch_size`` in ``train_dl_kwargs`` wins.
+            train_dl_kwargs: Arguments of ``torch.utils.data.DataLoader``, which win over
+                ``get_default_train_dl_kwargs``. A ``sampler`` or ``batch_sampler`` switches the order of ours off.
+
+        Returns:
+            A ``KeyedDataLoader``, or a plain ``DataLoader`` where the order is the user's own: with a sampler, or for
+            an ``IterableDataset``. An override may return any iterable with a length.
+        """
+        self._train_dl_kwargs = self.get_default_train_dl_kwargs(batch_size) | (train_dl_kwargs or {})
+        return self._create_dataloader(self.train_dataset, self._train_dl_kwargs, split="train")
+
+    def get_default_train_dl_kwargs(self, batch_size: int) -> dict[str, Any]:
+        """Return the default arguments of the training loader: shuffled, pinned where there is an accelerator.
+
+        Args:
+            batch_size: Samples in a batch of one process.
+        """
+        return {"shuffle": True, **self._default_dl_kwargs(self.train_dataset, batch_size)}
+
+    def create_eval_dataloader(
+        self, batch_size: int, eval_dl_kwargs: dict[str, Any] | None = None
+    ) -> SizedIterable[BatchT]:
+        """Create the loader of the evaluation epochs.
+
+        Args:
+            batch_size: Samples in a batch of one process; ``batch_size`` in ``eval_dl_kwargs`` wins.
+            eval_dl_kwargs: Arguments of ``torch.utils.data.DataLoader``, which win over
+                ``get_default_eval_dl_kwargs``.
+
+        Returns:
+            As ``create_train_dataloader``; the samples of ours are split over the processes without padding.
+        """
+        self._eval_dl_kwargs = self.get_default_eval_dl_kwargs(batch_size) | (eval_dl_kwargs or {})
+        return self._create_dataloader(cast("Dataset[Any]", self.eval_dataset), self._eval_dl_kwargs, split="eval")
+
+    def get_default_eval_dl_kwargs(self, batch_size: int) -> dict[str, Any]:
+        """Return the default arguments of the evaluation loader: in order, pinned where there is an accelerator.
+
+        Args:
+            batch_size: Samples in a batch of one process.
+        """
+        return {"shuffle": False, **self._default_dl_kwargs(cast("Dataset[Any]", self.eval_dataset), batch_size)}
+
+    def create_scheduler(self) -> SchedulerT | None:
+        """Create the scheduler of the run from ``create_scheduler_fn``, with its placeholders filled in.
+
+        Returns:
+            The scheduler, or None if no factory was given.
+
+        Raises:
+            TypeError: A scheduler was given instead of a factory.
+        """
+        factory = self.create_scheduler_fn
+        if factory is None:
+            return None
+        if not callable(factory) or hasattr(factory, "load_state_dict"):
+            name = type(factory).__name__
+            raise TypeError(
+                f"Given as create_scheduler_fn: an instance of {name}. Expected: a function that takes the optimizer "
+                f"and returns a scheduler. Pass functools.partial({name}, ...) or lambda optimizer: {name}(optimizer, "
+                "...)."
+            )
+        return resolve_placeholders(factory, self._placeholder_values())(self.optimizer)
+
+    def calculate_train_batch_loss(self, batch: BatchT) -> OutputT_co:
+        """Calculate the training loss of a batch.
+
+        Args:
+            batch: What the training loader yields, on the device; by default inputs and targets at the indices 0
+                and 1.
+
+        Returns:
+            A dictionary with ``loss``, ``model_outputs`` and ``batch_size``, and any further keys.
+        """
+        return self._calculate_batch_loss(batch)
+
+    def calculate_eval_batch_loss(self, batch: BatchT) -> OutputT_co:
+        """Calculate the evaluation loss of a batch; no gradients are recorded.
+
+        Args:
+            batch: What the evaluation loader yields, on the device.
+
+        Returns:
+            As ``calculate_train_batch_loss``.
+        """
+        return self._calculate_batch_loss(batch)
+
+    # The hooks of a run; a callback's event of the same name follows each of them
+
+    def training_run_start(self) -> None:
+        """Called when a training run starts."""
+
+    def train_epoch_start(self) -> None:
+        """Called when a training epoch starts; puts the model into training mode."""
+        self.model.train()
+
+    def train_epoch_end(self) -> None:
+        """Called when a training epoch has ended, before its loss is recorded."""
+
+    def eval_epoch_start(self) -> None:
+        """Called when an evaluation epoch starts; puts the model into evaluation mode."""
+        self.model.eval()
+
+    def eval_epoch_end(self) -> None:
+        """Called when an evaluation epoch has ended, before its loss is recorded."""
+
+    def training_run_epoch_end(self) -> None:
+        """Called after the training epoch and the evaluation epoch that follows it."""
+
+    def training_run_end(self) -> None:
+        """Called when a training run has ended, early or not."""
+
+    def evaluation_run_start(self) -> None:
+        """Called when ``evaluate()`` starts."""
+
+    def evaluation_run_end(self) -> None:
+        """Called when ``evaluate()`` has ended."""
+
+    # The loop
+
+    def _run_training(self) -> None:
+        """Run the epochs, and end the run through its last events however it stopped."""
+        try:
+            with self._stopping_together():
+                self.training_run_start()
+                self.callback_handler.call_event("on_training_run_start", self)
+            for epoch in range(self.run_config.num_epochs):
+                self._start_keyed_epoch(epoch)
+                self._run_epoch()
+        except StopTrainingError as error:
+            self._stop = error
+            self.callback_handler.call_event("on_stop_training_error", self, error=error)
+        self.training_run_end()
+        self.callback_handler.call_event("on_training_run_end", self)
+
+    def _run_epoch(self) -> None:
+        self._run_train_epoch(self._train_dataloader)
+        if self._eval_dataloader is not None:
+            self._run_eval_epoch(self._eval_dataloader)
+        self.num_epochs_completed += 1
+        with self._stopping_together():
+            self.training_run_epoch_end()
+            self.callback_handler.call_event("on_training_run_epoch_end", self)
+        self.run_history._increment_epoch()
+
+    def _run_train_epoch(self, train_dl: SizedIterable[BatchT]) -> None:
+        """Train on each batch of the loader.
+
+        Args:
+            train_dl: The training loader.
+        """
+        self._wrap_again_if_parameters_were_frozen()
+        self._loss_tracker.reset()
+        self._samples_of_group = 0
+        with self._stopping_together():
+            self.train_epoch_start()
+            self.callback_handler.call_event("on_train_epoch_start", self)
+        for step, (micro_batch, batch) in enumerate(self._micro_batches(train_dl), start=1):
+            self._run_train_step(batch, micro_batch, step)
+            if self.num_updates == self.run_config.max_num_train_steps:
+                break
+        with self._stopping_together():
+            self.train_epoch_end()
+        self._record_epoch_loss("train_loss_epoch")
+        with self._stopping_together():
+            self.callback_handler.call_event("on_train_epoch_end", self)
+
+    def _run_train_step(self, batch: BatchT, micro_batch: MicroBatch, step: int) -> None:
+        with self._gradient_synchronisation(micro_batch):
+            loss = self._forward(batch, micro_batch, step)
+            self.backward_step(self._weighted(loss, micro_batch))
+        self._samples_of_group += micro_batch.global_samples or self._last_batch_size * self._accelerator.num_processes
+        if micro_batch.ends_group:
+            self._raise_if_any_process_stops()
+            self._update()
+
+    def _forward(self, batch: BatchT, micro_batch: MicroBatch, step: int) -> Tensor:
+        """Calculate the loss of one batch and report it."""
+        if micro_batch.is_empty or self._stop is not None:
+            return self._loss_of_nothing()
+        loss: Tensor | None = None
+        try:
+            self.callback_handler.call_event("on_train_step_start", self)
+            output = self.calculate_train_batch_loss(batch)
+            loss = check_step_output(output, "calculate_train_batch_loss", needs_gradient=True)
+            self._last_batch_size = output["batch_size"]
+            self._loss_tracker.update(loss.detach(), self._last_batch_size)
+            self.callback_handler.call_event(
+                "on_train_step_end", self, batch=batch, batch_output=output, step=step
+            )
+        except StopTrainingError as error:
+            self._stop_at_the_next_agreement(error)
+        return self._loss_of_nothing() if loss is None else loss
+
+    def backward_step(self, loss: Tensor) -> None:
+        """Run the backward pass.
+
+        Args:
+            loss: The loss of the batch, scaled to its share of the optimizer update.
+        """
+        if self._steps_plainly:
+            loss.backward()  # type: ignore[no-untyped-call]  # Tensor.backward has no annotations
+        else:
+            self._accelerator.backward(loss)
+
+    def _update(self) -> None:
+        """Change the weights by the gradients of one accumulation group."""
+        self._clip_gradients()
+        self.optimizer_step()
+        skipped = not self._steps_plainly and self._accelerator.optimizer_step_was_skipped
+        if not skipped:
+            self.scheduler_step()
+        self.optimizer_zero_grad()
+        clock = self.run_history.clock
+        clock.samples += self._samples_of_group
+        self._samples_of_group = 0
+        if not skipped:
+            self.num_updates += 1
+            clock.update += 1
+            try:
+                self.callback_handler.call_event("on_optimizer_step_end", self, update=self.num_updates)
+            except StopTrainingError as error:
+                self._stop_at_the_next_agreement(error)
+
+    def _clip_gradients(self) -> None:
+        """Clip the gradients as ``train()`` was told to, once per update, after any scaling is undone."""
+        if self.run_config.gradient_clip_value is not None:
+            self._accelerator.clip_grad_value_(self.model.parameters(), self.run_config.gradient_clip_value)
+        if self.run_config.gradient_clip_norm is not None:
+            self.gradient_norm = self._accelerator.clip_grad_norm_(
+                self.model.parameters(), self.run_config.gradient_clip_norm
+            )
+
+    def optimizer_step(self) -> None:
+        """Update the parameters by their gradients."""
+        self._stepped_optimizer.step()
+
+    def scheduler_step(self) -> None:
+        """Step the scheduler, if there is one, after an optimizer update."""
+        if self.scheduler is not None:
+            cast("SchedulerLike", self.scheduler).step()
+
+    def optimizer_zero_grad(self) -> None:
+        """Clear the gradients of all parameters of the optimizer."""
+        self.optimizer.zero_grad()
+
+    def _run_evaluation(self) -> None:
+        """Run one evaluation epoch between the events of an evaluation run."""
+        try:
+            with self._stopping_together():
+                self.evaluation_run_start()
+                self.callback_handler.call_event("on_evaluation_run_start", self)
+            self._start_keyed_epoch(0)
+            self._run_eval_epoch(cast("SizedIterable[BatchT]", self._eval_dataloader), is_training=False)
+        except StopTrainingError as error:
+            self._stop = error
+            self.callback_handler.call_event("on_stop_training_error", self, error=error)
+        self.evaluation_run_end()
+        self.callback_handler.call_event("on_evaluation_run_end", self)
+
+    def _run_eval_epoch(
+        self, valid_dl: SizedIterable[BatchT], is_training: bool = True, *, is_intermediate: bool = False
+    ) -> None:
+        """Evaluate each batch of the loader.
+
+        Args:
+            valid_dl: The evaluation loader.
+            is_training: Whether this is part of a training run; ``evaluate()`` passes False.
+            is_intermediate: Whether the training epoch goes on afterwards.
+        """
+        event: dict[str, Any] = {"is_intermediate": True} if is_intermediate else {}
+        is_own_loader = valid_dl is self._eval_dataloader
+        with self._evaluating(), torch.no_grad():
+            with self._stopping_together():
+                self.eval_epoch_start()
+                self.callback_handler.call_event("on_eval_epoch_start", self, **event)
+                # A callback may have limited the loader for this epoch.
+                loader = self._eval_dataloader if is_own_loader and self._eval_dataloader is not None else valid_dl
+                for step, batch in enumerate(self._batches(loader), start=1):
+                    self._run_eval_step(batch, step)
+            with self._stopping_together():
+                self.eval_epoch_end()
+            self._record_epoch_loss("eval_loss_epoch" if is_training else "evaluation_loss")
+            with self._stopping_together():
+                self.callback_handler.call_event("on_eval_epoch_end", self, **event)
+
+    def _run_eval_step(self, batch: BatchT, step: int) -> None:
+        self.callback_handler.call_event("on_eval_step_start", self)
+        output = self.calculate_eval_batch_loss(batch)
+        loss = check_step_output(output, "calculate_eval_batch_loss", needs_gradient=False)
+        self._loss_tracker.update(loss.detach(), output["batch_size"])
+        self.callback_handler.call_event("on_eval_step_end", self, batch=batch, batch_output=output, step=step)
+
+    # What the loop stands on: epochs and batches
+
+    def _start_keyed_epoch(self, epoch: int) -> None:
+        """Choose the epoch whose order the training loader follows; loaders of the user's own keep their own."""
+        loader = innermost(self._train_dataloader)
+        if isinstance(loader, KeyedDataLoader):
+            loader.start_epoch(epoch)
+
+    def _micro_batches(self, train_dl: SizedIterable[BatchT]) -> Iterator[tuple[MicroBatch, BatchT]]:
+        return micro_batches(
+            train_dl,
+            self._batches(train_dl),
+            accumulation_steps=self.run_config.gradient_accumulation_steps,
+            rank=self._accelerator.process_index,
+            num_processes=self._accelerator.num_processes,
+        )
+
+    def _batches(self, loader: SizedIterable[BatchT]) -> Iterable[BatchT]:
+        """The batches on the device; only a loader that is no DataLoader has to be helped with that."""
+        if isinstance(innermost(loader), DataLoader):
+            return loader
+        return (move_to_device(batch, self.device) for batch in loader)
+
+    def _record_epoch_loss(self, metric_name: str) -> None:
+        """Record the mean loss over all samples of the epoch, on all processes."""
+        totals = self._loss_tracker.totals().to(self.device)
+        self._loss_tracker.load_totals(distributed.sum_over_processes(totals))
+        self.run_history.update_metric(metric_name, self._loss_tracker.average)
+
+    # What the loop stands on: several processes
+
+    def _gradient_synchronisation(self, micro_batch: MicroBatch) -> AbstractContextManager[None]:
+        """Gradients are exchanged once per update, in the backward pass of the last batch of its group."""
+        if micro_batch.ends_group or self._accelerator.num_processes == 1:
+            return nullcontext()
+        return self._accelerator.no_sync(self.model)
+
+    def _weighted(self, loss: Tensor, micro_batch: MicroBatch) -> Tensor:
+        """Scale a mean loss to its share of the update, and let a wish to stop travel with the gradients."""
+        if micro_batch.weight != 1:
+            loss = loss * micro_batch.weight
+        if micro_batch.ends_group and self._agreement is not None:
+            loss = self._agreement.ask(loss, self._wishes(self._stop))
+        return loss
+
+    def _loss_of_nothing(self) -> Tensor:
+        """Take part in the collectives of a step without a sample: the gradients of this loss are zero."""
+        return distributed.zero_pass(self.model)
+
+    @staticmethod
+    def _wishes(stop: StopTrainingError | None) -> list[bool]:
+        return [stop is not None, isinstance(stop, NonFiniteLossError)]
+
+    def _stop_at_the_next_agreement(self, error: StopTrainingError) -> None:
+        """Stop at once on one process; of several, take part in what the others have begun until all know."""
+        if self._accelerator.num_processes == 1:
+            raise error
+        self._stop = error
+
+    def _raise_if_any_process_stops(self) -> None:
+        """Stop all processes before the same update, if one of them asked for it."""
+        if self._accelerator.num_processes == 1:
+            return
+        if self._agreement is not None:
+            stops, not_finite = self._agreement.answers()
+        else:
+            stops, not_finite = distributed.any_of_processes(self._wishes(self._stop), self.device)
+        if stops:
+            raise self._stop or _stopped_elsewhere(not_finite)
+
+    @contextmanager
+    def _stopping_together(self) -> Iterator[None]:
+        """Let a ``StopTrainingError`` that one process raises within the context end it on all of them."""
+        try:
+            yield
+        except StopTrainingError as error:
+            self._stop_at_the_next_agreement(error)
+        if self._accelerator.num_processes > 1:
+            stops, not_finite = distributed.any_of_processes(self._wishes(self._stop), self.device)
+            if stops:
+                raise self._stop or _stopped_elsewhere(not_finite)
+
+    # What the loop stands on: preparing a run, and leaving everything as it was
+
+    def _create_accelerator(self) -> _accelerate.AcceleratorLike:
+        """Create the ``accelerate.Accelerator`` that places and wraps what a run needs.
+
+        Precision and processes are what the script was launched with. Override this to pass arguments of your own.
+        """
+        return _accelerate.create_accelerator()
+
+    def _create_run_config(
+        self,
+        per_device_batch_size: int,
+        num_epochs: int,
+        gradient_accumulation_steps: int,
+        max_num_train_steps: int | None,
+        gradient_clip_value: float | None,
+    ) -> TrainerRunConfig:
+        """Describe the run, from what was asked for and from the loaders that were made.
+
+        Args:
+            per_device_batch_size: Samples in a batch of one process, where a loader does not say.
+            num_epochs: Epochs asked for; ``max_num_train_steps`` overrides them.
+            gradient_accumulation_steps: Batches of one process in an update.
+            max_num_train_steps: Updates after which the run ends; None for all of the epochs.
+            gradient_clip_value: The bound on each element of the gradients.
+        """
+        processes = self._accelerator.num_processes
+        updates = 0
+        if self._train_dataloader is not None:
+            updates = math.ceil(count_steps(self._train_dataloader) / gradient_accumulation_steps)
+            if max_num_train_steps is None:
+                max_num_train_steps = num_epochs * updates
+            else:
+                num_epochs = math.ceil(max_num_train_steps / updates)
+        train_batch_size = _batch_size_of(self._train_dataloader, self._train_dl_kwargs, per_device_batch_size)
+        eval_batch_size = _batch_size_of(self._eval_dataloader, self._eval_dl_kwargs, per_device_batch_size)
+        return TrainerRunConfig(
+            num_epochs=num_epochs,
+            train_per_device_batch_size=train_batch_size,
+            train_dl_kwargs=self._train_dl_kwargs,
+            eval_per_device_batch_size=eval_batch_size,
+            eval_dl_kwargs=self._eval_dl_kwargs,
+            gradient_accumulation_steps=gradient_accumulation_steps,
+            gradient_clip_value=gradient_clip_value,
+            train_total_batch_size=train_batch_size * processes * gradient_accumulation_steps,
+            eval_total_batch_size=eval_batch_size * processes,
+            num_update_steps_per_epoch=updates,
+            max_num_train_steps=max_num_train_steps,
+            is_local_process_zero=self._accelerator.is_local_main_process,
+            is_world_process_zero=self._accelerator.is_main_process,
+            is_distributed=processes > 1,
+            mixed_precision=self._accelerator.mixed_precision,
+            num_processes=processes,
+            gradient_clip_norm=self._gradient_clip_norm,
+            seed=self._seed,
+        )
+
+    def _prepare_model_optimizer_and_dataloaders(self) -> None:
+        """Place and wrap the model, and let accelerate prepare what is not ours: the loaders of the user's own."""
+        self._wrap_model()
+        if not self._steps_plainly and self.optimizer is not None:
+            self._stepped_optimizer = self._accelerator.prepare_optimizer(self.optimizer)
+        else:
+            self._stepped_optimizer = self.optimizer
+        if self._train_dataloader is not None:
+            self._train_dataloader = self._prepare_loader(self._train_dataloader)
+        if self._eval_dataloader is not None:
+            self._eval_dataloader = self._prepare_loader(self._eval_dataloader)
+
+    def _wrap_model(self) -> None:
+        is_training = self._train_dataloader is not None
+        self._users_model = self.model
+        plain_model = _accelerate.unwrap(self.model, keep_torch_compile=False)
+        if is_training and self._accelerator.num_processes > 1:
+            self._agreement = distributed.GradientAgreement(plain_model, num_questions=len(self._wishes(None)))
+        try:
+            wrapped, self._undo_preparation = _accelerate.place_and_wrap(
+                self._accelerator, self.model, for_training=is_training
+            )
+        finally:
+            if self._agreement is not None:
+                self._agreement.hide_from(plain_model)
+        self.model = cast("ModelT_co", wrapped)  # pyright: ignore[reportIncompatibleVariableOverride]  # the base class declares any module
+        if not distributed.synchronises_every_parameter(self.model):
+            self._agreement = None
+        self._wrapped_trainable = [parameter.requires_grad for parameter in plain_model.parameters()]
+
+    def _wrap_again_if_parameters_were_frozen(self) -> None:
+        """Wrap anew: gradients of parameters that were frozen when the model was wrapped would not be exchanged."""
+        trainable = [parameter.requires_grad for parameter in self.get_model(False).parameters()]
+        if self._accelerator.num_processes > 1 and trainable != self._wrapped_trainable:
+            self._unwrap_model()
+            self._wrap_model()
+
+    def _unwrap_model(self) -> None:
+        if self._undo_preparation is not None:
+            self._undo_preparation()
+            self.model = cast("ModelT_co", self._users_model)
+        self._undo_preparation = self._users_model = self._agreement = None
+        _accelerate.forget_prepared_objects(self._accelerator)
+
+    def _reset_run_history(self) -> None:
+        self.run_history.reset()
+        self.run_history.clock.reset()
+
+    @contextmanager
+    def _run(self) -> Iterator[None]:
+        """Begin a run, and leave the user's objects as they were however it ends."""
+        self._stop = None
+        self.num_updates = self.num_epochs_completed = 0
+        drawn = int(torch.randint(2**63 - 1, ()).item())
+        self._seed = distributed.agree_on_integer(drawn, self.device)
+        self.run_history.clock.start()
+        try:
+            yield
+        except BaseException as exception:
+            self.callback_handler.call_event("on_exception", self, exception=exception)
+            raise
+        finally:
+            self.run_history.clock.stop()
+            self._unwrap_model()
+            if self.optimizer is not None:
+                self.optimizer.zero_grad()
+        self.callback_handler.warn_of_unfired_events()
+
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        """Within the context the model is the module without wrappers; losses and modes of training come back."""
+        wrapped, losses_of_training = self.model, self._loss_tracker
+        modes = [(module, module.training) for module in wrapped.modules()]
+        self.model = cast("ModelT_co", _accelerate.unwrap(wrapped))
+        self._loss_tracker = LossTracker()
+        try:
+            distributed.broadcast_buffers(self.model)
+            yield
+        finally:
+            self.model, self._loss_tracker = wrapped, losses_of_training
+            for module, training in modes:
+                module.training = training
+
+    # Creating loaders
+
+    def _default_dl_kwargs(self, dataset: Dataset[Any], batch_size: int) -> dict[str, Any]:
+        return {
+            "batch_size": batch_size,
+            "pin_memory": self.device.type == "cuda",
+            "num_workers": default_num_workers(dataset, distributed.num_local_processes()),
+        }
+
+    def _create_dataloader(
+        self, dataset: Dataset[Any], kwargs: dict[str, Any], split: Literal["train", "eval"]
+    ) -> SizedIterable[Any]:
+        kwargs = {"collate_fn": self.collate_fn, "persistent_workers": kwargs["num_workers"] > 0, **kwargs}
+        if isinstance(dataset, IterableDataset) or not kwargs.keys().isdisjoint(("sampler", "batch_sampler")):
+            return plain_dataloader(dataset, kwargs)
+        return KeyedDataLoader(
+            dataset,
+            split=split,
+            seed=self._seed or 0,
+            rank=self._accelerator.process_index,
+            num_processes=self._accelerator.num_processes,
+            device=self.device,
+            **kwargs,
+        )
+
+    def _prepare_loader(self, loader: SizedIterable[Any]) -> SizedIterable[Any]:
+        """Ours split themselves, and what is no DataLoader stays as it is; accelerate splits all others."""
+        if isinstance(loader, DataLoaderSlice):
+            return DataLoaderSlice(self._prepare_loader(loader.wrapped), loader.slice_size)
+        if isinstance(loader, KeyedDataLoader) or not isinstance(loader, DataLoader):
+            return loader
+        return self._accelerator.prepare_data_loader(loader)
+
+    def _limit_loaders_by_environment(self) -> None:
+        limit = batch_limit_from_environment()
+        if limit is None:
+            return
+        if self._train_dataloader is not None:
+            self._train_dataloader = DataLoaderSlice(self._train_dataloader, limit)
+        if self._eval_dataloader is not None:
+            self._eval_dataloader = DataLoaderSlice(self._eval_dataloader, limit)
+
+    def _calculate_batch_loss(self, batch: BatchT) -> OutputT_co:
+        inputs_and_targets: Any = batch
+        inputs, targets = inputs_and_targets[0], inputs_and_targets[1]
+        model_outputs = self.model(inputs)
+        loss = self.loss_func(model_outputs, targets)
+        output = {"loss": loss, "model_outputs": model_outputs, "batch_size": len(targets)}
+        return cast("OutputT_co", output)
+
+    def _placeholder_values(self) -> dict[str, float]:
+        updates = self.run_config.num_update_steps_per_epoch
+        return {
+            TrainerPlaceholderValues.NUM_EPOCHS.value: self.run_config.num_epochs,
+            TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH.value: updates,
+            TrainerPlaceholderValues.PER_PROCESS_NUM_UPDATE_STEPS_PER_EPOCH.value: updates,
+            TrainerPlaceholderValues.TRAIN_DATALOADER_LEN.value: count_steps(self._train_dataloader),
+            TrainerPlaceholderValues.EVAL_DATALOADER_LEN.value: (
+                0 if self._eval_dataloader is None else count_steps(self._eval_dataloader)
+            ),
+        }
+
+    # What scripts and callbacks call
+
+    @property
+    @override
+    def device(self) -> torch.device:
+        return self._accelerator.device
+
+    @property
+    @override
+    def train_dataloader(self) -> SizedIterable[BatchT]:
+        return self._train_dataloader
+
+    @train_dataloader.setter
+    def train_dataloader(self, loader: SizedIterable[BatchT]) -> None:
+        self._train_dataloader = loader
+
+    @property
+    @override
+    def eval_dataloader(self) -> SizedIterable[BatchT] | None:
+        return self._eval_dataloader
+
+    @eval_dataloader.setter
+    def eval_dataloader(self, loader: SizedIterable[BatchT] | None) -> None:
+        self._eval_dataloader = loader
+
+    @property
+    @override
+    def loss_tracker(self) -> LossTracker:
+        return self._loss_tracker
+
+    @override
+    def describe_run(self) -> str:
+        """Return one line that says what runs: processes, backend, device and precision."""
+        return _accelerate.describe_processes(self._accelerator)
+
+    if TYPE_CHECKING:
+
+        @override
+        def get_model(self, keep_torch_compile: bool = True) -> ModelT_co: ...
+
+    else:
+
+        def get_model(self, keep_torch_compile: bool = True) -> nn.Module:
+            """Return the model without its distributed wrappers.
+
+            Args:
+                keep_torch_compile: False also returns what is inside a compiled model.
+            """
+            return _accelerate.unwrap(self.model, keep_torch_compile=keep_torch_compile)
+
+    @override
+    def gather(self, tensor: Any, padding_value: float | None = None) -> Any:
+        """Return the tensors of all processes, concatenated along the first dimension; every process must call this.
+
+        Args:
+            tensor: A tensor, or a nested list, tuple or mapping of tensors; first dimensions may differ.
+            padding_value: None needs no padding. A number pads the first dimension to that of the longest process.
+        """
+        return distributed.gather(tensor, padding_value)
+
+    @override
+    def print(self, *args: Any, **kwargs: Any) -> None:
+        """Print once per node."""
+        if self._accelerator.is_local_main_process:
+            print(*args, **kwargs)  # noqa: T201  # printing is what this method is for
+
+    @override
+    def run_evaluation_epoch(self, *, is_intermediate: bool = False) -> None:
+        """Evaluate ``eval_dataset`` once in the middle of a training run, and go on training as before.
+
+        Args:
+            is_intermediate: Passed to ``on_eval_epoch_start`` and ``on_eval_epoch_end`` when True.
+
+        Raises:
+            ConfigurationError: The run has no evaluation dataset.
+        """
+        if self._eval_dataloader is None:
+            raise ConfigurationError(
+                "There is nothing to evaluate.",
+                given="a run without an evaluation dataset",
+                expected="train(..., eval_dataset=...)",
+                do="Pass an evaluation dataset, or remove the callback that evaluates.",
+            )
+        self._run_eval_epoch(self._eval_dataloader, is_intermediate=is_intermediate)
+
+    @override
+    def save_checkpoint(
+        self,
+        save_path: str | Path,
+        checkpoint_kwargs: dict[str, Any] | None = None,
+        save_optimizer: bool = True,
+        save_scheduler: bool = True,
+        save_per_node: bool = True,
+    ) -> None:
+        """Write the weights, and what belongs to them, to one file, which is whole or is not there.
+
+        Args:
+            save_path: The file, by convention ending in ``.pt``.
+            checkpoint_kwargs: Further entries: tensors, numbers, strings and containers of them.
+            save_optimizer: Whether the optimizer's state is included.
+            save_scheduler: Whether the scheduler's state is included, if there is one.
+            save_per_node: True writes once on each machine, False once in the whole run.
+
+        Raises:
+            CheckpointError: Something in it could not be loaded again; a file that is there already stays as it is.
+        """
+        content = checkpoint.build_checkpoint(
+            self.get_model(keep_torch_compile=False),
+            self.optimizer if save_optimizer else None,
+            self.scheduler if save_scheduler else None,
+            checkpoint_kwargs,
+        )
+        writes = self._accelerator.is_local_main_process if save_per_node else self._accelerator.is_main_process
+        if writes:
+            checkpoint.write_checkpoint(save_path, content)
+
+    @override
+    def load_checkpoint(
+        self, checkpoint_path: str | Path, load_optimizer: bool = True, load_scheduler: bool = True
+    ) -> dict[str, Any]:
+        """Read a file that ``save_checkpoint`` wrote; every process must call this.
+
+        Args:
+            checkpoint_path: The file.
+            load_optimizer: Whether the optimizer's state is loaded, if the file has one.
+            load_scheduler: Whether the scheduler's state is loaded, if the file and the trainer have one.
+
+        Returns:
+            The whole content of the file.
+
+        Raises:
+            FileNotFoundError: There is no such file.
+            CheckpointError: The file is damaged, needs code to be unpickled, or is that of another model; nothing was
+                loaded.
+        """
+        self._accelerator.wait_for_everyone()
+        content = checkpoint.read_checkpoint(checkpoint_path, self.device)
+        checkpoint.load_checkpoint_into(
+            content,
+            self.get_model(keep_torch_compile=False),
+            self.optimizer if load_optimizer else None,
+            self.scheduler if load_scheduler else None,
+            needs_optimizer=load_optimizer,
+            source=checkpoint_path,
+        )
+        return content
+
+    @override
+    def save_model(self, save_directory: str | Path, max_shard_size: int | str = "5GB") -> None:
+        """Export the weights as safetensors; every process may call this, the first one of all writes.
+
+        Args:
+            save_directory: The folder of the files, made if it is missing.
+            max_shard_size: Weights of more than this are split into several files, with an index beside them.
+        """
+        if self._accelerator.is_main_process:
+            save_safetensors(self._accelerator, self.get_model(keep_torch_compile=False), save_directory, max_shard_size)
+
+
+def _unset() -> Any:
+    """The value of attributes that have one from the first run on, and are typed as if they always had."""
+    return None
+
+
+def _stopped_elsewhere(not_finite: bool) -> StopTrainingError:
+    if not_finite:
+        return NonFiniteLossError(
+            "A loss on another process is not finite.",
+            given="NaN or infinity there",
+            expected="a finite loss",
+            do="See the message of that process.",
+        )
+    return StopTrainingError("Another process asked to stop.")
+
+
+def _batch_size_of(loader: object, kwargs: dict[str, Any], default: int) -> int:
+    sizes = (getattr(loader, "batch_size", None), kwargs.get("batch_size"), default)
+    return next(int(size) for size in sizes if size is not None)
+
+
+def _check_optimizer(model: nn.Module, optimizer: Optimizer | None) -> None:
+    """An optimizer of another model would train nothing, silently."""
+    if optimizer is None:
+        raise ConfigurationError(
+            "There is no optimizer to train with.",
+            given="optimizer=None",
+            expected="an optimizer of the model's parameters",
+            do="Pass one to the trainer, for example torch.optim.SGD(model.parameters(), lr=0.1).",
+        )
+    of_model = {id(parameter) for parameter in model.parameters()}
+    of_optimizer = [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
+    if of_model.isdisjoint(of_optimizer):
+        raise ConfigurationError(
+            "The optimizer holds none of the model's parameters, so that nothing would be trained.",
+            given=f"{type(optimizer).__name__} of {len(of_optimizer)} other parameters",
+            expected=f"parameters of {type(model).__name__}",
+            do="Create the optimizer from the parameters of the model that is trained: after replacing parts of the "
+            "model, not before.",
+        )
