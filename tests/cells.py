@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import dataclass
+from typing import cast
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ def observe() -> Cell:
     dtypes: list[torch.dtype] = []
     layer = torch.nn.Linear(2, 2)
     layer.register_forward_hook(lambda _module, _inputs, output: dtypes.append(output.dtype))
-    model: torch.nn.Module = Accelerator().prepare_model(torch.nn.Sequential(layer))
+    model = cast("torch.nn.Module", Accelerator().prepare_model(torch.nn.Sequential(layer)))
     model(torch.zeros(1, 2))
     forget_accelerate_state()
     if not dist.is_initialized():

@@ -40,14 +40,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Refuse to run where the installed distributions or the cell are not what was claimed."""
+    """Refuse to run where what is installed, or the cell, is not what was claimed."""
     installed: str | None = session.config.getoption("--installed")
+    versions: str | None = session.config.getoption("--versions")
     cell: str | None = session.config.getoption("--cell")
-    problem = _wrong_installation(set(installed.split(","))) if installed else None
-    if cell:
-        problem = problem or cells.mismatch(cell)
-    if problem:
-        pytest.exit(problem, returncode=pytest.ExitCode.USAGE_ERROR)
+    problems = [
+        _wrong_installation(set(installed.split(","))) if installed else None,
+        _wrong_versions(versions.split(",")) if versions else None,
+        cells.mismatch(cell) if cell else None,
+    ]
+    if found := "; ".join(problem for problem in problems if problem):
+        pytest.exit(found, returncode=pytest.ExitCode.USAGE_ERROR)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -125,6 +128,12 @@ def _wrong_installation(expected: set[str]) -> str | None:
         elif not Path(spec.origin).is_relative_to(sys.prefix):
             return f"{package} is imported from {spec.origin}, not from the installed wheel of {distribution}"
     return None
+
+
+def _wrong_versions(expected: list[str]) -> str | None:
+    installed = {f"{one.name}=={one.version}" for one in importlib.metadata.distributions()}
+    missing = set(expected) - installed
+    return f"these versions should be installed and are not: {sorted(missing)}" if missing else None
 
 
 def _is_installed(distribution: str) -> bool:

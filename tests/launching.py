@@ -106,8 +106,13 @@ def run_command(
 def _torchrun(ranks: int) -> list[str]:
     if ranks == 1:
         return []
-    port = str(free_port())
-    return ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--master-port", port]
+    return [
+        "-m",
+        "torch.distributed.run",
+        "--standalone",  # on a port that torch finds itself
+        "--local-addr=127.0.0.1",
+        f"--nproc-per-node={ranks}",
+    ]
 
 
 def _environment(extra: Mapping[str, str]) -> dict[str, str]:

@@ -1,0 +1,373 @@
+"""Everything that is checked, in one file.
+
+On a machine that has nothing but Python 3.11 or newer, `python3 noxfile.py` runs all of it and
+`python3 noxfile.py -s quickstart` trains the example; where nox is at hand, `nox` and `nox -s quickstart`
+are the same. `nox -l` lists the sessions. What they install and build goes to `.nox/` and nowhere else.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+import venv
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NoReturn
+
+ROOT = Path(__file__).resolve().parent
+NOX = ROOT / ".nox"
+NEEDED_NOX = ">=2024.4.15"
+
+
+def python_of(environment: Path) -> Path:
+    """The interpreter of a virtual environment."""
+    return environment / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+
+
+def start_nox() -> NoReturn:
+    """Become nox, with the arguments of this command line; where there is none, install one for us alone."""
+    bootstrap = NOX / "bootstrap"
+    python = next((path for path in (Path(sys.executable), python_of(bootstrap)) if _has_nox(path)), None)
+    if python is None:
+        print(f"Installing nox into {bootstrap}", flush=True)  # noqa: T201 - there is no session to log to yet
+        venv.create(bootstrap, clear=True, with_pip=True)
+        python = python_of(bootstrap)
+        subprocess.run([python, "-m", "pip", "install", "--quiet", f"nox{NEEDED_NOX}"], check=True)
+    os.execv(python, [str(python), "-m", "nox", "--noxfile", __file__, *sys.argv[1:]])
+
+
+def _has_nox(python: Path) -> bool:
+    """Whether there is a nox that can read this file."""
+    command = [str(python), "-m", "nox", "--noxfile", __file__, "--list"]
+    return python.exists() and subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+if __name__ == "__main__":
+    start_nox()
+
+import nox  # noqa: E402 - a bare machine has none before start_nox
+from nox.command import CommandFailed  # noqa: E402 - as above
+
+nox.needs_version = NEEDED_NOX
+nox.options.default_venv_backend = "none"  # sessions share environments: see Environment
+nox.options.sessions = [
+    "lint",
+    "import_rules",
+    "build",
+    "types",
+    "tests",
+    "coverage",
+    "examples",
+    "docs",
+    "floors",
+]
+
+PACKAGES = ROOT / "packages"
+WHEELS = NOX / "wheels"
+CONSTRAINTS = ROOT / "tests" / "constraints.txt"
+UV = shutil.which("uv")
+CPU = {"ACCELERATE_USE_CPU": "true", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+
+TEST_TOOLS = ("hypothesis>=6.140", "pytest>=9", "pytest-timeout>=2.4")
+LINT_TOOLS = ("import-linter>=2.13", "ruff")
+BUILD_TOOLS = ("build>=1.3", "hatchling>=1.27", "twine>=6.2", *TEST_TOOLS)
+DOCS_TOOLS = ("furo>=2025.9", "myst-parser>=4", "sphinx>=8.2")
+TYPE_TOOLS = ("mypy", "nox", "pyright[nodejs]", "types-tqdm")
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """One of ours, with the extras that its tests need and the packages that they need beyond those."""
+
+    name: str
+    package: str
+    extras: tuple[str, ...] = ()
+    test_requirements: tuple[str, ...] = ()
+
+    def requirements(self) -> list[str]:
+        """What its pyproject.toml declares, with the extras that its tests need."""
+        project = tomllib.loads((PACKAGES / self.name / "pyproject.toml").read_text())["project"]
+        optional: dict[str, list[str]] = project.get("optional-dependencies", {})
+        return [*project["dependencies"], *(line for extra in self.extras for line in optional[extra])]
+
+    def with_ours(self) -> set[Distribution]:
+        """Itself and those of ours that come with it, because it requires them."""
+        names = {split_requirement(line)[0] for line in self.requirements()}
+        return {self}.union(*(other.with_ours() for other in DISTRIBUTIONS if other.name in names))
+
+    def wheel(self) -> str:
+        """The path of its built wheel."""
+        (wheel,) = WHEELS.glob(f"{self.name.replace('-', '_')}-*.whl")
+        return str(wheel)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A way to run tests. `tests/cells.py` says what each name promises, and every run has to prove it."""
+
+    name: str
+    ranks: int = 1
+    env: dict[str, str] = field(default_factory=dict[str, str])
+
+
+DISTRIBUTIONS = (
+    Distribution("pa-core", "pa_core", extras=("examples", "plot")),
+    Distribution("pa-schedulers", "pa_schedulers"),
+    Distribution("pa-finetuning", "pa_finetuning", test_requirements=("accelerate",)),
+    Distribution("pa-callbacks-extra", "pa_callbacks_extra", extras=("torchmetrics",)),
+    Distribution("pa-compat", "pytorch_accelerated"),
+)
+CELLS = (
+    Cell("one_process"),
+    Cell("two_ranks", ranks=2),
+    Cell("bf16", env={"ACCELERATE_MIXED_PRECISION": "bf16"}),
+)
+MATRIX = [
+    nox.param(tested, cell, id=f"{tested[0].name if len(tested) == 1 else 'together'}, {cell.name}")
+    for tested in (*((one,) for one in DISTRIBUTIONS), DISTRIBUTIONS)
+    for cell in CELLS
+]
+
+
+@nox.session
+def quickstart(session: nox.Session) -> None:
+    """Train the example: a small network on real scanned digits, in seconds on a CPU."""
+    environment = Environment(session, "quickstart")
+    environment.install("--editable", f"{PACKAGES / 'pa-core'}[examples]")
+    environment.run("python", "examples/train_digits.py", *session.posargs)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Check style and format of every Python file (ruff)."""
+    environment = Environment(session, "lint")
+    environment.install(*LINT_TOOLS)
+    environment.run("ruff", "check")
+    environment.run("ruff", "format", "--check")
+
+
+@nox.session
+def import_rules(session: nox.Session) -> None:
+    """Check who imports whom: distributions, rooms of pa_core, accelerate, tqdm (import-linter)."""
+    environment = Environment(session, "lint")
+    environment.install(*LINT_TOOLS)
+    sources = os.pathsep.join(str(PACKAGES / one.name / "src") for one in DISTRIBUTIONS)
+    environment.run("lint-imports", "--no-logo", "--no-cache", env={"PYTHONPATH": sources})
+
+
+@nox.session
+def build(session: nox.Session) -> None:
+    """Build wheel and sdist of each distribution and check what is in them (twine, tests)."""
+    environment = build_wheels(session)
+    environment.run("twine", "check", "--strict", *(str(path) for path in sorted(WHEELS.iterdir())))
+    environment.run("python", "-m", "pytest", "tests/repository/test_wheels.py")
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """Check the types of packages, tests, examples and this file (mypy --strict, pyright strict)."""
+    environment = everything(session)
+    sources = [f"packages/{one.name}/src" for one in DISTRIBUTIONS]
+    environment.run("mypy", *sources, "tests", "examples", "docs/conf.py", "noxfile.py")
+    environment.run("pyright", "--pythonpath", str(environment.interpreter))
+
+
+@nox.session
+@nox.parametrize("tested, cell", MATRIX)
+def tests(session: nox.Session, tested: tuple[Distribution, ...], cell: Cell) -> None:
+    """Test built wheels, each distribution alone and all together, in each cell of the matrix."""
+    together = tested == DISTRIBUTIONS
+    environment = everything(session) if together else alone(session, *tested)
+    installed = set[Distribution]().union(*(one.with_ours() for one in tested))
+    pytest = [
+        "pytest",
+        *(f"tests/{one.package}" for one in tested),
+        *(["tests/repository"] if together else []),
+        f"--cell={cell.name}",
+        f"--installed={','.join(sorted(one.name for one in installed))}",
+        *session.posargs,
+    ]
+    if together and cell == CELLS[0]:
+        environment.run("coverage", "erase")
+    run_in_cell(environment, cell, ["coverage", "run", "-m", *pytest] if together else pytest)
+
+
+@nox.session
+def coverage(session: nox.Session) -> None:
+    """Combine what tests(together, ...) covered: at least 95 %, branches and subprocesses included."""
+    environment = everything(session)
+    environment.run("coverage", "combine", "--keep", "--quiet")
+    environment.run("coverage", "report")
+
+
+@nox.session
+def examples(session: nox.Session) -> None:
+    """Run each example in every way that a user can launch it."""
+    everything(session).run("python", "-m", "pytest", "tests/examples", *session.posargs)
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """Build the documentation, warnings are errors, and run the examples in docstrings."""
+    environment = everything(session)
+    environment.run("sphinx-build", "-n", "-W", "--keep-going", "-E", "-q", "docs", str(NOX / "docs"))
+    packages = [one.package for one in DISTRIBUTIONS]
+    environment.run("python", "-m", "pytest", "--doctest-modules", "--pyargs", *packages, env=CPU)
+
+
+@nox.session
+def floors(session: nox.Session) -> None:
+    """Test all together with the oldest versions that the distributions declare, torch excepted.
+
+    torch stays at the version of tests/constraints.txt, because builds of its floor are not at hand
+    everywhere; where one is, write its version there and run this session.
+    """
+    required = map(split_requirement, {line for one in DISTRIBUTIONS for line in one.requirements()})
+    fixed = {"torch", *(one.name for one in DISTRIBUTIONS)}
+    oldest = sorted(f"{name}=={floor}" for name, floor in required if name not in fixed)
+    build_wheels(session)
+    environment = Environment(session, "floors")
+    environment.install_wheels(DISTRIBUTIONS, *oldest, *TEST_TOOLS)
+    pytest = [
+        "pytest",
+        *(f"tests/{one.package}" for one in DISTRIBUTIONS),
+        f"--cell={CELLS[0].name}",
+        f"--versions={','.join(oldest)}",
+        *session.posargs,
+    ]
+    run_in_cell(environment, CELLS[0], pytest)
+
+
+READY: set[str] = set()
+"""The environments that this run of nox has filled already."""
+
+
+def build_wheels(session: nox.Session) -> Environment:
+    """The environment that builds, after it has built wheels and sdists, once in a run of nox."""
+    environment = Environment(session, "build")
+    if "build" not in READY:
+        environment.install(*BUILD_TOOLS)
+        shutil.rmtree(WHEELS, ignore_errors=True)
+        for one in DISTRIBUTIONS:
+            folder = str(PACKAGES / one.name)
+            environment.run("python", "-m", "build", "--no-isolation", "--outdir", str(WHEELS), folder)
+        READY.add("build")
+    return environment
+
+
+def alone(session: nox.Session, one: Distribution) -> Environment:
+    """An environment with the wheel of one distribution, what it declares and what its tests need."""
+    environment = Environment(session, one.name)
+    if one.name not in READY:
+        build_wheels(session)
+        environment.install_wheels((one,), *TEST_TOOLS, *one.test_requirements)
+        READY.add(one.name)
+    return environment
+
+
+def everything(session: nox.Session) -> Environment:
+    """The environment with all wheels, and with the tools that need them installed."""
+    environment = Environment(session, "everything")
+    if "everything" not in READY:
+        build_wheels(session)
+        tools = (*TEST_TOOLS, *LINT_TOOLS, *TYPE_TOOLS, *DOCS_TOOLS, "coverage>=7.10")
+        environment.install_wheels(DISTRIBUTIONS, *tools)
+        READY.add("everything")
+    return environment
+
+
+def run_in_cell(environment: Environment, cell: Cell, module: list[str]) -> None:
+    """Run a Python module in a cell: as one process, or as several ranks of which the first one is seen."""
+    env = {**CPU, **cell.env}
+    if cell.ranks == 1:
+        environment.run("python", "-m", *module, env=env)
+        return
+    logs = NOX / "logs"
+    shutil.rmtree(logs, ignore_errors=True)
+    launcher = ["--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={cell.ranks}"]
+    launcher += [f"--log-dir={logs}", f"--redirects={','.join(f'{rank}:3' for rank in range(1, cell.ranks))}"]
+    try:
+        # One rank that goes on after a failure would wait for the other in a collective.
+        environment.run("torchrun", *launcher, "-m", *module, "--exitfirst", env=env)
+    except CommandFailed:
+        for log in sorted(logs.rglob("*.log")):
+            environment.session.warn(f"{log.relative_to(logs)}:\n{log.read_text()}")
+        raise
+
+
+class Environment:
+    """A virtual environment under `.nox/`, shared by the sessions that name it and kept for the next run.
+
+    nox would make one for each session; with torch in nearly all of them, that is a gigabyte each.
+    """
+
+    def __init__(self, session: nox.Session, name: str) -> None:
+        """Make the environment, if it is not there or belongs to another Python."""
+        self.session = session
+        self.folder = NOX / name
+        self.interpreter = python_of(self.folder)
+        if not _is_of_this_python(self.interpreter):
+            session.log(f"Making {self.folder}")
+            venv.create(self.folder, clear=True, with_pip=UV is None)
+
+    def install(self, *requirements: str) -> None:
+        """Install within the constraints: with uv where it is present, else with pip."""
+        python = str(self.interpreter)
+        installer = [UV, "pip", "install", "--python", python] if UV else [python, "-m", "pip", "install"]
+        constraints = ["--constraint", str(CONSTRAINTS)]
+        env = _pip_settings_for_uv() if UV else {}
+        self.session.run_install(*installer, *constraints, *requirements, env=env, silent=True, external=True)
+
+    def install_wheels(self, distributions: tuple[Distribution, ...], *requirements: str) -> None:
+        """Install the built wheels of `distributions` with what they declare, and `requirements`."""
+        ours = set[Distribution]().union(*(one.with_ours() for one in distributions))
+        # A wheel that was built again has the same version as before: nothing would be installed.
+        self.install("--force-reinstall", "--no-deps", *sorted(one.wheel() for one in ours))
+        wheels = [f"{one.wheel()}[{','.join(one.extras)}]" for one in distributions]
+        self.install(*wheels, *requirements)
+
+    def run(self, program: str, *arguments: str, env: dict[str, str] | None = None) -> None:
+        """Run a program of this environment in the root of the repository."""
+        path = shutil.which(program, path=self.interpreter.parent)
+        # Without bytecode, which some machines switch off, each start of torch takes three times as long.
+        env = {"PYTHONDONTWRITEBYTECODE": "", **(env or {})}
+        self.session.run(path or program, *arguments, env=env, external=True)
+
+
+def _is_of_this_python(interpreter: Path) -> bool:
+    if not interpreter.exists():
+        return False
+    command = [str(interpreter), "-c", "import sys; print(sys.version)"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() == sys.version
+
+
+@functools.cache
+def _pip_settings_for_uv() -> dict[str, str]:
+    """Where pip finds packages on this machine, in the words of uv, which reads none of pip's settings."""
+    command = [sys.executable, "-m", "pip", "config", "list"]
+    listed = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    # Variables of the environment are listed first and win over files.
+    found: list[tuple[str, str]] = re.findall(r"\.([a-z-]+)='(.*)'", listed)
+    settings = {name: value.replace(r"\n", " ") for name, value in reversed(found)}
+    in_words_of_uv = {
+        "SSL_CERT_FILE": settings.get("cert"),
+        "UV_DEFAULT_INDEX": settings.get("index-url"),
+        "UV_INDEX": settings.get("extra-index-url"),
+        "UV_INDEX_STRATEGY": "unsafe-best-match",  # as pip: the best version of all indexes
+        "UV_FIND_LINKS": ",".join(settings.get("find-links", "").split()),
+    }
+    return {name: value for name, value in in_words_of_uv.items() if value and name not in os.environ}
+
+
+def split_requirement(line: str) -> tuple[str, str]:
+    """The name and the floor of a requirement such as `tqdm>=4.66,<5`."""
+    match = re.match(r"([\w.-]+)>=([\w.]+)", line)
+    if match is None:
+        message = f"A requirement needs a floor, as in 'tqdm>=4.66': {line!r}"
+        raise ValueError(message)
+    return match[1], match[2]
