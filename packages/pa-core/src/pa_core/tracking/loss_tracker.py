@@ -1,0 +1,91 @@
+"""The mean loss of an epoch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pa_core.tracking.metric_columns import MetricValue
+
+__all__ = ["LossTracker"]
+
+
+class LossTracker:
+    """The mean loss over samples, accumulated without waiting for an accelerator.
+
+    Losses on the CPU are summed in double precision. Losses on an accelerator are summed there, in double
+    precision on CUDA and in single precision elsewhere (not every device has doubles), and only reading the
+    sum waits for it.
+
+    Example:
+        >>> tracker = LossTracker()
+        >>> tracker.update(torch.tensor(1.0), batch_size=3)
+        >>> tracker.update(2.0, batch_size=1)
+        >>> tracker.average, tracker.total_loss, tracker.running_count
+        (1.25, 5.0, 4)
+    """
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Start over with no losses."""
+        self._host_total: float = 0.0
+        self._device_total: Tensor | None = None
+        self._count: int = 0
+
+    def update(self, loss: MetricValue, batch_size: int = 1) -> None:
+        """Add the mean loss of a batch.
+
+        Args:
+            loss: The mean over the samples of the batch: a number, or a tensor with one element, whose graph
+                is not kept.
+            batch_size: The number of samples that it is the mean of.
+        """
+        self._count += batch_size
+        if not isinstance(loss, Tensor):
+            self._host_total += loss * batch_size
+        elif loss.is_cpu:
+            self._host_total += loss.item() * batch_size
+        else:
+            self._add_on_device(loss.detach().reshape(()), batch_size)
+
+    def _add_on_device(self, loss: Tensor, batch_size: int) -> None:
+        total = self._device_total
+        if total is None or total.device != loss.device:
+            self._host_total = self.total_loss
+            dtype = torch.float64 if loss.device.type == "cuda" else torch.float32
+            self._device_total = total = torch.zeros((), dtype=dtype, device=loss.device)
+        total.add_(loss, alpha=batch_size)
+
+    @property
+    def total_loss(self) -> float:
+        """The sum of the losses of all samples; reading it waits for the accelerator."""
+        return self._host_total + (0.0 if self._device_total is None else self._device_total.item())
+
+    @property
+    def running_count(self) -> int:
+        """The number of samples so far."""
+        return self._count
+
+    @property
+    def average(self) -> float:
+        """The mean loss of all samples, NaN before the first; reading it waits for the accelerator."""
+        return self.total_loss / self._count if self._count else float("nan")
+
+    def totals(self) -> Tensor:
+        """Return ``[total_loss, running_count]`` as a tensor where the losses are, without waiting for them.
+
+        Summed over processes and given to ``load_totals``, it makes this the tracker of all of them.
+        """
+        totals = torch.tensor([self._host_total, self._count], dtype=torch.float64)
+        if self._device_total is not None:
+            totals = totals.to(self._device_total)
+            totals[0] += self._device_total
+        return totals
+
+    def load_totals(self, totals: Tensor) -> None:
+        """Go on from what ``totals`` returned; waits for the accelerator."""
+        self._device_total = None
+        self._host_total = float(totals[0])
+        self._count = round(float(totals[1]))
