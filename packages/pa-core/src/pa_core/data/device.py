@@ -76,19 +76,14 @@ def pin_memory(batch: _BatchT) -> _BatchT:
 
 def _map_leaves(value: Any, function: Callable[[Any], Any], method: str) -> Any:
     """Apply a function to the tensors and to the objects that have a method; keep what does not change."""
-    if isinstance(value, Tensor):
+    kind: type[Any] = value.__class__
+    if issubclass(kind, Tensor) or callable(getattr(kind, method, None)):
         return function(value)
-    if value is None or isinstance(value, (str, bytes, int, float, type)):
-        return value
-    if callable(getattr(value, method, None)):
-        return function(value)
-    if isinstance(value, (list, tuple)):
-        return _map_sequence(cast("list[Any] | tuple[Any, ...]", value), function, method)
-    if isinstance(value, Mapping):
-        return _map_mapping(cast("Mapping[Any, Any]", value), function, method)
-    if dataclasses.is_dataclass(value):
-        return _map_dataclass(value, function, method)
-    return value
+    if issubclass(kind, (list, tuple)):
+        return _map_sequence(value, function, method)
+    if issubclass(kind, Mapping):
+        return _map_mapping(value, function, method)
+    return _map_dataclass(value, function, method) if dataclasses.is_dataclass(kind) else value
 
 
 def _map_sequence(values: list[Any] | tuple[Any, ...], function: Callable[[Any], Any], method: str) -> Any:
@@ -109,7 +104,7 @@ def _map_mapping(values: Mapping[Any, Any], function: Callable[[Any], Any], meth
     if all(moved[key] is value for key, value in values.items()):
         return values
     if isinstance(values, MutableMapping):
-        clone = copy.copy(cast("MutableMapping[Any, Any]", values))
+        clone = copy.copy(values)
         clone.update(moved)
         return clone
     constructor = cast("Callable[[dict[Any, Any]], Any]", type(values))

@@ -11,7 +11,7 @@ from torch.utils.data import Sampler
 from typing_extensions import override
 
 from pa_core.data.fetching import BatchRequest
-from pa_core.data.order import EpochOrder, epoch_order, mix
+from pa_core.data.order import EpochOrder, epoch_order, index_list, mix
 from pa_core.data.split import Split
 
 __all__ = ["EpochBatches", "EpochPlan", "WorkerRequests"]
@@ -36,6 +36,10 @@ class EpochPlan:
     seed: int
     epoch: int
     algorithm: str | None
+
+    def __post_init__(self) -> None:
+        """Refuse an unknown algorithm now and not with the first batch."""
+        _ = self.order
 
     @cached_property
     def order(self) -> EpochOrder:
@@ -91,7 +95,7 @@ class EpochBatches(Sampler[list[int]]):
 
     @override
     def __iter__(self) -> Iterator[list[int]]:
-        return (indices.tolist() for indices in self.plan.batches())
+        return (index_list(indices) for indices in self.plan.batches())
 
 
 class WorkerRequests(Sampler[BatchRequest]):

@@ -12,7 +12,7 @@ from torch.utils.data import Dataset, get_worker_info
 from typing_extensions import override
 
 from pa_core.data.keyed_random import seed_streams
-from pa_core.data.order import extend_key
+from pa_core.data.order import extend_key, index_list
 from pa_core.data.whole_batch import fetch_batch
 
 __all__ = [
@@ -56,7 +56,7 @@ class SampleFetcher:
 
     def __call__(self, key: int, indices: Tensor) -> Any:
         """Return the batch of the samples at ``indices`` in the epoch with this key."""
-        chosen: list[int] = indices.tolist()
+        chosen = index_list(indices)
         if self.keyed:
             return self.collate_fn([self._keyed_sample(key, index) for index in chosen])
         get_samples = getattr(self.dataset, "__getitems__", None)
@@ -109,9 +109,8 @@ class WorkerStart:
 
     def __call__(self, worker_id: int) -> None:
         """Prepare the worker with this number."""
-        info = get_worker_info()
-        if info is not None and isinstance(info.dataset, WorkerDataset):
-            # Users reach their dataset through the worker info, which refuses plain assignment.
-            object.__setattr__(info, "dataset", info.dataset.dataset)
+        info: Any = get_worker_info()
+        # Users reach their dataset through the worker info, which refuses plain assignment.
+        object.__setattr__(info, "dataset", info.dataset.dataset)
         if self.worker_init_fn is not None:
             self.worker_init_fn(worker_id)

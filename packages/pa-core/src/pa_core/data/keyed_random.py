@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 import random
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from functools import cache
 from types import ModuleType
@@ -44,7 +44,7 @@ def seed_streams(key: int) -> None:
 
 
 @contextmanager
-def preserved_streams() -> Iterator[None]:
+def preserved_streams() -> Generator[None]:
     """Put the global streams of python, numpy and torch (CPU) back as they were, whatever happens inside."""
     numpy_random = _numpy_random()
     python_state = random.getstate()

@@ -9,7 +9,7 @@ from multiprocessing.context import BaseContext
 from typing import Any, Literal, TypeVar
 
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, default_collate  # pyright: ignore[reportUnknownVariableType]  # torch leaves it open
 from typing_extensions import override
 
 from pa_core.data.device import move_to_device, pin_memory
@@ -129,7 +129,6 @@ class KeyedDataLoader(DataLoader[_SampleT_co]):
         in_order: bool = True,
     ) -> None:
         check_options(rank, num_processes, num_workers, timeout, in_order)
-        self._split_kind: Literal["train", "eval"] = split
         self._whole_epoch = _split_epoch(
             split, count_samples(dataset), check_batch_size(batch_size), num_processes, drop_last
         )
@@ -141,27 +140,30 @@ class KeyedDataLoader(DataLoader[_SampleT_co]):
         self.keyed_augmentation: bool = keyed_augmentation
         self.whole_batches: bool = decide_whole_batches(dataset, collate_fn, whole_batches)
         self._batches = EpochBatches(EpochPlan(self._whole_epoch, rank, shuffle, seed, 0, algorithm))
-        self._owns_generator = generator is None
-        super().__init__(
+        self._own_generator = torch.Generator()
+        self._options: dict[str, Any] = {
+            "num_workers": num_workers,
+            "pin_memory": pin_memory,
+            "timeout": timeout,
+            "multiprocessing_context": multiprocessing_context,
+            "generator": self._own_generator if generator is None else generator,
+            "prefetch_factor": prefetch_factor,
+            "persistent_workers": persistent_workers,
+            "pin_memory_device": pin_memory_device,
+        }
+        super().__init__(  # pyright: ignore[reportUnknownMemberType]  # torch leaves its options open
             dataset,
             batch_sampler=self._batches,
-            num_workers=num_workers,
             collate_fn=collate_fn,
-            pin_memory=pin_memory,
-            timeout=timeout,
             worker_init_fn=worker_init_fn,
-            multiprocessing_context=multiprocessing_context,
-            generator=torch.Generator() if generator is None else generator,
-            prefetch_factor=prefetch_factor,
-            persistent_workers=persistent_workers,
-            pin_memory_device=pin_memory_device,
+            **self._options,
         )
         # With a batch sampler torch forgets these two, and refuses to have them set.
         vars(self).update(batch_size=batch_size, drop_last=drop_last)
         self._fetcher: BatchFetcher = (
             WholeBatchFetcher(dataset)
             if self.whole_batches
-            else SampleFetcher(dataset, self.collate_fn, keyed_augmentation)
+            else SampleFetcher(dataset, collate_fn or _collate, keyed_augmentation)
         )
         self._pins = pin_memory and _can_pin()
         self._worker_loader: DataLoader[Any] | None = None
@@ -174,7 +176,7 @@ class KeyedDataLoader(DataLoader[_SampleT_co]):
 
     @seed.setter
     def seed(self, seed: int) -> None:
-        self._choose(replace(self._batches.plan, seed=seed))
+        self._batches.plan = replace(self._batches.plan, seed=seed)
 
     @property
     def algorithm(self) -> str | None:
@@ -183,7 +185,7 @@ class KeyedDataLoader(DataLoader[_SampleT_co]):
 
     @algorithm.setter
     def algorithm(self, algorithm: str | None) -> None:
-        self._choose(replace(self._batches.plan, algorithm=algorithm))
+        self._batches.plan = replace(self._batches.plan, algorithm=algorithm)
 
     @property
     def epoch(self) -> int:
@@ -226,7 +228,7 @@ class KeyedDataLoader(DataLoader[_SampleT_co]):
                     do="Call start_epoch(epoch) without a position.",
                 )
             split = replace(split, start=position)
-        self._choose(replace(self._batches.plan, epoch=epoch, split=split))
+        self._batches.plan = replace(self._batches.plan, epoch=epoch, split=split)
 
     def close(self) -> None:
         """End persistent workers now instead of with the loader; the next iterator starts new ones."""
@@ -234,16 +236,10 @@ class KeyedDataLoader(DataLoader[_SampleT_co]):
         self._iterations += 1
 
     @override
-    def __iter__(  # type: ignore[override]  # torch promises its private iterator class
-        self,
-    ) -> Iterator[Any]:  # pyright: ignore[reportIncompatibleMethodOverride]  # the same
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # pyright: ignore[reportIncompatibleMethodOverride]  # torch promises its private iterator class
         """Iterate the chosen epoch from the chosen position on."""
         plan = self._batches.plan
         return self._load_here(plan) if self.num_workers == 0 else self._load_in_workers(plan)
-
-    def _choose(self, plan: EpochPlan) -> None:
-        _ = plan.order  # refuses what it cannot make before anything has changed
-        self._batches.plan = plan
 
     def _load_here(self, plan: EpochPlan) -> Iterator[Any]:
         draws = self.keyed_augmentation and not self.whole_batches
@@ -255,8 +251,7 @@ class KeyedDataLoader(DataLoader[_SampleT_co]):
     def _load_in_workers(self, plan: EpochPlan) -> Iterator[Any]:
         if self._worker_loader is None:
             self._worker_loader = self._make_worker_loader()
-        if self._owns_generator:
-            self.generator.manual_seed(extend_key(plan.key, _WORKER_STREAMS))
+        self._own_generator.manual_seed(extend_key(plan.key, _WORKER_STREAMS))
         self._iterations += 1
         return self._receive(iter(self._worker_loader), self._iterations)
 
@@ -283,15 +278,8 @@ class KeyedDataLoader(DataLoader[_SampleT_co]):
             batch_size=None,
             sampler=WorkerRequests(self._batches),
             collate_fn=_as_it_is,
-            num_workers=self.num_workers,
-            pin_memory=self.pin_memory,
-            timeout=self.timeout,
             worker_init_fn=WorkerStart(self.worker_init_fn),
-            multiprocessing_context=self.multiprocessing_context,
-            generator=self.generator,
-            prefetch_factor=self.prefetch_factor,
-            persistent_workers=self.persistent_workers,
-            pin_memory_device=self.pin_memory_device,
+            **self._options,
         )
 
 
@@ -314,6 +302,10 @@ def _can_pin() -> bool:
     """Tell whether there is an accelerator that torch pins memory for."""
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     return accelerator is not None and accelerator.type != "mps"
+
+
+def _collate(samples: list[Any]) -> Any:
+    return default_collate(samples)
 
 
 def _as_it_is(batch: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from functools import cached_property
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from pa_core.errors import ConfigurationError
 
-__all__ = ["RANDPERM_LIMIT", "EpochOrder", "epoch_order", "extend_key", "mix"]
+__all__ = ["RANDPERM_LIMIT", "EpochOrder", "epoch_order", "extend_key", "index_list", "mix"]
 
 RANDPERM_LIMIT = 10_000_000
 """Up to this many samples an epoch is shuffled with a table from `torch.randperm`, 80 MB at the limit."""
@@ -247,6 +247,11 @@ def epoch_order(
             do="Continue with the version that stored this name, or a later one.",
         )
     return _ORDERS[algorithm](num_samples, seed=seed, epoch=epoch)
+
+
+def index_list(indices: Tensor) -> list[int]:
+    """Return the elements of an integer tensor of one dimension as python integers."""
+    return cast("list[int]", indices.tolist())  # pyright: ignore[reportUnknownMemberType]  # open in torch
 
 
 def _default_algorithm(num_samples: int, *, shuffle: bool) -> str:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 from typing_extensions import TypeVar
+
+from pa_core.data.order import index_list
 
 __all__ = ["SupportsFetchBatch", "can_fetch_batch", "fetch_batch", "is_in_memory"]
 
@@ -58,11 +60,9 @@ def is_in_memory(dataset: Dataset[Any]) -> bool:
     if isinstance(dataset, TensorDataset):
         return _indexes_as(dataset, TensorDataset) and all(_is_dense(tensor) for tensor in dataset.tensors)
     if isinstance(dataset, Subset):
-        subset = cast("Subset[Any]", dataset)
-        return _indexes_as(subset, Subset) and is_in_memory(subset.dataset)
+        return _indexes_as(dataset, Subset) and is_in_memory(dataset.dataset)
     if isinstance(dataset, ConcatDataset):
-        concatenation = cast("ConcatDataset[Any]", dataset)
-        return _indexes_as(concatenation, ConcatDataset) and all(map(is_in_memory, concatenation.datasets))
+        return _indexes_as(dataset, ConcatDataset) and all(map(is_in_memory, dataset.datasets))
     return False
 
 
@@ -79,8 +79,7 @@ def can_fetch_batch(dataset: Dataset[Any]) -> bool:
         return True
     if not isinstance(dataset, Subset):
         return False
-    subset = cast("Subset[Any]", dataset)
-    return _indexes_as(subset, Subset) and can_fetch_batch(subset.dataset)
+    return _indexes_as(dataset, Subset) and can_fetch_batch(dataset.dataset)
 
 
 def fetch_batch(dataset: Dataset[Any], indices: Tensor) -> Any:
@@ -100,19 +99,18 @@ def fetch_batch(dataset: Dataset[Any], indices: Tensor) -> Any:
     if isinstance(dataset, TensorDataset):
         return [tensor.index_select(0, indices.to(tensor.device)) for tensor in dataset.tensors]
     if isinstance(dataset, Subset):
-        subset = cast("Subset[Any]", dataset)
-        return fetch_batch(subset.dataset, _look_up(subset, indices))
+        return fetch_batch(dataset.dataset, _look_up(dataset, indices))
     return _fetch_concatenated(cast("ConcatDataset[Any]", dataset), indices)
 
 
 def _look_up(subset: Subset[Any], indices: Tensor) -> Tensor:
     """Translate indices into a subset to indices into its dataset."""
-    table: Sequence[int] | Tensor = subset.indices
+    table = cast("Sequence[int] | Tensor", subset.indices)  # people pass tensors too
     if isinstance(table, Tensor):
         chosen = table[indices].to(torch.int64)
     else:
-        chosen = torch.tensor([int(table[index]) for index in indices.tolist()])
-    num_samples = len(subset.dataset)  # type: ignore[arg-type]  # torch leaves __len__ out of Dataset
+        chosen = torch.tensor([int(table[index]) for index in index_list(indices)])
+    num_samples = len(cast("Sized", subset.dataset))
     return torch.where(chosen < 0, chosen + num_samples, chosen)
 
 
@@ -121,7 +119,7 @@ def _fetch_concatenated(dataset: ConcatDataset[Any], indices: Tensor) -> list[Te
     ends = torch.tensor(dataset.cumulative_sizes)
     part_of = torch.bucketize(indices, ends, right=True)
     parts: list[list[Tensor]] = []
-    for number in part_of.unique().tolist():
+    for number in sorted(set(index_list(part_of))):
         begin = dataset.cumulative_sizes[number - 1] if number > 0 else 0
         parts.append(fetch_batch(dataset.datasets[number], indices[part_of == number] - begin))
     as_asked = part_of.argsort(stable=True).argsort()
