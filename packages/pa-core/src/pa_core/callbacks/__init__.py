@@ -1,0 +1,47 @@
+"""Callbacks: what listens to the events of a run."""
+
+from __future__ import annotations
+
+from pa_core.callbacks.base import CallbackHandler, CallbackLike, TrainerCallback
+from pa_core.callbacks.best_metric import BestMetric, watched_value
+from pa_core.callbacks.console import (
+    LogMetricsCallback,
+    PrintProgressCallback,
+    ProgressBarCallback,
+    bars_hidden,
+)
+from pa_core.callbacks.defaults import DEFAULT_CALLBACKS, get_default_callbacks
+from pa_core.callbacks.limits import (
+    LimitBatches,
+    LimitBatchesCallback,
+    LimitEvalStepsCallback,
+    StepBasedEvaluationCallback,
+    batch_limit_from_environment,
+)
+from pa_core.callbacks.placement import MoveModulesToDeviceCallback
+from pa_core.callbacks.saving import SaveBestModelCallback
+from pa_core.callbacks.stopping import TerminateOnNaNCallback
+from pa_core.errors import StopTrainingError
+
+__all__ = [
+    "DEFAULT_CALLBACKS",
+    "BestMetric",
+    "CallbackHandler",
+    "CallbackLike",
+    "LimitBatches",
+    "LimitBatchesCallback",
+    "LimitEvalStepsCallback",
+    "LogMetricsCallback",
+    "MoveModulesToDeviceCallback",
+    "PrintProgressCallback",
+    "ProgressBarCallback",
+    "SaveBestModelCallback",
+    "StepBasedEvaluationCallback",
+    "StopTrainingError",
+    "TerminateOnNaNCallback",
+    "TrainerCallback",
+    "bars_hidden",
+    "batch_limit_from_environment",
+    "get_default_callbacks",
+    "watched_value",
+]

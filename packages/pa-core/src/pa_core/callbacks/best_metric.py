@@ -1,0 +1,109 @@
+"""Which value of a metric is the best so far: what saving the best model and stopping early decide by."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from pa_core.any_trainer import AnyTrainer
+from pa_core.errors import ConfigurationError, MetricNotFoundError
+
+__all__ = ["BestMetric", "watched_value"]
+
+
+class BestMetric:
+    """The best value of a metric so far, and the epoch it belongs to.
+
+    NaN is never an improvement, and the first value that is a number always is one.
+
+    Args:
+        greater_is_better: Whether a higher value is the better one, as for an accuracy.
+        min_change: A change of less than this is no improvement. It is measured from the best value, so that
+            many small steps in the right direction add up to one.
+
+    Attributes:
+        value: The best value, None as long as there is none.
+        epoch: The epoch of the best value, None as long as there is none.
+
+    Raises:
+        ConfigurationError: ``min_change`` is negative or not finite.
+
+    Example:
+        >>> best = BestMetric(greater_is_better=True, min_change=0.01)
+        >>> [best.update(accuracy, epoch) for epoch, accuracy in enumerate([0.5, 0.505, 0.52], start=1)]
+        [True, False, True]
+        >>> best.value, best.epoch
+        (0.52, 3)
+    """
+
+    def __init__(self, greater_is_better: bool = False, min_change: float = 0.0) -> None:
+        if not (math.isfinite(min_change) and min_change >= 0):
+            raise ConfigurationError(
+                "The change that counts as an improvement is not usable.",
+                given=f"min_change={min_change!r}",
+                expected="a finite number of at least 0",
+                do="Pass the size of the change; greater_is_better says its direction.",
+            )
+        self.greater_is_better = greater_is_better
+        self.min_change = min_change
+        self.value: float | None = None
+        self.epoch: int | None = None
+
+    def is_improved_by(self, value: float) -> bool:
+        """Return whether ``value`` is better than the best value so far; nothing is changed."""
+        if math.isnan(value):
+            return False
+        if self.value is None:
+            return True
+        gain = value - self.value if self.greater_is_better else self.value - value
+        return gain > 0 and gain >= self.min_change
+
+    def update(self, value: float, epoch: int) -> bool:
+        """Take over ``value`` if it is an improvement, and return whether it was one."""
+        improved = self.is_improved_by(value)
+        if improved:
+            self.value = value
+            self.epoch = epoch
+        return improved
+
+    def reset(self) -> None:
+        """Forget the best value."""
+        self.value = None
+        self.epoch = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the best value and its epoch."""
+        return {"value": self.value, "epoch": self.epoch}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over what ``state_dict`` returned."""
+        self.value = state_dict["value"]
+        self.epoch = state_dict["epoch"]
+
+
+def watched_value(trainer: AnyTrainer, metric_name: str) -> float:
+    """Return the latest value of a metric, the same one on every process.
+
+    What follows from the value (saving, stopping) is done by all processes together, so that a metric which
+    was computed on each process by itself must not send them different ways: the value of the first process
+    counts. Every process has to call this.
+
+    Raises:
+        MetricNotFoundError: No value was recorded under this name.
+    """
+    recorded = sorted(trainer.run_history.get_metric_names())
+    if metric_name not in recorded:
+        raise MetricNotFoundError(
+            "The metric to watch was never recorded.",
+            given=f"watch_metric={metric_name!r}",
+            expected=f"one of the recorded metrics: {', '.join(recorded) or 'none so far'}",
+            do="Correct the name, record it with run_history.update_metric before the end of the epoch, "
+            "or pass an eval_dataset if it comes from the evaluation.",
+        )
+    value = float(trainer.run_history.get_latest_metric(metric_name))
+    if trainer.run_config.num_processes == 1:
+        return value
+    of_each_process = trainer.gather(torch.tensor([value], dtype=torch.float64, device=trainer.device))
+    return float(of_each_process[0])

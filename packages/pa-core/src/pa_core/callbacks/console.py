@@ -1,0 +1,435 @@
+"""What a run shows on the console: progress bars, messages and metrics.
+
+This is the only module that imports tqdm, and it does so when the first bar is drawn.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TextIO
+
+from typing_extensions import override
+
+from pa_core.any_trainer import AnyTrainer
+from pa_core.callbacks.base import TrainerCallback
+from pa_core.callbacks.epoch_progress import EpochProgress, PlainLines, ProgressDisplay, format_rate
+from pa_core.callbacks.run_summary import (
+    MetricSummary,
+    format_duration,
+    format_table,
+    greater_is_better,
+    summarise,
+)
+from pa_core.errors import StopTrainingError
+from pa_core.tracking import InMemoryRunHistory, RunHistory
+from pa_core.types import BatchOutput
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
+
+__all__ = ["LogMetricsCallback", "PrintProgressCallback", "ProgressBarCallback", "bars_hidden"]
+
+
+@contextmanager
+def bars_hidden() -> Generator[None]:
+    """Within the context, progress bars are off the screen, so that printed lines stay whole.
+
+    Bars of tqdm that a program draws itself are taken off as well. Where no bar was ever drawn this does
+    nothing.
+
+    Example:
+        >>> with bars_hidden():
+        ...     print("a line of its own")
+        a line of its own
+    """
+    if "tqdm" not in sys.modules:
+        yield
+        return
+    from tqdm import tqdm
+
+    with tqdm.external_write_mode():
+        yield
+
+
+class ProgressBarCallback(TrainerCallback):
+    """Shows the progress of each epoch: mean loss so far, learning rate, samples per second.
+
+    On a terminal and in a notebook this is a progress bar. Where the output goes elsewhere, to a file for
+    example, a line is written every 30 seconds and at the end of each epoch. Only the first process of each
+    machine shows anything. The loss is that of this process, and never waits for an accelerator.
+
+    Example:
+        >>> from pa_core import get_default_callbacks
+        >>> any(callback is ProgressBarCallback for callback in get_default_callbacks())
+        True
+    """
+
+    def __init__(self) -> None:
+        self._train: EpochProgress | None = None
+        self._eval: EpochProgress | None = None
+        self._only_evaluates = False
+
+    @override
+    def on_training_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        """Take note that evaluation epochs follow training epochs."""
+        self._only_evaluates = False
+
+    @override
+    def on_evaluation_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        """Take note that there is no epoch to name."""
+        self._only_evaluates = True
+
+    @override
+    def on_train_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        """Open the display of a training epoch."""
+        title = f"Epoch {trainer.run_history.current_epoch}"
+        display = _open_display(trainer, title, len(trainer.train_dataloader), keeps_last=True)
+        self._train = None if display is None else EpochProgress(display, shows_learning_rate=True)
+
+    @override
+    def on_train_step_end(
+        self, trainer: AnyTrainer, batch: Any, batch_output: BatchOutput, **kwargs: Any
+    ) -> None:
+        """Count the batch."""
+        if self._train is not None:
+            self._train.step(trainer, batch_output["batch_size"])
+
+    @override
+    def on_train_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        """Close the display."""
+        self._close_train(trainer, is_complete=True)
+
+    @override
+    def on_eval_epoch_start(
+        self, trainer: AnyTrainer, *, is_intermediate: bool = False, **kwargs: Any
+    ) -> None:
+        """Open the display of an evaluation epoch, below that of the training epoch if there is one."""
+        if self._train is not None:
+            self._train.pause()
+        if trainer.eval_dataloader is None:
+            return
+        title = "Evaluation" if self._only_evaluates else f"Epoch {trainer.run_history.current_epoch} eval"
+        display = _open_display(trainer, title, len(trainer.eval_dataloader), keeps_last=not is_intermediate)
+        self._eval = None if display is None else EpochProgress(display, shows_learning_rate=False)
+
+    @override
+    def on_eval_step_end(
+        self, trainer: AnyTrainer, batch: Any, batch_output: BatchOutput, **kwargs: Any
+    ) -> None:
+        """Count the batch."""
+        if self._eval is not None:
+            self._eval.step(trainer, batch_output["batch_size"])
+
+    @override
+    def on_eval_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        """Close the display of the evaluation, and go on with that of the training."""
+        self._close_eval(trainer, is_complete=True)
+        if self._train is not None:
+            self._train.resume()
+
+    @override
+    def on_stop_training_error(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        """Close what is open."""
+        self._close_eval(trainer, is_complete=False)
+        self._close_train(trainer, is_complete=False)
+
+    @override
+    def on_exception(self, trainer: AnyTrainer, exception: BaseException, **kwargs: Any) -> None:
+        """Close what is open, so that the traceback starts on a line of its own."""
+        self._close_eval(trainer, is_complete=False)
+        self._close_train(trainer, is_complete=False)
+
+    def _close_train(self, trainer: AnyTrainer, is_complete: bool) -> None:
+        if self._train is not None:
+            self._train.close(trainer, is_complete)
+            self._train = None
+
+    def _close_eval(self, trainer: AnyTrainer, is_complete: bool) -> None:
+        if self._eval is not None:
+            self._eval.close(trainer, is_complete)
+            self._eval = None
+
+
+class PrintProgressCallback(TrainerCallback):
+    """Prints a message at the start and the end of a run and at the start of each epoch.
+
+    A training run ends with a table: of each metric the last value, the best value and the epoch of the best.
+    Which direction is better is told from the name (a loss or an error should be low, an accuracy high);
+    where the name does not say, no value is called the best. Samples per second are those of the training
+    epochs alone, without the evaluations.
+
+    Args:
+        greater_is_better: For metrics by name, whether a higher value is better. It wins over what the name
+            says.
+
+    Example:
+        >>> import torch
+        >>> from pa_core import PrintProgressCallback, Trainer
+        >>> model = torch.nn.Linear(1, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> samples = torch.utils.data.TensorDataset(torch.ones(8, 1), torch.ones(8, 1))
+        >>> show = PrintProgressCallback(greater_is_better={"my_metric": True})
+        >>> Trainer(model, torch.nn.MSELoss(), optimizer, callbacks=[show]).evaluate(samples)
+        ... # doctest: +ELLIPSIS
+        Evaluation starts: 1 batch; 1 process, device cpu, precision fp32
+        Evaluation ended in ... s
+    """
+
+    def __init__(self, greater_is_better: Mapping[str, bool] = MappingProxyType({})) -> None:
+        self.greater_is_better = greater_is_better
+        self._start = _Reading(0, 0.0)
+        self._training_seconds = 0.0
+        self._training_since = 0.0
+
+    @override
+    def on_training_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        """Print what is going to run."""
+        config = trainer.run_config
+        updates = config.num_update_steps_per_epoch
+        length = f"{_count(config.num_epochs, 'epoch')} of {_count(updates, 'update')}"
+        if (
+            config.max_num_train_steps is not None
+            and config.max_num_train_steps < config.num_epochs * updates
+        ):
+            length += f", at most {_count(config.max_num_train_steps, 'update')}"
+        samples = _count(config.train_total_batch_size, "sample")
+        _print(trainer, f"Training starts: {length}, {samples} per update; {trainer.describe_run()}")
+        self._start = _Reading.of(trainer)
+        self._training_seconds = 0.0
+
+    @override
+    def on_train_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        """Print the number of the epoch."""
+        _print(trainer, f"Starting epoch {trainer.run_history.current_epoch}")
+        self._training_since = trainer.run_history.clock.seconds
+
+    @override
+    def on_train_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        """Add up the time."""
+        self._training_seconds += trainer.run_history.clock.seconds - self._training_since
+
+    @override
+    def on_eval_epoch_start(
+        self, trainer: AnyTrainer, *, is_intermediate: bool = False, **kwargs: Any
+    ) -> None:
+        """Add up the time."""
+        if is_intermediate:
+            self._training_seconds += trainer.run_history.clock.seconds - self._training_since
+
+    @override
+    def on_eval_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        """Let the time of the training go on."""
+        self._training_since = trainer.run_history.clock.seconds
+
+    @override
+    def on_stop_training_error(
+        self, trainer: AnyTrainer, *, error: StopTrainingError | None = None, **kwargs: Any
+    ) -> None:
+        """Print why the run stops."""
+        reason = str(error) or type(error).__name__
+        _print(trainer, f"Stopping early: {reason.splitlines()[0]}")
+
+    @override
+    def on_training_run_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        """Print what ran, and the table of the metrics."""
+        start, end = self._start, _Reading.of(trainer)
+        ran = f"{_count(trainer.num_epochs_completed, 'epoch')}, {_count(trainer.num_updates, 'update')}"
+        speed = ""
+        if self._training_seconds > 0 and end.samples > start.samples:
+            rate = (end.samples - start.samples) / self._training_seconds
+            speed = f", {format_rate(rate)} samples/s in training"
+        _print(trainer, f"Training ended: {ran} in {format_duration(end.seconds - start.seconds)}{speed}")
+        table = format_table(self._summaries(trainer.run_history))
+        if table:
+            _print(trainer, table)
+
+    @override
+    def on_evaluation_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        """Print that the evaluation starts."""
+        batches = _count(
+            0 if trainer.eval_dataloader is None else len(trainer.eval_dataloader), "batch", "batches"
+        )
+        _print(trainer, f"Evaluation starts: {batches}; {trainer.describe_run()}")
+        self._start = _Reading.of(trainer)
+
+    @override
+    def on_evaluation_run_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        """Print that the evaluation has ended."""
+        seconds = trainer.run_history.clock.seconds - self._start.seconds
+        _print(trainer, f"Evaluation ended in {format_duration(seconds)}")
+
+    def _summaries(self, history: RunHistory) -> Iterator[MetricSummary]:
+        for name, records in _records(history).items():
+            higher = self.greater_is_better.get(name, greater_is_better(name))
+            yield summarise(name, records, higher)
+
+
+class LogMetricsCallback(TrainerCallback):
+    """Logs the latest value of every metric that was updated since it was logged last.
+
+    Metrics with ``train`` in their name are logged when a training epoch ends, all others after an
+    evaluation, and those that are updated later still at the end of the epoch. This class prints them, once
+    on each machine. Derive from it and override ``log_metrics`` to send them elsewhere.
+
+    Example:
+        >>> from pa_core import AnyTrainer, LogMetricsCallback
+        >>> class LogToList(LogMetricsCallback):
+        ...     def __init__(self) -> None:
+        ...         self.logged: list[dict[str, float]] = []
+        ...     def log_metrics(self, trainer: AnyTrainer, metrics: dict[str, float]) -> None:
+        ...         if trainer.run_config.is_world_process_zero:
+        ...             self.logged.append(metrics)
+    """
+
+    # Here and not in __init__, since loggers derived from this class need not call it.
+    _logged: Mapping[str, int] = MappingProxyType({})
+
+    def log_metrics(self, trainer: AnyTrainer, metrics: dict[str, float]) -> None:
+        """Log the latest values; override this to send them to a tracker.
+
+        It is called on every process.
+
+        Args:
+            trainer: The trainer.
+            metrics: The value of each metric that was updated.
+        """
+        _print(trainer, "\n".join(f"{name}: {value:.6g}" for name, value in metrics.items()))
+
+    @override
+    def on_prepare_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        """Take note of what was recorded before this run."""
+        self._logged = _numbers_of_values(trainer.run_history)
+
+    @override
+    def on_train_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        """Log the metrics of the training."""
+        self._log_updated(
+            trainer, [name for name in trainer.run_history.get_metric_names() if "train" in name]
+        )
+
+    @override
+    def on_eval_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        """Log all other metrics."""
+        self._log_updated(
+            trainer, [name for name in trainer.run_history.get_metric_names() if "train" not in name]
+        )
+
+    @override
+    def on_training_run_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        """Log what was updated after the metrics had been logged, or without an evaluation."""
+        self._log_updated(trainer, trainer.run_history.get_metric_names())
+
+    @override
+    def on_evaluation_run_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        """Log what was updated after the metrics had been logged."""
+        self._log_updated(trainer, trainer.run_history.get_metric_names())
+
+    def _log_updated(self, trainer: AnyTrainer, names: Iterable[str]) -> None:
+        history = trainer.run_history
+        counts = _numbers_of_values(history)
+        updated = [name for name in names if counts[name] != self._logged.get(name, 0)]
+        if updated:
+            self._logged = {**self._logged, **{name: counts[name] for name in updated}}
+            self.log_metrics(trainer, {name: float(history.get_latest_metric(name)) for name in updated})
+
+
+class _Reading(NamedTuple):
+    """What the clock of the run history says at one moment."""
+
+    samples: int
+    seconds: float
+
+    @classmethod
+    def of(cls, trainer: AnyTrainer) -> _Reading:
+        clock = trainer.run_history.clock
+        return cls(clock.samples, clock.seconds)
+
+
+class _TerminalBar(ProgressDisplay):
+    """A bar of tqdm, on a terminal or in a notebook."""
+
+    def __init__(self, title: str, total: int, stream: TextIO, keeps_last: bool) -> None:
+        self._bar = _bar_class()(
+            desc=title,
+            total=total,
+            file=stream,
+            leave=keeps_last,
+            dynamic_ncols=True,
+            # It is told when to refresh, and does so each time.
+            mininterval=0,
+            miniters=1,
+            bar_format="{desc} |{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]",
+        )
+
+    @property
+    @override
+    def seconds_between(self) -> float:
+        """Ten times a second looks smooth."""
+        return 0.1
+
+    @override
+    def show(self, batches: int, figures: str) -> None:
+        self._bar.set_postfix_str(figures, refresh=False)
+        self._bar.update(batches - self._bar.n)
+
+    @override
+    def resume(self) -> None:
+        self._bar.unpause()
+
+    @override
+    def close(self, batches: int, figures: str) -> None:
+        self.show(batches, figures)
+        self._bar.close()
+
+
+@cache
+def _bar_class() -> type[tqdm[NoReturn]]:
+    from tqdm import tqdm
+
+    class Bar(tqdm[NoReturn]):
+        # No thread in the background that looks after bars which nobody refreshes.
+        monitor_interval = 0
+
+    return Bar
+
+
+def _open_display(trainer: AnyTrainer, title: str, total: int, keeps_last: bool) -> ProgressDisplay | None:
+    """Return what suits the place where the output goes; None where nothing is shown."""
+    stream: TextIO | None = sys.stderr
+    if stream is None or not trainer.run_config.is_local_process_zero:
+        return None
+    in_notebook = type(stream).__module__.startswith("ipykernel")
+    on_terminal = stream.isatty() and os.environ.get("TERM") != "dumb"
+    display = _TerminalBar if on_terminal or in_notebook else PlainLines
+    return display(title, total, stream, keeps_last)
+
+
+def _print(trainer: AnyTrainer, text: str) -> None:
+    with bars_hidden():
+        # Without flush, these lines would stand in a log file behind those of the progress, written at once.
+        trainer.print(text, flush=True)
+
+
+def _count(number: int, singular: str, plural: str = "") -> str:
+    return f"{number:,} {singular if number == 1 else plural or singular + 's'}"
+
+
+def _numbers_of_values(history: RunHistory) -> dict[str, int]:
+    return {name: sum(1 for _ in history.get_metric_values(name)) for name in history.get_metric_names()}
+
+
+def _records(history: RunHistory) -> dict[str, list[tuple[float, int | None]]]:
+    """Return the values of each metric with their epochs, as far as this kind of history knows them."""
+    by_name: dict[str, list[tuple[float, int | None]]] = {}
+    if isinstance(history, InMemoryRunHistory):
+        for record in history.records():
+            by_name.setdefault(record.metric, []).append((record.value, record.epoch))
+    else:
+        for name in history.get_metric_names():
+            by_name[name] = [(float(value), None) for value in history.get_metric_values(name)]
+    return by_name

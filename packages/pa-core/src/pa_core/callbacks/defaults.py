@@ -1,0 +1,39 @@
+"""The callbacks that a trainer has unless others are asked for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pa_core.any_trainer import AnyTrainer
+from pa_core.callbacks.base import TrainerCallback
+from pa_core.callbacks.console import LogMetricsCallback, PrintProgressCallback, ProgressBarCallback
+from pa_core.callbacks.placement import MoveModulesToDeviceCallback
+from pa_core.callbacks.stopping import TerminateOnNaNCallback
+
+__all__ = ["DEFAULT_CALLBACKS", "get_default_callbacks"]
+
+DEFAULT_CALLBACKS: tuple[type[TrainerCallback[AnyTrainer, Any, Any]], ...] = (
+    MoveModulesToDeviceCallback,
+    TerminateOnNaNCallback,
+    PrintProgressCallback,
+    ProgressBarCallback,
+    LogMetricsCallback,
+)
+
+
+def get_default_callbacks(
+    progress_bar: bool = True,
+) -> tuple[type[TrainerCallback[AnyTrainer, Any, Any]], ...]:
+    """Return the default callbacks, in their order.
+
+    Args:
+        progress_bar: Whether ``ProgressBarCallback`` is among them.
+
+    Example:
+        >>> [callback.__name__ for callback in get_default_callbacks(progress_bar=False)]
+        ['MoveModulesToDeviceCallback', 'TerminateOnNaNCallback', 'PrintProgressCallback',
+        'LogMetricsCallback']
+    """
+    if progress_bar:
+        return DEFAULT_CALLBACKS
+    return tuple(callback for callback in DEFAULT_CALLBACKS if callback is not ProgressBarCallback)

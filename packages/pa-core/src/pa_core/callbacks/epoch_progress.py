@@ -1,0 +1,157 @@
+"""How far an epoch is: what a progress display shows, worked out only when it is shown."""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol, TextIO
+
+from torch import Tensor
+from typing_extensions import override
+
+from pa_core.any_trainer import AnyTrainer
+from pa_core.callbacks.scalar_transfer import ScalarTransfer
+
+__all__ = ["EpochProgress", "PlainLines", "ProgressDisplay", "format_rate"]
+
+
+_NO_DECIMALS_FROM = 100
+
+
+class ProgressDisplay(Protocol):
+    """Where the progress of one epoch is shown."""
+
+    @property
+    def seconds_between(self) -> float:
+        """How long it stays as it is before it is refreshed."""
+        ...
+
+    def show(self, batches: int, figures: str) -> None:
+        """Show the number of batches that are done, and what is known about them."""
+        ...
+
+    def resume(self) -> None:
+        """Take note that the epoch goes on after an interruption."""
+        ...
+
+    def close(self, batches: int, figures: str) -> None:
+        """Show the last state of the epoch, and end."""
+        ...
+
+
+class EpochProgress:
+    """Counts the batches of one epoch and shows them from time to time.
+
+    Only counters go up with each batch. Loss, learning rate and speed are worked out when the display is due,
+    and the loss never waits for an accelerator: the value that has arrived last is shown.
+
+    Args:
+        display: Where the progress is shown.
+        shows_learning_rate: Whether the learning rate of the first parameter group is among the figures.
+    """
+
+    def __init__(self, display: ProgressDisplay, shows_learning_rate: bool) -> None:
+        self._display = display
+        self._shows_learning_rate = shows_learning_rate
+        self._losses = ScalarTransfer[None]()
+        self._loss: float | None = None
+        self._batches = 0
+        self._samples = 0
+        self._started = self._paused = time.monotonic()
+        self._next_refresh = self._started + display.seconds_between
+
+    def step(self, trainer: AnyTrainer, batch_size: int) -> None:
+        """Count a batch of this process, and show it if it is time."""
+        self._batches += 1
+        self._samples += batch_size
+        now = time.monotonic()
+        if now >= self._next_refresh:
+            self._next_refresh = now + self._display.seconds_between
+            total_and_count = trainer.loss_tracker.totals()
+            self._losses.send(total_and_count[0] / total_and_count[1], tag=None)
+            for _, loss in self._losses.arrived():
+                self._loss = loss
+            self._display.show(self._batches, self._figures(trainer, now))
+
+    def pause(self) -> None:
+        """Stop the clock while another epoch runs in between."""
+        self._paused = time.monotonic()
+
+    def resume(self) -> None:
+        """Let the clock go on."""
+        self._started += time.monotonic() - self._paused
+        self._display.resume()
+
+    def close(self, trainer: AnyTrainer, is_complete: bool) -> None:
+        """Show the last state and end the display.
+
+        Args:
+            trainer: The trainer.
+            is_complete: Whether the epoch has ended as it should. The trainer has then just read its loss
+                from the device; otherwise the device may not even answer.
+        """
+        if is_complete and self._batches:
+            self._loss = trainer.loss_tracker.average
+        self._display.close(self._batches, self._figures(trainer, time.monotonic()))
+
+    def _figures(self, trainer: AnyTrainer, now: float) -> str:
+        figures: list[str] = []
+        if self._loss is not None:
+            figures.append(f"loss={self._loss:.4g}")
+        if self._shows_learning_rate:
+            rate = trainer.optimizer.param_groups[0]["lr"]
+            # A rate that lives on an accelerator could only be read by waiting for it.
+            if not isinstance(rate, Tensor) or rate.is_cpu:
+                figures.append(f"lr={float(rate):.3g}")
+        if self._samples and now > self._started:
+            samples = self._samples * trainer.run_config.num_processes
+            figures.append(f"{format_rate(samples / (now - self._started))} samples/s")
+        return ", ".join(figures)
+
+
+def format_rate(per_second: float) -> str:
+    """Return a rate with as many digits as mean something.
+
+    Example:
+        >>> format_rate(12345.6), format_rate(3.14159)
+        ('12,346', '3.14')
+    """
+    return f"{per_second:,.0f}" if per_second >= _NO_DECIMALS_FROM else f"{per_second:.3g}"
+
+
+class PlainLines(ProgressDisplay):
+    """Shows the progress as a whole line now and then, for log files.
+
+    Args:
+        title: What each line starts with.
+        total: The number of batches of the epoch.
+        stream: Where the lines are written.
+        keeps_last: Whether there is a line at the end of the epoch.
+    """
+
+    def __init__(self, title: str, total: int, stream: TextIO, keeps_last: bool) -> None:
+        self._title = title
+        self._total = total
+        self._stream = stream
+        self._keeps_last = keeps_last
+
+    @property
+    @override
+    def seconds_between(self) -> float:
+        """A log of a day has some thousand lines."""
+        return 30.0
+
+    @override
+    def show(self, batches: int, figures: str) -> None:
+        """Write one line."""
+        self._stream.write(f"{self._title}: {batches}/{self._total} batches, {figures}\n")
+        self._stream.flush()
+
+    @override
+    def resume(self) -> None:
+        """Do nothing: what was written stays."""
+
+    @override
+    def close(self, batches: int, figures: str) -> None:
+        """Write the last line, if there is anything to say."""
+        if self._keeps_last and batches:
+            self.show(batches, figures)

@@ -1,0 +1,236 @@
+"""Running on a part of the batches, and evaluating after a number of updates."""
+
+from __future__ import annotations
+
+import os
+from types import TracebackType
+from typing import Any, Self, cast
+
+from typing_extensions import override
+
+from pa_core.any_trainer import AnyTrainer
+from pa_core.callbacks.base import TrainerCallback
+from pa_core.data import DataLoaderSlice
+from pa_core.errors import ConfigurationError
+from pa_core.run_config import check_count
+from pa_core.types import SizedIterable
+
+__all__ = [
+    "LimitBatches",
+    "LimitBatchesCallback",
+    "LimitEvalStepsCallback",
+    "StepBasedEvaluationCallback",
+    "batch_limit_from_environment",
+]
+
+_VARIABLE = "PT_ACC_LIMIT_BATCHES"
+
+
+class LimitBatchesCallback(TrainerCallback):
+    """Limits every training and evaluation epoch to its first batches, to try a program out quickly.
+
+    The loaders are cut before the run is set up, so that the run config, the scheduler and the progress bars
+    count what really runs.
+
+    Args:
+        num_batches: The number of batches of each process in an epoch; a loader that has fewer is left as it
+            is.
+
+    Raises:
+        ConfigurationError: ``num_batches`` is no positive whole number.
+
+    Example:
+        >>> import torch
+        >>> from pa_core import LimitBatchesCallback, Trainer
+        >>> model = torch.nn.Linear(1, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> samples = torch.utils.data.TensorDataset(torch.ones(80, 1), torch.ones(80, 1))
+        >>> trainer = Trainer(model, torch.nn.MSELoss(), optimizer, callbacks=[LimitBatchesCallback(2)])
+        >>> trainer.train(samples, num_epochs=1, per_device_batch_size=8)
+        >>> trainer.run_config.num_update_steps_per_epoch
+        2
+    """
+
+    def __init__(self, num_batches: int) -> None:
+        check_count("num_batches", num_batches)
+        self.num_batches = num_batches
+
+    @override
+    def on_prepare_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        """Replace the loaders of the run by their first batches."""
+        training = cast("SizedIterable | None", trainer.train_dataloader)  # evaluate() has none
+        if training is not None:
+            trainer.train_dataloader = DataLoaderSlice(training, self.num_batches)
+        if trainer.eval_dataloader is not None:
+            trainer.eval_dataloader = DataLoaderSlice(trainer.eval_dataloader, self.num_batches)
+
+
+class LimitBatches:
+    """Limits every training and evaluation epoch of the runs that start within the context.
+
+    It sets the environment variable ``PT_ACC_LIMIT_BATCHES``, which processes started within the context see
+    too, and puts back what was there before.
+
+    Args:
+        num_batches: The number of batches of each process in an epoch.
+
+    Raises:
+        ConfigurationError: ``num_batches`` is no positive whole number.
+
+    Example:
+        >>> with LimitBatches(3):
+        ...     batch_limit_from_environment()
+        3
+    """
+
+    def __init__(self, num_batches: int) -> None:
+        check_count("num_batches", num_batches)
+        self.num_batches = num_batches
+        self._before: list[str | None] = []
+
+    def __enter__(self) -> Self:
+        self._before.append(os.environ.get(_VARIABLE))
+        os.environ[_VARIABLE] = str(self.num_batches)
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        before = self._before.pop()
+        if before is None:
+            os.environ.pop(_VARIABLE, None)
+        else:
+            os.environ[_VARIABLE] = before
+
+
+def batch_limit_from_environment() -> int | None:
+    """Return the number of batches that ``PT_ACC_LIMIT_BATCHES`` limits an epoch to; None if it is not set.
+
+    Raises:
+        ConfigurationError: The variable holds something else than a positive whole number.
+
+    Example:
+        >>> batch_limit_from_environment() is None
+        True
+    """
+    text = os.environ.get(_VARIABLE, "").strip()
+    if not text:
+        return None
+    if not (text.isascii() and text.isdigit() and int(text) > 0):
+        raise ConfigurationError(
+            f"The environment variable {_VARIABLE} is not usable.",
+            given=f"{_VARIABLE}={os.environ[_VARIABLE]!r}",
+            expected="a whole number of at least 1",
+            do=f"Set it to the number of batches of an epoch, or unset it: unset {_VARIABLE}",
+        )
+    return int(text)
+
+
+class StepBasedEvaluationCallback(TrainerCallback):
+    """Evaluates in the middle of the training epochs, after every so many optimizer updates.
+
+    The updates are counted over the whole run. Where an epoch ends with the update that is due, only the
+    epoch's own evaluation runs, as it would evaluate the same weights a second time.
+
+    Args:
+        eval_every_n_steps: The number of optimizer updates from one evaluation to the next.
+
+    Raises:
+        ConfigurationError: ``eval_every_n_steps`` is no positive whole number, or the run has no evaluation
+            dataset.
+
+    Example:
+        >>> import torch
+        >>> from pa_core import StepBasedEvaluationCallback, Trainer
+        >>> model = torch.nn.Linear(1, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> samples = torch.utils.data.TensorDataset(torch.ones(80, 1), torch.ones(80, 1))
+        >>> evaluate_often = StepBasedEvaluationCallback(4)
+        >>> trainer = Trainer(model, torch.nn.MSELoss(), optimizer, callbacks=[evaluate_often])
+        >>> trainer.train(samples, num_epochs=1, eval_dataset=samples, per_device_batch_size=8)
+        >>> [r.update for r in trainer.run_history.records() if r.metric == "eval_loss_epoch"]
+        [4, 8, 10]
+    """
+
+    def __init__(self, eval_every_n_steps: int) -> None:
+        check_count("eval_every_n_steps", eval_every_n_steps)
+        self.eval_every_n_steps = eval_every_n_steps
+
+    @override
+    def on_training_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        """Refuse a run that has nothing to evaluate."""
+        if trainer.eval_dataloader is None:
+            raise ConfigurationError(
+                "There is nothing to evaluate in the middle of the epochs.",
+                given="StepBasedEvaluationCallback in a run without an evaluation dataset",
+                expected="an evaluation dataset",
+                do="Pass eval_dataset to train(), or leave the callback out.",
+            )
+
+    @override
+    def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
+        """Evaluate if it is time."""
+        config = trainer.run_config
+        ends_an_epoch = (
+            update % config.num_update_steps_per_epoch == 0 or update == config.max_num_train_steps
+        )
+        if update % self.eval_every_n_steps == 0 and not ends_an_epoch:
+            trainer.run_evaluation_epoch(is_intermediate=True)
+
+
+class LimitEvalStepsCallback(TrainerCallback):
+    """Limits evaluation epochs to their first batches, so that frequent evaluations stay cheap.
+
+    Args:
+        num_eval_steps: The number of batches of each process to evaluate.
+        limit_intermediate_only: Whether only evaluations in the middle of a training epoch are limited, and
+            the one that follows the epoch is complete. If False, all are.
+
+    Raises:
+        ConfigurationError: ``num_eval_steps`` is no positive whole number.
+
+    Example:
+        >>> from pa_core import LimitEvalStepsCallback, StepBasedEvaluationCallback
+        >>> often_and_cheap = [StepBasedEvaluationCallback(100), LimitEvalStepsCallback(10)]
+    """
+
+    def __init__(self, num_eval_steps: int, limit_intermediate_only: bool = True) -> None:
+        check_count("num_eval_steps", num_eval_steps)
+        self.num_eval_steps = num_eval_steps
+        self.limit_intermediate_only = limit_intermediate_only
+        self._whole: SizedIterable | None = None
+
+    @override
+    def on_eval_epoch_start(
+        self, trainer: AnyTrainer, *, is_intermediate: bool = False, **kwargs: Any
+    ) -> None:
+        """Put the first batches in the place of the whole loader."""
+        self._restore(trainer)
+        loader = trainer.eval_dataloader
+        is_limited = is_intermediate or not self.limit_intermediate_only
+        if is_limited and loader is not None and len(loader) > self.num_eval_steps:
+            self._whole = loader
+            trainer.eval_dataloader = DataLoaderSlice(loader, self.num_eval_steps)
+
+    @override
+    def on_eval_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        """Put the whole loader back."""
+        self._restore(trainer)
+
+    @override
+    def on_stop_training_error(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        """Put the whole loader back."""
+        self._restore(trainer)
+
+    @override
+    def on_exception(self, trainer: AnyTrainer, exception: BaseException, **kwargs: Any) -> None:
+        """Put the whole loader back."""
+        self._restore(trainer)
+
+    def _restore(self, trainer: AnyTrainer) -> None:
+        if self._whole is not None:
+            trainer.eval_dataloader = self._whole
+            self._whole = None

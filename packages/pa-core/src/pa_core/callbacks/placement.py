@@ -1,0 +1,71 @@
+"""Moving the trainer's other modules to the device that the model is on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, cast
+
+from torch import nn
+from typing_extensions import override
+
+from pa_core.any_trainer import AnyTrainer
+from pa_core.callbacks.base import TrainerCallback
+
+__all__ = ["MoveModulesToDeviceCallback"]
+
+
+class MoveModulesToDeviceCallback(TrainerCallback):
+    """Moves the modules that are attributes of the trainer to its device when a run starts.
+
+    These are a loss function with class weights, metrics of torchmetrics, a teacher model: every
+    ``torch.nn.Module`` that the trainer has as an attribute, by itself or as an item of a list, a tuple, a
+    set or a dictionary. The model is left out, since the trainer places it, and so is what a property would
+    return.
+
+    Example:
+        >>> import torch
+        >>> from pa_core import MoveModulesToDeviceCallback, Trainer
+        >>> class WithTeacher(Trainer):
+        ...     teacher = None
+        ...     def calculate_train_batch_loss(self, batch):
+        ...         return super().calculate_train_batch_loss([batch[0], self.teacher(batch[0])])
+        >>> model, teacher = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> move = MoveModulesToDeviceCallback()
+        >>> trainer = WithTeacher(model, torch.nn.MSELoss(), optimizer, callbacks=[move])
+        >>> trainer.teacher = teacher
+        >>> trainer.train(torch.utils.data.TensorDataset(torch.ones(8, 1), torch.ones(8, 1)), num_epochs=1)
+        >>> teacher.weight.device == trainer.device
+        True
+    """
+
+    @override
+    def on_training_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        """Move the modules."""
+        _move_modules(trainer)
+
+    @override
+    def on_evaluation_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        """Move the modules."""
+        _move_modules(trainer)
+
+
+def _move_modules(trainer: AnyTrainer) -> None:
+    for module in _modules_of(trainer):
+        module.to(trainer.device)
+
+
+def _modules_of(trainer: AnyTrainer) -> Iterator[nn.Module]:
+    placed_by_trainer = {id(trainer.model), id(trainer.get_model())}
+    for attribute in vars(trainer).values():
+        for item in (attribute, *_items_of(attribute)):
+            if isinstance(item, nn.Module) and id(item) not in placed_by_trainer:
+                yield item
+
+
+def _items_of(attribute: object) -> Iterable[object]:
+    if isinstance(attribute, dict):
+        return cast("dict[object, object]", attribute).values()
+    if isinstance(attribute, list | tuple | set | frozenset):
+        return cast("Iterable[object]", attribute)
+    return ()

@@ -1,0 +1,152 @@
+"""Keeping the best model of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from typing_extensions import override
+
+from pa_core.any_trainer import AnyTrainer
+from pa_core.callbacks.base import TrainerCallback
+from pa_core.callbacks.best_metric import BestMetric, watched_value
+from pa_core.checkpoint import read_checkpoint
+from pa_core.errors import CheckpointError
+
+__all__ = ["SaveBestModelCallback"]
+
+
+class SaveBestModelCallback(TrainerCallback):
+    """Saves the model whenever a metric is better than before, and loads the best one when the run ends.
+
+    The metric is judged at the end of each epoch, after the evaluation. Beside the weights, the file holds
+    the name of the metric (``watch_metric``), its value (``best_value``) and the epoch (``best_epoch``). A
+    value that is NaN is never the best.
+
+    Args:
+        save_path: The file; it should end in ``.pt``. It is replaced at each improvement.
+        watch_metric: The metric to judge by, as it is named in the run history.
+        greater_is_better: Whether a higher value is better. The default suits a loss.
+        reset_on_train: Whether each training run starts without a best value. If False, a run has to improve
+            on the runs before it, and the best model of all of them is loaded at its end. A run that
+            continues from a training state always keeps the best value of that state.
+        save_optimizer: Whether the file holds the state of the optimizer.
+        save_scheduler: Whether the file holds the state of the scheduler, where there is one.
+        load_saved_checkpoint: Whether the best model is loaded at the end of the run, with the optimizer and
+            the scheduler as they were then if they were saved. If False, the model stays as the last update
+            left it.
+
+    Attributes:
+        best: The best value and its epoch.
+
+    Raises:
+        MetricNotFoundError: ``watch_metric`` was not recorded by the end of the first epoch.
+        CheckpointError: The file that is to be loaded is not the one that this callback saved.
+
+    Example:
+        >>> import tempfile, torch
+        >>> from pa_core import SaveBestModelCallback, Trainer
+        >>> model = torch.nn.Linear(1, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> samples = torch.utils.data.TensorDataset(torch.ones(8, 1), torch.ones(8, 1))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     save_best = SaveBestModelCallback(f"{folder}/best.pt")
+        ...     trainer = Trainer(model, torch.nn.MSELoss(), optimizer, callbacks=[save_best])
+        ...     trainer.train(samples, num_epochs=3, eval_dataset=samples)
+        ...     torch.load(f"{folder}/best.pt", weights_only=True)["best_epoch"]
+        3
+    """
+
+    def __init__(  # noqa: PLR0917  # the documented signature
+        self,
+        save_path: str | Path = "best_model.pt",
+        watch_metric: str = "eval_loss_epoch",
+        greater_is_better: bool = False,
+        reset_on_train: bool = True,
+        save_optimizer: bool = True,
+        save_scheduler: bool = True,
+        load_saved_checkpoint: bool = True,
+    ) -> None:
+        self.save_path = save_path
+        self.watch_metric = watch_metric
+        self.greater_is_better = greater_is_better
+        self.reset_on_train = reset_on_train
+        self.save_optimizer = save_optimizer
+        self.save_scheduler = save_scheduler
+        self.load_saved_checkpoint = load_saved_checkpoint
+        self.best = BestMetric(greater_is_better)
+        self._continues_a_run = False
+
+    @override
+    def on_training_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        """Forget the best value of earlier runs, if so wanted."""
+        if self.reset_on_train and not self._continues_a_run:
+            self.best.reset()
+        self._continues_a_run = False
+
+    @override
+    def on_training_run_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        """Save the model if it is better than before."""
+        value = watched_value(trainer, self.watch_metric)
+        if self.best.update(value, trainer.run_history.current_epoch):
+            self.save_best(trainer)
+
+    @override
+    def on_training_run_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        """Load the best model, if so wanted and if there is one."""
+        if self.load_saved_checkpoint and self.best.value is not None:
+            self.load_best(trainer)
+
+    def save_best(self, trainer: AnyTrainer) -> None:
+        """Write the file; override this to save something else or in another form."""
+        trainer.save_checkpoint(
+            self.save_path,
+            checkpoint_kwargs=self._what_identifies_the_best(),
+            save_optimizer=self.save_optimizer,
+            save_scheduler=self.save_scheduler,
+        )
+
+    def load_best(self, trainer: AnyTrainer) -> None:
+        """Load what ``save_best`` wrote.
+
+        Raises:
+            CheckpointError: The file is missing, or another run has replaced it. The model is left as it is.
+        """
+        self._require_own_file()
+        trainer.load_checkpoint(
+            self.save_path, load_optimizer=self.save_optimizer, load_scheduler=self.save_scheduler
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the best value and its epoch."""
+        return self.best.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over a best value; the next training run continues from it."""
+        self.best.load_state_dict(state_dict)
+        self._continues_a_run = True
+
+    def _what_identifies_the_best(self) -> dict[str, Any]:
+        return {
+            "watch_metric": self.watch_metric,
+            "best_value": self.best.value,
+            "best_epoch": self.best.epoch,
+        }
+
+    def _require_own_file(self) -> None:
+        expected = self._what_identifies_the_best()
+        path = Path(self.save_path)
+        found: dict[str, Any] = {}
+        if path.exists():
+            # On the meta device, no weight is read.
+            content = read_checkpoint(path, torch.device("meta"))
+            found = {name: content.get(name) for name in expected}
+        if found != expected:
+            raise CheckpointError(
+                "The best model cannot be loaded at the end of the run: its file was replaced or removed.",
+                given=f"{path} with {found}" if found else f"{path}, which does not exist",
+                expected=f"the file with {expected} that this run saved there",
+                do="The model has the weights of the last update. Give each run a save_path of its own, or "
+                "pass load_saved_checkpoint=False.",
+            )

@@ -1,0 +1,117 @@
+"""Ending a run whose loss is no longer a number."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from torch import Tensor
+from typing_extensions import override
+
+from pa_core.any_trainer import AnyTrainer
+from pa_core.callbacks.base import TrainerCallback
+from pa_core.callbacks.scalar_transfer import ScalarTransfer
+from pa_core.errors import NonFiniteLossError
+from pa_core.types import BatchOutput
+
+__all__ = ["TerminateOnNaNCallback"]
+
+
+class _Place(NamedTuple):
+    phase: str
+    step: int
+    epoch: int
+
+
+class TerminateOnNaNCallback(TrainerCallback):
+    """Ends the run when a training or evaluation loss is NaN or infinite.
+
+    On the CPU the loss is looked at as soon as it is known, and the update it belongs to is not made. On an
+    accelerator looking would hold up every step: the loss is copied in the background and looked at a few
+    steps later, at the latest when the epoch ends, before its metrics are reported.
+
+    Raises:
+        NonFiniteLossError: A loss is not finite. The run ends through its ordinary events, then ``train()``
+            or ``evaluate()`` raises this error.
+
+    Example:
+        >>> import torch
+        >>> from pa_core import Trainer, TerminateOnNaNCallback
+        >>> model = torch.nn.Linear(1, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=1e38)
+        >>> samples = torch.utils.data.TensorDataset(torch.ones(32, 1), torch.zeros(32, 1))
+        >>> trainer = Trainer(model, torch.nn.MSELoss(), optimizer, callbacks=[TerminateOnNaNCallback])
+        >>> trainer.train(samples, num_epochs=1)  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        ...
+        pa_core.errors.NonFiniteLossError: The training loss is not finite...
+    """
+
+    def __init__(self) -> None:
+        self._losses = ScalarTransfer[_Place]()
+
+    @override
+    def on_training_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        """Forget what an earlier run left behind."""
+        self._losses.clear()
+
+    @override
+    def on_evaluation_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        """Forget what an earlier run left behind."""
+        self._losses.clear()
+
+    @override
+    def on_train_step_end(
+        self, trainer: AnyTrainer, batch: Any, batch_output: BatchOutput, *, step: int = 0, **kwargs: Any
+    ) -> None:
+        """Look at the loss of a training batch."""
+        self._look_at(trainer, batch_output["loss"], "training", step)
+
+    @override
+    def on_eval_step_end(
+        self, trainer: AnyTrainer, batch: Any, batch_output: BatchOutput, *, step: int = 0, **kwargs: Any
+    ) -> None:
+        """Look at the loss of an evaluation batch."""
+        self._look_at(trainer, batch_output["loss"], "evaluation", step)
+
+    @override
+    def on_train_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        """Wait for the losses that have not been looked at yet."""
+        self._require_finite(self._losses.wait_for_all())
+
+    @override
+    def on_eval_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        """Wait for the training losses, so that a model that is lost is not evaluated."""
+        self._require_finite(self._losses.wait_for_all())
+
+    @override
+    def on_eval_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        """Wait for the losses that have not been looked at yet."""
+        self._require_finite(self._losses.wait_for_all())
+
+    def _look_at(self, trainer: AnyTrainer, loss: Tensor, phase: str, step: int) -> None:
+        if loss.is_cpu:
+            value = loss.item()
+            if not math.isfinite(value):
+                raise _not_finite(value, _Place(phase, step, trainer.run_history.current_epoch))
+            return
+        self._losses.send(loss, _Place(phase, step, trainer.run_history.current_epoch))
+        self._require_finite(self._losses.arrived())
+
+    def _require_finite(self, losses: Iterable[tuple[_Place, float]]) -> None:
+        for place, value in losses:
+            if not math.isfinite(value):
+                # The losses behind this one are not finite either, and would end the run a second time.
+                self._losses.clear()
+                raise _not_finite(value, place)
+
+
+def _not_finite(value: float, place: _Place) -> NonFiniteLossError:
+    return NonFiniteLossError(
+        f"The {place.phase} loss is not finite.",
+        given=f"loss={value} at batch {place.step} of epoch {place.epoch}",
+        expected="a finite number",
+        do="Lower the learning rate, clip the gradients with gradient_clip_norm, or look at the data of this "
+        "batch. Leave TerminateOnNaNCallback out of the callbacks to go on regardless.",
+    )
