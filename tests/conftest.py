@@ -31,12 +31,9 @@ hypothesis.settings.load_profile("repeatable")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options by which the matrix says what it runs, so that it can be held to it."""
-    parser.addoption(
-        "--cell", choices=sorted(cells.CELLS), help="the cell of the matrix that this run must be"
-    )
-    parser.addoption(
-        "--installed", help="the distributions of ours that must be installed, and no others: A,B,..."
-    )
+    parser.addoption("--cell", choices=sorted(cells.CELLS), help="the cell of the matrix that must run")
+    parser.addoption("--installed", help="those of our distributions that must be installed, no others: A,B")
+    parser.addoption("--versions", help="versions of others that must be installed: A==1.0,B==2.0")
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
