@@ -11,7 +11,7 @@ from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TextIO
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TextIO, cast
 
 from typing_extensions import override
 
@@ -184,7 +184,7 @@ class PrintProgressCallback(TrainerCallback):
         self.greater_is_better = greater_is_better
         self._start = _Reading(0, 0.0)
         self._training_seconds = 0.0
-        self._training_since = 0.0
+        self._training_since: float | None = None
 
     @override
     def on_training_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
@@ -201,6 +201,7 @@ class PrintProgressCallback(TrainerCallback):
         _print(trainer, f"Training starts: {length}, {samples} per update; {trainer.describe_run()}")
         self._start = _Reading.of(trainer)
         self._training_seconds = 0.0
+        self._training_since = None
 
     @override
     def on_train_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
@@ -210,27 +211,26 @@ class PrintProgressCallback(TrainerCallback):
 
     @override
     def on_train_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Add up the time."""
-        self._training_seconds += trainer.run_history.clock.seconds - self._training_since
+        """Stop the time of the training."""
+        self._stop_training_time(trainer)
 
     @override
-    def on_eval_epoch_start(
-        self, trainer: AnyTrainer, *, is_intermediate: bool = False, **kwargs: Any
-    ) -> None:
-        """Add up the time."""
+    def on_eval_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        """Stop the time of the training."""
+        self._stop_training_time(trainer)
+
+    @override
+    def on_eval_epoch_end(self, trainer: AnyTrainer, *, is_intermediate: bool = False, **kwargs: Any) -> None:
+        """Let the time of the training go on, if the training does."""
         if is_intermediate:
-            self._training_seconds += trainer.run_history.clock.seconds - self._training_since
-
-    @override
-    def on_eval_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Let the time of the training go on."""
-        self._training_since = trainer.run_history.clock.seconds
+            self._training_since = trainer.run_history.clock.seconds
 
     @override
     def on_stop_training_error(
         self, trainer: AnyTrainer, *, error: StopTrainingError | None = None, **kwargs: Any
     ) -> None:
         """Print why the run stops."""
+        self._stop_training_time(trainer)
         reason = str(error) or type(error).__name__
         _print(trainer, f"Stopping early: {reason.splitlines()[0]}")
 
@@ -262,6 +262,11 @@ class PrintProgressCallback(TrainerCallback):
         """Print that the evaluation has ended."""
         seconds = trainer.run_history.clock.seconds - self._start.seconds
         _print(trainer, f"Evaluation ended in {format_duration(seconds)}")
+
+    def _stop_training_time(self, trainer: AnyTrainer) -> None:
+        if self._training_since is not None:
+            self._training_seconds += trainer.run_history.clock.seconds - self._training_since
+            self._training_since = None
 
     def _summaries(self, history: RunHistory) -> Iterator[MetricSummary]:
         for name, records in _records(history).items():
@@ -391,11 +396,8 @@ class _TerminalBar(ProgressDisplay):
 def _bar_class() -> type[tqdm[NoReturn]]:
     from tqdm import tqdm
 
-    class Bar(tqdm[NoReturn]):
-        # No thread in the background that looks after bars which nobody refreshes.
-        monitor_interval = 0
-
-    return Bar
+    # An interval of 0: no thread in the background that looks after bars which nobody refreshes.
+    return cast("type[tqdm[NoReturn]]", type("Bar", (tqdm,), {"monitor_interval": 0}))
 
 
 def _open_display(trainer: AnyTrainer, title: str, total: int, keeps_last: bool) -> ProgressDisplay | None:
