@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -97,14 +97,9 @@ class RecordingCallback(TrainerCallback):
     def __init__(self) -> None:
         self.events: list[str] = []
         self.arguments: list[dict[str, Any]] = []
+        for event in EVENT_NAMES:
+            setattr(self, event, partial(self._note, event))
 
-    def _note(self, event: str) -> Callable[..., None]:
-        def note(trainer: AnyTrainer, **kwargs: Any) -> None:
-            self.events.append(event)
-            self.arguments.append(kwargs)
-
-        return note
-
-    @override
-    def __getattribute__(self, name: str) -> Any:
-        return object.__getattribute__(self, "_note")(name) if name in EVENT_NAMES else super().__getattribute__(name)
+    def _note(self, event: str, _trainer: AnyTrainer, **kwargs: Any) -> None:
+        self.events.append(event)
+        self.arguments.append(kwargs)
