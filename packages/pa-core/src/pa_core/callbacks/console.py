@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from functools import cache
 from types import MappingProxyType
@@ -18,15 +18,9 @@ from typing_extensions import override
 from pa_core.any_trainer import AnyTrainer
 from pa_core.callbacks.base import TrainerCallback
 from pa_core.callbacks.epoch_progress import EpochProgress, PlainLines, ProgressDisplay, format_rate
-from pa_core.callbacks.run_summary import (
-    MetricSummary,
-    format_duration,
-    format_table,
-    greater_is_better,
-    summarise,
-)
+from pa_core.callbacks.run_summary import format_duration, format_table, summarise
 from pa_core.errors import StopTrainingError
-from pa_core.tracking import InMemoryRunHistory, RunHistory
+from pa_core.tracking import RunHistory
 from pa_core.types import BatchOutput
 
 if TYPE_CHECKING:
@@ -244,7 +238,7 @@ class PrintProgressCallback(TrainerCallback):
             rate = (end.samples - start.samples) / self._training_seconds
             speed = f", {format_rate(rate)} samples/s in training"
         _print(trainer, f"Training ended: {ran} in {format_duration(end.seconds - start.seconds)}{speed}")
-        table = format_table(self._summaries(trainer.run_history))
+        table = format_table(summarise(trainer.run_history, self.greater_is_better))
         if table:
             _print(trainer, table)
 
@@ -267,11 +261,6 @@ class PrintProgressCallback(TrainerCallback):
         if self._training_since is not None:
             self._training_seconds += trainer.run_history.clock.seconds - self._training_since
             self._training_since = None
-
-    def _summaries(self, history: RunHistory) -> Iterator[MetricSummary]:
-        for name, records in _records(history).items():
-            higher = self.greater_is_better.get(name, greater_is_better(name))
-            yield summarise(name, records, higher)
 
 
 class LogMetricsCallback(TrainerCallback):
@@ -423,15 +412,3 @@ def _count(number: int, singular: str, plural: str = "") -> str:
 
 def _numbers_of_values(history: RunHistory) -> dict[str, int]:
     return {name: sum(1 for _ in history.get_metric_values(name)) for name in history.get_metric_names()}
-
-
-def _records(history: RunHistory) -> dict[str, list[tuple[float, int | None]]]:
-    """Return the values of each metric with their epochs, as far as this kind of history knows them."""
-    by_name: dict[str, list[tuple[float, int | None]]] = {}
-    if isinstance(history, InMemoryRunHistory):
-        for record in history.records():
-            by_name.setdefault(record.metric, []).append((record.value, record.epoch))
-    else:
-        for name in history.get_metric_names():
-            by_name[name] = [(float(value), None) for value in history.get_metric_values(name)]
-    return by_name

@@ -2,63 +2,18 @@
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from pa_core.callbacks.best_metric import BestMetric
+from pa_core.tracking import InMemoryRunHistory, RunHistory
 
-__all__ = ["MetricSummary", "format_duration", "format_table", "greater_is_better", "summarise"]
+__all__ = ["MetricSummary", "format_duration", "format_table", "summarise"]
 
-_LOWER = frozenset(
-    (
-        "loss",
-        "losses",
-        "error",
-        "err",
-        "mae",
-        "mse",
-        "rmse",
-        "mape",
-        "nll",
-        "perplexity",
-        "ppl",
-        "wer",
-        "cer",
-        "fid",
-        "divergence",
-        "distance",
-    )
-)
+_LOWER = frozenset(["cer", "error", "fid", "loss", "mae", "mse", "nll", "perplexity", "rmse", "wer"])
 _HIGHER = frozenset(
-    (
-        "accuracy",
-        "acc",
-        "precision",
-        "recall",
-        "f1",
-        "auc",
-        "auroc",
-        "auprc",
-        "ap",
-        "map",
-        "iou",
-        "dice",
-        "score",
-        "bleu",
-        "rouge",
-        "r2",
-        "psnr",
-        "ssim",
-        "top1",
-        "top5",
-        "mcc",
-        "kappa",
-        "specificity",
-        "sensitivity",
-        "jaccard",
-    )
+    ["acc", "accuracy", "auc", "auroc", "bleu", "dice", "f1", "iou", "precision", "recall", "score"]
 )
 _MINUTE, _HOUR = 60, 3600
 
@@ -72,41 +27,26 @@ class MetricSummary(NamedTuple):
     best_epoch: int | None
 
 
-def greater_is_better(metric_name: str) -> bool | None:
-    """Tell from the words of a metric's name which direction is the better one; None if they do not say.
-
-    Example:
-        >>> greater_is_better("eval_loss_epoch"), greater_is_better("top1_accuracy"), greater_is_better("lr")
-        (False, True, None)
-    """
-    words = set(re.split(r"[^a-z0-9]+", metric_name.lower()))
-    if words & _LOWER:
-        return False
-    return True if words & _HIGHER else None
-
-
-def summarise(name: str, records: Iterable[tuple[float, int | None]], higher: bool | None) -> MetricSummary:
-    """Summarise what was recorded of one metric.
+def summarise(history: RunHistory, greater_is_better: Mapping[str, bool]) -> list[MetricSummary]:
+    """Summarise all metrics of a history, by name.
 
     Args:
-        name: The name of the metric.
-        records: Its values, at least one, each with its epoch if that is known.
-        higher: Whether a higher value is better; None if neither is.
+        history: The history; the epoch of a value is known of an ``InMemoryRunHistory`` only.
+        greater_is_better: For metrics by name, whether a higher value is better. For all others their names
+            have to tell.
 
     Example:
-        >>> summarise("accuracy", [(0.5, 1), (0.75, 2), (0.625, 3)], higher=True)
-        MetricSummary(name='accuracy', last=0.625, best=0.75, best_epoch=2)
+        >>> from pa_core import InMemoryRunHistory
+        >>> history = InMemoryRunHistory()
+        >>> for accuracy in (0.5, 0.75, 0.625):
+        ...     history.update_metric("accuracy", accuracy)
+        >>> summarise(history, {})
+        [MetricSummary(name='accuracy', last=0.625, best=0.75, best_epoch=1)]
     """
-    last, best_epoch = math.nan, None
-    best = BestMetric(greater_is_better=bool(higher))
-    for last, epoch in records:
-        if best.update(last, epoch or 0):
-            best_epoch = epoch
-    return (
-        MetricSummary(name, last, None, None)
-        if higher is None
-        else MetricSummary(name, last, best.value, best_epoch)
-    )
+    return [
+        _summary(name, records, greater_is_better.get(name, _greater_is_better(name)))
+        for name, records in sorted(_records(history).items())
+    ]
 
 
 def format_table(metrics: Iterable[MetricSummary]) -> str:
@@ -149,5 +89,34 @@ def format_duration(seconds: float) -> str:
     return f"{whole // _HOUR} h {whole % _HOUR // _MINUTE:02d} min"
 
 
+def _summary(name: str, records: list[tuple[float, int]], higher: bool | None) -> MetricSummary:
+    last = records[-1][0]
+    if higher is None:
+        return MetricSummary(name, last, None, None)
+    best = BestMetric(greater_is_better=higher)
+    for value, epoch in records:
+        best.update(value, epoch)
+    return MetricSummary(name, last, best.value, best.epoch or None)
+
+
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.6g}"
+
+
+def _greater_is_better(metric_name: str) -> bool | None:
+    """Tell from the words of a metric's name which direction is the better one; None if they do not say."""
+    words = set(re.split(r"[^a-z0-9]+", metric_name.lower()))
+    if words & _LOWER:
+        return False
+    return True if words & _HIGHER else None
+
+
+def _records(history: RunHistory) -> dict[str, list[tuple[float, int]]]:
+    """Return the values of each metric with their epochs, or 0 where the history does not know these."""
+    if not isinstance(history, InMemoryRunHistory):
+        names = history.get_metric_names()
+        return {name: [(float(value), 0) for value in history.get_metric_values(name)] for name in names}
+    by_name: dict[str, list[tuple[float, int]]] = {}
+    for record in history.records():
+        by_name.setdefault(record.metric, []).append((record.value, record.epoch))
+    return by_name
