@@ -1,0 +1,179 @@
+"""Files that are either whole or as they were before, and what may go into them."""
+
+from __future__ import annotations
+
+import collections
+import errno
+import os
+import reprlib
+import secrets
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import BinaryIO, cast
+
+import torch
+from torch import Tensor, nn
+
+from pa_core.errors import CheckpointError
+
+__all__ = ["atomic_write", "ensure_plain"]
+
+
+def atomic_write(path: str | Path, writer: Callable[[BinaryIO], object]) -> None:
+    """Write a file so that no reader, and no crash, ever meets half of it.
+
+    The content goes to a temporary file in the same folder, reaches the disk, and takes the file's name in
+    one step. Whatever fails, a full disk or an interrupt included, a file that stood there stays as it was.
+    Missing folders are made. A symbolic link stays, and what it points to is replaced.
+
+    Args:
+        path: The file.
+        writer: Called once with a binary file that is open for writing.
+
+    Raises:
+        CheckpointError: Something stands at ``path`` that is no file, such as a folder.
+
+    Example:
+        >>> import tempfile
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> path = Path(folder.name, "runs", "first", "weights.pt")
+        >>> atomic_write(path, lambda file: torch.save({"epoch": 3}, file))
+        >>> torch.load(path, weights_only=True), [entry.name for entry in path.parent.iterdir()]
+        ({'epoch': 3}, ['weights.pt'])
+        >>> folder.cleanup()
+    """
+    target = Path(path).resolve()
+    if target.exists() and not target.is_file():
+        raise CheckpointError(
+            "There is something else where a file is to be written.",
+            given=f"{target}, a {'folder' if target.is_dir() else 'device or pipe'}",
+            expected="the path of a file, which may exist already",
+            do="Add a file name to the path, or choose another one.",
+        )
+    target.parent.mkdir(parents=True, exist_ok=True)
+    # not by tempfile, whose files only their owner may read
+    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        with temporary.open("xb") as file:
+            writer(file)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(target)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    _sync_folder(target.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Have the names in the folder reach the disk, where the system knows such a thing."""
+    if os.name != "posix":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network file systems sync no folders
+            raise
+    finally:
+        os.close(descriptor)
+
+
+# What torch.load(weights_only=True) builds again, by exact type: a subclass would need its class unpickled.
+_SINGLE_VALUES = frozenset({
+    type(None), bool, int, float, complex, str, bytes, bytearray,
+    torch.Size, torch.dtype, torch.device, torch.layout,
+})  # fmt: skip
+_SEQUENCES = frozenset({list, tuple, set})
+_MAPPINGS = frozenset({dict, collections.OrderedDict, collections.Counter})
+_TENSORS = frozenset({Tensor, nn.Parameter})
+_MAX_DEPTH = 100  # pickling goes down recursively, and Python's stack ends somewhere below a thousand
+
+
+def ensure_plain(obj: object, where: str) -> None:
+    """Refuse what could be saved but not loaded again without running code from the file.
+
+    Accepted are tensors and parameters, None, booleans, numbers, texts, bytes, torch's sizes, dtypes and
+    devices, dictionaries (also ``OrderedDict`` and ``Counter``), lists, tuples and sets of all these, and
+    types that were allowed with ``torch.serialization.add_safe_globals``.
+
+    Args:
+        obj: What is to be saved with ``torch.save``.
+        where: What the caller calls it, as the first part of the path in a message.
+
+    Raises:
+        CheckpointError: Something in ``obj`` would be refused by ``torch.load(..., weights_only=True)``, or
+            could not be saved. The first such entry is named.
+
+    Example:
+        >>> ensure_plain({"metrics": [0.5, torch.ones(2)]}, "checkpoint_kwargs")
+        >>> ensure_plain({"metrics": [0.5, len]}, "checkpoint_kwargs")
+        Traceback (most recent call last):
+        ...
+        pa_core.errors.CheckpointError: This entry could be saved, but not safely loaded again.
+          given:    checkpoint_kwargs['metrics'][1]: builtin_function_or_method <built-in function len>
+          ...
+    """
+    _PlainWalk().check(obj, where, depth=0)
+
+
+class _PlainWalk:
+    """One walk through an object and everything in it, looking at each container once."""
+
+    def __init__(self) -> None:
+        self._seen: set[int] = set()
+        self._allowed_by_user: list[object] = list(torch.serialization.get_safe_globals())  # pyright: ignore[reportUnknownMemberType]  # torch leaves the callables in it untyped
+
+    def check(self, value: object, where: str, depth: int) -> None:
+        """Refuse ``value`` or the first thing in it that is not plain."""
+        if _is_single(value) or id(value) in self._seen:
+            return
+        self._seen.add(id(value))
+        kind = type(value)
+        if depth == _MAX_DEPTH:
+            raise _refusal(where, f"something nested {depth} levels deep", "Store it less deeply nested.")
+        if kind in _MAPPINGS:
+            self._check_mapping(cast("Mapping[object, object]", value), where, depth + 1)
+        elif kind in _SEQUENCES:
+            self._check_sequence(cast("Iterable[object]", value), where, depth + 1)
+        elif kind not in _TENSORS:
+            if kind not in self._allowed_by_user:
+                raise _refusal(where, f"{kind.__qualname__} {reprlib.repr(value)}", _advice(value))
+            return
+        for name, attribute in getattr(value, "__dict__", {}).items():
+            self.check(attribute, f"{where}.{name}", depth + 1)
+
+    def _check_mapping(self, mapping: Mapping[object, object], where: str, depth: int) -> None:
+        for key, item in mapping.items():
+            if not _is_single(key):
+                self.check(key, f"{where}, a key of it", depth)
+            if not _is_single(item):
+                self.check(item, f"{where}[{key!r}]", depth)
+
+    def _check_sequence(self, items: Iterable[object], where: str, depth: int) -> None:
+        for index, item in enumerate(items):
+            if not _is_single(item):
+                self.check(item, f"{where}[{index}]", depth)
+
+
+def _is_single(value: object) -> bool:
+    # empty bytes are pickled as a call of bytes(), which is refused when loaded
+    return type(value) in _SINGLE_VALUES and (type(value) is not bytes or value != b"")
+
+
+def _refusal(where: str, found: str, advice: str) -> CheckpointError:
+    return CheckpointError(
+        "This entry could be saved, but not safely loaded again.",
+        given=f"{where}: {found}",
+        expected="tensors, numbers, texts, and dictionaries, lists, tuples and sets of them",
+        do=advice,
+    )
+
+
+def _advice(value: object) -> str:
+    kind = type(value)
+    if kind.__module__ == "numpy":
+        return "Store .item() of a numpy number, and torch.from_numpy(...) of an array."
+    if issubclass(kind, dict | list | tuple | set | frozenset | str | int | float):
+        return f"Convert the {kind.__qualname__} to one of these types."
+    return "Store what it can be made of again: its state_dict(), its arguments or its name."
