@@ -101,9 +101,9 @@ class Distribution:
         return {self}.union(*(other.with_ours() for other in DISTRIBUTIONS if other.name in names))
 
     def wheel(self) -> str:
-        """The path of its built wheel."""
+        """The requirement that is met by its built wheel and nothing else."""
         (wheel,) = WHEELS.glob(f"{self.name.replace('-', '_')}-*.whl")
-        return str(wheel)
+        return f"{self.name}[{','.join(self.extras)}] @ {wheel.as_uri()}"
 
 
 @dataclass(frozen=True)
@@ -328,8 +328,7 @@ class Environment:
         ours = set[Distribution]().union(*(one.with_ours() for one in distributions))
         # A wheel that was built again has the same version as before: nothing would be installed.
         self.install("--force-reinstall", "--no-deps", *sorted(one.wheel() for one in ours))
-        wheels = [f"{one.wheel()}[{','.join(one.extras)}]" for one in distributions]
-        self.install(*wheels, *requirements)
+        self.install(*(one.wheel() for one in distributions), *requirements)
 
     def run(self, program: str, *arguments: str, env: dict[str, str] | None = None) -> None:
         """Run a program of this environment in the root of the repository."""
