@@ -1,0 +1,237 @@
+"""A cosine descent of the learning rate, with an optional warm-up before it and a hold after it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Self
+
+from torch.optim import Optimizer
+from typing_extensions import override
+
+from pa_core.errors import ConfigurationError
+from pa_core.placeholders import TrainerPlaceholderValues
+from pa_schedulers.scheduler_base import StatefulSchedulerBase
+
+__all__ = ["CosineLrScheduler"]
+
+
+class CosineLrScheduler(StatefulSchedulerBase):
+    """Raises the learning rate linearly, lowers it along half a cosine, and then holds it.
+
+    With W updates of warm-up, C of cool-down and T in all, and `lr` the learning rate of a parameter group:
+
+    - before update W the rate rises linearly from the starting rate to `lr`;
+    - from W to T - C it is `min + (lr - min) / 2 * (1 + cos(pi * (t / D)**k_decay))` with t = n - W and
+      D = T - C - W: the cosine of SGDR (arXiv 1608.03983) without restarts, with the k-decay of
+      arXiv 2004.05909;
+    - from T - C on, and past the end of the run, it is the minimum.
+
+    There is no jump between the parts as long as the cosine has an update of its own, that is D > 0. Each
+    group has its own `lr`; for a group that is added to the optimizer later, it is the rate it came with.
+
+    Args:
+        optimizer: The optimizer whose learning rates are scheduled.
+        total_num_epochs: Epochs of the run, warm-up and cool-down included.
+        num_update_steps_per_epoch: Optimizer updates in one epoch.
+        k_decay: Above 1 the rate stays high for longer and falls faster later, below 1 the other way round;
+            1 is the plain cosine.
+        lr_min: The minimum, the same for all groups. The default is next to nothing for any usual rate.
+        min_lr_ratio: The minimum as a fraction of the `lr` of each group. If given, it takes precedence over
+            `lr_min`.
+        num_warmup_epochs: Epochs in which the rate rises.
+        warmup_starting_lr: The rate at the start of the warm-up, the same for all groups; ignored without
+            warm-up.
+        warmup_starting_lr_ratio: That rate as a fraction of the `lr` of each group. If given, it takes
+            precedence over `warmup_starting_lr`.
+        num_cooldown_epochs: Epochs at the end in which the rate stays at the minimum.
+
+    Raises:
+        ConfigurationError: The run has no update, warm-up and cool-down do not fit into it, a number is
+            negative, a ratio is not between 0 and 1, or a rate to start or end with is above the `lr` of a
+            group.
+        TypeError: A placeholder was given that only a trainer can fill in; see `create_scheduler_fn`.
+
+    Example:
+        >>> import torch
+        >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0)
+        >>> scheduler = CosineLrScheduler(
+        ...     optimizer, total_num_epochs=5, num_update_steps_per_epoch=2, lr_min=0.0,
+        ...     num_warmup_epochs=2, warmup_starting_lr=0.2, num_cooldown_epochs=1,
+        ... )
+        >>> [round(scheduler.get_updated_values(num_updates)[0], 2) for num_updates in range(10)]
+        [0.2, 0.4, 0.6, 0.8, 1.0, 0.85, 0.5, 0.15, 0.0, 0.0]
+    """
+
+    def __init__(  # noqa: PLR0917  # the documented signature
+        self,
+        optimizer: Optimizer,
+        total_num_epochs: int,
+        num_update_steps_per_epoch: int,
+        k_decay: float = 1.0,
+        lr_min: float = 1e-6,
+        min_lr_ratio: float | None = None,
+        num_warmup_epochs: int = 0,
+        warmup_starting_lr: float = 1e-6,
+        warmup_starting_lr_ratio: float | None = None,
+        num_cooldown_epochs: int = 0,
+    ) -> None:
+        _require_positive(
+            total_num_epochs=total_num_epochs,
+            num_update_steps_per_epoch=num_update_steps_per_epoch,
+            k_decay=k_decay,
+        )
+        _require_not_negative(
+            lr_min=lr_min,
+            num_warmup_epochs=num_warmup_epochs,
+            warmup_starting_lr=warmup_starting_lr,
+            num_cooldown_epochs=num_cooldown_epochs,
+        )
+        _require_ratio(min_lr_ratio=min_lr_ratio, warmup_starting_lr_ratio=warmup_starting_lr_ratio)
+        _require_room_for_all(total_num_epochs, num_warmup_epochs, num_cooldown_epochs)
+        super().__init__(optimizer, param_group_field="lr")
+        num_cosine_epochs = total_num_epochs - num_warmup_epochs - num_cooldown_epochs
+        self.num_warmup_updates = num_warmup_epochs * num_update_steps_per_epoch
+        self.num_cosine_updates = num_cosine_epochs * num_update_steps_per_epoch
+        self.k_decay = k_decay
+        self.lr_min = lr_min
+        self.min_lr_ratio = min_lr_ratio
+        self.warmup_starting_lr = warmup_starting_lr
+        self.warmup_starting_lr_ratio = warmup_starting_lr_ratio
+        self._require_rates_below_the_peak()
+        self.step_update(0)
+
+    @classmethod
+    def create_scheduler_fn(  # noqa: PLR0917  # the documented signature
+        cls,
+        total_num_epochs: int = TrainerPlaceholderValues.NUM_EPOCHS,
+        num_update_steps_per_epoch: int = TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH,
+        k_decay: float = 1.0,
+        lr_min: float = 1e-6,
+        min_lr_ratio: float | None = None,
+        num_warmup_epochs: int = 0,
+        warmup_starting_lr: float = 1e-6,
+        warmup_starting_lr_ratio: float | None = None,
+        num_cooldown_epochs: int = 0,
+    ) -> Callable[[Optimizer], Self]:
+        """Return a function that makes this scheduler for an optimizer, as `Trainer.train` takes it.
+
+        The trainer fills in the length of the run, which is known only when the run starts.
+
+        Args:
+            total_num_epochs: As for the class; the default is that of the run.
+            num_update_steps_per_epoch: As for the class; the default is that of the run.
+            k_decay: As for the class.
+            lr_min: As for the class.
+            min_lr_ratio: As for the class.
+            num_warmup_epochs: As for the class.
+            warmup_starting_lr: As for the class.
+            warmup_starting_lr_ratio: As for the class.
+            num_cooldown_epochs: As for the class.
+
+        Example:
+            >>> import torch
+            >>> create_scheduler = CosineLrScheduler.create_scheduler_fn(
+            ...     total_num_epochs=10, num_update_steps_per_epoch=100, num_warmup_epochs=1
+            ... )
+            >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+            >>> scheduler = create_scheduler(optimizer)
+            >>> optimizer.param_groups[0]["lr"]
+            1e-06
+        """
+        return partial(
+            cls,
+            total_num_epochs=total_num_epochs,
+            num_update_steps_per_epoch=num_update_steps_per_epoch,
+            k_decay=k_decay,
+            lr_min=lr_min,
+            min_lr_ratio=min_lr_ratio,
+            num_warmup_epochs=num_warmup_epochs,
+            warmup_starting_lr=warmup_starting_lr,
+            warmup_starting_lr_ratio=warmup_starting_lr_ratio,
+            num_cooldown_epochs=num_cooldown_epochs,
+        )
+
+    @override
+    def get_updated_values(self, num_updates: int) -> list[float]:
+        """Return the learning rate of each parameter group after a number of updates.
+
+        Args:
+            num_updates: The number of previous updates. Past the end of the run the minimum stays.
+        """
+        return [self._learning_rate(peak, num_updates) for peak in self.initial_values]
+
+    def _learning_rate(self, peak: float, num_updates: int) -> float:
+        if num_updates < self.num_warmup_updates:
+            start = self._start(peak)
+            return start + (peak - start) * (num_updates / self.num_warmup_updates)
+        num_into_cosine = num_updates - self.num_warmup_updates
+        minimum = self._minimum(peak)
+        if num_into_cosine >= self.num_cosine_updates:
+            return minimum
+        progress = num_into_cosine / self.num_cosine_updates
+        descent = (1 - math.cos(math.pi * progress**self.k_decay)) / 2
+        # Counted from the peak down, the first value is exactly the peak; rounding may not pass the minimum.
+        return max(minimum, peak - (peak - minimum) * descent)
+
+    def _start(self, peak: float) -> float:
+        ratio = self.warmup_starting_lr_ratio
+        return self.warmup_starting_lr if ratio is None else peak * ratio
+
+    def _minimum(self, peak: float) -> float:
+        return self.lr_min if self.min_lr_ratio is None else peak * self.min_lr_ratio
+
+    def _require_rates_below_the_peak(self) -> None:
+        for index, peak in enumerate(self.initial_values):
+            _require_at_most(peak, self._minimum(peak), "lr_min", "min_lr_ratio", index)
+            if self.num_warmup_updates > 0:
+                start = self._start(peak)
+                _require_at_most(peak, start, "warmup_starting_lr", "warmup_starting_lr_ratio", index)
+
+
+def _require_positive(**arguments: float) -> None:
+    for name, value in arguments.items():
+        if not 0 < value < math.inf:
+            _refuse(name, value, "a number above 0")
+
+
+def _require_not_negative(**arguments: float) -> None:
+    for name, value in arguments.items():
+        if not 0 <= value < math.inf:
+            _refuse(name, value, "a number of at least 0")
+
+
+def _require_ratio(**arguments: float | None) -> None:
+    for name, value in arguments.items():
+        if value is not None and not 0 <= value <= 1:
+            _refuse(name, value, "a fraction between 0 and 1, or None")
+
+
+def _refuse(name: str, value: float, expected: str) -> None:
+    raise ConfigurationError(
+        f"The schedule cannot be made with this {name}.",
+        given=f"{name}={value!r}",
+        expected=expected,
+        do=f"Correct {name}.",
+    )
+
+
+def _require_room_for_all(total: int, warmup: int, cooldown: int) -> None:
+    if warmup + cooldown > total:
+        raise ConfigurationError(
+            "Warm-up and cool-down are longer than the run.",
+            given=f"num_warmup_epochs={warmup}, num_cooldown_epochs={cooldown}, total_num_epochs={total}",
+            expected=f"at most {total} epochs of both together",
+            do="Shorten them, or train for more epochs.",
+        )
+
+
+def _require_at_most(peak: float, rate: float, name: str, ratio_name: str, group: int) -> None:
+    if rate > peak:
+        raise ConfigurationError(
+            f"The schedule of parameter group {group} starts or ends above its learning rate.",
+            given=f"{name}={rate} for a group with lr={peak}",
+            expected=f"at most {peak}",
+            do=f"Lower {name}, or pass {ratio_name} for a fraction of the learning rate of each group.",
+        )

@@ -1,0 +1,215 @@
+"""Base classes of schedulers: subclass one of them and say what the value is after a number of updates."""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from numbers import Number
+from typing import Any, cast
+
+from torch import Tensor
+from torch.optim import Optimizer
+from typing_extensions import override
+
+from pa_core.errors import ConfigurationError
+
+__all__ = ["SchedulerBase", "StatefulSchedulerBase"]
+
+_CURRENT_VALUES = "param_group_values"
+
+
+class SchedulerBase(ABC):
+    """A scheduler that is told how many updates there were.
+
+    Each parameter group remembers the value it had when its first scheduler was made, as `initial_<field>`
+    (`initial_lr`, as with torch's own schedulers), and the constructor puts the group back to it. So a new
+    scheduler on an optimizer that was scheduled before starts from the same value; to start from another one,
+    set `initial_<field>` too.
+
+    A value that is a tensor, such as the learning rate of a capturable optimizer, is changed in place.
+
+    Args:
+        optimizer: The optimizer whose parameter groups are updated.
+        param_group_field: The field to schedule. It must be a single number in each group.
+
+    Raises:
+        ConfigurationError: A parameter group has no such field.
+
+    Example:
+        >>> import torch
+        >>> class HalveLr(SchedulerBase):
+        ...     def get_updated_values(self, num_updates):
+        ...         return [initial / 2**num_updates for initial in self.initial_values]
+        >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.8)
+        >>> scheduler = HalveLr(optimizer)
+        >>> scheduler.step_update(num_updates=2)
+        >>> optimizer.param_groups[0]["lr"]
+        0.2
+    """
+
+    def __init__(self, optimizer: Optimizer, param_group_field: str = "lr") -> None:
+        self.optimizer = optimizer
+        self.param_group_field = param_group_field
+        self._write(self.initial_values)
+
+    @property
+    def initial_values(self) -> list[float]:
+        """The value of each parameter group before any scheduling.
+
+        A group that was added to the optimizer later starts from the value it was added with.
+        """
+        initial_field = f"initial_{self.param_group_field}"
+        for index, group in enumerate(self.optimizer.param_groups):
+            if initial_field not in group:
+                group[initial_field] = self._current_value(index)
+        return [group[initial_field] for group in self.optimizer.param_groups]
+
+    @abstractmethod
+    def get_updated_values(self, num_updates: int) -> float | Iterable[float] | None:
+        """Return the values of the scheduled field after a number of updates.
+
+        Args:
+            num_updates: The number of optimizer updates so far.
+
+        Returns:
+            One value for all parameter groups, or one for each of them in their order, or None to leave the
+            groups as they are.
+        """
+
+    def step_update(self, num_updates: int) -> None:
+        """Calculate the values for a number of updates and write them to the parameter groups.
+
+        Args:
+            num_updates: The number of optimizer updates so far.
+
+        Raises:
+            ConfigurationError: The number is negative, or there are not as many values as parameter groups.
+        """
+        if num_updates < 0:
+            raise ConfigurationError(
+                "The number of updates is negative.",
+                given=f"num_updates={num_updates}",
+                expected="0 or more",
+                do="Pass the number of optimizer updates that were done so far.",
+            )
+        values = self.get_updated_values(num_updates)
+        if values is not None:
+            self._write(self._one_for_each_group(values))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return a copy of every attribute but the optimizer, and the values that are in force.
+
+        It is enough for any subclass, as long as its attributes are data.
+        """
+        attributes = {name: value for name, value in vars(self).items() if not isinstance(value, Optimizer)}
+        return {**copy.deepcopy(attributes), _CURRENT_VALUES: self._current_values()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over what `state_dict` returned, and write the values of that moment to the parameter groups.
+
+        The result is the same whether the state of the optimizer is loaded before or after this.
+
+        Args:
+            state_dict: The state of a scheduler of the same class.
+
+        Raises:
+            ConfigurationError: The state belongs to another field, to another kind of scheduler or to another
+                number of parameter groups; nothing was changed.
+        """
+        attributes = copy.deepcopy(state_dict)
+        if attributes.get("param_group_field") != self.param_group_field or _CURRENT_VALUES not in attributes:
+            raise ConfigurationError(
+                "The state does not belong to this scheduler.",
+                given=f"a state with {', '.join(map(repr, attributes)) or 'nothing'}",
+                expected=f"what {type(self).__name__}.state_dict() returned for {self.param_group_field!r}",
+                do="Load it into a scheduler of the class and the field that it was taken from.",
+            )
+        values = self._one_for_each_group(attributes.pop(_CURRENT_VALUES))
+        vars(self).update(attributes)
+        self._write(values)
+
+    def _current_values(self) -> list[float]:
+        return [self._current_value(index) for index in range(len(self.optimizer.param_groups))]
+
+    def _current_value(self, index: int) -> float:
+        group = self.optimizer.param_groups[index]
+        if self.param_group_field not in group:
+            raise ConfigurationError(
+                f"Parameter group {index} has no field of this name.",
+                given=f"param_group_field={self.param_group_field!r}",
+                expected=f"one of {', '.join(sorted(group.keys() - {'params'}))}",
+                do=f"Correct the name, or use another optimizer than {type(self.optimizer).__name__}.",
+            )
+        value = group[self.param_group_field]
+        return value.item() if isinstance(value, Tensor) else cast("float", value)
+
+    def _one_for_each_group(self, values: float | Iterable[float]) -> Sequence[float]:
+        num_groups = len(self.optimizer.param_groups)
+        if isinstance(values, Number):
+            return [cast("float", values)] * num_groups
+        for_each_group = list(cast("Iterable[float]", values))
+        if len(for_each_group) != num_groups:
+            raise ConfigurationError(
+                "There are not as many values as parameter groups.",
+                given=f"{len(for_each_group)} values: {for_each_group}",
+                expected=f"{num_groups}, one for each parameter group",
+                do="Return a single number to give all groups the same value.",
+            )
+        return for_each_group
+
+    def _write(self, values: Sequence[float]) -> None:
+        for group, value in zip(self.optimizer.param_groups, values, strict=True):
+            current = group[self.param_group_field]
+            if isinstance(current, Tensor):
+                current.fill_(value)
+            else:
+                group[self.param_group_field] = value
+
+
+class StatefulSchedulerBase(SchedulerBase):
+    """A scheduler that counts the updates itself, with the interface of torch's schedulers.
+
+    Call `step()` once after each optimizer update. The constructor applies the starting value, and the first
+    `step()` the value for 0 previous updates, the second the value for 1, and so on.
+
+    Args:
+        optimizer: The optimizer whose parameter groups are updated.
+        param_group_field: The field to schedule. It must be a single number in each group.
+
+    Raises:
+        ConfigurationError: A parameter group has no such field.
+
+    Example:
+        >>> import torch
+        >>> class GrowWeightDecay(StatefulSchedulerBase):
+        ...     def __init__(self, optimizer):
+        ...         super().__init__(optimizer, param_group_field="weight_decay")
+        ...     def get_updated_values(self, num_updates):
+        ...         return 0.25 * num_updates
+        >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+        >>> scheduler = GrowWeightDecay(optimizer)
+        >>> for _ in range(3):
+        ...     optimizer.step()
+        ...     scheduler.step()
+        >>> optimizer.param_groups[0]["weight_decay"]
+        0.5
+    """
+
+    def __init__(self, optimizer: Optimizer, param_group_field: str = "lr") -> None:
+        super().__init__(optimizer, param_group_field)
+        self._num_updates = 0
+
+    def step(self) -> None:
+        """Write the values for the number of earlier calls to the parameter groups, and count this call."""
+        self.step_update(self._num_updates)
+        self._num_updates += 1
+
+    @override
+    @abstractmethod
+    def get_updated_values(self, num_updates: int) -> float | Iterable[float] | None:
+        """Return the values of the scheduled field, as `SchedulerBase.get_updated_values` does.
+
+        Args:
+            num_updates: The number of earlier calls of `step`.
+        """

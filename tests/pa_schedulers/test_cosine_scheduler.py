@@ -1,0 +1,372 @@
+"""The cosine schedule: its shape over random configurations, its factory, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+from torch import nn
+from torch.optim import SGD, Optimizer
+from torch.optim.lr_scheduler import CosineAnnealingLR
+
+from pa_core.placeholders import TrainerPlaceholderValues, resolve_placeholders
+from pa_schedulers import CosineLrScheduler
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The arguments of a scheduler, by their names."""
+
+    total_num_epochs: int
+    num_update_steps_per_epoch: int
+    k_decay: float
+    lr_min: float
+    min_lr_ratio: float | None
+    num_warmup_epochs: int
+    warmup_starting_lr: float
+    warmup_starting_lr_ratio: float | None
+    num_cooldown_epochs: int
+
+    @property
+    def end_of_warmup(self) -> int:
+        """Updates before the cosine."""
+        return self.num_warmup_epochs * self.num_update_steps_per_epoch
+
+    @property
+    def start_of_cooldown(self) -> int:
+        """Updates before the cool-down."""
+        return (self.total_num_epochs - self.num_cooldown_epochs) * self.num_update_steps_per_epoch
+
+    @property
+    def end(self) -> int:
+        """Updates of the whole run."""
+        return self.total_num_epochs * self.num_update_steps_per_epoch
+
+    def minimum(self, peak: float) -> float:
+        """The rate that a group ends with."""
+        return self.lr_min if self.min_lr_ratio is None else peak * self.min_lr_ratio
+
+    def start(self, peak: float) -> float:
+        """The rate that the warm-up of a group starts with."""
+        ratio = self.warmup_starting_lr_ratio
+        return self.warmup_starting_lr if ratio is None else peak * ratio
+
+    def values(self, *peaks: float, num_updates: range) -> list[list[float]]:
+        """The rates of groups with these peaks, after each of the numbers of updates."""
+        scheduler = CosineLrScheduler(optimizer_of(*peaks), **asdict(self))
+        return [scheduler.get_updated_values(number) for number in num_updates]
+
+
+def optimizer_of(*peaks: float) -> Optimizer:
+    """An optimizer with one group for each learning rate."""
+    return SGD([{"params": [nn.Parameter(torch.ones(1))], "lr": peak} for peak in peaks])
+
+
+def rates(optimizer: Optimizer) -> list[float]:
+    """The learning rates that the next update uses."""
+    return [group["lr"] for group in optimizer.param_groups]
+
+
+fractions = st.floats(0, 1)
+peaks = st.floats(1e-4, 10)
+below_every_peak = st.floats(0, 1e-4)
+
+
+@st.composite
+def schedules(draw: st.DrawFn) -> Schedule:
+    """Any possible schedule with at least one epoch of cosine."""
+    warmup, cosine, cooldown = draw(st.integers(0, 4)), draw(st.integers(1, 4)), draw(st.integers(0, 4))
+    return Schedule(
+        total_num_epochs=warmup + cosine + cooldown,
+        num_update_steps_per_epoch=draw(st.integers(1, 12)),
+        k_decay=draw(st.floats(0.5, 5)),
+        lr_min=draw(below_every_peak),
+        min_lr_ratio=draw(st.none() | fractions),
+        num_warmup_epochs=warmup,
+        warmup_starting_lr=draw(below_every_peak),
+        warmup_starting_lr_ratio=draw(st.none() | fractions),
+        num_cooldown_epochs=cooldown,
+    )
+
+
+PLAIN = Schedule(
+    total_num_epochs=5,
+    num_update_steps_per_epoch=4,
+    k_decay=1.0,
+    lr_min=0.0,
+    min_lr_ratio=None,
+    num_warmup_epochs=0,
+    warmup_starting_lr=0.0,
+    warmup_starting_lr_ratio=None,
+    num_cooldown_epochs=0,
+)
+
+
+@given(schedules(), peaks)
+def test_the_rate_stays_between_its_bounds(schedule: Schedule, peak: float) -> None:
+    """No rate is above that of the group, or below both the starting rate and the minimum."""
+    lowest = schedule.minimum(peak)
+    if schedule.num_warmup_epochs:
+        lowest = min(lowest, schedule.start(peak))
+
+    for (value,) in schedule.values(peak, num_updates=range(schedule.end + 3)):
+        assert lowest <= value <= peak
+
+
+def test_rounding_does_not_pass_the_minimum() -> None:
+    """Where the cosine of a long run is flat, its last rates are not below a tiny minimum."""
+    long = replace(PLAIN, num_update_steps_per_epoch=10**9, lr_min=1e-20)
+
+    last = long.values(10.0, num_updates=range(long.end - 3, long.end))
+
+    assert last == [[1e-20]] * 3
+
+
+@example(replace(PLAIN, num_warmup_epochs=1, lr_min=0.03), 0.3)
+@given(schedules(), peaks)
+def test_the_warmup_is_a_straight_line_to_the_rate_of_the_group(schedule: Schedule, peak: float) -> None:
+    """The warm-up rises in equal steps from exactly the starting rate to exactly the rate of the group."""
+    warmup = [value for (value,) in schedule.values(peak, num_updates=range(schedule.end_of_warmup + 1))]
+
+    assert warmup[-1] == peak
+    if schedule.num_warmup_epochs:
+        assert warmup[0] == schedule.start(peak)
+        step = (peak - warmup[0]) / schedule.end_of_warmup
+        for earlier, later in pairwise(warmup):
+            assert later - earlier == pytest.approx(step, abs=1e-12)
+            assert later >= earlier
+
+
+@given(schedules(), peaks)
+def test_the_cosine_falls_to_exactly_the_minimum_where_the_cooldown_begins(
+    schedule: Schedule, peak: float
+) -> None:
+    """After the warm-up the rate only falls, is at the minimum when the cool-down begins, and stays there."""
+    after = range(schedule.end_of_warmup, schedule.start_of_cooldown + 1)
+    cosine = [value for (value,) in schedule.values(peak, num_updates=after)]
+
+    assert all(later <= earlier for earlier, later in pairwise(cosine))
+    assert cosine[-1] == schedule.minimum(peak)
+    if schedule.minimum(peak) < peak * 0.99:
+        assert cosine[-2] > cosine[-1]
+    held = schedule.values(peak, num_updates=range(schedule.start_of_cooldown, schedule.end + 20))
+    assert {value for (value,) in held} == {schedule.minimum(peak)}
+
+
+@given(schedules(), peaks)
+def test_there_is_no_jump_anywhere(schedule: Schedule, peak: float) -> None:
+    """With many updates in an epoch, neighbouring rates are close to each other at both seams."""
+    fine = replace(schedule, num_update_steps_per_epoch=10_000)
+    span = peak - min(schedule.minimum(peak), schedule.start(peak))
+
+    for seam in {fine.end_of_warmup, fine.start_of_cooldown, fine.end}:
+        around = fine.values(peak, num_updates=range(max(0, seam - 3), seam + 4))
+        for (earlier,), (later,) in pairwise(around):
+            assert abs(later - earlier) <= 1e-3 * span
+
+
+@given(schedules(), peaks, peaks)
+def test_groups_are_independent(schedule: Schedule, one: float, other: float) -> None:
+    """Each group follows the schedule that it would follow alone."""
+    everything = range(schedule.end + 1)
+
+    together = schedule.values(one, other, num_updates=everything)
+
+    alone = zip(
+        schedule.values(one, num_updates=everything),
+        schedule.values(other, num_updates=everything),
+        strict=True,
+    )
+    assert together == [first + second for first, second in alone]
+
+
+@given(schedules(), peaks, st.data())
+def test_a_resumed_schedule_is_the_uninterrupted_one(
+    schedule: Schedule, peak: float, data: st.DataObject
+) -> None:
+    """Saved as JSON after any number of steps and loaded elsewhere, the schedule goes on exactly."""
+    interrupted_after = data.draw(st.integers(0, schedule.end + 2))
+    optimizer = optimizer_of(peak)
+    scheduler = CosineLrScheduler(optimizer, **asdict(schedule))
+    for _ in range(interrupted_after):
+        scheduler.step()
+    saved = json.dumps(scheduler.state_dict())
+
+    other_optimizer = optimizer_of(peak)
+    other = CosineLrScheduler(other_optimizer, **asdict(PLAIN))
+    other.load_state_dict(json.loads(saved))
+
+    for _ in range(schedule.end + 3 - interrupted_after):
+        assert rates(other_optimizer) == rates(optimizer)
+        scheduler.step()
+        other.step()
+
+
+def test_without_extras_it_is_the_cosine_of_torch() -> None:
+    """With neither warm-up, cool-down nor k-decay the values are those of `CosineAnnealingLR`."""
+    optimizer = optimizer_of(0.4)
+    of_torch = CosineAnnealingLR(optimizer, T_max=20, eta_min=0.01)
+
+    for (value,) in replace(PLAIN, lr_min=0.01).values(0.4, num_updates=range(20)):
+        assert value == pytest.approx(rates(optimizer)[0])
+        optimizer.step()
+        of_torch.step()
+
+
+@pytest.mark.parametrize("k", [0.5, 1.0, 2.0, 3.5])
+def test_k_decay_is_the_formula_of_the_paper(k: float) -> None:
+    """The rate is `(peak - min) / 2 * (1 + cos(pi * t^k / T^k)) + min`; a higher k keeps it up for longer."""
+    schedule = replace(PLAIN, k_decay=k, lr_min=0.1, num_warmup_epochs=1, warmup_starting_lr=0.1)
+
+    values = [value for (value,) in schedule.values(1.0, num_updates=range(4, 20))]
+
+    expected = [(1.0 - 0.1) / 2 * (1 + math.cos(math.pi * t**k / 16**k)) + 0.1 for t in range(16)]
+    assert values == pytest.approx(expected)
+    slower = replace(schedule, k_decay=k + 1).values(1.0, num_updates=range(5, 20))
+    assert all(slow > value for (slow,), value in zip(slower, values[1:], strict=True))
+
+
+def test_the_constructor_applies_the_starting_rate() -> None:
+    """Before the first step the groups have the starting rate, and remember their own as `initial_lr`."""
+    optimizer = optimizer_of(1.0, 2.0)
+
+    CosineLrScheduler(optimizer, 10, 10, num_warmup_epochs=2, warmup_starting_lr=0.125)
+
+    assert rates(optimizer) == [0.125, 0.125]
+    assert [group["initial_lr"] for group in optimizer.param_groups] == [1.0, 2.0]
+
+
+def train(model: nn.Module, optimizer: Optimizer, scheduler: CosineLrScheduler, updates: int) -> list[float]:
+    """A loop as one writes it without a trainer; returns the learning rate that each update used."""
+    used: list[float] = []
+    for _ in range(updates):
+        torch.autograd.backward(model(torch.randn(8, 3)).square().mean())
+        used += rates(optimizer)
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+    return used
+
+
+def test_the_rates_of_a_plain_training_loop() -> None:
+    """Stepped after each update, the first two updates use the starting rate, later ones the next values."""
+    model = nn.Linear(3, 1)
+    optimizer = SGD(model.parameters(), lr=1.0)
+    scheduler = CosineLrScheduler(
+        optimizer, 4, 3, lr_min=0.0, num_warmup_epochs=1, warmup_starting_lr=0.1, num_cooldown_epochs=1
+    )
+
+    used = train(model, optimizer, scheduler, updates=12)
+
+    cosine = [0.5 + 0.5 * math.cos(math.pi * t / 6) for t in range(6)]
+    assert used == pytest.approx([0.1, 0.1, 0.4, 0.7, *cosine, 0.0, 0.0])
+
+
+def test_a_ratio_takes_precedence_over_a_rate() -> None:
+    """With both given, the ratios count, and each group has a minimum and a start of its own."""
+    schedule = replace(
+        PLAIN,
+        lr_min=0.3,
+        min_lr_ratio=0.5,
+        num_warmup_epochs=1,
+        warmup_starting_lr=0.3,
+        warmup_starting_lr_ratio=0.25,
+    )
+
+    values = schedule.values(1.0, 2.0, num_updates=range(21))
+
+    assert values[0] == [0.25, 0.5]
+    assert values[20] == [0.5, 1.0]
+
+
+def test_a_starting_rate_without_a_warmup_is_ignored() -> None:
+    """Without warm-up the first rate is that of the group, even below the default starting rate."""
+    (first, *_) = replace(PLAIN, warmup_starting_lr=1.0).values(1e-7, num_updates=range(1))
+
+    assert first == [1e-7]
+
+
+def test_warmup_and_cooldown_may_fill_the_run() -> None:
+    """With no epoch left for the cosine, the minimum follows the warm-up directly."""
+    schedule = replace(PLAIN, total_num_epochs=2, num_warmup_epochs=1, num_cooldown_epochs=1)
+
+    values = [value for (value,) in schedule.values(1.0, num_updates=range(8))]
+
+    assert values == [0.0, 0.25, 0.5, 0.75, 0.0, 0.0, 0.0, 0.0]
+
+
+def test_the_factory_takes_the_length_of_the_run_from_the_trainer() -> None:
+    """`create_scheduler_fn` holds placeholders, which become the numbers of the run."""
+    factory = CosineLrScheduler.create_scheduler_fn(num_warmup_epochs=1, warmup_starting_lr=0.0, lr_min=0.25)
+
+    filled_in = resolve_placeholders(factory, {"num_epochs": 3, "num_update_steps_per_epoch": 2})
+    scheduler = filled_in(optimizer_of(1.0))
+
+    assert isinstance(scheduler, CosineLrScheduler)
+    values = [scheduler.get_updated_values(n)[0] for n in range(7)]
+    assert values == pytest.approx(
+        [0.0, 0.5, 1.0, 0.25 + 0.75 * (2 + 2**0.5) / 4, 0.625, 0.25 + 0.75 * (2 - 2**0.5) / 4, 0.25]
+    )
+
+
+def test_the_factory_makes_schedulers_of_a_subclass() -> None:
+    """A subclass inherits a factory that makes the subclass."""
+
+    class Renamed(CosineLrScheduler):
+        pass
+
+    factory = Renamed.create_scheduler_fn(total_num_epochs=1, num_update_steps_per_epoch=1)
+
+    assert type(factory(optimizer_of(1.0))) is Renamed
+
+
+def test_a_placeholder_without_a_trainer_is_an_error_that_says_so() -> None:
+    """The factory, called without a trainer, names the placeholder that nobody filled in."""
+    with pytest.raises(TypeError, match="NUM_EPOCHS"):
+        CosineLrScheduler.create_scheduler_fn()(optimizer_of(1.0))
+    with pytest.raises(TypeError, match="NUM_UPDATE_STEPS_PER_EPOCH"):
+        CosineLrScheduler(optimizer_of(1.0), 5, TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ({"total_num_epochs": 0}, "total_num_epochs=0"),
+        ({"total_num_epochs": -3}, "total_num_epochs=-3"),
+        ({"num_update_steps_per_epoch": 0}, "num_update_steps_per_epoch=0"),
+        ({"k_decay": 0.0}, "k_decay=0.0"),
+        ({"k_decay": math.nan}, "k_decay=nan"),
+        ({"k_decay": math.inf}, "k_decay=inf"),
+        ({"lr_min": -1e-9}, "lr_min=-1e-09"),
+        ({"warmup_starting_lr": math.inf}, "warmup_starting_lr=inf"),
+        ({"min_lr_ratio": 1.5}, "min_lr_ratio=1.5"),
+        ({"min_lr_ratio": -0.1}, "min_lr_ratio=-0.1"),
+        ({"num_warmup_epochs": -1}, "num_warmup_epochs=-1"),
+        ({"warmup_starting_lr": -1.0}, "warmup_starting_lr=-1.0"),
+        ({"warmup_starting_lr_ratio": 2}, "warmup_starting_lr_ratio=2"),
+        ({"num_cooldown_epochs": -1}, "num_cooldown_epochs=-1"),
+        ({"num_warmup_epochs": 3, "num_cooldown_epochs": 3}, "num_warmup_epochs=3, num_cooldown_epochs=3"),
+        ({"num_warmup_epochs": 6}, "total_num_epochs=5"),
+        ({"lr_min": 0.7}, "lr_min=0.7 for a group with lr=0.5"),
+        (
+            {"num_warmup_epochs": 1, "warmup_starting_lr": 0.7},
+            "warmup_starting_lr=0.7 for a group with lr=0.5",
+        ),
+    ],
+)
+def test_impossible_arguments_are_refused(arguments: dict[str, Any], named: str) -> None:
+    """An argument that cannot work is named with its value, and the optimizer keeps its rates."""
+    optimizer = optimizer_of(1.0, 0.5)
+
+    with pytest.raises(ValueError, match=r"given: .*" + named) as refusal:
+        CosineLrScheduler(optimizer, **{**asdict(PLAIN), **arguments})
+
+    assert "expected: " in str(refusal.value)
+    assert rates(optimizer) == [1.0, 0.5]

@@ -1,0 +1,288 @@
+"""The base classes of schedulers: what they write to the groups, when, and how they are resumed."""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Adam, Optimizer
+from typing_extensions import override
+
+from pa_schedulers import SchedulerBase, StatefulSchedulerBase
+
+
+class Milestones(StatefulSchedulerBase):
+    """Multiplies what is there, so that its values depend on the path and not only on the count."""
+
+    def __init__(
+        self, optimizer: Optimizer, gamma: float = 0.5, milestones: tuple[int, ...] = (2, 4)
+    ) -> None:
+        super().__init__(optimizer, param_group_field="lr")
+        self.milestones = set(milestones)
+        self.gamma = gamma
+        self.reached: list[int] = []
+
+    @override
+    def get_updated_values(self, num_updates: int) -> list[float] | None:
+        if num_updates not in self.milestones:
+            return None
+        self.reached.append(num_updates)
+        return [group["lr"] * self.gamma for group in self.optimizer.param_groups]
+
+
+class Recipe(StatefulSchedulerBase):
+    """Returns whatever the recipe says for a number of updates."""
+
+    def __init__(
+        self, optimizer: Optimizer, recipe: Callable[[int], float | Iterable[float] | None], field: str = "lr"
+    ) -> None:
+        super().__init__(optimizer, param_group_field=field)
+        self.recipe = recipe
+
+    @override
+    def get_updated_values(self, num_updates: int) -> float | Iterable[float] | None:
+        return self.recipe(num_updates)
+
+
+class Stateless(SchedulerBase):
+    """Is one more than the number of updates."""
+
+    @override
+    def get_updated_values(self, num_updates: int) -> float:
+        return 1.0 + num_updates
+
+
+def two_groups(**first: Any) -> SGD:
+    """Two groups with learning rates 0.1 and 0.2."""
+    return SGD(
+        [
+            {"params": [nn.Parameter(torch.ones(2))], **first},
+            {"params": [nn.Parameter(torch.ones(3))], "lr": 0.2},
+        ],
+        lr=0.1,
+    )
+
+
+def rates(optimizer: Optimizer) -> list[float]:
+    """The learning rates that the next update uses."""
+    return [float(group["lr"]) for group in optimizer.param_groups]
+
+
+def test_the_first_step_is_for_no_previous_update_and_each_later_one_for_one_more() -> None:
+    """`step()` asks for the values of 0, 1, 2, ... previous updates."""
+    asked: list[int] = []
+    scheduler = Recipe(two_groups(), asked.append)
+
+    for _ in range(4):
+        scheduler.step()
+
+    assert asked == [0, 1, 2, 3]
+
+
+def test_the_constructor_remembers_the_value_of_each_group() -> None:
+    """Each group keeps the value it had before scheduling as `initial_<field>`."""
+    optimizer = two_groups(weight_decay=0.5)
+
+    Recipe(optimizer, lambda _: 7.0, field="weight_decay").step()
+
+    assert [group["initial_weight_decay"] for group in optimizer.param_groups] == [0.5, 0]
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [7.0, 7.0]
+    assert rates(optimizer) == [0.1, 0.2]
+
+
+def test_a_second_scheduler_starts_where_the_first_one_started() -> None:
+    """A new scheduler on the same optimizer puts the groups back to their initial values."""
+    optimizer = two_groups()
+    Recipe(optimizer, lambda _: 1e-6).step()
+
+    Milestones(optimizer)
+
+    assert rates(optimizer) == [0.1, 0.2]
+
+
+@pytest.mark.parametrize(
+    ("returned", "expected"),
+    [
+        (None, [0.1, 0.2]),
+        (3.0, [3.0, 3.0]),
+        (3, [3, 3]),
+        ([3.0, 4.0], [3.0, 4.0]),
+        ((value for value in (3.0, 4.0)), [3.0, 4.0]),
+    ],
+)
+def test_what_a_scheduler_may_return(returned: float | Iterable[float] | None, expected: list[float]) -> None:
+    """None leaves the groups alone, a number goes to all of them, an iterable gives each its own."""
+    optimizer = two_groups()
+
+    Recipe(optimizer, lambda _: returned).step()
+
+    assert rates(optimizer) == expected
+
+
+@pytest.mark.parametrize("returned", [[], [1.0], [1.0, 2.0, 3.0]])
+def test_a_wrong_number_of_values_is_an_error_that_changes_nothing(returned: list[float]) -> None:
+    """A list that does not fit the groups is refused with both numbers, and not counted as a step."""
+    optimizer = two_groups()
+    scheduler = Recipe(optimizer, lambda _: returned)
+
+    with pytest.raises(ValueError, match=rf"given: +{len(returned)} values(.|\n)*expected: +2"):
+        scheduler.step()
+
+    assert rates(optimizer) == [0.1, 0.2]
+    assert scheduler.state_dict()["_num_updates"] == 0
+
+
+def test_a_field_that_no_group_has_is_an_error_that_names_the_fields() -> None:
+    """A misspelt field is refused when the scheduler is made."""
+    with pytest.raises(ValueError, match=r"'weight_decai'(.|\n)*lr, maximize, momentum"):
+        Recipe(two_groups(), lambda _: 1.0, field="weight_decai")
+
+
+def test_a_stateless_scheduler_is_told_the_number_of_updates() -> None:
+    """`step_update(n)` writes the value for n updates, in any order."""
+    optimizer = two_groups()
+    scheduler = Stateless(optimizer)
+
+    scheduler.step_update(5)
+    assert rates(optimizer) == [6.0, 6.0]
+    scheduler.step_update(num_updates=2)
+    assert rates(optimizer) == [3.0, 3.0]
+    with pytest.raises(ValueError, match="num_updates=-1"):
+        scheduler.step_update(-1)
+
+
+def test_a_tensor_is_changed_in_place() -> None:
+    """A learning rate that is a tensor stays the same tensor, as compiled and captured optimizers need."""
+    rate = torch.tensor(0.1, dtype=torch.float64)
+    optimizer = Adam([nn.Parameter(torch.ones(2))], lr=rate, foreach=False)
+    held: Tensor = optimizer.param_groups[0]["lr"]
+
+    Recipe(optimizer, lambda _: 0.025).step()
+
+    assert optimizer.param_groups[0]["lr"] is held
+    assert held.item() == 0.025
+    assert optimizer.param_groups[0]["initial_lr"] == pytest.approx(0.1)
+
+
+def train(scheduler: StatefulSchedulerBase, optimizer: Optimizer, num_updates: int) -> list[list[float]]:
+    """Train for some updates and return the rates that each update used."""
+    used: list[list[float]] = []
+    for _ in range(num_updates):
+        optimizer.zero_grad()
+        loss = sum((p**2).sum() for group in optimizer.param_groups for p in group["params"])
+        assert isinstance(loss, Tensor)
+        torch.autograd.backward(loss)
+        used.append(rates(optimizer))
+        optimizer.step()
+        scheduler.step()
+    return used
+
+
+@pytest.mark.parametrize("optimizer_first", [True, False])
+@pytest.mark.parametrize("interrupted_after", range(7))
+def test_a_resumed_schedule_is_the_uninterrupted_one(interrupted_after: int, optimizer_first: bool) -> None:
+    """A subclass that overrides nothing goes on exactly, whichever of the two states is loaded first."""
+    optimizer = two_groups()
+    uninterrupted = train(Milestones(optimizer), optimizer, 8)
+
+    optimizer = two_groups()
+    scheduler = Milestones(optimizer)
+    before = train(scheduler, optimizer, interrupted_after)
+    file = io.BytesIO()
+    torch.save({"scheduler": scheduler.state_dict(), "optimizer": optimizer.state_dict()}, file)
+    file.seek(0)
+    saved = torch.load(file, weights_only=True)
+
+    optimizer = two_groups()
+    if optimizer_first:
+        optimizer.load_state_dict(saved["optimizer"])
+    scheduler = Milestones(optimizer)
+    scheduler.load_state_dict(saved["scheduler"])
+    if not optimizer_first:
+        optimizer.load_state_dict(saved["optimizer"])
+    after = train(scheduler, optimizer, 8 - interrupted_after)
+
+    assert before + after == uninterrupted
+
+
+def test_the_state_has_every_attribute_but_the_optimizer() -> None:
+    """What a subclass keeps is in its state; the optimizer is not, under whatever name."""
+    optimizer = two_groups()
+    scheduler = Milestones(optimizer, gamma=0.1)
+    vars(scheduler)["the_same_optimizer"] = optimizer
+
+    state = scheduler.state_dict()
+
+    assert state.keys() >= {"milestones", "gamma", "reached", "param_group_field"}
+    assert not any(isinstance(value, Optimizer) for value in state.values())
+    assert "the_same_optimizer" not in state
+
+
+def test_a_state_is_a_copy() -> None:
+    """Neither the scheduler it came from nor one it was loaded into changes a state that was taken."""
+    optimizer = two_groups()
+    scheduler = Milestones(optimizer)
+    state = scheduler.state_dict()
+    as_taken = copy.deepcopy(state)
+    other = Milestones(two_groups())
+    other.load_state_dict(state)
+
+    train(scheduler, optimizer, 6)
+    train(other, other.optimizer, 6)
+
+    assert state == as_taken
+
+
+def test_loading_a_state_puts_its_values_in_force() -> None:
+    """With the scheduler's state alone, the very next update already uses the right rates."""
+    optimizer = two_groups()
+    scheduler = Milestones(optimizer)
+    train(scheduler, optimizer, 4)
+    state = json.loads(json.dumps({**scheduler.state_dict(), "milestones": [2, 4]}))
+
+    fresh = two_groups()
+    Milestones(fresh).load_state_dict(state)
+
+    assert rates(fresh) == rates(optimizer) == [0.05, 0.1]
+
+
+def test_the_state_of_something_else_is_refused() -> None:
+    """A state of another field, of another scheduler or of other groups is an error that changes nothing."""
+    optimizer = two_groups()
+    scheduler = Milestones(optimizer)
+    before = scheduler.state_dict()
+    of_weight_decay = Recipe(two_groups(), lambda _: None, field="weight_decay").state_dict()
+    of_torch = torch.optim.lr_scheduler.StepLR(two_groups(), step_size=1).state_dict()
+    of_one_group = Milestones(SGD([nn.Parameter(torch.ones(1))], lr=0.1)).state_dict()
+
+    without_values = {name: value for name, value in before.items() if name != "param_group_values"}
+
+    for state in (of_weight_decay, of_torch, of_one_group, without_values, {}):
+        with pytest.raises(ValueError, match="expected"):
+            scheduler.load_state_dict(state)
+
+    assert scheduler.state_dict() == before
+
+
+def test_a_group_that_is_added_later_is_scheduled_from_its_own_value() -> None:
+    """After `add_param_group`, as in gradual unfreezing, the new group starts from the value it came with."""
+
+    class Halve(StatefulSchedulerBase):
+        @override
+        def get_updated_values(self, num_updates: int) -> list[float]:
+            return [value / 2**num_updates for value in self.initial_values]
+
+    optimizer = two_groups()
+    scheduler = Halve(optimizer)
+    train(scheduler, optimizer, 2)
+
+    optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))], "lr": 8.0})
+    scheduler.step()
+
+    assert rates(optimizer) == pytest.approx([0.025, 0.05, 2.0])
