@@ -100,6 +100,10 @@ class Distribution:
         names = {split_requirement(line)[0] for line in self.requirements()}
         return {self}.union(*(other.with_ours() for other in DISTRIBUTIONS if other.name in names))
 
+    def tests(self) -> str:
+        """The folder of its tests."""
+        return f"tests/{self.name.replace('-', '_')}"
+
     def wheel(self) -> str:
         """The requirement that is met by its built wheel and nothing else."""
         (wheel,) = WHEELS.glob(f"{self.name.replace('-', '_')}-*.whl")
@@ -186,7 +190,7 @@ def tests(session: nox.Session, tested: tuple[Distribution, ...], cell: Cell) ->
     installed = set[Distribution]().union(*(one.with_ours() for one in tested))
     pytest = [
         "pytest",
-        *(f"tests/{one.package}" for one in tested),
+        *(one.tests() for one in tested),
         *(["tests/repository"] if together else []),
         f"--cell={cell.name}",
         f"--installed={','.join(sorted(one.name for one in installed))}",
@@ -235,7 +239,7 @@ def floors(session: nox.Session) -> None:
     environment.install_wheels(DISTRIBUTIONS, *oldest, *TEST_TOOLS)
     pytest = [
         "pytest",
-        *(f"tests/{one.package}" for one in DISTRIBUTIONS),
+        *(one.tests() for one in DISTRIBUTIONS),
         f"--cell={CELLS[0].name}",
         f"--versions={','.join(oldest)}",
         *session.posargs,

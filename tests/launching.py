@@ -55,7 +55,7 @@ class Launch:
         script: Path | str,
         *arguments: str,
         ranks: int = 1,
-        env: Mapping[str, str] | None = None,
+        env: Mapping[str, str | None] | None = None,
         timeout: float = 100,
     ) -> Launched:
         """Run a script until it ends and return its exit status and output.
@@ -64,7 +64,7 @@ class Launch:
             script: the file to run, or the text of one.
             *arguments: what the script finds in `sys.argv[1:]`.
             ranks: more than one starts that many gloo ranks with torchrun.
-            env: variables added to those of this process.
+            env: variables added to those of this process; None takes one away.
             timeout: seconds after which the script and its ranks are killed and the test fails.
         """
         if isinstance(script, str):
@@ -75,7 +75,7 @@ class Launch:
 
 
 def run_command(
-    command: Sequence[str], *, folder: Path, env: Mapping[str, str] | None = None, timeout: float = 100
+    command: Sequence[str], *, folder: Path, env: Mapping[str, str | None] | None = None, timeout: float = 100
 ) -> Launched:
     """Run any command line in `folder` as on a machine without an accelerator; print its output if it fails.
 
@@ -115,10 +115,11 @@ def _torchrun(ranks: int) -> list[str]:
     ]
 
 
-def _environment(extra: Mapping[str, str]) -> dict[str, str]:
+def _environment(changes: Mapping[str, str | None]) -> dict[str, str]:
     inherited = {
         name: value
         for name, value in os.environ.items()
         if name not in _RANK_VARIABLES and not name.startswith("TORCHELASTIC_")
     }
-    return {**inherited, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", **extra}
+    changed = {**inherited, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", **changes}
+    return {name: value for name, value in changed.items() if value is not None}

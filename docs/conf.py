@@ -1,0 +1,23 @@
+"""Settings of Sphinx: `nox -s docs` builds with warnings as errors and without a network."""
+
+from __future__ import annotations
+
+project = "pytorch-accelerated, in parts"
+project_copyright = "the authors"
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+exclude_patterns = ["_build"]
+
+html_theme = "furo"
+html_title = project
+
+autodoc_default_options = {"members": True, "show-inheritance": True}
+autodoc_member_order = "bysource"
+autodoc_typehints = "description"
+autodoc_class_signature = "separated"
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+
+nitpick_ignore_regex = [
+    (r"py:.*", r"(?!pa_|pytorch_accelerated).*"),  # links to other projects would need a network
+    (r"py:.*", r".*\.(_\w+|\w*T|\w*T_co|\w*T_contra)"),  # private names and type variables have no page
+]

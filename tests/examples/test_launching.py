@@ -1,0 +1,72 @@
+"""Each example, unchanged, runs in every way that a user can launch it."""
+
+from __future__ import annotations
+
+import re
+import sys
+import sysconfig
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from tests.launching import free_port, run_command
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+RESULTS = {"train_digits.py": (r"Recognised ([\d.]+)% of the test digits", 95.0)}
+"""What each example prints at its end, and what the number in it must reach."""
+
+NOTEBOOK_CELL = """
+import runpy, sys
+from pa_core import notebook_launcher
+
+main = runpy.run_path(sys.argv[1])["main"]
+notebook_launcher(main, num_processes=2)
+"""
+
+
+@dataclass(frozen=True)
+class Way:
+    """A command line before the name of the example, and what the trainer then says that it runs on."""
+
+    command: list[str]
+    processes: str = "1 process"
+    precision: str = "fp32"
+    env: dict[str, str] = field(default_factory=dict[str, str])
+
+
+TWO = "2 processes (gloo)"
+ACCELERATE = [str(Path(sysconfig.get_path("scripts"), "accelerate")), "launch"]
+ACCELERATE_TWO = [*ACCELERATE, "--multi_gpu", "--num_processes=2", "--num_machines=1", "--dynamo_backend=no"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]
+ON_CPU = {"ACCELERATE_USE_CPU": "true"}
+
+WAYS = {
+    "python": Way([sys.executable]),
+    "accelerate launch": Way(ACCELERATE),
+    "accelerate launch, bf16": Way([*ACCELERATE, "--mixed_precision=bf16"], precision="bf16"),
+    "torchrun": Way([*TORCHRUN, "--nproc-per-node=2"], processes=TWO),
+    "accelerate launch on two ranks": Way(
+        [*ACCELERATE_TWO, "--mixed_precision=no"], processes=TWO, env=ON_CPU
+    ),
+    "accelerate launch on two ranks, bf16": Way(
+        [*ACCELERATE_TWO, "--mixed_precision=bf16"], processes=TWO, precision="bf16", env=ON_CPU
+    ),
+    "notebook_launcher": Way([sys.executable, "-c", NOTEBOOK_CELL], processes=TWO),
+}
+
+
+@pytest.mark.parametrize("example", sorted(path.name for path in EXAMPLES.glob("*.py")))
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+def test_an_example_runs(example: str, way: Way, tmp_path: Path) -> None:
+    """An example reaches its result once, on the processes and in the precision that were asked for."""
+    port = [f"--main_process_port={free_port()}"] if "--multi_gpu" in way.command else []
+    hidden = {"ACCELERATE_USE_CPU": None, "CUDA_VISIBLE_DEVICES": "", "HF_HOME": str(tmp_path)}
+    command = [*way.command, *port, str(EXAMPLES / example)]
+    ran = run_command(command, folder=tmp_path, env={**hidden, **way.env})
+    assert ran.status == 0
+    assert f"{way.processes}, device cpu" in ran.output
+    assert f"precision {way.precision}" in ran.output
+    pattern, least = RESULTS[example]
+    (result,) = re.findall(pattern, ran.output)
+    assert float(result) >= least
