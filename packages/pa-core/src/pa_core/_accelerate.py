@@ -20,6 +20,7 @@ __all__ = [
     "ProcessState",
     "create_accelerator",
     "describe_processes",
+    "device_of",
     "forget_prepared_objects",
     "launch_in_notebook",
     "place_and_wrap",
@@ -179,6 +180,15 @@ def process_state() -> ProcessState:
     return cast("ProcessState", state)
 
 
+def device_of(accelerator: AcceleratorLike) -> torch.device:
+    """Return the device of this process, as tensors on it name it.
+
+    On a CPU, accelerate adds the rank: ``cpu:1``. No tensor ever is there, and ``torch.load`` cannot put one there.
+    """
+    device = accelerator.device
+    return torch.device("cpu") if device.type == "cpu" else device
+
+
 def require_supported(accelerator: AcceleratorLike) -> None:
     """Refuse what accelerate can be configured to do and a run of ours cannot.
 
@@ -270,7 +280,7 @@ def describe_processes(accelerator: AcceleratorLike) -> str:
     backend = torch.distributed.get_backend() if count > 1 else None
     processes = "1 process" if backend is None else f"{count} processes ({backend})"
     precision = "fp32" if accelerator.mixed_precision == "no" else accelerator.mixed_precision
-    return f"{processes}, device {accelerator.device}, precision {precision}"
+    return f"{processes}, device {device_of(accelerator)}, precision {precision}"
 
 
 def forget_prepared_objects(accelerator: AcceleratorLike) -> None:

@@ -866,7 +866,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
     @property
     @override
     def device(self) -> torch.device:
-        return self._accelerator.device
+        return _accelerate.device_of(self._accelerator)
 
     @property
     @override
