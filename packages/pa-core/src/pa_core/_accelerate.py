@@ -143,7 +143,11 @@ class ProcessState(Protocol):
 
 def _several_processes_on_cpu() -> bool:
     """Without ``cpu=True``, accelerate would run unconnected trainings where there is no accelerator."""
-    return int(os.environ.get("WORLD_SIZE", "1")) > 1 and not torch.accelerator.is_available()
+    return _launched_processes() > 1 and "RANK" in os.environ and not torch.accelerator.is_available()
+
+
+def _launched_processes() -> int:
+    return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def create_accelerator(**kwargs: Any) -> AcceleratorLike:
@@ -151,39 +155,28 @@ def create_accelerator(**kwargs: Any) -> AcceleratorLike:
 
     Args:
         **kwargs: Passed on to ``accelerate.Accelerator``.
-
-    Raises:
-        UnsupportedConfigurationError: The launcher started several processes, but accelerate sees one.
     """
     from accelerate import Accelerator
 
     if _several_processes_on_cpu():
         kwargs.setdefault("cpu", True)
-    accelerator = cast("AcceleratorLike", Accelerator(**kwargs))
-    launched = int(os.environ.get("WORLD_SIZE", "1"))
-    if launched > 1 and accelerator.num_processes == 1:
-        raise UnsupportedConfigurationError(
-            "Each of the launched processes would train by itself.",
-            given=f"WORLD_SIZE={launched}, while accelerate runs 1 process",
-            expected="as many processes as the launcher started",
-            do="Create the Accelerator with cpu=True (or set ACCELERATE_USE_CPU=true) to train on CPU, "
-            "or start the script without the launcher.",
-        )
-    return accelerator
+    return cast("AcceleratorLike", Accelerator(**kwargs))
 
 
 def process_state() -> ProcessState:
     """Return which process this is, also before any trainer was made."""
     from accelerate import PartialState
+    from accelerate.utils import parse_flag_from_env  # pyright: ignore[reportUnknownVariableType]  # no types
 
-    state = PartialState(cpu=True) if _several_processes_on_cpu() else PartialState()
-    return cast("ProcessState", state)
+    # Only Accelerator reads the variable by itself; by then, the device would have been chosen without it.
+    on_cpu = _several_processes_on_cpu() or parse_flag_from_env("ACCELERATE_USE_CPU")
+    return cast("ProcessState", PartialState(cpu=on_cpu))
 
 
 def device_of(accelerator: AcceleratorLike) -> torch.device:
     """Return the device of this process, as tensors on it name it.
 
-    On a CPU, accelerate adds the rank: ``cpu:1``. No tensor ever is there, and ``torch.load`` cannot put one there.
+    On a CPU, accelerate adds the rank: ``cpu:1``. No tensor ever is there, and ``torch.load`` can put none there.
     """
     device = accelerator.device
     return torch.device("cpu") if device.type == "cpu" else device
@@ -193,8 +186,17 @@ def require_supported(accelerator: AcceleratorLike) -> None:
     """Refuse what accelerate can be configured to do and a run of ours cannot.
 
     Raises:
-        UnsupportedConfigurationError: The run would be sharded or pipelined.
+        UnsupportedConfigurationError: The run would be sharded or pipelined, or its processes not connected.
     """
+    launched = _launched_processes()
+    if launched > 1 and accelerator.num_processes == 1:
+        raise UnsupportedConfigurationError(
+            "Each of the launched processes would train by itself.",
+            given=f"WORLD_SIZE={launched}, while accelerate runs 1 process",
+            expected="as many processes as the launcher started",
+            do="Create the Accelerator with cpu=True (or set ACCELERATE_USE_CPU=true) to train on CPU, "
+            "or unset WORLD_SIZE if no launcher started this process.",
+        )
     kind = str(accelerator.distributed_type.value)
     if kind in {"FSDP", "DEEPSPEED", "MEGATRON_LM"}:
         raise UnsupportedConfigurationError(
