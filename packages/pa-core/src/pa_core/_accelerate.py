@@ -176,7 +176,7 @@ def process_state() -> ProcessState:
 def device_of(accelerator: AcceleratorLike) -> torch.device:
     """Return the device of this process, as tensors on it name it.
 
-    On a CPU, accelerate adds the rank: ``cpu:1``. No tensor ever is there, and ``torch.load`` can put none there.
+    On a CPU, accelerate adds the rank: ``cpu:1``. No tensor ever is there, and ``torch.load`` refuses it.
     """
     device = accelerator.device
     return torch.device("cpu") if device.type == "cpu" else device
