@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar, cast
 
@@ -21,6 +21,7 @@ from pa_core import _accelerate
 from pa_core.errors import UnsupportedConfigurationError
 
 __all__ = [
+    "CallsOfStep",
     "GradientAgreement",
     "agree_on_integer",
     "any_of_processes",
@@ -69,7 +70,8 @@ def any_of_processes(flags: Sequence[bool], device: torch.device) -> list[bool]:
     if num_processes() == 1:
         return list(flags)
     counts = sum_over_processes(torch.tensor(flags, dtype=torch.float32, device=device))
-    return [count > 0 for count in counts.tolist()]
+    numbers: list[float] = counts.tolist()  # pyright: ignore[reportUnknownMemberType]  # torch does not annotate it
+    return [number > 0 for number in numbers]
 
 
 def agree_on_integer(value: int, device: torch.device) -> int:
@@ -95,7 +97,7 @@ def broadcast_buffers(module: nn.Module) -> None:
         for buffers in by_dtype.values():
             flat = torch.cat([buffer.reshape(-1) for buffer in buffers])
             dist.broadcast(flat, src=0)
-            pieces = flat.split([buffer.numel() for buffer in buffers])
+            pieces = torch.split(flat, [buffer.numel() for buffer in buffers])
             for buffer, piece in zip(buffers, pieces, strict=True):
                 buffer.copy_(piece.view_as(buffer))
 
@@ -116,13 +118,13 @@ def gather(data: Any, padding_value: float | None = None) -> Any:
     """
     if isinstance(data, Tensor):
         return _gather_tensor(data, padding_value)
+    container: Any = data
     if isinstance(data, Mapping):
-        mapping = cast("Mapping[Any, Any]", data)
-        return type(mapping)({key: gather(value, padding_value) for key, value in mapping.items()})  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue, reportUnknownVariableType]  # mappings that users gather are made of one mapping
+        return type(container)({key: gather(value, padding_value) for key, value in container.items()})
     if isinstance(data, tuple) and hasattr(data, "_fields"):
-        return type(cast("Any", data))(*(gather(value, padding_value) for value in cast("tuple[Any, ...]", data)))
+        return type(container)(*(gather(value, padding_value) for value in container))
     if isinstance(data, (list, tuple)):
-        return type(cast("Any", data))(gather(value, padding_value) for value in cast("Sequence[Any]", data))
+        return type(container)(gather(value, padding_value) for value in container)
     raise TypeError(
         f"Given to gather: an object of type {type(data).__name__}. Expected: a tensor, or a nested list, tuple or "
         "mapping of tensors. Use gather_objects for other Python objects."
@@ -215,22 +217,70 @@ class GradientAgreement:
         self._flags.grad = None
         if gradient is None:
             return [False] * self._flags.numel()
-        return [value > 0 for value in gradient.tolist()]
+        averages: list[float] = gradient.tolist()  # pyright: ignore[reportUnknownMemberType]  # torch does not annotate it
+        return [average > 0 for average in averages]
 
 
 class _Zero(nn.Module):
-    """Stands in for a model on a process that has no sample: a sum of all trainable parameters, times zero."""
+    """Stands in for a module on a process without a sample: its trainable parameters, summed, times zero."""
 
-    def __init__(self, parameters: list[nn.Parameter]) -> None:
+    def __init__(self, module: nn.Module) -> None:
         super().__init__()
-        self._of_model = parameters
+        self._stands_in_for = (module,)  # in a tuple, or it would be a child of this module
 
     @override
     def forward(self) -> Tensor:
-        return torch.stack([parameter.sum() for parameter in self._of_model]).sum() * 0.0
+        trainable = [parameter for parameter in self._stands_in_for[0].parameters() if parameter.requires_grad]
+        return torch.stack([parameter.sum() for parameter in trainable]).sum() * 0.0
+
+    @override
+    def named_buffers(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, Tensor]]:
+        """The buffers of the module, which each call of the wrapper exchanges."""
+        return self._stands_in_for[0].named_buffers(prefix, recurse, remove_duplicate)
 
 
-def zero_pass(model: nn.Module) -> Tensor:
+class CallsOfStep:
+    """Counts how often a training step calls the model, so that a process without a sample makes as many calls.
+
+    Each call of ``DistributedDataParallel`` may exchange the buffers of the model: a process that called it less
+    often than the others would keep them waiting.
+
+    Args:
+        model: The wrapped model, as a training step calls it.
+
+    Example:
+        >>> import torch
+        >>> model = torch.nn.Linear(1, 1)
+        >>> calls = CallsOfStep(model)
+        >>> for inputs in torch.ones(2, 1):  # a step that compares two views
+        ...     _ = model(inputs)
+        >>> calls.start_step()
+        >>> calls.missing
+        2
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._in_this_step = 0
+        self._in_a_step = 1
+        model.register_forward_pre_hook(self._count)
+
+    def start_step(self) -> None:
+        """Begin to count the calls of the next step, which is expected to make as many as the last one."""
+        self._in_a_step = self._in_this_step or self._in_a_step
+        self._in_this_step = 0
+
+    @property
+    def missing(self) -> int:
+        """The number of calls that the present step still lacks."""
+        return max(self._in_a_step - self._in_this_step, 0)
+
+    def _count(self, _model: nn.Module, _inputs: object) -> None:
+        self._in_this_step += 1
+
+
+def zero_pass(model: nn.Module, calls: int = 1) -> Tensor:
     """Return a loss whose gradients are zero, through the wrapper that synchronises gradients.
 
     A process without a sample takes part in the collectives of the others this way: one that left the step out would
@@ -238,17 +288,21 @@ def zero_pass(model: nn.Module) -> Tensor:
 
     Args:
         model: A ``DistributedDataParallel``, or a compiled one.
+        calls: How many calls of the model the other processes make that this process has not made. With 0, it has
+            made them all, but has no loss to show for it.
     """
     wrapper = _synchronising_wrapper(model)
     if wrapper is None:
-        return _Zero([p for p in model.parameters() if p.requires_grad])()
+        return cast("Tensor", _Zero(model)())
     module = wrapper.module
-    stand_in = _Zero([p for p in module.parameters() if p.requires_grad])
-    wrapper.module = stand_in
+    wrapper.module = _Zero(module)
+    if calls == 0:
+        wrapper.require_forward_param_sync = False  # for one call: the buffers of this step were exchanged already
     try:
-        return cast("Tensor", wrapper())
+        losses = [wrapper() for _ in range(max(calls, 1))]
     finally:
         wrapper.module = module
+    return cast("Tensor", losses[-1])
 
 
 def synchronises_every_parameter(model: nn.Module) -> bool:
@@ -284,7 +338,7 @@ def local_process_zero_only(function: Callable[_P, _R]) -> Callable[_P, _R | Non
 
 
 @contextmanager
-def local_process_zero_first() -> Iterator[None]:
+def local_process_zero_first() -> Generator[None]:
     """Let the first process of each machine run the block before the others, for example to download a dataset.
 
     Example:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, cast
@@ -27,7 +27,7 @@ from pa_core.data import (
     move_to_device,
 )
 from pa_core.data.user_loader import innermost, plain_dataloader
-from pa_core.errors import ConfigurationError, EmptyDatasetError, NonFiniteLossError, StopTrainingError
+from pa_core.errors import ConfigurationError, NonFiniteLossError, StopTrainingError
 from pa_core.exports import save_safetensors
 from pa_core.placeholders import TrainerPlaceholderValues, resolve_placeholders
 from pa_core.run_config import TrainerRunConfig, check_clip_threshold, check_count
@@ -124,8 +124,8 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self.create_scheduler_fn = None
         self.scheduler = None
         self.gradient_norm: Tensor | None = None
-        self._train_dataloader: SizedIterable = _unset()
-        self._eval_dataloader: SizedIterable | None = None
+        self._train_dataloader: SizedIterable[BatchT] | None = None
+        self._eval_dataloader: SizedIterable[BatchT] | None = None
         self._train_dl_kwargs: dict[str, Any] = {}
         self._eval_dl_kwargs: dict[str, Any] = {}
         self._gradient_clip_norm: float | None = None
@@ -138,6 +138,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self._users_model: ModelT_co | None = None
         self._undo_preparation: Callable[[], None] | None = None
         self._agreement: distributed.GradientAgreement | None = None
+        self._calls_of_step: distributed.CallsOfStep | None = None
         self._wrapped_trainable: list[bool] = []
         self._stop: StopTrainingError | None = None
         self._accelerator = self._create_accelerator()
@@ -267,7 +268,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             self._reset_run_history()
         with self._run():
             self._eval_dataloader = self.create_eval_dataloader(per_device_batch_size, dataloader_kwargs)
-            self._train_dataloader = _unset()
+            self._train_dataloader = None
             self._limit_loaders_by_environment()
             self.callback_handler.call_event("on_prepare_start", self)
             self._prepare_model_optimizer_and_dataloaders()
@@ -339,7 +340,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         factory = self.create_scheduler_fn
         if factory is None:
             return None
-        if not callable(factory) or hasattr(factory, "load_state_dict"):
+        if hasattr(factory, "load_state_dict") and not isinstance(factory, type):
             name = type(factory).__name__
             raise TypeError(
                 f"Given as create_scheduler_fn: an instance of {name}. Expected: a function that takes the optimizer "
@@ -420,14 +421,14 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self.callback_handler.call_event("on_training_run_end", self)
 
     def _run_epoch(self) -> None:
-        self._run_train_epoch(self._train_dataloader)
+        self._run_train_epoch(self.train_dataloader)
         if self._eval_dataloader is not None:
             self._run_eval_epoch(self._eval_dataloader)
         self.num_epochs_completed += 1
         with self._stopping_together():
             self.training_run_epoch_end()
             self.callback_handler.call_event("on_training_run_epoch_end", self)
-        self.run_history._increment_epoch()
+        self.run_history._increment_epoch()  # pyright: ignore[reportPrivateUsage]  # only trainers count epochs
 
     def _run_train_epoch(self, train_dl: SizedIterable[BatchT]) -> None:
         """Train on each batch of the loader.
@@ -462,6 +463,8 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
 
     def _forward(self, batch: BatchT, micro_batch: MicroBatch, step: int) -> Tensor:
         """Calculate the loss of one batch and report it."""
+        if self._calls_of_step is not None:
+            self._calls_of_step.start_step()
         if micro_batch.is_empty or self._stop is not None:
             return self._loss_of_nothing()
         loss: Tensor | None = None
@@ -485,7 +488,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             loss: The loss of the batch, scaled to its share of the optimizer update.
         """
         if self._steps_plainly:
-            loss.backward()  # type: ignore[no-untyped-call]  # Tensor.backward has no annotations
+            loss.backward()  # type: ignore[no-untyped-call]  # pyright: ignore[reportUnknownMemberType]  # torch does not annotate it
         else:
             self._accelerator.backward(loss)
 
@@ -624,7 +627,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
 
     def _loss_of_nothing(self) -> Tensor:
         """Take part in the collectives of a step without a sample: the gradients of this loss are zero."""
-        return distributed.zero_pass(self.model)
+        return distributed.zero_pass(self.model, calls=1 if self._calls_of_step is None else self._calls_of_step.missing)
 
     @staticmethod
     def _wishes(stop: StopTrainingError | None) -> list[bool]:
@@ -648,7 +651,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             raise self._stop or _stopped_elsewhere(not_finite)
 
     @contextmanager
-    def _stopping_together(self) -> Iterator[None]:
+    def _stopping_together(self) -> Generator[None]:
         """Let a ``StopTrainingError`` that one process raises within the context end it on all of them."""
         try:
             yield
@@ -719,10 +722,11 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
     def _prepare_model_optimizer_and_dataloaders(self) -> None:
         """Place and wrap the model, and let accelerate prepare what is not ours: the loaders of the user's own."""
         self._wrap_model()
-        if not self._steps_plainly and self.optimizer is not None:
-            self._stepped_optimizer = self._accelerator.prepare_optimizer(self.optimizer)
-        else:
-            self._stepped_optimizer = self.optimizer
+        optimizer = cast("Optimizer | None", self.optimizer)
+        if optimizer is not None:
+            self._stepped_optimizer = (
+                optimizer if self._steps_plainly else self._accelerator.prepare_optimizer(optimizer)
+            )
         if self._train_dataloader is not None:
             self._train_dataloader = self._prepare_loader(self._train_dataloader)
         if self._eval_dataloader is not None:
@@ -741,7 +745,9 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         finally:
             if self._agreement is not None:
                 self._agreement.hide_from(plain_model)
-        self.model = cast("ModelT_co", wrapped)  # pyright: ignore[reportIncompatibleVariableOverride]  # the base class declares any module
+        self.model = cast("ModelT_co", wrapped)
+        if is_training and self._accelerator.num_processes > 1:
+            self._calls_of_step = distributed.CallsOfStep(self.model)
         if not distributed.synchronises_every_parameter(self.model):
             self._agreement = None
         self._wrapped_trainable = [parameter.requires_grad for parameter in plain_model.parameters()]
@@ -757,7 +763,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         if self._undo_preparation is not None:
             self._undo_preparation()
             self.model = cast("ModelT_co", self._users_model)
-        self._undo_preparation = self._users_model = self._agreement = None
+        self._undo_preparation = self._users_model = self._agreement = self._calls_of_step = None
         _accelerate.forget_prepared_objects(self._accelerator)
 
     def _reset_run_history(self) -> None:
@@ -765,7 +771,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self.run_history.clock.reset()
 
     @contextmanager
-    def _run(self) -> Iterator[None]:
+    def _run(self) -> Generator[None]:
         """Begin a run, and leave the user's objects as they were however it ends."""
         self._stop = None
         self.num_updates = self.num_epochs_completed = 0
@@ -780,12 +786,13 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         finally:
             self.run_history.clock.stop()
             self._unwrap_model()
-            if self.optimizer is not None:
-                self.optimizer.zero_grad()
+            optimizer = cast("Optimizer | None", self.optimizer)
+            if optimizer is not None:
+                optimizer.zero_grad()
         self.callback_handler.warn_of_unfired_events()
 
     @contextmanager
-    def _evaluating(self) -> Iterator[None]:
+    def _evaluating(self) -> Generator[None]:
         """Within the context the model is the module without wrappers; losses and modes of training come back."""
         wrapped, losses_of_training = self.model, self._loss_tracker
         modes = [(module, module.training) for module in wrapped.modules()]
@@ -827,10 +834,11 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
     def _prepare_loader(self, loader: SizedIterable[Any]) -> SizedIterable[Any]:
         """Ours split themselves, and what is no DataLoader stays as it is; accelerate splits all others."""
         if isinstance(loader, DataLoaderSlice):
-            return DataLoaderSlice(self._prepare_loader(loader.wrapped), loader.slice_size)
-        if isinstance(loader, KeyedDataLoader) or not isinstance(loader, DataLoader):
-            return loader
-        return self._accelerator.prepare_data_loader(loader)
+            piece = cast("DataLoaderSlice[Any]", loader)
+            return DataLoaderSlice(self._prepare_loader(piece.wrapped), piece.slice_size)
+        if isinstance(loader, DataLoader) and not isinstance(loader, KeyedDataLoader):
+            return self._accelerator.prepare_data_loader(cast("DataLoader[Any]", loader))
+        return loader
 
     def _limit_loaders_by_environment(self) -> None:
         limit = batch_limit_from_environment()
@@ -855,7 +863,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             TrainerPlaceholderValues.NUM_EPOCHS.value: self.run_config.num_epochs,
             TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH.value: updates,
             TrainerPlaceholderValues.PER_PROCESS_NUM_UPDATE_STEPS_PER_EPOCH.value: updates,
-            TrainerPlaceholderValues.TRAIN_DATALOADER_LEN.value: count_steps(self._train_dataloader),
+            TrainerPlaceholderValues.TRAIN_DATALOADER_LEN.value: count_steps(self.train_dataloader),
             TrainerPlaceholderValues.EVAL_DATALOADER_LEN.value: (
                 0 if self._eval_dataloader is None else count_steps(self._eval_dataloader)
             ),
@@ -871,9 +879,10 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
     @property
     @override
     def train_dataloader(self) -> SizedIterable[BatchT]:
-        return self._train_dataloader
+        return cast("SizedIterable[BatchT]", self._train_dataloader)
 
     @train_dataloader.setter
+    @override
     def train_dataloader(self, loader: SizedIterable[BatchT]) -> None:
         self._train_dataloader = loader
 
@@ -883,6 +892,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         return self._eval_dataloader
 
     @eval_dataloader.setter
+    @override
     def eval_dataloader(self, loader: SizedIterable[BatchT] | None) -> None:
         self._eval_dataloader = loader
 
