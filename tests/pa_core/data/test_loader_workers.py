@@ -107,6 +107,17 @@ def test_an_abandoned_epoch_does_not_leak_into_the_next(persistent_workers: bool
     assert torch.equal(torch.cat(list(loader)), torch.cat(list(expected)))
 
 
+@pytest.mark.parametrize("persistent_workers", [False, True])
+def test_a_live_iterator_keeps_its_own_epoch(persistent_workers: bool) -> None:
+    """Choosing another epoch is for the next iterator, also for batches that no worker was asked for yet."""
+    loader = drawing_loader(num_workers=1, persistent_workers=persistent_workers)
+    live = iter(loader)
+    batches = [next(live)]
+    loader.start_epoch(1)
+    batches.extend(live)
+    assert torch.equal(torch.cat(batches), torch.cat(list(drawing_loader())))
+
+
 def test_an_old_iterator_of_persistent_workers_is_refused() -> None:
     """Persistent workers serve one iterator; an older one says so instead of taking batches of the newer."""
     loader = drawing_loader(num_workers=1, persistent_workers=True)
