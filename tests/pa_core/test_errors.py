@@ -1,3 +1,5 @@
+"""The errors that users catch and read."""
+
 from __future__ import annotations
 
 import copy

@@ -149,7 +149,7 @@ _USES: list[Callable[[Any], Any]] = [
     lambda number: number >= 1,
     lambda number: 1 < number,  # noqa: SIM300
     lambda number: max(1, number),
-    lambda number: [1, 2][number],
+    [1, 2].__getitem__,
     lambda number: 1 if number else 2,
     torch.zeros,
 ]

@@ -1,3 +1,5 @@
+"""The record of what a run was started with."""
+
 from __future__ import annotations
 
 import copy
@@ -39,6 +41,7 @@ DOCUMENTED = [
 
 
 def make_config(**changes: Any) -> TrainerRunConfig:
+    """Return the config of a small training run, with the given values changed."""
     values: dict[str, Any] = {
         "num_epochs": 2,
         "train_per_device_batch_size": 8,

@@ -121,8 +121,8 @@ class BatchOutputError(ExplainedError, TypeError):
 class NonFiniteLossError(ExplainedError, StopTrainingError, ArithmeticError):
     """A loss became NaN or infinite, and the run was asked to end for it.
 
-    It ends the run as `StopTrainingError` does, through the ordinary events, and is then raised by `train()` or
-    `evaluate()`, so that the exit status of a script tells.
+    It ends the run as ``StopTrainingError`` does, through the ordinary events, and is then raised by
+    ``train()`` or ``evaluate()``, so that the exit status of a script tells.
 
     Example:
         >>> issubclass(NonFiniteLossError, ArithmeticError)

@@ -72,10 +72,9 @@ class RunClock:
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on from the readings that ``state_dict`` returned; a clock that runs keeps running."""
-        self.epoch = int(state_dict["epoch"])
-        self.update = int(state_dict["update"])
-        self.samples = int(state_dict["samples"])
+        epoch, update, samples = (int(state_dict[unit]) for unit in ("epoch", "update", "samples"))
         self._seconds_before = float(state_dict["seconds"])
+        self.epoch, self.update, self.samples = epoch, update, samples
         if self._started_at is not None:
             self._started_at = time.monotonic()
 

@@ -140,9 +140,17 @@ class InMemoryRunHistory(RunHistory):
         self._columns_of(metric_name)
         del self._metrics[metric_name]
 
-    def records(self) -> list[MetricRecord]:
-        """Return every value with its moment: metric by metric, each in the order of recording."""
-        return [MetricRecord(name, *row) for name, columns in self._metrics.items() for row in columns.rows()]
+    def records(self, metric_name: str | None = None) -> list[MetricRecord]:
+        """Return values with their moments: metric by metric, each in the order of recording.
+
+        Args:
+            metric_name: The full name of the only metric to return; None returns all.
+
+        Raises:
+            MetricNotFoundError: It was never recorded.
+        """
+        names = self._metrics if metric_name is None else (metric_name,)
+        return [MetricRecord(name, *row) for name in names for row in self._columns_of(name).rows()]
 
     def to_dict(self) -> dict[str, list[Any]]:
         """Return every value with its moment as columns of equal length, for ``pandas.DataFrame(...)``.

@@ -1,0 +1,243 @@
+"""The metrics of a run as a picture."""
+
+# pyright: reportUnknownMemberType=false
+# (matplotlib leaves the keyword arguments of its methods untyped)
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, get_args
+
+from pa_core.errors import ConfigurationError
+from pa_core.storage import atomic_write
+from pa_core.tracking import InMemoryRunHistory, MetricRecord, RunHistory
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["PlotAxis", "plot_run_history"]
+
+PlotAxis: TypeAlias = Literal["epoch", "update", "samples", "seconds"]
+
+_AXIS_LABELS: dict[PlotAxis, str] = {
+    "epoch": "epoch",
+    "update": "optimizer updates",
+    "samples": "training samples",
+    "seconds": "seconds since the start",
+}
+_TIME_UNITS = ((3600.0, "hours since the start"), (60.0, "minutes since the start"))
+# "ema_model_eval_loss_epoch" is the quantity "loss" of the series "ema_model eval"
+_PHASED_NAME = re.compile(
+    r"(?:(?P<prefix>.+)_)?(?P<phase>train|eval|evaluation|val|valid|validation|test)_"
+    r"(?P<quantity>.+?)(?:_epoch)?"
+)
+_COLUMNS = 3
+_MARKED_POINTS = 50  # with more of them a marker at each would hide the line
+_DRAWN_POINTS = 300  # more cannot be told apart at this size
+# distinguishable with the common kinds of colour blindness (Okabe and Ito, 2008)
+_COLOURS = {"train": "#0072B2", "eval": "#D55E00"}
+_OTHER_COLOURS = ("#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+
+
+class _Curve(NamedTuple):
+    """What is drawn of one metric: values, and the range of what each of them stands for."""
+
+    positions: list[float]
+    values: list[float]
+    lowest: list[float]
+    highest: list[float]
+
+
+_Panels: TypeAlias = dict[str, dict[str, _Curve]]
+
+
+def plot_run_history(
+    history: RunHistory,
+    path: str | Path,
+    metrics: Sequence[str] | None = None,
+    x: PlotAxis = "epoch",
+) -> Path:
+    """Draw the recorded metrics and save the picture.
+
+    The training and evaluation values of one quantity, such as ``train_loss_epoch`` and ``eval_loss_epoch``,
+    share a panel. Needs matplotlib (``pip install "pa-core[plot]"``), whose global state is left alone.
+
+    Args:
+        history: The history of a trainer.
+        path: Where to save the picture: a PNG, unless the ending says otherwise. Missing folders are made.
+        metrics: The full names of the metrics to draw; None draws all.
+        x: What to draw them over. Several values that were recorded in one epoch are spread over it.
+
+    Returns:
+        The path of the picture.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+        ConfigurationError: ``x`` is unknown, nothing was recorded, or the history keeps no moments.
+        MetricNotFoundError: One of ``metrics`` was never recorded.
+
+    Example:
+        >>> import tempfile
+        >>> from pa_core.tracking import InMemoryRunHistory
+        >>> history = InMemoryRunHistory()
+        >>> for epoch in (1, 2, 3):
+        ...     history.clock.epoch = epoch
+        ...     history.update_metric("train_loss_epoch", 1 / epoch)
+        ...     history.update_metric("eval_loss_epoch", 1.1 / epoch)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     plot_run_history(history, Path(folder, "losses.png")).name
+        'losses.png'
+    """
+    if x not in get_args(PlotAxis):
+        raise ConfigurationError(
+            "Metrics cannot be drawn over this.",
+            given=f"x={x!r}",
+            expected=f"one of {', '.join(map(repr, get_args(PlotAxis)))}",
+            do='Leave x out to draw over epochs, or pass x="update", for example.',
+        )
+    panels = _panels(_records(history, metrics), x)
+    figure = _draw(panels, x)
+    path = Path(path)
+    atomic_write(
+        path, lambda file: figure.savefig(file, format=path.suffix.removeprefix(".") or "png", dpi=150)
+    )
+    return path
+
+
+def _records(history: RunHistory, metrics: Sequence[str] | None) -> dict[str, list[MetricRecord]]:
+    """Return the records to draw, by metric."""
+    if not isinstance(history, InMemoryRunHistory):
+        raise ConfigurationError(
+            "This history cannot be drawn.",
+            given=f"a {type(history).__name__}",
+            expected="an InMemoryRunHistory, which keeps the moment of each value",
+            do="Derive your history from InMemoryRunHistory.",
+        )
+    names: Iterable[str] = history.get_metric_names() if metrics is None else metrics
+    if isinstance(names, str):
+        names = [names]
+    records = {name: history.records(name) for name in names}
+    if not records:
+        raise ConfigurationError(
+            "There is nothing to draw.",
+            given=f"{len(history.get_metric_names())} recorded metrics, metrics={metrics!r}",
+            expected="at least one metric",
+            do="Draw after a run, before the history is reset.",
+        )
+    return records
+
+
+def _panels(records: Mapping[str, list[MetricRecord]], x: PlotAxis) -> _Panels:
+    """Sort the metrics into panels by quantity, and into series by what was measured on."""
+    panels: defaultdict[str, dict[str, _Curve]] = defaultdict(dict)
+    for name, of_metric in records.items():
+        match = _PHASED_NAME.fullmatch(name)
+        quantity = match["quantity"] if match else name.removesuffix("_epoch")
+        series = " ".join(filter(None, (match["prefix"], match["phase"]))) if match else name
+        curve = _curve(_positions(of_metric, x), [record.value for record in of_metric])
+        panels[quantity.replace("_", " ")][series.replace("_", " ")] = curve
+    return panels
+
+
+def _positions(records: Sequence[MetricRecord], x: PlotAxis) -> list[float]:
+    if x != "epoch":
+        return [getattr(record, x) for record in records]
+    # the k-th of n values of an epoch stands at k/n of it, and so the last one where the epoch ends
+    per_epoch = Counter(record.epoch for record in records)
+    met: Counter[int] = Counter()
+    positions: list[float] = []
+    for record in records:
+        met[record.epoch] += 1
+        positions.append(record.epoch - 1 + met[record.epoch] / per_epoch[record.epoch])
+    return positions
+
+
+def _curve(positions: list[float], values: list[float]) -> _Curve:
+    """Draw each value, or of very many the mean and the range of each stretch."""
+    stretch = math.ceil(len(values) / _DRAWN_POINTS)
+    if stretch == 1:
+        return _Curve(positions, values, values, values)
+    stretches = [slice(start, start + stretch) for start in range(0, len(values), stretch)]
+    return _Curve(
+        [positions[part][0] for part in stretches],
+        [sum(values[part]) / len(values[part]) for part in stretches],
+        [min(values[part]) for part in stretches],
+        [max(values[part]) for part in stretches],
+    )
+
+
+def _draw(panels: _Panels, x: PlotAxis) -> Figure:
+    """Return a figure with one panel for each quantity."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+        from matplotlib.layout_engine import ConstrainedLayoutEngine
+        from matplotlib.ticker import EngFormatter, MaxNLocator
+    except ImportError as error:
+        raise ImportError(
+            'Drawing a run history needs matplotlib. Install it with: pip install "pa-core[plot]"'
+        ) from error
+    columns = min(_COLUMNS, len(panels))
+    rows = math.ceil(len(panels) / columns)
+    layout = ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1)
+    figure = Figure(figsize=(1.0 + 4.2 * columns, 0.3 + 3.0 * rows), layout=layout)
+    FigureCanvasAgg(figure)
+    grid = figure.subplots(rows, columns, squeeze=False)
+    for axes in grid.flat[len(panels) :]:
+        axes.remove()
+    scale, axis_label = _scale(panels, x)
+    limits = _limits(panels, scale)
+    for axes, (quantity, series) in zip(grid.flat, panels.items(), strict=False):
+        _draw_panel(axes, quantity, series, scale)
+        axes.set_xlim(limits)
+        axes.set_xlabel(axis_label, fontsize=9)
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=x != "seconds"))
+        if x in ("update", "samples"):
+            axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    return figure
+
+
+def _scale(panels: _Panels, x: PlotAxis) -> tuple[float, str]:
+    """Return what to divide positions by, and the axis label: long runs are drawn over minutes or hours."""
+    longest = max(curve.positions[-1] for series in panels.values() for curve in series.values())
+    for seconds, label in _TIME_UNITS:
+        if x == "seconds" and longest > 2 * seconds:
+            return seconds, label
+    return 1.0, _AXIS_LABELS[x]
+
+
+def _limits(panels: _Panels, scale: float) -> tuple[float, float]:
+    """Return the ends of the horizontal axis, the same in each panel so that they can be compared."""
+    curves = [curve for series in panels.values() for curve in series.values()]
+    start = min(curve.positions[0] for curve in curves) / scale
+    end = max(curve.positions[-1] for curve in curves) / scale
+    margin = 0.03 * (end - start) or 0.5
+    return start - margin, end + margin
+
+
+def _draw_panel(axes: Axes, quantity: str, series: Mapping[str, _Curve], scale: float) -> None:
+    """Draw the curves of one quantity."""
+    others = itertools.cycle(_OTHER_COLOURS)
+    for label, curve in series.items():
+        positions = [position / scale for position in curve.positions]
+        colour = _COLOURS.get(label) or next(others)
+        marker = "o" if len(positions) <= _MARKED_POINTS else ""
+        axes.plot(positions, curve.values, label=label, color=colour, marker=marker, markersize=3.5)
+        if curve.lowest is not curve.highest:
+            axes.fill_between(positions, curve.lowest, curve.highest, color=colour, alpha=0.2, linewidth=0)
+    only = next(iter(series))
+    several = len(series) > 1
+    title = quantity if several or only == quantity else f"{only} {quantity}"
+    axes.set_title(title, loc="left", fontsize=11)
+    if several:
+        axes.legend(frameon=False, fontsize=9)
+    axes.tick_params(labelsize=9, colors="#444444")
+    axes.grid(color="#e6e6e6", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)

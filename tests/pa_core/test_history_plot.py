@@ -1,0 +1,247 @@
+"""The picture of a run's metrics."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.image import imread
+from typing_extensions import override
+
+from pa_core.errors import ConfigurationError, MetricNotFoundError
+from pa_core.history_plot import PlotAxis, plot_run_history
+from pa_core.tracking import InMemoryRunHistory, MetricValue, RunHistory
+
+BLUE, ORANGE = (0x00, 0x72, 0xB2), (0xD5, 0x5E, 0x00)
+
+
+@pytest.fixture
+def history() -> InMemoryRunHistory:
+    """Three epochs of a thousand updates, with losses on both datasets, an average model and an accuracy."""
+    history = InMemoryRunHistory()
+    for epoch in (1, 2, 3):
+        history.clock.epoch, history.clock.update, history.clock.samples = epoch, 1000 * epoch, 64_000 * epoch
+        history.update_metric("train_loss_epoch", 1 / epoch)
+        history.update_metric("eval_loss_epoch", 1.2 / epoch)
+        history.update_metric("ema_model_eval_loss_epoch", 1.1 / epoch)
+        history.update_metric("accuracy", 1 - 0.5 / epoch)
+    return history
+
+
+def _texts(picture: Path) -> list[str]:
+    """Return every text in an SVG: matplotlib writes each as a comment before its outlines."""
+    return re.findall(r"<!-- (.*?) -->", picture.read_text())
+
+
+def _has_colour(picture: Path, colour: tuple[int, int, int]) -> bool:
+    pixels: Any = imread(picture)
+    return bool((np.abs(pixels[..., :3] * 255 - colour).max(axis=-1) < 2).any())
+
+
+def test_a_png_is_saved_with_a_panel_for_each_quantity(tmp_path: Path, history: InMemoryRunHistory) -> None:
+    """Training and evaluation share a panel, each in its colour; folders are made."""
+    picture = plot_run_history(history, tmp_path / "figures" / "run.png")
+
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert _has_colour(picture, BLUE)
+    assert _has_colour(picture, ORANGE)
+    height, width = imread(picture).shape[:2]
+    assert width > 2 * height
+
+
+def test_panels_and_curves_are_named(tmp_path: Path, history: InMemoryRunHistory) -> None:
+    """A panel has the name of its quantity, and its curves say what they were measured on."""
+    texts = _texts(plot_run_history(history, tmp_path / "run.svg"))
+
+    assert texts.count("loss") == 1
+    assert texts.count("accuracy") == 1
+    assert {"train", "eval", "ema model eval"} <= set(texts)
+    assert texts.count("epoch") == 2
+
+
+def test_only_the_given_metrics_are_drawn(tmp_path: Path, history: InMemoryRunHistory) -> None:
+    """Names choose the curves; one name may be given by itself."""
+    for metrics in (["eval_loss_epoch"], "eval_loss_epoch"):
+        picture = plot_run_history(history, tmp_path / "run.png", metrics)
+        assert _has_colour(picture, ORANGE)
+        assert not _has_colour(picture, BLUE)
+
+        texts = _texts(plot_run_history(history, tmp_path / "run.svg", metrics))
+        assert "eval loss" in texts
+        assert "accuracy" not in texts
+
+
+_LABELS: list[tuple[PlotAxis, str, str]] = [
+    ("epoch", "epoch", "3"),
+    ("update", "optimizer updates", "2k"),
+    ("samples", "training samples", "150k"),
+    ("seconds", "seconds since the start", ""),
+]
+
+
+@pytest.mark.parametrize(("x", "label", "tick"), _LABELS)
+def test_metrics_are_drawn_over_any_unit_of_the_clock(
+    tmp_path: Path, history: InMemoryRunHistory, x: PlotAxis, label: str, tick: str
+) -> None:
+    """Epochs, updates, samples and seconds are axes to choose from, and the axis says which it is."""
+    texts = _texts(plot_run_history(history, tmp_path / "run.svg", x=x))
+
+    assert label in texts
+    assert not tick or tick in texts
+
+
+def test_long_runs_are_drawn_over_hours(tmp_path: Path, history: InMemoryRunHistory) -> None:
+    """Nobody reads 36,000 seconds."""
+    state = history.state_dict()
+    for columns in state["metrics"].values():
+        columns["seconds"] = [0.0, 5 * 3600.0, 10 * 3600.0]
+    history.load_state_dict(state)
+
+    texts = _texts(plot_run_history(history, tmp_path / "run.svg", x="seconds"))
+
+    assert {"hours since the start", "10"} <= set(texts)
+
+
+def test_many_values_of_an_epoch_are_spread_over_it(tmp_path: Path) -> None:
+    """What is recorded at each step is a curve over epochs, not a vertical line at each."""
+    history = InMemoryRunHistory()
+    for update in range(20):
+        history.clock.epoch = 1 + update // 10
+        history.update_metric("train_loss", 1.0)
+
+    picture: Any = imread(plot_run_history(history, tmp_path / "run.png"))
+
+    blue = np.abs(picture[..., :3] * 255 - BLUE).max(axis=-1) < 2
+    assert np.ptp(np.nonzero(blue.any(axis=0))) > 0.8 * picture.shape[1]
+
+
+def test_a_very_long_history_is_drawn_as_mean_and_range(tmp_path: Path) -> None:
+    """A value a step, for very many steps, stays a readable and small picture."""
+    history = InMemoryRunHistory()
+    for update in range(20_001):
+        history.clock.update = update
+        history.update_metric("train_loss_step", float(update % 2))
+
+    picture = plot_run_history(history, tmp_path / "run.svg", x="update")
+
+    assert picture.stat().st_size < 100_000
+    assert "20k" in _texts(picture)
+
+
+@pytest.mark.parametrize("values", [[1.0], [float("nan")], [1.0, float("nan"), float("inf"), 2.0]])
+def test_runs_that_went_wrong_are_drawn_too(tmp_path: Path, values: list[float]) -> None:
+    """A single value, or one that is not finite, is no reason to fail or to warn."""
+    history = InMemoryRunHistory()
+    for value in values * 400:
+        history.update_metric("train_loss_step", value)
+    history.update_metric("accuracy", values[0])
+
+    for x in ("epoch", "update"):
+        assert plot_run_history(history, tmp_path / "run.png", x=x).exists()
+
+
+def test_matplotlib_is_left_as_it_was(tmp_path: Path, history: InMemoryRunHistory) -> None:
+    """Drawing imports no pyplot and changes neither the backend nor the settings."""
+    script = (
+        "import sys, json\n"
+        "import matplotlib\n"
+        "from pa_core.history_plot import plot_run_history\n"
+        "from pa_core.tracking import InMemoryRunHistory\n"
+        "history = InMemoryRunHistory()\n"
+        "history.load_state_dict(json.loads(sys.argv[2]))\n"
+        "before = matplotlib.rcParams.copy()\n"
+        "plot_run_history(history, sys.argv[1])\n"
+        "assert 'matplotlib.pyplot' not in sys.modules\n"
+        "assert dict(matplotlib.rcParams) == dict(before)\n"
+    )
+    state = json.dumps(history.state_dict())
+    subprocess.run([sys.executable, "-c", script, str(tmp_path / "run.png"), state], check=True)
+
+
+def test_importing_does_not_need_matplotlib(tmp_path: Path) -> None:
+    """Without matplotlib everything else works, and drawing says what to install."""
+    script = (
+        "import sys\n"
+        "import pa_core.history_plot\n"
+        "assert 'matplotlib' not in sys.modules\n"
+        "sys.modules['matplotlib'] = None\n"
+        "from pa_core.tracking import InMemoryRunHistory\n"
+        "history = InMemoryRunHistory()\n"
+        "history.update_metric('loss', 1.0)\n"
+        "pa_core.history_plot.plot_run_history(history, sys.argv[1])\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path / "run.png")], check=False, capture_output=True, text=True
+    )
+
+    assert ran.stderr.splitlines()[-1] == (
+        'ImportError: Drawing a run history needs matplotlib. Install it with: pip install "pa-core[plot]"'
+    )
+    assert not list(tmp_path.iterdir())
+
+
+class _KeepsNoMoments(RunHistory):
+    """A history of a user's own, of which nothing can be drawn."""
+
+    @override
+    def get_metric_names(self) -> Iterable[str]:
+        return ["loss"]
+
+    @override
+    def get_metric_values(self, metric_name: str) -> Iterable[MetricValue]:
+        return [1.0]
+
+    @override
+    def get_latest_metric(self, metric_name: str) -> MetricValue:
+        return 1.0
+
+    @override
+    def update_metric(self, metric_name: str, metric_value: MetricValue) -> None: ...
+
+    @property
+    @override
+    def metric_name_prefix(self) -> str:
+        return ""
+
+    @override
+    def set_metric_name_prefix(self, prefix: str = "") -> None: ...
+
+    @override
+    def reset(self) -> None: ...
+
+
+def test_what_cannot_be_drawn_is_refused(tmp_path: Path, history: InMemoryRunHistory) -> None:
+    """A wrong axis, a wrong name, an empty history and one without moments are errors that help."""
+    path = tmp_path / "run.png"
+    with pytest.raises(ConfigurationError, match=r"x='step'\n.*'epoch', 'update', 'samples', 'seconds'"):
+        plot_run_history(history, path, x="step")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # the mistake
+    with pytest.raises(MetricNotFoundError, match="train_loss_epoch, eval_loss_epoch"):
+        plot_run_history(history, path, ["loss"])
+    with pytest.raises(ConfigurationError, match="metrics=\\[\\]"):
+        plot_run_history(history, path, [])
+    with pytest.raises(ConfigurationError, match="nothing to draw"):
+        plot_run_history(InMemoryRunHistory(), path)
+    with pytest.raises(ConfigurationError, match="given:    a _KeepsNoMoments"):
+        plot_run_history(_KeepsNoMoments(), path)
+
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_picture_that_cannot_be_drawn_leaves_the_old_one(
+    tmp_path: Path, history: InMemoryRunHistory
+) -> None:
+    """An ending that matplotlib does not know is refused, and a file of that name stays."""
+    path = tmp_path / "run.xyz"
+    path.write_bytes(b"old")
+
+    with pytest.raises(ValueError, match="xyz"):
+        plot_run_history(history, path)
+
+    assert path.read_bytes() == b"old"

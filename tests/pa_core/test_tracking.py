@@ -1,0 +1,500 @@
+"""What a run has recorded: histories, their clock, and the mean loss."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import json
+import math
+import pickle
+import time
+import tracemalloc
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from typing_extensions import override
+
+from pa_core.errors import CheckpointError, ConfigurationError, MetricNotFoundError
+from pa_core.tracking import (
+    InMemoryRunHistory,
+    LossTracker,
+    MetricRecord,
+    MetricValue,
+    RunClock,
+    RunHistory,
+)
+
+
+class DocumentedHistory(RunHistory):
+    """A history of a user's: the documented methods, and no ``super().__init__()``."""
+
+    def __init__(self, prefix: str) -> None:
+        self.prefix = prefix
+        self.values: dict[str, list[MetricValue]] = {}
+
+    @override
+    def get_metric_names(self) -> Iterable[str]:
+        return set(self.values)
+
+    @override
+    def get_metric_values(self, metric_name: str) -> Iterable[MetricValue]:
+        return self.values[metric_name]
+
+    @override
+    def get_latest_metric(self, metric_name: str) -> MetricValue:
+        return self.values[metric_name][-1]
+
+    @override
+    def update_metric(self, metric_name: str, metric_value: MetricValue) -> None:
+        self.values.setdefault(self.prefix + metric_name, []).append(metric_value)
+
+    @property
+    @override
+    def metric_name_prefix(self) -> str:
+        return self.prefix
+
+    @override
+    def set_metric_name_prefix(self, prefix: str = "") -> None:
+        self.prefix = prefix
+
+    @override
+    def reset(self) -> None:
+        self.values = {}
+
+
+class HistoryWithOwnEpochs(DocumentedHistory):
+    """A history that also overrides the count of the epochs."""
+
+    @property
+    @override
+    def current_epoch(self) -> int:
+        return 100 + super().current_epoch
+
+
+def test_a_history_of_ones_own_needs_only_the_documented_methods() -> None:
+    """Epochs are counted and the clock runs without a call of the base class's constructor."""
+    history = DocumentedHistory("x_")
+
+    assert history.current_epoch == 1
+    history._increment_epoch()  # pyright: ignore[reportPrivateUsage]  # what the trainer calls
+    assert history.current_epoch == history.clock.epoch == 2
+    assert DocumentedHistory("").current_epoch == 1
+    with pytest.raises(NotImplementedError, match="DocumentedHistory cannot delete 'x_loss'"):
+        history.delete_metric("x_loss")
+
+
+def test_the_count_of_the_epochs_may_be_overridden() -> None:
+    """A subclass may answer ``current_epoch`` itself."""
+    history = HistoryWithOwnEpochs("")
+
+    history._increment_epoch()  # pyright: ignore[reportPrivateUsage]  # what the trainer calls
+
+    assert history.current_epoch == 102
+
+
+def test_the_documented_methods_are_the_abstract_ones() -> None:
+    """Nothing beyond the documented methods is demanded of a subclass."""
+    assert RunHistory.__abstractmethods__ == {
+        "get_latest_metric",
+        "get_metric_names",
+        "get_metric_values",
+        "metric_name_prefix",
+        "reset",
+        "set_metric_name_prefix",
+        "update_metric",
+    }
+
+
+def test_the_state_of_any_history_holds_the_clock() -> None:
+    """A resumed run goes on in the right epoch with a history of the user's too."""
+    history = DocumentedHistory("")
+    history.clock.epoch, history.clock.update = 4, 30
+
+    resumed = DocumentedHistory("")
+    resumed.load_state_dict(json.loads(json.dumps(history.state_dict())))
+
+    assert (resumed.current_epoch, resumed.clock.update) == (4, 30)
+
+
+class ForgetfulHistory(InMemoryRunHistory):
+    """A subclass that does not call ``super().__init__()``."""
+
+    def __init__(self, note: str) -> None:
+        self.note = note
+
+
+@pytest.mark.parametrize("history", [InMemoryRunHistory(), ForgetfulHistory("x")])
+def test_values_come_back_in_order(history: InMemoryRunHistory) -> None:
+    """What was recorded is read back, the latest value and all of them."""
+    history.update_metric("loss", 2.0)
+    history.update_metric("accuracy", 0.5)
+    history.update_metric("loss", 1.0)
+
+    assert list(history.get_metric_names()) == ["loss", "accuracy"]
+    assert history.get_metric_names() == {"loss", "accuracy"}
+    assert history.get_metric_values("loss") == [2.0, 1.0]
+    assert history.get_latest_metric("loss") == 1.0
+
+
+def test_an_unknown_metric_lists_the_recorded_ones() -> None:
+    """A misspelt name is a KeyError that shows which names there are."""
+    history = InMemoryRunHistory()
+    with pytest.raises(MetricNotFoundError, match="nothing was recorded yet"):
+        history.get_latest_metric("loss")
+    history.update_metric("train_loss_epoch", 1.0)
+    history.update_metric("eval_loss_epoch", 1.0)
+
+    by_name = (history.get_latest_metric, history.get_metric_values, history.records, history.delete_metric)
+    for read in by_name:
+        with pytest.raises(KeyError, match=r"'loss'.*\n.*\n.*train_loss_epoch, eval_loss_epoch"):
+            read("loss")
+
+
+def test_the_prefix_goes_before_names_that_are_recorded() -> None:
+    """While a prefix is set it becomes part of the name; reading takes the full name."""
+    history = InMemoryRunHistory()
+    assert history.metric_name_prefix == ""
+    history.update_metric("loss", 1.0)
+    history.set_metric_name_prefix("ema_")
+    history.update_metric("loss", 2.0)
+
+    assert history.metric_name_prefix == "ema_"
+    assert history.get_latest_metric("loss") == 1.0
+    assert history.get_latest_metric("ema_loss") == 2.0
+    history.set_metric_name_prefix()
+    assert history.metric_name_prefix == ""
+
+
+def test_a_metric_can_be_deleted() -> None:
+    """A deleted metric is gone and may be recorded anew."""
+    history = InMemoryRunHistory()
+    history.update_metric("a", 1.0)
+    history.update_metric("b", 2.0)
+
+    history.delete_metric("a")
+
+    assert list(history.get_metric_names()) == ["b"]
+    history.update_metric("a", 3.0)
+    assert history.get_metric_values("a") == [3.0]
+
+
+def test_reset_forgets_values_and_epochs_and_keeps_the_prefix() -> None:
+    """A new run starts with an empty history in epoch 1, under the prefix that the user set."""
+    history = InMemoryRunHistory()
+    history.set_metric_name_prefix("stage2_")
+    history.update_metric("a", 1.0)
+    history.clock.epoch, history.clock.update, history.clock.samples = 5, 6, 7
+
+    history.reset()
+
+    assert list(history.get_metric_names()) == []
+    assert history.records() == []
+    assert (history.current_epoch, history.clock.update, history.clock.samples) == (1, 0, 0)
+    assert history.metric_name_prefix == "stage2_"
+
+
+def test_names_are_a_snapshot() -> None:
+    """Metrics may be recorded while somebody goes through the names."""
+    history = InMemoryRunHistory()
+    history.update_metric("a", 1.0)
+
+    for name in history.get_metric_names():
+        history.update_metric(f"max_{name}", 1.0)
+
+    assert history.get_metric_names() == {"a", "max_a"}
+
+
+def test_every_value_knows_its_moment() -> None:
+    """A record carries the epoch, update, samples and seconds at which the value was recorded."""
+    history = InMemoryRunHistory()
+    for step in range(1, 4):
+        history.clock.update, history.clock.samples = step, step * 32
+        history.update_metric("loss", 1 / step)
+    history._increment_epoch()  # pyright: ignore[reportPrivateUsage]  # what the trainer calls
+    history.update_metric("accuracy", 0.5)
+
+    records = history.records()
+
+    assert [(r.metric, r.value, r.epoch, r.update, r.samples) for r in records] == [
+        ("loss", 1.0, 1, 1, 32),
+        ("loss", 0.5, 1, 2, 64),
+        ("loss", 1 / 3, 1, 3, 96),
+        ("accuracy", 0.5, 2, 3, 96),
+    ]
+    assert 0 <= records[0].seconds <= records[1].seconds <= records[-1].seconds <= history.clock.seconds
+    assert MetricRecord(*(column[0] for column in history.to_dict().values())) == records[0]
+    assert list(history.to_dict()) == ["metric", "value", "epoch", "update", "samples", "seconds"]
+    assert {len(column) for column in history.to_dict().values()} == {4}
+    assert history.records("accuracy") == records[3:]
+
+
+def test_a_tensor_is_recorded_as_it_is_now() -> None:
+    """A tensor comes back as a tensor, without its graph and without what happened to it later."""
+    history = InMemoryRunHistory()
+    weights = torch.ones(1000, requires_grad=True)
+    kept = weakref.ref(weights)
+    running = (weights * 2.0)[:1]
+    history.update_metric("running", running)
+    with torch.no_grad():
+        running += 1
+    del weights, running
+    gc.collect()
+
+    latest = history.get_latest_metric("running")
+
+    assert isinstance(latest, Tensor)
+    assert latest.equal(torch.tensor(2.0))
+    assert not latest.requires_grad
+    assert latest.untyped_storage().nbytes() == 4
+    assert kept() is None
+    assert history.get_metric_values("running") == [torch.tensor(2.0)]
+    assert history.records()[0].value == 2.0
+
+
+@pytest.mark.parametrize(
+    "value",
+    [1.5, 3, True, np.float32(0.1), np.int64(7), math.inf]
+    + [torch.tensor(0.1, dtype=dtype) for dtype in (torch.float16, torch.bfloat16, torch.float64)]
+    + [torch.tensor(7), torch.tensor(True), torch.tensor([0.5]), torch.nn.Parameter(torch.tensor(0.5))],
+)
+def test_values_keep_their_type_and_value(value: Any) -> None:
+    """Numbers come back as numbers and tensors as tensors of their dtype, also after a resume."""
+    history = InMemoryRunHistory()
+    history.update_metric("a", value)
+    resumed = InMemoryRunHistory()
+    resumed.load_state_dict(json.loads(json.dumps(history.state_dict())))
+
+    for read in (history, resumed):
+        for found in (read.get_latest_metric("a"), *read.get_metric_values("a")):
+            assert found == value
+            assert isinstance(found, Tensor) == isinstance(value, Tensor)
+            if isinstance(found, Tensor):
+                assert found.dtype == value.dtype
+        assert read.records()[0].value == value
+
+
+def test_a_metric_of_mixed_types_is_read_as_plain_numbers() -> None:
+    """Whatever type each value had, all of them can be compared and plotted."""
+    history = InMemoryRunHistory()
+    history.update_metric("a", 1)
+    history.update_metric("a", torch.tensor(0.5))
+
+    assert history.get_metric_values("a") == [1.0, 0.5]
+    assert all(isinstance(value, float) for value in history.get_metric_values("a"))
+    assert isinstance(history.get_latest_metric("a"), Tensor)
+
+
+@pytest.mark.parametrize("value", ["1", None, [1.0], torch.ones(2), torch.ones(0), torch.tensor(1j), 1j])
+def test_what_is_no_number_is_refused(value: Any) -> None:
+    """A vector or a text is refused by the name of the metric, and nothing is recorded."""
+    history = InMemoryRunHistory()
+    history.set_metric_name_prefix("ema_")
+
+    with pytest.raises(ConfigurationError, match="metric 'ema_x' cannot be recorded"):
+        history.update_metric("x", value)
+
+    assert list(history.get_metric_names()) == []
+
+
+_values = st.floats(allow_nan=False) | st.integers(-(2**53), 2**53)
+
+
+@given(recorded=st.lists(st.tuples(st.sampled_from("abc"), _values, st.integers(0, 2**62))))
+def test_a_resumed_history_is_the_same_history(recorded: list[tuple[str, float, int]]) -> None:
+    """Whatever was recorded, the state survives JSON: same values, same moments, and it goes on."""
+    history = InMemoryRunHistory()
+    history.set_metric_name_prefix("p_")
+    for name, value, update in recorded:
+        history.clock.update = update
+        history.update_metric(name, value)
+
+    resumed = InMemoryRunHistory()
+    resumed.update_metric("forgotten", 1.0)
+    resumed.load_state_dict(json.loads(json.dumps(history.state_dict())))
+
+    for twin in (resumed, copy.deepcopy(history), pickle.loads(pickle.dumps(history))):
+        assert twin.records() == history.records()
+        assert twin.to_dict() == history.to_dict()
+        assert twin.metric_name_prefix == "p_"
+        assert list(twin.get_metric_names()) == list(history.get_metric_names())
+        for name in history.get_metric_names():
+            assert twin.get_metric_values(name) == history.get_metric_values(name)
+            assert twin.get_latest_metric(name) == history.get_latest_metric(name)
+        twin.update_metric("a", 1.0)
+        assert twin.get_latest_metric("p_a") == 1.0
+
+
+_BREAKS: list[Callable[[dict[str, Any]], object]] = [
+    lambda state: state.pop("metrics"),
+    lambda state: state.pop("clock"),
+    lambda state: state["clock"].pop("seconds"),
+    lambda state: state["metrics"]["a"]["value"].append(1.0),
+    lambda state: state["metrics"]["a"].update(kind="relu"),
+    lambda state: state["metrics"]["a"].update(kind="nothing"),
+    lambda state: state["metrics"]["a"].update(epoch=["x"]),
+    lambda state: state["metrics"].update(a=None),
+]
+
+
+@pytest.mark.parametrize("break_it", _BREAKS)
+def test_a_broken_state_changes_nothing(break_it: Callable[[dict[str, Any]], object]) -> None:
+    """What is no whole state is refused, and the values that are there stay."""
+    donor, history = InMemoryRunHistory(), InMemoryRunHistory()
+    donor.update_metric("a", 2.0)
+    state = donor.state_dict()
+    break_it(state)
+    history.update_metric("b", 1.0)
+    history.clock.epoch = 3
+
+    with pytest.raises(CheckpointError, match="not the state of a run history"):
+        history.load_state_dict(state)
+
+    assert history.get_metric_values("b") == [1.0]
+    assert list(history.get_metric_names()) == ["b"]
+    assert history.current_epoch == 3
+
+
+def test_a_long_run_takes_little_memory() -> None:
+    """A value costs some 50 bytes, so that a million of them are no burden."""
+    history = InMemoryRunHistory()
+    count = 50_000
+    loss = torch.tensor(1.0)
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    for step in range(count):
+        history.update_metric("loss", step * 0.5)
+        history.update_metric("as_tensor", loss)
+    used = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+
+    assert used / (2 * count) < 60
+
+
+def test_the_clock_runs_until_it_is_stopped() -> None:
+    """Time passes from the start, stands still between stop and start, and goes on in a resumed run."""
+    clock = RunClock()
+    time.sleep(0.01)
+    clock.stop()
+    clock.stop()
+    stopped = clock.seconds
+    time.sleep(0.01)
+    assert clock.seconds == stopped >= 0.01
+
+    resumed = RunClock()
+    resumed.load_state_dict(clock.state_dict())
+    assert stopped <= resumed.seconds < stopped + 5
+
+    clock.start()
+    clock.start()
+    time.sleep(0.01)
+    assert stopped + 0.01 <= clock.seconds < stopped + 5
+    clock.reset()
+    assert clock.seconds < stopped + 0.005
+
+
+_batches = st.lists(st.tuples(st.floats(-1e3, 1e3, width=32), st.integers(1, 100)), min_size=1, max_size=30)
+
+
+@given(batches=_batches, as_tensor=st.booleans())
+def test_the_average_is_the_mean_over_samples(batches: list[tuple[float, int]], as_tensor: bool) -> None:
+    """Batches count by their size, whether losses are given as numbers or as tensors."""
+    tracker = LossTracker()
+    for loss, batch_size in batches:
+        tracker.update(torch.tensor(loss) if as_tensor else loss, batch_size)
+
+    total = math.fsum(loss * batch_size for loss, batch_size in batches)
+    count = sum(batch_size for _, batch_size in batches)
+
+    assert tracker.running_count == count
+    assert tracker.total_loss == pytest.approx(total, rel=1e-12, abs=1e-9)
+    assert tracker.average == pytest.approx(total / count, rel=1e-12, abs=1e-9)
+
+
+@given(first=_batches, second=_batches)
+def test_totals_of_processes_add_up(first: list[tuple[float, int]], second: list[tuple[float, int]]) -> None:
+    """The sum of the totals of two trackers is the total of one that saw everything."""
+    trackers = [LossTracker(), LossTracker(), LossTracker()]
+    for tracker, batches in zip(trackers, (first, second, first + second), strict=True):
+        for loss, batch_size in batches:
+            tracker.update(torch.tensor(loss), batch_size)
+
+    trackers[0].load_totals(trackers[0].totals() + trackers[1].totals())
+
+    assert trackers[0].running_count == trackers[2].running_count
+    assert trackers[0].total_loss == pytest.approx(trackers[2].total_loss, rel=1e-12, abs=1e-9)
+    trackers[0].update(1.0, 2)
+    assert trackers[0].running_count == trackers[2].running_count + 2
+
+
+def test_many_small_losses_keep_their_precision() -> None:
+    """An epoch of very many batches in half precision is summed without drift."""
+    tracker = LossTracker()
+    loss = torch.tensor(0.1, dtype=torch.float16)
+    for _ in range(20_000):
+        tracker.update(loss, 32)
+
+    assert tracker.average == pytest.approx(loss.item(), rel=1e-12)
+
+
+def test_a_tracker_without_losses_has_no_average() -> None:
+    """No samples is not a loss of zero, which would look like the best one."""
+    tracker = LossTracker()
+    assert math.isnan(tracker.average)
+    tracker.update(1.0, 4)
+    tracker.reset()
+    assert math.isnan(tracker.average)
+    assert (tracker.total_loss, tracker.running_count) == (0.0, 0)
+    assert tracker.totals().equal(torch.zeros(2, dtype=torch.float64))
+
+
+def test_a_tracker_keeps_no_graph() -> None:
+    """The activations of a step are freed although its loss was counted."""
+    tracker = LossTracker()
+    weights = torch.ones(10, requires_grad=True)
+    graph_alive = weakref.ref(weights)
+    tracker.update((weights * 2).sum(), 1)
+    del weights
+    gc.collect()
+
+    assert graph_alive() is None
+    assert tracker.total_loss == 20.0
+    assert not tracker.totals().requires_grad
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU to be not waited for")
+def test_losses_and_metrics_on_a_gpu_are_not_waited_for() -> None:
+    """Recording never synchronises; reading gives the exact sum."""
+    loss = torch.tensor(0.1, device="cuda", requires_grad=True) * 1.0
+    tracker, history = LossTracker(), InMemoryRunHistory()
+    tracker.update(loss, 1)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(100):
+            tracker.update(loss, 3)
+            history.update_metric("loss", loss)
+        tracker.update(2.0, 1)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+    value = loss.item()
+    assert tracker.running_count == 302
+    assert tracker.total_loss == pytest.approx(301 * value + 2.0, rel=1e-12)
+    totals = tracker.totals()
+    assert totals.device.type == "cuda"
+    assert totals.dtype == torch.float64
+    tracker.load_totals(totals * 2)
+    assert tracker.running_count == 604
+    latest = history.get_latest_metric("loss")
+    assert isinstance(latest, Tensor)
+    assert latest.is_cuda
+    assert [float(metric) for metric in history.get_metric_values("loss")] == [value] * 100
+    for _ in range(2000):
+        history.update_metric("loss", loss)
+    assert {record.value for record in history.records()} == {value}
