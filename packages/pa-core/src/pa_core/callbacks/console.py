@@ -347,6 +347,8 @@ class _Reading(NamedTuple):
 class _TerminalBar(ProgressDisplay):
     """A bar of tqdm, on a terminal or in a notebook."""
 
+    seconds_between = 0.1
+
     def __init__(self, title: str, total: int, stream: TextIO, keeps_last: bool) -> None:
         self._bar = _bar_class()(
             desc=title,
@@ -359,12 +361,6 @@ class _TerminalBar(ProgressDisplay):
             miniters=1,
             bar_format="{desc} |{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]",
         )
-
-    @property
-    @override
-    def seconds_between(self) -> float:
-        """Ten times a second looks smooth."""
-        return 0.1
 
     @override
     def show(self, batches: int, figures: str) -> None:

@@ -30,9 +30,12 @@ def get_default_callbacks(
         progress_bar: Whether ``ProgressBarCallback`` is among them.
 
     Example:
-        >>> [callback.__name__ for callback in get_default_callbacks(progress_bar=False)]
-        ['MoveModulesToDeviceCallback', 'TerminateOnNaNCallback', 'PrintProgressCallback',
-        'LogMetricsCallback']
+        >>> for callback in get_default_callbacks(progress_bar=False):
+        ...     print(callback.__name__)
+        MoveModulesToDeviceCallback
+        TerminateOnNaNCallback
+        PrintProgressCallback
+        LogMetricsCallback
     """
     if progress_bar:
         return DEFAULT_CALLBACKS

@@ -18,12 +18,13 @@ _NO_DECIMALS_FROM = 100
 
 
 class ProgressDisplay(Protocol):
-    """Where the progress of one epoch is shown."""
+    """Where the progress of one epoch is shown.
 
-    @property
-    def seconds_between(self) -> float:
-        """How long it stays as it is before it is refreshed."""
-        ...
+    Attributes:
+        seconds_between: How long it stays as it is before it is refreshed.
+    """
+
+    seconds_between: float
 
     def show(self, batches: int, figures: str) -> None:
         """Show the number of batches that are done, and what is known about them."""
@@ -128,17 +129,13 @@ class PlainLines(ProgressDisplay):
         keeps_last: Whether there is a line at the end of the epoch.
     """
 
+    seconds_between = 30.0  # the log of a day has some thousand lines
+
     def __init__(self, title: str, total: int, stream: TextIO, keeps_last: bool) -> None:
         self._title = title
         self._total = total
         self._stream = stream
         self._keeps_last = keeps_last
-
-    @property
-    @override
-    def seconds_between(self) -> float:
-        """A log of a day has some thousand lines."""
-        return 30.0
 
     @override
     def show(self, batches: int, figures: str) -> None:

@@ -1,0 +1,331 @@
+"""What a user sees of a run: on a terminal, in a log file, and through a logger of his own."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+from torch import nn
+from torch.optim import SGD
+from typing_extensions import override
+
+from pa_core import (
+    DEFAULT_CALLBACKS,
+    AnyTrainer,
+    PrintProgressCallback,
+    ProgressBarCallback,
+    StepBasedEvaluationCallback,
+    StopTrainingError,
+    Trainer,
+    TrainerCallback,
+    get_default_callbacks,
+)
+from pa_core.callbacks import CallbackLike
+from pa_core.callbacks.epoch_progress import EpochProgress, PlainLines
+from pa_core.testing import make_regression
+from tests import launching
+
+DATA = make_regression(40)
+
+
+def linear_trainer(callbacks: Iterable[CallbackLike]) -> Trainer[nn.Linear]:
+    """A trainer of a linear model."""
+    model = nn.Linear(4, 1)
+    return Trainer(model, nn.MSELoss(), SGD(model.parameters(), lr=0.01), callbacks)
+
+
+class SlowSteps(TrainerCallback):
+    """Takes long enough over each training step for a bar to be refreshed."""
+
+    @override
+    def on_train_step_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        time.sleep(0.03)
+
+
+class FailAtStep(TrainerCallback):
+    """Raises in one of the training steps."""
+
+    def __init__(self, step: int, error: BaseException) -> None:
+        self.step = step
+        self.error = error
+
+    @override
+    def on_train_step_end(
+        self, trainer: AnyTrainer, batch: Any, batch_output: Any, *, step: int = 0, **kwargs: Any
+    ) -> None:
+        if step == self.step:
+            raise self.error
+
+
+def lines_on_screen(written: str) -> list[str]:
+    """The lines that a terminal shows after it was written to, as far as bars make use of its abilities."""
+    screen: list[list[str]] = [[]]
+    row = column = 0
+    for token in re.findall(r"\x1b\[[0-9;]*[A-Za-z]|[\s\S]", written):
+        if token == "\r":
+            column = 0
+        elif token == "\n":
+            row, column = row + 1, 0
+        elif token == "\x1b[A":
+            row -= 1
+        elif not token.startswith("\x1b"):
+            screen += [[] for _ in range(row + 1 - len(screen))]
+            line = screen[row]
+            line += [" "] * (column + 1 - len(line))
+            line[column] = token
+            column += 1
+    return [text for line in screen if (text := "".join(line).rstrip())]
+
+
+def on_terminal(monkeypatch: pytest.MonkeyPatch, action: Callable[[], object]) -> str:
+    """Run an action with a real terminal of 120 columns as its output, and return what was written there."""
+    termios = pytest.importorskip("termios", reason="terminals are different there")
+    ours, theirs = os.openpty()
+    termios.tcsetwinsize(theirs, (40, 120))
+    received = io.BytesIO()
+
+    def read() -> None:
+        while chunk := _read_or_nothing(ours):
+            received.write(chunk)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    with os.fdopen(theirs, "w") as terminal, monkeypatch.context() as patch:
+        patch.setenv("TERM", "xterm")
+        patch.setattr(sys, "stdout", terminal)
+        patch.setattr(sys, "stderr", terminal)
+        action()
+    reader.join()
+    os.close(ours)
+    return received.getvalue().decode()
+
+
+def _read_or_nothing(descriptor: int) -> bytes:
+    try:
+        return os.read(descriptor, 65536)
+    except OSError:  # the other end was closed
+        return b""
+
+
+def test_a_terminal_shows_bars_and_whole_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each epoch leaves one complete bar with its figures, and every printed line stands on its own."""
+    trainer = linear_trainer([*DEFAULT_CALLBACKS, SlowSteps])
+    lines = lines_on_screen(on_terminal(monkeypatch, lambda: trainer.train(DATA, 2, DATA)))
+    figures = r"\[00:0\d<00:00, loss=[\d.e-]+, lr=0\.01, [\d,.]+ samples/s\]"
+    expected = [
+        r"Training starts: 2 epochs of 5 updates, 8 samples per update; 1 process, device cpu, .*",
+        r"Starting epoch 1",
+        rf"Epoch 1 \|█+\| 5/5 {figures}",
+        r"train_loss_epoch: [\d.e-]+",
+        r"Epoch 1 eval \|█+\| 5/5 \[00:0\d<00:00, loss=[\d.e-]+, [\d,.]+ samples/s\]",
+        r"eval_loss_epoch: [\d.e-]+",
+        r"Starting epoch 2",
+        rf"Epoch 2 \|█+\| 5/5 {figures}",
+        r"train_loss_epoch: [\d.e-]+",
+        r"Epoch 2 eval \|█+\| 5/5 \[.*\]",
+        r"eval_loss_epoch: [\d.e-]+",
+        r"Training ended: 2 epochs, 10 updates in [\d.]+ s, [\d,.]+ samples/s in training",
+        r"  metric +last +best +epoch",
+        r"  eval_loss_epoch +[\d.e-]+ +[\d.e-]+ +2",
+        r"  train_loss_epoch +[\d.e-]+ +[\d.e-]+ +2",
+    ]
+    assert len(lines) == len(expected), "\n".join(lines)
+    for line, pattern in zip(lines, expected, strict=True):
+        assert re.fullmatch(pattern, line), "\n".join(lines)
+
+
+def test_the_last_figures_of_a_bar_are_those_of_the_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loss that a finished bar shows is the one that is recorded."""
+    trainer = linear_trainer([ProgressBarCallback])
+    (bar,) = lines_on_screen(on_terminal(monkeypatch, lambda: trainer.train(DATA, 1)))
+    assert f"loss={float(trainer.run_history.get_latest_metric('train_loss_epoch')):.4g}," in bar
+
+
+def test_the_bar_of_the_training_survives_evaluations_in_between(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bars of evaluations within an epoch vanish, and their metrics stay above the bar that goes on."""
+    callbacks: list[CallbackLike] = [*DEFAULT_CALLBACKS, SlowSteps, StepBasedEvaluationCallback(2)]
+    trainer = linear_trainer(callbacks)
+    lines = lines_on_screen(on_terminal(monkeypatch, lambda: trainer.train(DATA, 1, DATA)))
+    kinds = [re.split(r"[:|]", line)[0].strip() for line in lines]
+    assert kinds[1:7] == [
+        "Starting epoch 1",
+        "eval_loss_epoch",
+        "eval_loss_epoch",
+        "Epoch 1",
+        "train_loss_epoch",
+        "Epoch 1 eval",
+    ], "\n".join(lines)
+    assert " 5/5 " in lines[4]
+
+
+def test_evaluations_in_between_do_not_count_as_training_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Samples per second, on the bar and in the summary, are those of the training alone."""
+
+    class SlowEvaluation(TrainerCallback):
+        @override
+        def on_eval_step_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+            time.sleep(0.2)
+
+    callbacks: list[CallbackLike] = [
+        PrintProgressCallback,
+        ProgressBarCallback,
+        StepBasedEvaluationCallback(1),
+        SlowEvaluation,
+    ]
+    trainer = linear_trainer(callbacks)
+    output = on_terminal(monkeypatch, lambda: trainer.train(DATA, 1, make_regression(8)))
+    rates = {
+        line.split()[0]: float(found[1].replace(",", ""))
+        for line in lines_on_screen(output)
+        if (found := re.search(r"([\d,.]+) samples/s", line)) and "eval" not in line
+    }
+    assert rates.keys() == {"Epoch", "Training"}
+    assert min(rates.values()) > 2 * 40 / 0.8
+
+
+def test_a_bar_is_refreshed_at_its_own_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand fast steps refresh the bar ten times a second, not a thousand times."""
+    trainer = linear_trainer([ProgressBarCallback])
+    started = time.monotonic()
+    output = on_terminal(
+        monkeypatch, lambda: trainer.train(make_regression(1000), 1, per_device_batch_size=1)
+    )
+    assert output.count("\r") < 6 + 10 * (time.monotonic() - started)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("broken"), KeyboardInterrupt(), StopTrainingError("enough")])
+def test_a_bar_is_closed_when_the_run_breaks_off(
+    error: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is printed afterwards, a traceback for example, starts on a line of its own below the bar."""
+    trainer = linear_trainer([ProgressBarCallback, FailAtStep(3, error)])
+
+    def train_and_report() -> None:
+        with contextlib.suppress(RuntimeError, KeyboardInterrupt):
+            trainer.train(DATA, 1)
+        print("afterwards", file=sys.stderr)  # noqa: T201
+        sys.stderr.flush()
+
+    lines = lines_on_screen(on_terminal(monkeypatch, train_and_report))
+    assert len(lines) == 2
+    assert re.match(r"Epoch 1 \|.*\| 3/5 ", lines[0])
+    assert lines[1] == "afterwards"
+
+
+def test_piped_output_is_plain_lines(launch: launching.Launch) -> None:
+    """In a log file every line is whole, in the order of the events, and there is no carriage return."""
+    launched = launch(
+        "import torch\n"
+        "from pa_core import Trainer\n"
+        "from pa_core.testing import make_regression\n"
+        "model = torch.nn.Linear(4, 1)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.01)\n"
+        "trainer = Trainer(model, torch.nn.MSELoss(), optimizer)\n"
+        "trainer.train(make_regression(40), 1, make_regression(16))\n"
+        "trainer.evaluate(make_regression(16))\n"
+    )
+    assert launched.status == 0
+    assert "\r" not in launched.output
+    patterns = [
+        "Training starts: 1 epoch of 5 updates, .*",
+        "Starting epoch 1",
+        "Epoch 1: 5/5 batches, loss=.*, lr=0.01, .* samples/s",
+        "train_loss_epoch: .*",
+        "Epoch 1 eval: 2/2 batches, loss=.* samples/s",
+        "eval_loss_epoch: .*",
+        "Training ended: 1 epoch, 5 updates in .* s, .* samples/s in training",
+        "  metric .*",
+        "  eval_loss_epoch .*",
+        "  train_loss_epoch .*",
+        "Evaluation starts: 2 batches; .*",
+        "Evaluation: 2/2 batches, loss=.*",
+        "evaluation_loss: .*",
+        "Evaluation ended in .* s",
+    ]
+    lines = launched.output.splitlines()
+    assert len(lines) == len(patterns)
+    for line, pattern in zip(lines, patterns, strict=True):
+        assert re.fullmatch(pattern, line)
+
+
+def test_a_dumb_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A terminal that says it cannot draw, as in some editors, is written whole lines."""
+
+    def train() -> None:
+        monkeypatch.setenv("TERM", "dumb")
+        linear_trainer([ProgressBarCallback]).train(DATA, 1)
+
+    output = on_terminal(monkeypatch, train)
+    assert output.replace("\r\n", "\n").count("\r") == 0
+    assert "Epoch 1: 5/5 batches, loss=" in output
+
+
+class PlainLinesAtOnce(PlainLines):
+    """Plain lines that may come as often as there is anything to say."""
+
+    seconds_between = 0.0
+
+
+def test_plain_lines_come_rarely() -> None:
+    """Steps within half a minute add no line of their own; the display decides how often it is refreshed."""
+    trainer = linear_trainer([])
+    trainer.train(DATA, 1)
+    for display, expected in ((PlainLines, 1), (PlainLinesAtOnce, 6)):
+        stream = io.StringIO()
+        progress = EpochProgress(display("Epoch 1", 5, stream, keeps_last=True), shows_learning_rate=True)
+        for _ in range(5):
+            progress.step(trainer, batch_size=8)
+        progress.close(trainer, is_complete=True)
+        assert stream.getvalue().count("\n") == expected
+        assert re.search(
+            r"^Epoch 1: 5/5 batches, loss=[\d.e-]+, lr=0\.01, [\d,.]+ samples/s$", stream.getvalue(), re.M
+        )
+
+
+def test_only_the_first_process_of_a_machine_shows_anything(launch: launching.Launch) -> None:
+    """Of two ranks one writes, and the samples it counts are those of both."""
+    launched = launch(
+        "import torch\n"
+        "from pa_core import Trainer\n"
+        "from pa_core.testing import make_regression\n"
+        "model = torch.nn.Linear(4, 1)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.01)\n"
+        "trainer = Trainer(model, torch.nn.MSELoss(), optimizer)\n"
+        "trainer.train(make_regression(32), 1, make_regression(32))\n",
+        ranks=2,
+    )
+    assert launched.status == 0
+    assert "2 processes (gloo)" in launched.output
+    for start in (
+        "Training starts:",
+        "Epoch 1: 2/2",
+        "train_loss_epoch:",
+        "Epoch 1 eval: 2/2",
+        "Training ended:",
+    ):
+        assert launched.output.count(start) == 1, launched.output
+
+
+def test_an_early_stop_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+    """The reason is printed, and what was done until then."""
+    trainer = linear_trainer([PrintProgressCallback, FailAtStep(3, StopTrainingError("good enough"))])
+    trainer.train(DATA, 2)
+    printed = capsys.readouterr().out
+    assert "Stopping early: good enough\n" in printed
+    assert re.search(r"^Training ended: 0 epochs, 2 updates in .* samples/s in training$", printed, re.M)
+
+
+def test_the_defaults_can_be_had_without_a_bar() -> None:
+    """``get_default_callbacks`` returns the documented callbacks in order, with or without the bar."""
+    assert get_default_callbacks() == DEFAULT_CALLBACKS
+    without = [callback for callback in DEFAULT_CALLBACKS if callback is not ProgressBarCallback]
+    assert list(get_default_callbacks(progress_bar=False)) == without
+    assert len(without) == 4

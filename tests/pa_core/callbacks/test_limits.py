@@ -1,0 +1,237 @@
+"""Running on a part of the batches, and evaluating in the middle of an epoch."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD
+from torch.optim.lr_scheduler import LinearLR
+from typing_extensions import override
+
+from pa_core import (
+    AnyTrainer,
+    ConfigurationError,
+    InMemoryRunHistory,
+    LimitBatches,
+    LimitBatchesCallback,
+    LimitEvalStepsCallback,
+    StepBasedEvaluationCallback,
+    StopTrainingError,
+    Trainer,
+    TrainerCallback,
+)
+from pa_core.callbacks import CallbackLike, batch_limit_from_environment
+from pa_core.testing import RecordingCallback, make_regression
+
+VARIABLE = "PT_ACC_LIMIT_BATCHES"
+
+
+def linear_trainer(*callbacks: CallbackLike) -> Trainer[nn.Linear]:
+    """A trainer of a linear model."""
+    model = nn.Linear(4, 1)
+    return Trainer(model, nn.MSELoss(), SGD(model.parameters(), lr=0.1), callbacks=callbacks)
+
+
+def updates_at(trainer: AnyTrainer, metric: str) -> list[int]:
+    """The number of updates that were complete each time the metric was recorded."""
+    assert isinstance(trainer.run_history, InMemoryRunHistory)
+    return [record.update for record in trainer.run_history.records() if record.metric == metric]
+
+
+class CountEvalBatches(TrainerCallback):
+    """Counts the batches of each evaluation epoch."""
+
+    def __init__(self) -> None:
+        self.batches: list[int] = []
+        self.intermediate: list[bool] = []
+
+    @override
+    def on_eval_epoch_start(
+        self, trainer: AnyTrainer, *, is_intermediate: bool = False, **kwargs: Any
+    ) -> None:
+        self.batches.append(0)
+        self.intermediate.append(is_intermediate)
+
+    @override
+    def on_eval_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
+        self.batches[-1] += 1
+
+
+def test_a_limited_run_counts_what_it_really_runs() -> None:
+    """Loaders, run config, updates and schedulers agree on the limited number of batches."""
+    recorder = RecordingCallback()
+    trainer = linear_trainer(LimitBatchesCallback(3), recorder)
+    trainer.train(
+        make_regression(80),
+        num_epochs=2,
+        eval_dataset=make_regression(40),
+        per_device_batch_size=8,
+        create_scheduler_fn=lambda optimizer: LinearLR(optimizer, total_iters=6),
+    )
+    assert trainer.run_config.num_update_steps_per_epoch == 3
+    assert trainer.run_config.max_num_train_steps == 6
+    assert recorder.events.count("on_train_step_end") == 6
+    assert recorder.events.count("on_eval_step_end") == 6
+    assert trainer.num_updates == 6
+
+
+def test_a_limit_above_the_length_changes_nothing() -> None:
+    """A limit larger than the data lets everything run."""
+    recorder = RecordingCallback()
+    trainer = linear_trainer(LimitBatchesCallback(100), recorder)
+    trainer.train(make_regression(20), num_epochs=1, per_device_batch_size=8)
+    assert recorder.events.count("on_train_step_end") == 3
+    assert trainer.run_config.num_update_steps_per_epoch == 3
+
+
+def test_an_evaluation_run_is_limited_too() -> None:
+    """``evaluate()`` has no training loader, and its only loader is limited."""
+    recorder = RecordingCallback()
+    trainer = linear_trainer(LimitBatchesCallback(2), recorder)
+    trainer.evaluate(make_regression(80), per_device_batch_size=8)
+    assert recorder.events.count("on_eval_step_end") == 2
+
+
+def test_the_context_manager_limits_the_runs_within_it() -> None:
+    """A run within the context is limited, the next one is not."""
+    recorder = RecordingCallback()
+    trainer = linear_trainer(recorder)
+    with LimitBatches(2):
+        trainer.train(make_regression(80), num_epochs=1, per_device_batch_size=8)
+    assert recorder.events.count("on_train_step_end") == 2
+    trainer.train(make_regression(80), num_epochs=1, per_device_batch_size=8)
+    assert recorder.events.count("on_train_step_end") == 12
+
+
+def test_the_context_manager_restores_what_was_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The variable has its former value again, also after an exception and when contexts are nested."""
+    monkeypatch.setenv(VARIABLE, "7")
+    outer = LimitBatches(3)
+    with outer:
+        assert batch_limit_from_environment() == 3
+        with contextlib.suppress(RuntimeError), LimitBatches(2):
+            assert batch_limit_from_environment() == 2
+            raise RuntimeError
+        with outer:
+            assert batch_limit_from_environment() == 3
+        assert batch_limit_from_environment() == 3
+    assert os.environ[VARIABLE] == "7"
+    monkeypatch.delenv(VARIABLE)
+    with outer:
+        pass
+    assert VARIABLE not in os.environ
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "2.5", "many", "1e3", "²", "0x10"])
+def test_a_variable_that_is_no_count_is_refused_when_the_run_starts(
+    text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error names the variable and its value, before anything is trained."""
+    monkeypatch.setenv(VARIABLE, text)
+    recorder = RecordingCallback()
+    with pytest.raises(ConfigurationError, match=f"{VARIABLE}='{text}'"):
+        linear_trainer(recorder).train(make_regression(8), num_epochs=1)
+    assert "on_train_step_end" not in recorder.events
+
+
+def test_an_empty_variable_is_no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A variable that a shell script left empty limits nothing."""
+    monkeypatch.setenv(VARIABLE, " ")
+    assert batch_limit_from_environment() is None
+
+
+@pytest.mark.parametrize("number", [0, -1, 2.5, True])
+def test_limits_that_are_no_count_are_refused(number: Any) -> None:
+    """Each limit says what it expected when it is constructed, not hours later."""
+    for make in (LimitBatchesCallback, LimitBatches, StepBasedEvaluationCallback, LimitEvalStepsCallback):
+        with pytest.raises(ConfigurationError, match="whole number of at least 1"):
+            make(number)
+
+
+def test_evaluations_come_after_every_nth_update() -> None:
+    """With accumulation, updates are counted and not batches; epochs of 5 updates, evaluated every 2."""
+    trainer = linear_trainer(StepBasedEvaluationCallback(2))
+    data = make_regression(80)
+    trainer.train(data, 2, data, per_device_batch_size=8, gradient_accumulation_steps=2)
+    assert updates_at(trainer, "eval_loss_epoch") == [2, 4, 5, 6, 8, 10]
+
+
+def test_the_end_of_an_epoch_is_not_evaluated_twice() -> None:
+    """Where the update that is due ends the epoch or the run, the epoch's own evaluation is the only one."""
+    trainer = linear_trainer(StepBasedEvaluationCallback(5))
+    data = make_regression(80)
+    trainer.train(data, 2, data, per_device_batch_size=8, max_num_train_steps=15)
+    assert updates_at(trainer, "eval_loss_epoch") == [5, 10, 15]
+
+
+def test_training_goes_on_as_if_nothing_had_been_evaluated() -> None:
+    """Weights and training losses are bit-identical with and without evaluations in the middle."""
+    data = make_regression(40)
+    results: list[tuple[torch.Tensor, list[Any]]] = []
+    for callbacks in ([StepBasedEvaluationCallback(1)], []):
+        torch.default_generator.manual_seed(0)
+        trainer = linear_trainer(*callbacks)
+        trainer.train(data, 3, data)
+        losses = list(trainer.run_history.get_metric_values("train_loss_epoch"))
+        results.append((trainer.model.weight.detach().clone(), losses))
+    assert torch.equal(results[0][0], results[1][0])
+    assert results[0][1] == results[1][1]
+
+
+def test_step_based_evaluation_needs_something_to_evaluate() -> None:
+    """A run without an evaluation dataset is refused before the first step."""
+    recorder = RecordingCallback()
+    with pytest.raises(ConfigurationError, match="eval_dataset"):
+        linear_trainer(StepBasedEvaluationCallback(2), recorder).train(make_regression(8), num_epochs=1)
+    assert "on_train_step_end" not in recorder.events
+
+
+def test_only_evaluations_within_an_epoch_are_limited() -> None:
+    """By default the evaluation after the epoch is complete, and ``evaluate()`` too."""
+    counter = CountEvalBatches()
+    trainer = linear_trainer(LimitEvalStepsCallback(2), StepBasedEvaluationCallback(4), counter)
+    data = make_regression(80)
+    trainer.train(data, 1, data, per_device_batch_size=8)
+    trainer.evaluate(per_device_batch_size=8)
+    assert counter.intermediate == [True, True, False, False]
+    assert counter.batches == [2, 2, 10, 10]
+
+
+def test_all_evaluations_are_limited_if_so_wanted() -> None:
+    """With ``limit_intermediate_only=False`` every evaluation epoch stops early."""
+    counter = CountEvalBatches()
+    limit = LimitEvalStepsCallback(3, limit_intermediate_only=False)
+    trainer = linear_trainer(limit, StepBasedEvaluationCallback(5), counter)
+    data = make_regression(72)
+    trainer.train(data, 1, data, per_device_batch_size=8)
+    trainer.evaluate(per_device_batch_size=8)
+    assert counter.batches == [3, 3, 3]
+
+
+class FailInEvaluation(TrainerCallback):
+    """Raises in the first batch of the first evaluation."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    @override
+    def on_eval_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [StopTrainingError("enough"), RuntimeError("broken")])
+def test_the_whole_loader_comes_back_when_an_evaluation_is_broken_off(error: Exception) -> None:
+    """After a stop or an exception within a limited evaluation, the trainer has its whole loader again."""
+    trainer = linear_trainer(
+        LimitEvalStepsCallback(1), StepBasedEvaluationCallback(2), FailInEvaluation(error)
+    )
+    data = make_regression(80)
+    with contextlib.suppress(RuntimeError):
+        trainer.train(data, 1, data, per_device_batch_size=8)
+    assert trainer.eval_dataloader is not None
+    assert len(trainer.eval_dataloader) == 10

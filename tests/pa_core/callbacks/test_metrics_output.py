@@ -1,0 +1,199 @@
+"""Metrics on their way out of the run history: to a logger, and to the table that closes a run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD
+from typing_extensions import override
+
+from pa_core import (
+    DEFAULT_CALLBACKS,
+    AnyTrainer,
+    LogMetricsCallback,
+    PrintProgressCallback,
+    RunHistory,
+    Trainer,
+    TrainerCallback,
+)
+from pa_core.callbacks import CallbackLike
+from pa_core.testing import make_regression
+
+DATA = make_regression(40)
+
+
+def linear_trainer(
+    callbacks: Iterable[CallbackLike], history: RunHistory | None = None
+) -> Trainer[nn.Linear]:
+    """A trainer of a linear model."""
+    model = nn.Linear(4, 1)
+    return Trainer(model, nn.MSELoss(), SGD(model.parameters(), lr=0.01), callbacks, history)
+
+
+class LogToList(LogMetricsCallback):
+    """A logger as users write them: its ``__init__`` does not call that of its base class."""
+
+    def __init__(self) -> None:
+        self.logged: list[tuple[int, dict[str, float]]] = []
+
+    @override
+    def on_training_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        assert trainer.run_config.to_dict()
+
+    @override
+    def log_metrics(self, trainer: AnyTrainer, metrics: dict[str, float]) -> None:
+        self.logged.append((trainer.run_history.current_epoch, dict(metrics)))
+
+    @property
+    def names(self) -> list[set[str]]:
+        """The names of the metrics of each call."""
+        return [set(metrics) for _, metrics in self.logged]
+
+
+class RecordTensors(TrainerCallback):
+    """Records metrics as users do: as tensors, in several events."""
+
+    def __init__(self, **metrics: str) -> None:
+        self.metrics = metrics
+
+    def _record(self, trainer: AnyTrainer, event: str) -> None:
+        for name, wanted in self.metrics.items():
+            if wanted == event:
+                trainer.run_history.update_metric(name, torch.tensor([0.5]))
+
+    @override
+    def on_train_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        self._record(trainer, "train")
+
+    @override
+    def on_eval_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        self._record(trainer, "eval")
+
+    @override
+    def on_training_run_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        self._record(trainer, "end")
+
+
+def test_metrics_are_logged_when_they_belong_to_the_phase() -> None:
+    """Metrics with train in their name come after the training epoch, all others after the evaluation."""
+    logger = LogToList()
+    record = RecordTensors(accuracy="train", my_train_accuracy="train", precision="eval")
+    linear_trainer([record, logger]).train(DATA, 2, DATA)
+    assert logger.names == 2 * [
+        {"my_train_accuracy", "train_loss_epoch"},
+        {"accuracy", "eval_loss_epoch", "precision"},
+    ]
+    assert [epoch for epoch, _ in logger.logged] == [1, 1, 2, 2]
+
+
+def test_trackers_are_given_plain_floats() -> None:
+    """Values that were recorded as tensors arrive as numbers that every tracker takes."""
+    logger = LogToList()
+    linear_trainer([RecordTensors(accuracy="eval"), logger]).train(DATA, 1, DATA)
+    assert all(type(value) is float for _, metrics in logger.logged for value in metrics.values())
+
+
+def test_a_metric_is_logged_once_and_none_is_forgotten() -> None:
+    """What is recorded behind the logger, or without any evaluation, is logged at the end of its epoch."""
+    logger = LogToList()
+    late = RecordTensors(late="end", behind="eval")
+    linear_trainer([logger, late]).train(DATA, 2, DATA)
+    assert logger.names == [
+        {"train_loss_epoch"},
+        {"eval_loss_epoch"},
+        {"behind"},
+        {"train_loss_epoch"},
+        {"eval_loss_epoch", "late"},
+        {"behind"},
+    ]
+
+    logger = LogToList()
+    linear_trainer([RecordTensors(accuracy="train"), logger]).train(DATA, 1)
+    assert logger.names == [{"train_loss_epoch"}, {"accuracy"}]
+
+
+def test_a_later_run_logs_its_own_metrics_only() -> None:
+    """Old metrics are not logged again, and new values are, even if there are as many of them as before."""
+    logger = LogToList()
+    trainer = linear_trainer([logger])
+    trainer.train(DATA, 1, DATA)
+    trainer.train(DATA, 1, reset_run_history=False)
+    trainer.evaluate(DATA)
+    trainer.evaluate(DATA)
+    assert logger.names == [
+        {"train_loss_epoch"},
+        {"eval_loss_epoch"},
+        {"train_loss_epoch"},
+        {"evaluation_loss"},
+        {"evaluation_loss"},
+    ]
+
+
+def test_the_closing_table_names_the_best_epoch(capsys: pytest.CaptureFixture[str]) -> None:
+    """Losses are best when low, accuracies when high; a name that says nothing has a best only if told."""
+
+    class Record(TrainerCallback):
+        @override
+        def on_train_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+            value = [0.5, 0.75, 0.25][trainer.run_history.current_epoch - 1]
+            for name in ("accuracy", "my_error", "speed", "beauty"):
+                trainer.run_history.update_metric(name, value)
+
+    summary = PrintProgressCallback(greater_is_better={"beauty": True})
+    linear_trainer([Record, summary]).train(DATA, 3)
+    table = {line.split()[0]: line.split()[1:] for line in capsys.readouterr().out.splitlines()[-6:]}
+    assert table["metric"] == ["last", "best", "epoch"]
+    assert table["accuracy"] == ["0.25", "0.75", "2"]
+    assert table["my_error"] == ["0.25", "0.25", "3"]
+    assert table["beauty"] == ["0.25", "0.75", "2"]
+    assert table["speed"] == ["0.25", "-", "-"]
+
+
+class LastValues(RunHistory):
+    """A history of a user's own, with the documented methods only."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, Any] = {}
+        self.prefix = ""
+
+    @override
+    def get_metric_names(self) -> set[str]:
+        return set(self.values)
+
+    @override
+    def get_metric_values(self, metric_name: str) -> list[Any]:
+        return [self.values[metric_name]]
+
+    @override
+    def get_latest_metric(self, metric_name: str) -> Any:
+        return self.values[metric_name]
+
+    @override
+    def update_metric(self, metric_name: str, metric_value: Any) -> None:
+        self.values[self.prefix + metric_name] = metric_value
+
+    @property
+    @override
+    def metric_name_prefix(self) -> str:
+        return self.prefix
+
+    @override
+    def set_metric_name_prefix(self, prefix: str = "") -> None:
+        self.prefix = prefix
+
+    @override
+    def reset(self) -> None:
+        self.values = {}
+
+
+def test_a_history_of_the_users_own_is_enough(capsys: pytest.CaptureFixture[str]) -> None:
+    """Everything on the console works with a history that has the documented methods only."""
+    linear_trainer(DEFAULT_CALLBACKS, LastValues()).train(DATA, 1, DATA)
+    printed = capsys.readouterr().out
+    assert re.search(r"^  eval_loss_epoch +[\d.e-]+ +[\d.e-]+ +-$", printed, re.M)
+    assert "train_loss_epoch: " in printed

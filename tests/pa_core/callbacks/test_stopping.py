@@ -1,0 +1,191 @@
+"""Ending a run whose loss is no longer a number."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD
+from torch.utils.data import TensorDataset
+from typing_extensions import override
+
+from pa_core import (
+    BatchOutput,
+    NonFiniteLossError,
+    TerminateOnNaNCallback,
+    Trainer,
+)
+from pa_core.callbacks import CallbackLike
+from pa_core.callbacks.scalar_transfer import ScalarTransfer
+from pa_core.testing import RecordingCallback, make_regression
+from pa_core.types import LossFunction
+
+
+def linear_trainer(*callbacks: CallbackLike, loss_func: LossFunction | None = None) -> Trainer[nn.Linear]:
+    """A trainer of a linear model."""
+    model = nn.Linear(4, 1)
+    return Trainer(model, loss_func or nn.MSELoss(), SGD(model.parameters(), lr=0.01), callbacks=callbacks)
+
+
+def with_a_broken_sample(value: float, position: int = 20) -> TensorDataset:
+    """Forty samples, one of which has a target that makes the loss of its batch not finite."""
+    inputs, targets = make_regression(40).tensors
+    targets[position] = value
+    return TensorDataset(inputs, targets)
+
+
+UNSHUFFLED = {"shuffle": False, "batch_size": 8}
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_training_loss_that_is_not_finite_ends_the_run(value: float) -> None:
+    """The error says where it happened, the update is not made, and the last events have fired."""
+    recorder = RecordingCallback()
+    trainer = linear_trainer(TerminateOnNaNCallback(), recorder)
+    data = with_a_broken_sample(value)
+    with pytest.raises(NonFiniteLossError, match=rf"training loss.*\n.*loss={value} at batch 3 of epoch 1"):
+        trainer.train(data, num_epochs=2, train_dataloader_kwargs=UNSHUFFLED)
+    assert trainer.num_updates == 2
+    assert trainer.model.weight.isfinite().all()
+    assert recorder.events.count("on_train_step_start") == 3
+    assert recorder.events[-2:] == ["on_stop_training_error", "on_training_run_end"]
+
+
+def test_an_evaluation_loss_that_is_not_finite_ends_the_run() -> None:
+    """An evaluation within a training run ends it, and nothing is recorded for that epoch's evaluation."""
+    trainer = linear_trainer(TerminateOnNaNCallback)
+    with pytest.raises(NonFiniteLossError, match=r"evaluation loss(.|\n)*at batch 3 of epoch 1"):
+        trainer.train(make_regression(16), 2, with_a_broken_sample(math.nan))
+    assert "eval_loss_epoch" not in set(trainer.run_history.get_metric_names())
+
+
+def test_an_evaluation_run_ends_too() -> None:
+    """``evaluate()`` raises as ``train()`` does."""
+    with pytest.raises(NonFiniteLossError, match="evaluation loss"):
+        linear_trainer(TerminateOnNaNCallback).evaluate(with_a_broken_sample(math.nan))
+
+
+def test_without_the_callback_the_run_goes_on() -> None:
+    """Only the callback stops; a trainer without it trains to the end."""
+    trainer = linear_trainer()
+    trainer.train(with_a_broken_sample(math.nan), num_epochs=2)
+    assert trainer.num_epochs_completed == 2
+
+
+def test_a_healthy_run_is_left_alone() -> None:
+    """Large and negative losses are finite, and no reason to stop."""
+
+    def large_and_negative(outputs: Tensor, targets: Tensor) -> Tensor:
+        return -1e30 * (outputs - targets).square().mean()
+
+    trainer = linear_trainer(TerminateOnNaNCallback, loss_func=large_and_negative)
+    trainer.train(make_regression(8), num_epochs=1)
+    assert trainer.num_epochs_completed == 1
+
+
+class LossElsewhere(Tensor):
+    """A loss that behaves as one on an accelerator does: it is not on the CPU, and reading it is noticed."""
+
+    is_cpu = False
+    reads = 0
+
+    @override
+    def item(self) -> float:
+        LossElsewhere.reads += 1
+        return self.as_subclass(Tensor).item()
+
+
+def output_with_loss(value: float) -> BatchOutput:
+    """What a step on something like an accelerator returned."""
+    loss = torch.tensor(value).as_subclass(LossElsewhere)
+    return {"loss": loss, "model_outputs": None, "batch_size": 1}
+
+
+def loss_elsewhere(outputs: Tensor, targets: Tensor) -> Tensor:
+    """The mean squared error, on something like an accelerator."""
+    return nn.functional.mse_loss(outputs, targets).as_subclass(LossElsewhere)
+
+
+def test_nothing_is_read_from_an_accelerator_within_the_epoch() -> None:
+    """No step waits for its loss; each loss is read once, when the epoch has ended."""
+    callback = TerminateOnNaNCallback()
+    trainer = linear_trainer(callback)
+    LossElsewhere.reads = 0
+    for step in range(1, 6):
+        callback.on_train_step_end(trainer, None, output_with_loss(0.5), step=step)
+    assert LossElsewhere.reads == 0
+    callback.on_train_epoch_end(trainer)
+    assert LossElsewhere.reads == 5
+
+
+def test_on_an_accelerator_a_loss_is_seen_before_its_epoch_is_reported() -> None:
+    """The first loss that was not finite is named, no metric reaches a logger, and the run ends once."""
+    recorder = RecordingCallback()
+    trainer = linear_trainer(TerminateOnNaNCallback, recorder, loss_func=loss_elsewhere)
+    with pytest.raises(NonFiniteLossError, match="at batch 3 of epoch 1"):
+        trainer.train(with_a_broken_sample(math.nan), num_epochs=2, train_dataloader_kwargs=UNSHUFFLED)
+    assert "on_train_epoch_end" not in recorder.events
+    assert recorder.events.count("on_stop_training_error") == 1
+    assert recorder.events[-1] == "on_training_run_end"
+
+
+def test_what_an_earlier_run_left_behind_does_not_end_the_next_one() -> None:
+    """A loss that was still under way when an exception ended a run is forgotten."""
+    callback = TerminateOnNaNCallback()
+    trainer = linear_trainer(callback, loss_func=loss_elsewhere)
+    callback.on_train_step_end(trainer, None, output_with_loss(math.nan), step=1)
+    trainer.train(make_regression(8), num_epochs=1)
+    assert trainer.num_epochs_completed == 1
+
+
+def test_scalars_arrive_in_order_with_what_they_were_sent_with() -> None:
+    """On the CPU every number has arrived at once; elsewhere all of them have after waiting."""
+    at_once, later = ScalarTransfer[str](), ScalarTransfer[str]()
+    for name, value in (("a", 1.0), ("b", 2.0)):
+        at_once.send(torch.tensor([value]), name)
+        later.send(torch.tensor(value).as_subclass(LossElsewhere), name)
+    expected = [("a", 1.0), ("b", 2.0)]
+    assert list(at_once.arrived()) == expected
+    assert list(later.arrived()) == []
+    assert list(later.wait_for_all()) == expected
+    assert list(later.wait_for_all()) == []
+
+
+def test_what_is_sent_is_the_value_of_that_moment() -> None:
+    """A tensor that is changed in place afterwards arrives as it was."""
+    transfer = ScalarTransfer[None]()
+    value = torch.tensor(1.0).as_subclass(LossElsewhere)
+    transfer.send(value, None)
+    value.add_(1)
+    assert list(transfer.wait_for_all()) == [(None, 1.0)]
+
+
+def test_the_number_of_scalars_under_way_is_bounded() -> None:
+    """A device that never reports back is waited for before the memory grows without limit."""
+    transfer = ScalarTransfer[int]()
+    arrived = 0
+    for step in range(1000):
+        transfer.send(torch.tensor(1.0).as_subclass(LossElsewhere), step)
+        arrived += len(list(transfer.arrived()))
+    assert arrived > 800
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_no_step_on_cuda_waits_for_the_device() -> None:
+    """With torch's own check for synchronisation switched on, sending and looking raises nothing."""
+    transfer = ScalarTransfer[int]()
+    losses = torch.arange(100.0, device="cuda")
+    transfer.send(losses[0], 0)  # the first pinned memory is allocated, which may wait
+    list(transfer.wait_for_all())
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        arrived: list[tuple[int, float]] = []
+        for step in range(100):
+            transfer.send(losses[step], step)
+            arrived += transfer.arrived()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    arrived += transfer.wait_for_all()
+    assert arrived == [(step, float(step)) for step in range(100)]
