@@ -267,7 +267,7 @@ def unwrap(model: nn.Module, *, keep_torch_compile: bool = True) -> nn.Module:
         inner = unwrap(compiled_from, keep_torch_compile=keep_torch_compile)
         return model if keep_torch_compile and inner is compiled_from else inner
     if isinstance(model, (DistributedDataParallel, DataParallel)):
-        return unwrap(cast("nn.Module", model.module), keep_torch_compile=keep_torch_compile)
+        return unwrap(cast("Any", model).module, keep_torch_compile=keep_torch_compile)
     return model
 
 
@@ -294,6 +294,7 @@ def forget_prepared_objects(accelerator: AcceleratorLike) -> None:
 
 def launch_in_notebook(function: Callable[..., Any], args: tuple[Any, ...], **kwargs: Any) -> Any:
     """Call accelerate's ``notebook_launcher``."""
-    from accelerate import notebook_launcher
+    import accelerate
 
-    return notebook_launcher(function, args, **kwargs)
+    untyped: Any = accelerate
+    return untyped.notebook_launcher(function, args, **kwargs)

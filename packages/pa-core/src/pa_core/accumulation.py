@@ -11,7 +11,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from pa_core.data import DataLoaderSlice, KeyedDataLoader
+from pa_core.data import KeyedDataLoader
+from pa_core.data.user_loader import is_keyed, is_slice
 from pa_core.types import SizedIterable
 
 __all__ = ["MicroBatch", "count_steps", "micro_batches"]
@@ -87,11 +88,12 @@ def micro_batches(
 
 
 def _keyed_part(loader: object) -> tuple[KeyedDataLoader[Any] | None, int | None]:
+    """The loader of ours inside any number of slices, and the number of batches that they leave."""
     limit: int | None = None
-    while isinstance(loader, DataLoaderSlice):
+    while is_slice(loader):
         limit = loader.slice_size if limit is None else min(limit, loader.slice_size)
         loader = loader.wrapped
-    return (loader if isinstance(loader, KeyedDataLoader) else None), limit
+    return (loader if is_keyed(loader) else None), limit
 
 
 def _uniform(
@@ -109,7 +111,10 @@ def _uniform(
         first = step - step % accumulation_steps
         expected = min(accumulation_steps, max(length - first, 1))
         step += 1
-        yield MicroBatch(weight=1 / expected, ends_group=upcoming is _END or step % accumulation_steps == 0), batch
+        yield (
+            MicroBatch(weight=1 / expected, ends_group=upcoming is _END or step % accumulation_steps == 0),
+            batch,
+        )
 
 
 _END = object()

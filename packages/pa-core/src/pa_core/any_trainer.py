@@ -38,6 +38,9 @@ class AnyTrainer(ABC):
         collate_fn: The collate function that was given to ``train()`` or ``evaluate()``.
         train_dataset: The dataset of the current or last training run.
         eval_dataset: The dataset that is evaluated, None where nothing is.
+        train_dataloader: The loader of the current or last training run; a callback may replace it in
+            ``on_prepare_start``.
+        eval_dataloader: The loader that is evaluated; a callback may replace it between epochs.
         run_history: The recorded metrics.
         run_config: The settings of the current or last run.
         callback_handler: The registered callbacks.
@@ -61,6 +64,8 @@ class AnyTrainer(ABC):
     collate_fn: Callable[[list[Any]], Any] | None
     train_dataset: Dataset[Any]
     eval_dataset: Dataset[Any] | None
+    train_dataloader: SizedIterable
+    eval_dataloader: SizedIterable | None
     run_history: RunHistory
     run_config: TrainerRunConfig
     callback_handler: CallbackHandler[Any]
@@ -72,24 +77,6 @@ class AnyTrainer(ABC):
     @abstractmethod
     def device(self) -> torch.device:
         """The device that this process computes on."""
-
-    @property
-    @abstractmethod
-    def train_dataloader(self) -> SizedIterable:
-        """The loader of the current training run; a callback may replace it in ``on_prepare_start``."""
-
-    @train_dataloader.setter
-    @abstractmethod
-    def train_dataloader(self, loader: SizedIterable) -> None: ...
-
-    @property
-    @abstractmethod
-    def eval_dataloader(self) -> SizedIterable | None:
-        """The loader that is evaluated; a callback may replace it between epochs."""
-
-    @eval_dataloader.setter
-    @abstractmethod
-    def eval_dataloader(self, loader: SizedIterable | None) -> None: ...
 
     @property
     @abstractmethod

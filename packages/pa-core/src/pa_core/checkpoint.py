@@ -17,6 +17,8 @@ from pa_core.types import StatefulScheduler
 
 __all__ = ["build_checkpoint", "load_checkpoint_into", "read_checkpoint", "write_checkpoint"]
 
+_SHOWN_DIFFERENCES = 8  # enough to see what is another, few enough to read
+
 MODEL, OPTIMIZER, SCHEDULER = "model_state_dict", "optimizer_state_dict", "scheduler_state_dict"
 
 
@@ -92,7 +94,9 @@ def read_checkpoint(path: str | Path, device: torch.device) -> dict[str, Any]:
             do="Use an earlier checkpoint.",
         ) from error
     if not isinstance(content, dict) or MODEL not in content:
-        found = sorted(map(str, cast("dict[Any, Any]", content))) if isinstance(content, dict) else type(content)
+        found = (
+            f"the keys {', '.join(map(str, content))}" if isinstance(content, dict) else str(type(content))
+        )  # pyright: ignore[reportUnknownArgumentType]  # a file may hold anything
         raise CheckpointError(
             "The file holds no checkpoint.",
             given=f"{path} with {found}",
@@ -145,7 +149,9 @@ def _check_weights(model: nn.Module, weights: Mapping[str, Any], source: str | P
         if key in weights and _shape(weights[key]) != _shape(own[key])
     ]
     if differences:
-        shown = "; ".join(differences[:8]) + (f"; and {len(differences) - 8} more" if len(differences) > 8 else "")
+        shown = "; ".join(differences[:8]) + (
+            f"; and {len(differences) - 8} more" if len(differences) > 8 else ""
+        )
         raise CheckpointError(
             f"The checkpoint is that of another model; nothing was loaded into {type(model).__name__}.",
             given=f"{source} with {shown}",

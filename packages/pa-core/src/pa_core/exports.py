@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -15,7 +14,10 @@ __all__ = ["save_safetensors"]
 
 
 def save_safetensors(
-    accelerator: _accelerate.AcceleratorLike, model: nn.Module, directory: str | Path, max_shard_size: int | str
+    accelerator: _accelerate.AcceleratorLike,
+    model: nn.Module,
+    directory: str | Path,
+    max_shard_size: int | str,
 ) -> None:
     """Write the weights of a model as safetensors, one file or, with an index, several.
 
@@ -33,14 +35,16 @@ def save_safetensors(
     """
     target = Path(directory)
     if target.exists() and not target.is_dir():
-        raise NotADirectoryError(f"Given as a folder for weights: the file {target}. Expected: a folder. Choose another.")
+        raise NotADirectoryError(
+            f"Given as a folder for weights: the file {target}. Expected: a folder. Choose another."
+        )
     target.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(prefix=".saving-", dir=target))
     try:
         accelerator.save_model(model, staging, max_shard_size=max_shard_size)
         new = sorted(path.name for path in staging.iterdir())
         for name in new:
-            os.replace(staging / name, target / name)
+            (staging / name).replace(target / name)
         for old in target.glob("model*.safetensors*"):
             if old.name not in new:
                 old.unlink()

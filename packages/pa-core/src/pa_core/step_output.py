@@ -25,7 +25,7 @@ def check_step_output(output: object, method: str, *, needs_gradient: bool) -> T
         BatchOutputError: The output is no dictionary, a key is missing, or the loss cannot be used.
     """
     if not isinstance(output, dict):
-        raise _error(method, f"{type(cast('object', output)).__name__}", "a dictionary")
+        raise _error(method, type(output).__name__, "a dictionary")
     fields = cast("dict[str, Any]", output)
     for key in _KEYS:
         if key not in fields:
@@ -34,7 +34,9 @@ def check_step_output(output: object, method: str, *, needs_gradient: bool) -> T
     if not isinstance(loss, Tensor):
         raise _error(method, f"a loss of type {type(loss).__name__}", "a tensor with one element")
     if loss.numel() != 1:
-        raise _error(method, f"a loss of shape {tuple(loss.shape)}", "a tensor with one element, such as its mean")
+        raise _error(
+            method, f"a loss of shape {tuple(loss.shape)}", "a tensor with one element, such as its mean"
+        )
     if needs_gradient and not loss.requires_grad:
         raise _error(
             method,

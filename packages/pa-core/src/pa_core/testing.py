@@ -73,7 +73,9 @@ def make_classification(
     generator = torch.Generator().manual_seed(seed)
     centres = 3 * torch.randn(num_classes, num_features, generator=generator)
     targets = torch.arange(num_samples) % num_classes
-    return TensorDataset(centres[targets] + torch.randn(num_samples, num_features, generator=generator), targets)
+    return TensorDataset(
+        centres[targets] + torch.randn(num_samples, num_features, generator=generator), targets
+    )
 
 
 class RecordingCallback(TrainerCallback):

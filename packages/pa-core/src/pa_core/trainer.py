@@ -6,13 +6,13 @@ import math
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Literal, cast
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, cast
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader, Dataset, IterableDataset
-from typing_extensions import Self, override
+from torch.utils.data import Dataset, IterableDataset
+from typing_extensions import override
 
 from pa_core import _accelerate, checkpoint, distributed
 from pa_core.accumulation import MicroBatch, count_steps, micro_batches
@@ -26,7 +26,14 @@ from pa_core.data import (
     default_num_workers,
     move_to_device,
 )
-from pa_core.data.user_loader import innermost, plain_dataloader
+from pa_core.data.user_loader import (
+    check_loader,
+    innermost,
+    is_dataloader,
+    is_keyed,
+    is_slice,
+    plain_dataloader,
+)
 from pa_core.errors import ConfigurationError, NonFiniteLossError, StopTrainingError
 from pa_core.exports import save_safetensors
 from pa_core.placeholders import TrainerPlaceholderValues, resolve_placeholders
@@ -109,7 +116,8 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         model: ModelT_co,
         loss_func: LossFunction | None,
         optimizer: Optimizer | None,
-        callbacks: Iterable[CallbackLike[Self]] = DEFAULT_CALLBACKS,
+        # pyright checks a default against Self before it is solved; the same value passes at a call
+        callbacks: Iterable[CallbackLike[Self]] = DEFAULT_CALLBACKS,  # pyright: ignore[reportArgumentType]
         run_history: RunHistory | None = None,
     ) -> None:
         self.model = model
@@ -124,12 +132,13 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self.create_scheduler_fn = None
         self.scheduler = None
         self.gradient_norm: Tensor | None = None
-        self._train_dataloader: SizedIterable[BatchT] | None = None
-        self._eval_dataloader: SizedIterable[BatchT] | None = None
+        self.train_dataloader: SizedIterable = _unset()
+        self.eval_dataloader: SizedIterable | None = None
         self._train_dl_kwargs: dict[str, Any] = {}
         self._eval_dl_kwargs: dict[str, Any] = {}
         self._gradient_clip_norm: float | None = None
         self._loss_tracker = LossTracker()
+        self._is_training = False
         self._seed: int | None = None
         self.num_updates: int = 0
         self.num_epochs_completed: int = 0
@@ -205,17 +214,20 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self.train_dataset = train_dataset
         self.eval_dataset = eval_dataset
         self.collate_fn = collate_fn
-        self.create_scheduler_fn = create_scheduler_fn
+        # pyright reports the narrower type of an attribute at its last assignment
+        self.create_scheduler_fn = create_scheduler_fn  # pyright: ignore[reportIncompatibleVariableOverride]
         self._gradient_clip_norm = gradient_clip_norm
-        if reset_run_history:
-            self._reset_run_history()
-        with self._run():
-            self._train_dataloader = self.create_train_dataloader(per_device_batch_size, train_dataloader_kwargs)
-            self._eval_dataloader = (
-                None
-                if eval_dataset is None
-                else self.create_eval_dataloader(per_device_batch_size, eval_dataloader_kwargs)
+        with self._run(is_training=True):
+            self.train_dataloader = self.create_train_dataloader(
+                per_device_batch_size, train_dataloader_kwargs
             )
+            check_loader(self.train_dataloader, "create_train_dataloader")
+            self.eval_dataloader = None
+            if eval_dataset is not None:
+                self.eval_dataloader = self.create_eval_dataloader(
+                    per_device_batch_size, eval_dataloader_kwargs
+                )
+                check_loader(self.eval_dataloader, "create_eval_dataloader")
             self._limit_loaders_by_environment()
             self.callback_handler.call_event("on_prepare_start", self)
             self._prepare_model_optimizer_and_dataloaders()
@@ -226,7 +238,10 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
                 max_num_train_steps,
                 gradient_clip_value,
             )
-            self.scheduler = self.create_scheduler()
+            self.scheduler = self.create_scheduler()  # pyright: ignore[reportIncompatibleVariableOverride]  # as above
+            # Not before: a run that cannot start costs nothing of what the last one recorded.
+            if reset_run_history:
+                self._reset_run_history()
             self._run_training()
         if isinstance(self._stop, NonFiniteLossError):
             raise self._stop
@@ -264,15 +279,15 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             )
         self.eval_dataset = dataset
         self.collate_fn = self.collate_fn if collate_fn is None else collate_fn
-        if reset_run_history:
-            self._reset_run_history()
-        with self._run():
-            self._eval_dataloader = self.create_eval_dataloader(per_device_batch_size, dataloader_kwargs)
-            self._train_dataloader = None
+        with self._run(is_training=False):
+            self.eval_dataloader = self.create_eval_dataloader(per_device_batch_size, dataloader_kwargs)
+            check_loader(self.eval_dataloader, "create_eval_dataloader")
             self._limit_loaders_by_environment()
             self.callback_handler.call_event("on_prepare_start", self)
             self._prepare_model_optimizer_and_dataloaders()
             self.run_config = self._create_run_config(per_device_batch_size, 1, 1, None, None)
+            if reset_run_history:
+                self._reset_run_history()
             self._run_evaluation()
         if isinstance(self._stop, NonFiniteLossError):
             raise self._stop
@@ -318,7 +333,9 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             As ``create_train_dataloader``; the samples of ours are split over the processes without padding.
         """
         self._eval_dl_kwargs = self.get_default_eval_dl_kwargs(batch_size) | (eval_dl_kwargs or {})
-        return self._create_dataloader(cast("Dataset[Any]", self.eval_dataset), self._eval_dl_kwargs, split="eval")
+        return self._create_dataloader(
+            cast("Dataset[Any]", self.eval_dataset), self._eval_dl_kwargs, split="eval"
+        )
 
     def get_default_eval_dl_kwargs(self, batch_size: int) -> dict[str, Any]:
         """Return the default arguments of the evaluation loader: in order, pinned where there is an accelerator.
@@ -326,7 +343,10 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         Args:
             batch_size: Samples in a batch of one process.
         """
-        return {"shuffle": False, **self._default_dl_kwargs(cast("Dataset[Any]", self.eval_dataset), batch_size)}
+        return {
+            "shuffle": False,
+            **self._default_dl_kwargs(cast("Dataset[Any]", self.eval_dataset), batch_size),
+        }
 
     def create_scheduler(self) -> SchedulerT | None:
         """Create the scheduler of the run from ``create_scheduler_fn``, with its placeholders filled in.
@@ -422,8 +442,8 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
 
     def _run_epoch(self) -> None:
         self._run_train_epoch(self.train_dataloader)
-        if self._eval_dataloader is not None:
-            self._run_eval_epoch(self._eval_dataloader)
+        if self.eval_dataloader is not None:
+            self._run_eval_epoch(self.eval_dataloader)
         self.num_epochs_completed += 1
         with self._stopping_together():
             self.training_run_epoch_end()
@@ -456,7 +476,9 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         with self._gradient_synchronisation(micro_batch):
             loss = self._forward(batch, micro_batch, step)
             self.backward_step(self._weighted(loss, micro_batch))
-        self._samples_of_group += micro_batch.global_samples or self._last_batch_size * self._accelerator.num_processes
+        self._samples_of_group += (
+            micro_batch.global_samples or self._last_batch_size * self._accelerator.num_processes
+        )
         if micro_batch.ends_group:
             self._raise_if_any_process_stops()
             self._update()
@@ -540,7 +562,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
                 self.evaluation_run_start()
                 self.callback_handler.call_event("on_evaluation_run_start", self)
             self._start_keyed_epoch(0)
-            self._run_eval_epoch(cast("SizedIterable[BatchT]", self._eval_dataloader), is_training=False)
+            self._run_eval_epoch(cast("SizedIterable[BatchT]", self.eval_dataloader), is_training=False)
         except StopTrainingError as error:
             self._stop = error
             self.callback_handler.call_event("on_stop_training_error", self, error=error)
@@ -558,13 +580,15 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             is_intermediate: Whether the training epoch goes on afterwards.
         """
         event: dict[str, Any] = {"is_intermediate": True} if is_intermediate else {}
-        is_own_loader = valid_dl is self._eval_dataloader
+        is_own_loader = valid_dl is self.eval_dataloader
         with self._evaluating(), torch.no_grad():
             with self._stopping_together():
                 self.eval_epoch_start()
                 self.callback_handler.call_event("on_eval_epoch_start", self, **event)
                 # A callback may have limited the loader for this epoch.
-                loader = self._eval_dataloader if is_own_loader and self._eval_dataloader is not None else valid_dl
+                loader = (
+                    self.eval_dataloader if is_own_loader and self.eval_dataloader is not None else valid_dl
+                )
                 for step, batch in enumerate(self._batches(loader), start=1):
                     self._run_eval_step(batch, step)
             with self._stopping_together():
@@ -578,14 +602,16 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         output = self.calculate_eval_batch_loss(batch)
         loss = check_step_output(output, "calculate_eval_batch_loss", needs_gradient=False)
         self._loss_tracker.update(loss.detach(), output["batch_size"])
-        self.callback_handler.call_event("on_eval_step_end", self, batch=batch, batch_output=output, step=step)
+        self.callback_handler.call_event(
+            "on_eval_step_end", self, batch=batch, batch_output=output, step=step
+        )
 
     # What the loop stands on: epochs and batches
 
     def _start_keyed_epoch(self, epoch: int) -> None:
         """Choose the epoch whose order the training loader follows; loaders of the user's own keep their own."""
-        loader = innermost(self._train_dataloader)
-        if isinstance(loader, KeyedDataLoader):
+        loader = innermost(self.train_dataloader)
+        if is_keyed(loader):
             loader.start_epoch(epoch)
 
     def _micro_batches(self, train_dl: SizedIterable[BatchT]) -> Iterator[tuple[MicroBatch, BatchT]]:
@@ -599,7 +625,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
 
     def _batches(self, loader: SizedIterable[BatchT]) -> Iterable[BatchT]:
         """The batches on the device; only a loader that is no DataLoader has to be helped with that."""
-        if isinstance(innermost(loader), DataLoader):
+        if is_dataloader(innermost(loader)):
             return loader
         return (move_to_device(batch, self.device) for batch in loader)
 
@@ -627,7 +653,9 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
 
     def _loss_of_nothing(self) -> Tensor:
         """Take part in the collectives of a step without a sample: the gradients of this loss are zero."""
-        return distributed.zero_pass(self.model, calls=1 if self._calls_of_step is None else self._calls_of_step.missing)
+        return distributed.zero_pass(
+            self.model, calls=1 if self._calls_of_step is None else self._calls_of_step.missing
+        )
 
     @staticmethod
     def _wishes(stop: StopTrainingError | None) -> list[bool]:
@@ -690,14 +718,14 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         """
         processes = self._accelerator.num_processes
         updates = 0
-        if self._train_dataloader is not None:
-            updates = math.ceil(count_steps(self._train_dataloader) / gradient_accumulation_steps)
+        if self._is_training:
+            updates = math.ceil(count_steps(self.train_dataloader) / gradient_accumulation_steps)
             if max_num_train_steps is None:
                 max_num_train_steps = num_epochs * updates
             else:
                 num_epochs = math.ceil(max_num_train_steps / updates)
-        train_batch_size = _batch_size_of(self._train_dataloader, self._train_dl_kwargs, per_device_batch_size)
-        eval_batch_size = _batch_size_of(self._eval_dataloader, self._eval_dl_kwargs, per_device_batch_size)
+        train_batch_size = _batch_size_of(self.train_dataloader, self._train_dl_kwargs, per_device_batch_size)
+        eval_batch_size = _batch_size_of(self.eval_dataloader, self._eval_dl_kwargs, per_device_batch_size)
         return TrainerRunConfig(
             num_epochs=num_epochs,
             train_per_device_batch_size=train_batch_size,
@@ -727,26 +755,27 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             self._stepped_optimizer = (
                 optimizer if self._steps_plainly else self._accelerator.prepare_optimizer(optimizer)
             )
-        if self._train_dataloader is not None:
-            self._train_dataloader = self._prepare_loader(self._train_dataloader)
-        if self._eval_dataloader is not None:
-            self._eval_dataloader = self._prepare_loader(self._eval_dataloader)
+        if self._is_training:
+            self.train_dataloader = self._prepare_loader(self.train_dataloader)
+        if self.eval_dataloader is not None:
+            self.eval_dataloader = self._prepare_loader(self.eval_dataloader)
 
     def _wrap_model(self) -> None:
-        is_training = self._train_dataloader is not None
         self._users_model = self.model
         plain_model = _accelerate.unwrap(self.model, keep_torch_compile=False)
-        if is_training and self._accelerator.num_processes > 1:
-            self._agreement = distributed.GradientAgreement(plain_model, num_questions=len(self._wishes(None)))
+        if self._is_training and self._accelerator.num_processes > 1:
+            self._agreement = distributed.GradientAgreement(
+                plain_model, num_questions=len(self._wishes(None))
+            )
         try:
             wrapped, self._undo_preparation = _accelerate.place_and_wrap(
-                self._accelerator, self.model, for_training=is_training
+                self._accelerator, self.model, for_training=self._is_training
             )
         finally:
             if self._agreement is not None:
                 self._agreement.hide_from(plain_model)
         self.model = cast("ModelT_co", wrapped)
-        if is_training and self._accelerator.num_processes > 1:
+        if self._is_training and self._accelerator.num_processes > 1:
             self._calls_of_step = distributed.CallsOfStep(self.model)
         if not distributed.synchronises_every_parameter(self.model):
             self._agreement = None
@@ -771,8 +800,9 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self.run_history.clock.reset()
 
     @contextmanager
-    def _run(self) -> Generator[None]:
+    def _run(self, *, is_training: bool) -> Generator[None]:
         """Begin a run, and leave the user's objects as they were however it ends."""
+        self._is_training = is_training
         self._stop = None
         self.num_updates = self.num_epochs_completed = 0
         drawn = int(torch.randint(2**63 - 1, ()).item())
@@ -802,7 +832,8 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             distributed.broadcast_buffers(self.model)
             yield
         finally:
-            self.model, self._loss_tracker = wrapped, losses_of_training
+            self.model = wrapped  # pyright: ignore[reportIncompatibleVariableOverride]  # narrower than any module
+            self._loss_tracker = losses_of_training
             for module, training in modes:
                 module.training = training
 
@@ -833,21 +864,22 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
 
     def _prepare_loader(self, loader: SizedIterable[Any]) -> SizedIterable[Any]:
         """Ours split themselves, and what is no DataLoader stays as it is; accelerate splits all others."""
-        if isinstance(loader, DataLoaderSlice):
-            piece = cast("DataLoaderSlice[Any]", loader)
-            return DataLoaderSlice(self._prepare_loader(piece.wrapped), piece.slice_size)
-        if isinstance(loader, DataLoader) and not isinstance(loader, KeyedDataLoader):
-            return self._accelerator.prepare_data_loader(cast("DataLoader[Any]", loader))
+        if is_slice(loader):
+            return DataLoaderSlice(self._prepare_loader(loader.wrapped), loader.slice_size)
+        if is_dataloader(loader) and not is_keyed(loader):
+            share = self._accelerator.prepare_data_loader(loader)
+            check_loader(share, "accelerate, which split the loader over the processes")
+            return share
         return loader
 
     def _limit_loaders_by_environment(self) -> None:
         limit = batch_limit_from_environment()
         if limit is None:
             return
-        if self._train_dataloader is not None:
-            self._train_dataloader = DataLoaderSlice(self._train_dataloader, limit)
-        if self._eval_dataloader is not None:
-            self._eval_dataloader = DataLoaderSlice(self._eval_dataloader, limit)
+        if self._is_training:
+            self.train_dataloader = DataLoaderSlice(self.train_dataloader, limit)
+        if self.eval_dataloader is not None:
+            self.eval_dataloader = DataLoaderSlice(self.eval_dataloader, limit)
 
     def _calculate_batch_loss(self, batch: BatchT) -> OutputT_co:
         inputs_and_targets: Any = batch
@@ -865,7 +897,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             TrainerPlaceholderValues.PER_PROCESS_NUM_UPDATE_STEPS_PER_EPOCH.value: updates,
             TrainerPlaceholderValues.TRAIN_DATALOADER_LEN.value: count_steps(self.train_dataloader),
             TrainerPlaceholderValues.EVAL_DATALOADER_LEN.value: (
-                0 if self._eval_dataloader is None else count_steps(self._eval_dataloader)
+                0 if self.eval_dataloader is None else count_steps(self.eval_dataloader)
             ),
         }
 
@@ -877,24 +909,14 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         return _accelerate.device_of(self._accelerator)
 
     @property
-    @override
-    def train_dataloader(self) -> SizedIterable[BatchT]:
-        return cast("SizedIterable[BatchT]", self._train_dataloader)
-
-    @train_dataloader.setter
-    @override
-    def train_dataloader(self, loader: SizedIterable[BatchT]) -> None:
-        self._train_dataloader = loader
+    def _train_dataloader(self) -> SizedIterable:
+        """The name under which scripts know ``train_dataloader``."""
+        return self.train_dataloader
 
     @property
-    @override
-    def eval_dataloader(self) -> SizedIterable[BatchT] | None:
-        return self._eval_dataloader
-
-    @eval_dataloader.setter
-    @override
-    def eval_dataloader(self, loader: SizedIterable[BatchT] | None) -> None:
-        self._eval_dataloader = loader
+    def _eval_dataloader(self) -> SizedIterable | None:
+        """The name under which scripts know ``eval_dataloader``."""
+        return self.eval_dataloader
 
     @property
     @override
@@ -947,14 +969,14 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         Raises:
             ConfigurationError: The run has no evaluation dataset.
         """
-        if self._eval_dataloader is None:
+        if self.eval_dataloader is None:
             raise ConfigurationError(
                 "There is nothing to evaluate.",
                 given="a run without an evaluation dataset",
                 expected="train(..., eval_dataset=...)",
                 do="Pass an evaluation dataset, or remove the callback that evaluates.",
             )
-        self._run_eval_epoch(self._eval_dataloader, is_intermediate=is_intermediate)
+        self._run_eval_epoch(self.eval_dataloader, is_intermediate=is_intermediate)
 
     @override
     def save_checkpoint(
@@ -983,7 +1005,9 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             self.scheduler if save_scheduler else None,
             checkpoint_kwargs,
         )
-        writes = self._accelerator.is_local_main_process if save_per_node else self._accelerator.is_main_process
+        writes = (
+            self._accelerator.is_local_main_process if save_per_node else self._accelerator.is_main_process
+        )
         if writes:
             checkpoint.write_checkpoint(save_path, content)
 
@@ -1027,7 +1051,9 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             max_shard_size: Weights of more than this are split into several files, with an index beside them.
         """
         if self._accelerator.is_main_process:
-            save_safetensors(self._accelerator, self.get_model(keep_torch_compile=False), save_directory, max_shard_size)
+            save_safetensors(
+                self._accelerator, self.get_model(keep_torch_compile=False), save_directory, max_shard_size
+            )
 
 
 def _unset() -> Any:

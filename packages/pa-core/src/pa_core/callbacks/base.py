@@ -36,7 +36,7 @@ from __future__ import annotations
 import difflib
 import warnings
 from abc import ABC
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from typing import Any, Concatenate, Generic, ParamSpec, TypeAlias, overload
 
@@ -234,7 +234,7 @@ class CallbackHandler(Generic[_TrainerT]):
         self._listeners.clear()
 
     @contextmanager
-    def replaced_by(self, callbacks: Iterable[CallbackLike[_TrainerT]]) -> Iterator[None]:
+    def replaced_by(self, callbacks: Iterable[CallbackLike[_TrainerT]]) -> Generator[None]:
         """Within the context, call only the given callbacks; the registered ones come back whatever happens."""
         registered = self.callbacks
         self.callbacks = []

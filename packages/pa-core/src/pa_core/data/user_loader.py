@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sized
+from typing import Any, cast
 
 from torch.utils.data import DataLoader, Dataset, IterableDataset
+from typing_extensions import TypeIs
 
+from pa_core.data.loader import KeyedDataLoader
 from pa_core.data.slice import DataLoaderSlice
+from pa_core.errors import ConfigurationError, EmptyDatasetError
 
-__all__ = ["innermost", "plain_dataloader"]
+__all__ = ["check_loader", "innermost", "is_dataloader", "is_keyed", "is_slice", "plain_dataloader"]
 
 
 def plain_dataloader(dataset: Dataset[Any], kwargs: Mapping[str, Any]) -> DataLoader[Any]:
@@ -28,8 +31,54 @@ def plain_dataloader(dataset: Dataset[Any], kwargs: Mapping[str, Any]) -> DataLo
     return DataLoader(dataset, **{key: value for key, value in kwargs.items() if key not in excluded})
 
 
+def check_loader(loader: object, origin: str) -> None:
+    """Refuse a loader that has nothing to offer, or that cannot tell how much it has.
+
+    Args:
+        loader: What is to be iterated in an epoch.
+        origin: Where it comes from, for the message.
+
+    Raises:
+        ConfigurationError: The loader has no length.
+        EmptyDatasetError: It has no batch.
+    """
+    kind = type(loader).__name__
+    try:
+        num_batches = len(cast("Sized", loader))
+    except (TypeError, NotImplementedError) as error:
+        raise ConfigurationError(
+            "The loader has no length, so that nobody knows where an epoch ends.",
+            given=f"a {kind} from {origin}, for which len() fails: {error}",
+            expected="an iterable with a length, the number of its batches",
+            do="Give an IterableDataset a __len__, the number of its samples, or make the loader a list or a "
+            "torch.utils.data.DataLoader.",
+        ) from error
+    if num_batches == 0:
+        raise EmptyDatasetError(
+            "The loader has no batch.",
+            given=f"a {kind} of length 0 from {origin}",
+            expected="at least one batch for each process",
+            do="Look at how the dataset was made, choose a smaller batch size, or leave drop_last out.",
+        )
+
+
 def innermost(loader: object) -> object:
     """Return the loader inside any number of ``DataLoaderSlice``."""
-    while isinstance(loader, DataLoaderSlice):
+    while is_slice(loader):
         loader = loader.wrapped
     return loader
+
+
+def is_slice(loader: object) -> TypeIs[DataLoaderSlice[Any]]:
+    """Whether this is the beginning of another loader."""
+    return isinstance(loader, DataLoaderSlice)
+
+
+def is_keyed(loader: object) -> TypeIs[KeyedDataLoader[Any]]:
+    """Whether this is a loader whose order is the trainer's."""
+    return isinstance(loader, KeyedDataLoader)
+
+
+def is_dataloader(loader: object) -> TypeIs[DataLoader[Any]]:
+    """Whether this is any ``torch.utils.data.DataLoader``."""
+    return isinstance(loader, DataLoader)
