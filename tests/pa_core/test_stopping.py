@@ -1,0 +1,325 @@
+"""How a run ends before its time: on request, for a loss that is no number, by an error, at a number of updates."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD
+from torch.utils.data import TensorDataset
+from typing_extensions import override
+
+from pa_core import (
+    AnyTrainer,
+    NonFiniteLossError,
+    StopTrainingError,
+    TerminateOnNaNCallback,
+    Trainer,
+    TrainerCallback,
+)
+from pa_core.testing import RecordingCallback, TinyClassifier, make_classification
+
+BATCH_SIZE = 4
+TRAIN_DATA = make_classification(12)
+EVAL_DATA = make_classification(8, seed=1)
+
+EVALUATION = [
+    "on_eval_epoch_start",
+    *["on_eval_step_start", "on_eval_step_end"] * 2,
+    "on_eval_epoch_end",
+]
+EPOCH = [
+    "on_train_epoch_start",
+    *["on_train_step_start", "on_train_step_end", "on_optimizer_step_end"] * 3,
+    "on_train_epoch_end",
+    *EVALUATION,
+    "on_training_run_epoch_end",
+]
+TRAINING_RUN = ["on_prepare_start", "on_training_run_start", *EPOCH, *EPOCH, "on_training_run_end"]
+EVALUATION_RUN = ["on_prepare_start", "on_evaluation_run_start", *EVALUATION, "on_evaluation_run_end"]
+
+
+class RaiseAt(TrainerCallback):
+    """Raises an error at one event of the run, counted from the first."""
+
+    def __init__(self, position: int, error: BaseException) -> None:
+        self.countdown = position
+        self.error = error
+        for event in set(TRAINING_RUN) | set(EVALUATION_RUN):
+            setattr(self, event, self._count_down)
+
+    def _count_down(self, _trainer: AnyTrainer, **_: Any) -> None:
+        self.countdown -= 1
+        if self.countdown == -1:
+            raise self.error
+
+
+def make_trainer(*callbacks: TrainerCallback) -> tuple[Trainer[TinyClassifier], RecordingCallback]:
+    """A trainer of a fixed model; what is recorded includes the event at which a later callback raises."""
+    torch.manual_seed(0)
+    model = TinyClassifier(batch_norm=True)
+    recorder = RecordingCallback()
+    optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
+    trainer = Trainer(model, nn.CrossEntropyLoss(), optimizer, callbacks=[recorder, *callbacks])
+    recorder.events.clear()
+    return trainer, recorder
+
+
+def train(trainer: Trainer[Any], **kwargs: Any) -> None:
+    """Two epochs of three updates."""
+    trainer.train(
+        TRAIN_DATA, **{"num_epochs": 2, "eval_dataset": EVAL_DATA, "per_device_batch_size": BATCH_SIZE, **kwargs}
+    )
+
+
+def weights_of(trainer: AnyTrainer) -> list[Tensor]:
+    """A copy of the state of the model."""
+    return [value.detach().clone() for value in trainer.get_model().state_dict().values()]
+
+
+def equal(one: list[Tensor], other: list[Tensor]) -> bool:
+    """Whether two lists of tensors are the same, bit by bit."""
+    return all(torch.equal(mine, yours) for mine, yours in zip(one, other, strict=True))
+
+
+def assert_as_before(trainer: Trainer[Any], model: nn.Module) -> None:
+    """Nothing of the run is left on what belongs to the user, and the next run is complete."""
+    assert trainer.model is model
+    assert "forward" not in vars(model)
+    assert all(module.training for module in model.modules())
+    assert all(parameter.grad is None for parameter in model.parameters())
+    recorder = trainer.callback_handler.callbacks[0]
+    assert isinstance(recorder, RecordingCallback)
+    recorder.events.clear()
+    train(trainer)
+    assert recorder.events == TRAINING_RUN
+    assert trainer.run_history.current_epoch == 3
+
+
+@pytest.mark.parametrize("position", range(1, len(TRAINING_RUN) - 1))
+def test_a_stop_ends_training_through_its_last_event(position: int) -> None:
+    """Wherever a callback stops the run, it is told so, the run ends, and the trainer can train again."""
+    trainer, recorder = make_trainer(RaiseAt(position, StopTrainingError("enough")))
+    model = trainer.model
+
+    train(trainer)
+
+    assert recorder.events == [*TRAINING_RUN[: position + 1], "on_stop_training_error", "on_training_run_end"]
+    assert str(recorder.arguments[-2]["error"]) == "enough"
+    assert_as_before(trainer, model)
+
+
+@pytest.mark.parametrize("position", range(1, len(EVALUATION_RUN) - 1))
+def test_a_stop_ends_an_evaluation_through_its_last_event(position: int) -> None:
+    """`evaluate()` is stopped as `train()` is."""
+    trainer, recorder = make_trainer(RaiseAt(position, StopTrainingError("enough")))
+    model = trainer.model
+
+    trainer.evaluate(EVAL_DATA, per_device_batch_size=BATCH_SIZE)
+
+    assert recorder.events == [
+        *EVALUATION_RUN[: position + 1],
+        "on_stop_training_error",
+        "on_evaluation_run_end",
+    ]
+    assert_as_before(trainer, model)
+
+
+HOOKS = {
+    "training_run_start": "on_prepare_start",
+    "train_epoch_start": "on_training_run_start",
+    "calculate_train_batch_loss": "on_train_step_start",
+    "backward_step": "on_train_step_end",
+    "optimizer_step": "on_train_step_end",
+    "scheduler_step": "on_train_step_end",
+    "train_epoch_end": "on_optimizer_step_end",
+    "eval_epoch_start": "on_train_epoch_end",
+    "calculate_eval_batch_loss": "on_eval_step_start",
+    "eval_epoch_end": "on_eval_step_end",
+    "training_run_epoch_end": "on_eval_epoch_end",
+}
+
+
+@pytest.mark.parametrize(("hook", "last_event"), HOOKS.items())
+def test_a_hook_of_the_trainer_stops_the_run_as_a_callback_does(hook: str, last_event: str) -> None:
+    """An overridden hook may raise the stop itself; its own event does not fire then."""
+    trainer, recorder = make_trainer()
+
+    def stop(*_: Any) -> None:
+        raise StopTrainingError(hook)
+
+    setattr(trainer, hook, stop)
+    train(trainer)
+
+    assert recorder.events[-3:] == [last_event, "on_stop_training_error", "on_training_run_end"]
+    model = trainer.model
+    delattr(trainer, hook)
+    assert_as_before(trainer, model)
+
+
+class AfterUpdates(TrainerCallback):
+    """Keeps the weights after each update."""
+
+    def __init__(self) -> None:
+        self.weights: list[list[Tensor]] = []
+
+    @override
+    def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
+        assert update == trainer.num_updates == trainer.run_history.clock.update == len(self.weights) + 1
+        self.weights.append(weights_of(trainer))
+
+
+@pytest.mark.parametrize("event", ["on_train_step_end", "on_optimizer_step_end"])
+def test_a_stop_before_the_backward_pass_leaves_the_update_out(event: str) -> None:
+    """A stop at the loss of update 3 leaves the weights of update 2; one after update 3 leaves those of 3."""
+    after_updates = AfterUpdates()
+    whole, _ = make_trainer(after_updates)
+    torch.manual_seed(1)
+    train(whole)
+    third = [position for position, name in enumerate(TRAINING_RUN) if name == event][2]
+    stopped, _ = make_trainer(RaiseAt(third, StopTrainingError()))
+    torch.manual_seed(1)
+    train(stopped)
+
+    complete = 2 if event == "on_train_step_end" else 3
+    assert stopped.num_updates == stopped.run_history.clock.update == complete
+    assert stopped.run_history.clock.samples == complete * BATCH_SIZE
+    assert equal(weights_of(stopped)[:2], after_updates.weights[complete - 1][:2])
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError, SystemExit])
+@pytest.mark.parametrize("position", range(len(TRAINING_RUN) - 1))
+def test_an_exception_leaves_the_run_at_once(position: int, error: type[BaseException]) -> None:
+    """The caller gets the error itself; callbacks hear of it, and the run does not end as if it were complete."""
+    raised = error("in the middle")
+    trainer, recorder = make_trainer(RaiseAt(position, raised))
+    model = trainer.model
+
+    with pytest.raises(error) as caught:
+        train(trainer)
+
+    assert caught.value is raised
+    assert recorder.events == [*TRAINING_RUN[: position + 1], "on_exception"]
+    assert recorder.arguments[-1]["exception"] is raised
+    assert_as_before(trainer, model)
+
+
+def test_a_keyboard_interrupt_costs_nothing_that_was_recorded() -> None:
+    """After Ctrl-C in the second epoch, the history of the first is there and a further run adds to it."""
+
+    class PressCtrlC(TrainerCallback):
+        @override
+        def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
+            if update == 5:
+                signal.raise_signal(signal.SIGINT)
+
+    trainer, recorder = make_trainer(PressCtrlC())
+    with pytest.raises(KeyboardInterrupt):
+        train(trainer)
+
+    history = trainer.run_history
+    assert recorder.events[-1] == "on_exception"
+    assert "on_training_run_end" not in recorder.events
+    first = list(history.get_metric_values("train_loss_epoch"))
+    assert len(first) == 1
+    assert (history.current_epoch, history.clock.update, history.clock.samples) == (2, 5, 20)
+    seconds = history.clock.seconds
+    assert history.clock.seconds == seconds, "time passes only while a run goes on"
+
+    trainer.callback_handler.callbacks.pop()
+    trainer.callback_handler.add_callback(TerminateOnNaNCallback)
+    train(trainer, num_epochs=1, reset_run_history=False)
+    assert list(history.get_metric_values("train_loss_epoch"))[:1] == first
+    assert (history.current_epoch, history.clock.update) == (3, 8)
+
+
+def with_nan_at(index: int, size: int = 12) -> TensorDataset:
+    """Samples of which one has an input that is no number."""
+    inputs, targets = make_classification(size).tensors
+    inputs = inputs.clone()
+    inputs[index, 0] = torch.nan
+    return TensorDataset(inputs, targets)
+
+
+IN_ORDER = {"shuffle": False}
+
+
+@pytest.mark.parametrize("accumulation", [1, 2, 3])
+def test_a_training_loss_that_is_nan_ends_the_run_without_its_update(accumulation: int) -> None:
+    """The run ends through its ordinary events, `train()` then raises, and no weight has become NaN."""
+    trainer, recorder = make_trainer(TerminateOnNaNCallback())
+    model = trainer.model
+    with pytest.raises(NonFiniteLossError, match="training loss"):
+        trainer.train(
+            with_nan_at(17, size=24),  # in the fifth batch
+            1,
+            EVAL_DATA,
+            per_device_batch_size=BATCH_SIZE,
+            gradient_accumulation_steps=accumulation,
+            train_dataloader_kwargs=IN_ORDER,
+        )
+
+    assert recorder.events[-3:] == ["on_train_step_end", "on_stop_training_error", "on_training_run_end"]
+    assert "on_exception" not in recorder.events
+    complete = 4 // accumulation
+    assert trainer.num_updates == complete
+    expected, _ = make_trainer()
+    expected.train(
+        make_classification(24),
+        1,
+        per_device_batch_size=BATCH_SIZE,
+        gradient_accumulation_steps=accumulation,
+        max_num_train_steps=complete,
+        train_dataloader_kwargs=IN_ORDER,
+    )
+    for parameter, wanted in zip(model.parameters(), expected.model.parameters(), strict=True):
+        assert torch.equal(parameter, wanted)
+    model.load_state_dict(expected.model.state_dict())  # the running statistics have met the NaN
+    assert_as_before(trainer, model)
+
+
+def test_an_evaluation_loss_that_is_nan_raises_after_the_events() -> None:
+    """`evaluate()`, and the evaluation in a training run, tell of a loss that is no number."""
+    trainer, recorder = make_trainer(TerminateOnNaNCallback())
+    model = trainer.model
+    with pytest.raises(NonFiniteLossError, match="evaluation loss"):
+        trainer.evaluate(with_nan_at(3), per_device_batch_size=BATCH_SIZE)
+    assert recorder.events[-3:] == ["on_eval_step_end", "on_stop_training_error", "on_evaluation_run_end"]
+
+    with pytest.raises(NonFiniteLossError, match="evaluation loss"):
+        train(trainer, eval_dataset=with_nan_at(3))
+    assert recorder.events[-3:] == ["on_eval_step_end", "on_stop_training_error", "on_training_run_end"]
+    assert trainer.num_updates == 3
+    assert list(trainer.run_history.get_metric_names()) == ["train_loss_epoch"]
+    assert_as_before(trainer, model)
+
+
+@pytest.mark.parametrize("accumulation", [1, 2, 3, 4])
+@pytest.mark.parametrize("limit", [1, 2, 3, 4, 5])
+def test_a_number_of_updates_ends_the_run_exactly_there(limit: int, accumulation: int) -> None:
+    """`max_num_train_steps` wins over the epochs, and the events of the last epoch close as of any other."""
+    after_updates = AfterUpdates()
+    whole, _ = make_trainer(after_updates)
+    torch.manual_seed(1)
+    train(whole, num_epochs=5, gradient_accumulation_steps=accumulation)
+    trainer, recorder = make_trainer()
+    torch.manual_seed(1)
+    train(trainer, num_epochs=1, gradient_accumulation_steps=accumulation, max_num_train_steps=limit)
+
+    updates_of_epoch = -(-3 // accumulation)
+    epochs = -(-limit // updates_of_epoch)
+    assert trainer.num_updates == trainer.run_history.clock.update == limit
+    assert recorder.events.count("on_optimizer_step_end") == limit
+    assert recorder.events[-len(EVALUATION) - 3 :] == [
+        "on_train_epoch_end",
+        *EVALUATION,
+        "on_training_run_epoch_end",
+        "on_training_run_end",
+    ]
+    for event in ("on_train_epoch_start", "on_train_epoch_end", "on_eval_epoch_end", "on_training_run_epoch_end"):
+        assert recorder.events.count(event) == epochs
+    assert trainer.run_config.num_epochs == trainer.num_epochs_completed == epochs
+    assert equal(weights_of(trainer), after_updates.weights[limit - 1])
