@@ -1,0 +1,406 @@
+"""Which parameters and modules a freezer freezes and unfreezes, and what training then changes."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from collections.abc import Callable
+from typing import cast
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.optim import SGD, Adam, Optimizer
+from typing_extensions import override
+
+from pa_finetuning import ModelFreezer
+
+
+class ConvNet(nn.Module):
+    """A small convolutional network: three layer groups, eleven layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.5))
+        self.body = nn.Sequential(
+            nn.Conv2d(4, 4, 3),
+            nn.Sequential(nn.BatchNorm2d(4), nn.ReLU()),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+        )
+        self.head = nn.Linear(4, 2)
+
+    @override
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the scores of a batch of images."""
+        scores: Tensor = self.head(self.body(self.stem(images)))
+        return scores
+
+
+class WithTokens(nn.Module):
+    """Parameters on the model itself, and a weight that the first and the last group share."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.class_token = nn.Parameter(torch.zeros(1, 3))
+        self.embedding = nn.Embedding(5, 3)
+        self.body = nn.Linear(3, 3)
+        self.head = nn.Linear(3, 5, bias=False)
+        self.head.weight = self.embedding.weight
+
+
+def train(model: nn.Module, optimizer: Optimizer, epochs: int = 2) -> None:
+    """A training loop that knows nothing of freezing, on random images."""
+    for _ in range(epochs):
+        model.train()
+        for _ in range(3):
+            optimizer.zero_grad()
+            torch.autograd.backward(model(torch.randn(8, 1, 6, 6)).square().mean())
+            optimizer.step()
+        model.eval()
+        model(torch.randn(2, 1, 6, 6))
+
+
+def changed(before: dict[str, Tensor], model: nn.Module) -> set[str]:
+    """The entries of the state dict that are not bit-identical to those before."""
+    return {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
+
+
+def modules_by_name(model: nn.Module) -> dict[str, nn.Module]:
+    """All modules within a model, and the model itself as ``""``."""
+    return dict(model.named_modules())  # pyright: ignore[reportUnknownArgumentType]  # torch does not say
+
+
+def adam(model: nn.Module) -> Optimizer:
+    """Adam with weight decay, for all parameters."""
+    return Adam(model.parameters(), lr=0.1, weight_decay=0.1)
+
+
+def sgd(model: nn.Module) -> Optimizer:
+    """Gradient descent with momentum and weight decay, for all parameters."""
+    return SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
+
+
+def entries(model: nn.Module, prefix: str, *, batch_norm_layers: bool | None = None) -> set[str]:
+    """The entries of the state dict below a module: all, or only (not) those of batch norm layers."""
+    of_batch_norms = {
+        f"{name}.{entry}"
+        for name, module in modules_by_name(model).items()
+        if isinstance(module, nn.BatchNorm2d)
+        for entry in module.state_dict()
+    }
+    below = {name for name in model.state_dict() if name.startswith(prefix)}
+    if batch_norm_layers is None:
+        return below
+    return below & of_batch_norms if batch_norm_layers else below - of_batch_norms
+
+
+def modes(model: nn.Module) -> dict[str, bool]:
+    """Whether each module is in training mode."""
+    return {name: module.training for name, module in modules_by_name(model).items()}
+
+
+def trainable(model: nn.Module) -> set[str]:
+    """The names of the parameters that are not frozen."""
+    return {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+def test_layer_groups_are_the_direct_children() -> None:
+    """Layer groups come in the order in which they were assigned to the model."""
+    model = ConvNet()
+
+    assert ModelFreezer(model).get_layer_groups() == [model.stem, model.body, model.head]
+
+
+def test_layers_are_flattened() -> None:
+    """Layers come from all depths, in order, without the containers around them."""
+    names = [type(layer).__name__ for layer in ModelFreezer(ConvNet()).get_layers()]
+
+    assert names == [
+        *("Conv2d", "BatchNorm2d", "ReLU", "Dropout"),
+        *("Conv2d", "BatchNorm2d", "ReLU", "AdaptiveAvgPool2d", "Flatten"),
+        "Linear",
+    ]
+
+
+def test_making_a_freezer_makes_everything_trainable() -> None:
+    """A second freezer starts from a model on which nothing is frozen, eval mode included."""
+    model = ConvNet()
+    ModelFreezer(model, freeze_batch_norms=True).freeze(set_modules_as_eval=True)
+
+    freezer = ModelFreezer(model)
+
+    assert freezer.get_trainable_parameters() == list(model.parameters())
+    assert all(modes(model.train()).values())
+
+
+def test_by_default_all_but_the_last_group_are_frozen() -> None:
+    """`freeze()` leaves the last group, and the batch norm layers of all groups, trainable."""
+    model = ConvNet()
+    freezer = ModelFreezer(model)
+
+    freezer.freeze()
+
+    assert trainable(model) == {
+        *("head.weight", "head.bias"),
+        *("stem.1.weight", "stem.1.bias", "body.1.0.weight", "body.1.0.bias"),
+    }
+    assert {id(p) for p in freezer.get_trainable_parameters()} == {id(p) for p in model.parameters() if p.requires_grad}
+
+
+@given(st.integers(1, 6), st.data())
+def test_both_ends_of_a_range_are_included(num_groups: int, data: st.DataObject) -> None:
+    """Indexes count from either end and come in either order; exactly the range is frozen and unfrozen."""
+    model = nn.Sequential(*[nn.Linear(1, 1) for _ in range(num_groups)])
+    freezer = ModelFreezer(model)
+    indexes = st.integers(-num_groups, num_groups - 1)
+    one, other = data.draw(indexes), data.draw(indexes)
+    first, last = sorted((one % num_groups, other % num_groups))
+    in_range = {f"{index}.{name}" for index in range(first, last + 1) for name in ("weight", "bias")}
+
+    freezer.freeze(one, other)
+    assert trainable(model) == {name for name, _ in model.named_parameters()} - in_range
+
+    freezer.freeze(0, -1)
+    unfrozen = freezer.unfreeze(one, other)
+    assert trainable(model) == in_range
+    assert list(unfrozen) == list(range(first, last + 1))
+
+
+@pytest.mark.parametrize(("from_index", "to_index"), [(0, 3), (3, 0), (-4, 0), (0, -4), (7, 9)])
+def test_an_index_out_of_range_is_an_error_that_names_the_number_of_groups(from_index: int, to_index: int) -> None:
+    """A group that does not exist is refused, and nothing is frozen or unfrozen."""
+    model = ConvNet()
+    freezer = ModelFreezer(model)
+    freezer.freeze(1, 1)
+    before = trainable(model)
+
+    for call in (freezer.freeze, freezer.unfreeze):
+        with pytest.raises(IndexError, match=r"ConvNet has 3.*from -3 to 2"):
+            call(from_index, to_index)
+
+    assert trainable(model) == before
+
+
+def test_frozen_weights_stay_bit_identical() -> None:
+    """Training changes no frozen weight, and every weight that is not frozen."""
+    model = ConvNet()
+    ModelFreezer(model).freeze()
+    before = copy.deepcopy(model.state_dict())
+
+    train(model, adam(model))
+
+    frozen = entries(model, "stem", batch_norm_layers=False) | entries(model, "body", batch_norm_layers=False)
+    assert changed(before, model) == set(model.state_dict()) - frozen
+
+
+@pytest.mark.parametrize("make_optimizer", [sgd, adam])
+def test_weights_that_are_frozen_after_some_training_do_not_drift(
+    make_optimizer: Callable[[nn.Module], Optimizer],
+) -> None:
+    """Momentum, weight decay and a gradient that is still there do not move a weight once it is frozen."""
+    model = ConvNet()
+    freezer = ModelFreezer(model, freeze_batch_norms=True)
+    optimizer = make_optimizer(model)
+    train(model, optimizer)
+    torch.autograd.backward(model(torch.randn(4, 1, 6, 6)).square().mean())
+
+    freezer.freeze(set_modules_as_eval=True)
+    before = copy.deepcopy(model.state_dict())
+    for _ in range(2):
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=False)
+    train(model, optimizer)
+
+    assert changed(before, model) == {"head.weight", "head.bias"}
+
+
+def test_batch_norm_statistics_are_frozen_when_asked_for() -> None:
+    """Frozen and in eval mode, batch norm layers change neither weights nor statistics."""
+    model = ConvNet()
+    ModelFreezer(model, freeze_batch_norms=True).freeze(set_modules_as_eval=True)
+    before = copy.deepcopy(model.state_dict())
+
+    train(model, adam(model))
+
+    assert changed(before, model) == {"head.weight", "head.bias"}
+
+
+def test_frozen_batch_norm_layers_still_follow_the_data_in_training_mode() -> None:
+    """Frozen alone, batch norm layers keep their weights and go on updating their statistics."""
+    model = ConvNet()
+    ModelFreezer(model, freeze_batch_norms=True).freeze()
+    before = copy.deepcopy(model.state_dict())
+
+    train(model, adam(model))
+
+    statistics = {name for name in entries(model, "", batch_norm_layers=True) if "running" in name or "num_" in name}
+    assert changed(before, model) == {"head.weight", "head.bias"} | statistics
+
+
+def test_eval_mode_of_frozen_modules_survives_train() -> None:
+    """What is frozen stays in eval mode through `train()` and `eval()` calls; what is not follows them."""
+    model = ConvNet()
+    ModelFreezer(model).freeze(0, 0, set_modules_as_eval=True)
+
+    for _ in range(2):
+        model.train()
+        in_eval_mode = {name for name, training in modes(model).items() if not training}
+        assert in_eval_mode == {
+            "stem",
+            "stem.0",
+            "stem.2",
+            "stem.3",
+        }  # stem.1 is a batch norm, which is not frozen
+        model.eval()
+        assert not any(modes(model).values())
+
+
+def test_a_frozen_group_computes_the_same_in_every_epoch() -> None:
+    """With dropout held in eval mode, the features of frozen groups are deterministic during training."""
+    model = ConvNet()
+    ModelFreezer(model, freeze_batch_norms=True).freeze(set_modules_as_eval=True)
+    images = torch.randn(4, 1, 6, 6)
+    features = model.body(model.stem(images))
+
+    train(model, adam(model))
+
+    assert torch.equal(model.train().body(model.stem(images)), features)
+
+
+def test_a_copy_of_a_frozen_model_is_its_own() -> None:
+    """Copied, pickled or saved whole, a frozen model keeps its modes, and is unfrozen on its own."""
+    model = ConvNet()
+    ModelFreezer(model, freeze_batch_norms=True).freeze(set_modules_as_eval=True)
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    copies: list[ConvNet] = [
+        copy.deepcopy(model),
+        pickle.loads(pickle.dumps(model)),
+        torch.load(file, weights_only=False),
+    ]
+
+    for other in copies:
+        assert {name for name, training in modes(other.train()).items() if training} == {"", "head"}
+        ModelFreezer(other)
+        assert all(modes(other.train()).values())
+        assert not model.stem.train().training
+
+
+def test_a_compiled_model_can_be_frozen_before_it_is_compiled() -> None:
+    """`train()` of a compiled model leaves the frozen modules inside it in eval mode."""
+    model = ConvNet()
+    ModelFreezer(model, freeze_batch_norms=True).freeze(set_modules_as_eval=True)
+    before = copy.deepcopy(model.state_dict())
+    compiled = cast("nn.Module", torch.compile(model, backend="eager", fullgraph=True))  # pyright: ignore[reportUnknownMemberType]  # backend is not fully typed
+
+    train(compiled, adam(model))
+
+    assert changed(before, model) == {"head.weight", "head.bias"}
+
+
+def test_unfreezing_returns_what_an_optimizer_can_take() -> None:
+    """Groups that were frozen come back by index, ready for `add_param_group`, and then train."""
+    model = ConvNet()
+    freezer = ModelFreezer(model, freeze_batch_norms=True)
+    freezer.freeze(set_modules_as_eval=True)
+    optimizer = Adam(freezer.get_trainable_parameters(), lr=0.1)
+    train(model, optimizer)
+    before = copy.deepcopy(model.state_dict())
+    steps_before = optimizer.state[model.head.weight]["step"].item()
+
+    unfrozen = freezer.unfreeze(-1, 1)
+
+    assert unfrozen == {1: {"params": list(model.body.parameters())}}
+    for parameter_group in unfrozen.values():
+        optimizer.add_param_group(parameter_group)
+    train(model, optimizer)
+    assert changed(before, model) == entries(model, "body") | entries(model, "head")
+    assert optimizer.state[model.head.weight]["step"].item() == steps_before + 6
+
+
+def test_unfreezing_puts_modules_into_training_mode() -> None:
+    """Unfrozen modules are in training mode at once, and follow `train()` and `eval()` again."""
+    model = ConvNet()
+    freezer = ModelFreezer(model, freeze_batch_norms=True)
+    freezer.freeze(set_modules_as_eval=True)
+    model.eval()
+
+    freezer.unfreeze(0, 0)
+
+    assert all(modes(model.stem).values())
+    assert not any(modes(model.body).values())
+    assert not any(modes(model.eval()).values())
+    assert all(modes(model.train().stem).values())
+
+
+def test_unfreezing_may_leave_modules_in_eval_mode() -> None:
+    """With `set_modules_as_training=False` the parameters train and the modules stay in eval mode."""
+    model = ConvNet()
+    freezer = ModelFreezer(model, freeze_batch_norms=True)
+    freezer.freeze(set_modules_as_eval=True)
+
+    freezer.unfreeze(set_modules_as_training=False)
+
+    assert trainable(model) == {name for name, _ in model.named_parameters()}
+    assert not any(modes(model.train().stem).values())
+
+
+def test_parameters_on_the_model_itself_belong_to_the_first_group() -> None:
+    """A class token is frozen and unfrozen with the first layer group, not lost."""
+    model = WithTokens()
+    freezer = ModelFreezer(model)
+
+    freezer.freeze(1, 1)
+    assert "class_token" in trainable(model)
+    freezer.freeze(0, 0)
+    assert "class_token" not in trainable(model)
+    assert freezer.unfreeze(0, 0)[0]["params"][0] is model.class_token
+
+
+def test_a_shared_parameter_follows_the_last_call_and_is_returned_once() -> None:
+    """A tied weight is frozen with either of its groups, and no optimizer gets it twice."""
+    model = WithTokens()
+    freezer = ModelFreezer(model)
+
+    freezer.freeze(0, 0)
+    assert not model.head.weight.requires_grad
+    freezer.freeze(0, -1)
+    unfrozen = freezer.unfreeze()
+
+    optimizer = SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
+    for parameter_group in unfrozen.values():
+        optimizer.add_param_group(parameter_group)
+    assert {index: len(group["params"]) for index, group in unfrozen.items()} == {0: 2, 1: 2}
+    assert trainable(model) == {"class_token", "embedding.weight", "body.weight", "body.bias"}
+
+
+def test_a_model_without_modules_inside_is_one_group() -> None:
+    """A single layer can be frozen as a whole."""
+    model = nn.Linear(2, 2)
+    freezer = ModelFreezer(model)
+
+    freezer.freeze(0, 0, set_modules_as_eval=True)
+
+    assert freezer.get_layer_groups() == freezer.get_layers() == [model]
+    assert freezer.get_trainable_parameters() == []
+    assert not model.train().training
+    assert freezer.unfreeze(0, 0) == {0: {"params": [model.weight, model.bias]}}
+
+
+def test_integer_parameters_are_left_alone() -> None:
+    """A parameter of integers, as in quantised layers, cannot be trained and disturbs nothing."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    counts = nn.Parameter(torch.tensor([1, 2]), requires_grad=False)
+    model[0].register_parameter("counts", counts)
+    freezer = ModelFreezer(model)
+
+    freezer.freeze()
+    unfrozen = freezer.unfreeze()
+
+    assert not counts.requires_grad
+    assert [id(p) for p in unfrozen[0]["params"]] == [id(model[0].weight), id(model[0].bias)]
