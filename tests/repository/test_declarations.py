@@ -1,0 +1,87 @@
+"""What the five pyproject.toml files declare agrees: with each other, and with what the sources import."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PROJECTS: dict[str, dict[str, Any]] = {
+    path.parent.name: tomllib.loads(path.read_text())["project"]
+    for path in sorted(ROOT.glob("packages/*/pyproject.toml"))
+}
+IMPORT_NAMES = {"pa-compat": "pytorch_accelerated", "scikit-learn": "sklearn"}
+"""The distributions whose import name is not their own name with underscores."""
+
+
+def _requirements(project: dict[str, Any]) -> list[str]:
+    optional: dict[str, list[str]] = project.get("optional-dependencies", {})
+    return [*project["dependencies"], *(line for lines in optional.values() for line in lines)]
+
+
+def _import_name(requirement: str) -> str:
+    name = re.split(r"[^\w.-]", requirement)[0]
+    return IMPORT_NAMES.get(name, name.replace("-", "_"))
+
+
+def _imported(folder: Path) -> set[str]:
+    """The top-level packages that the Python files of a folder import, wherever in a file they do."""
+    names: set[str] = set()
+    for path in folder.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                names.update(alias.name.partition(".")[0] for alias in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                names.add((node.module or "").partition(".")[0])
+    return names - sys.stdlib_module_names
+
+
+def test_there_are_five_distributions() -> None:
+    """The checks below see all distributions."""
+    assert set(PROJECTS) == {"pa-callbacks-extra", "pa-compat", "pa-core", "pa-finetuning", "pa-schedulers"}
+
+
+@pytest.mark.parametrize("name", PROJECTS)
+def test_what_is_imported_is_declared(name: str) -> None:
+    """A distribution declares every package that it imports, and relies on no other one to bring it."""
+    declared = {_import_name(line) for line in _requirements(PROJECTS[name])}
+    assert _imported(ROOT / "packages" / name / "src") - declared - {_import_name(name)} == set()
+
+
+@pytest.mark.parametrize("name", PROJECTS)
+def test_what_is_required_is_imported(name: str) -> None:
+    """A distribution makes nobody install what it does not use."""
+    required = {_import_name(line) for line in PROJECTS[name]["dependencies"]}
+    assert required - _imported(ROOT / "packages" / name / "src") == set()
+
+
+def test_all_have_one_version_and_require_each_other_at_it() -> None:
+    """The distributions are released together: siblings are required within the same minor version."""
+    (version,) = {project["version"] for project in PROJECTS.values()}
+    major, minor = (int(part) for part in version.split(".")[:2])
+    siblings = f">={major}.{minor},<{major}.{minor + 1}"
+    required = {
+        line for project in PROJECTS.values() for line in _requirements(project) if line.startswith("pa-")
+    }
+    assert required == {f"{name}{siblings}" for name in PROJECTS if name != "pa-compat"}
+
+
+def test_a_requirement_has_one_floor_in_all_distributions() -> None:
+    """Two distributions that require the same package agree on its oldest version, so one run tests it."""
+    lines = {line for project in PROJECTS.values() for line in _requirements(project)}
+    names = [_import_name(line) for line in lines]
+    assert sorted(names) == sorted(set(names))
+
+
+@pytest.mark.parametrize("name", PROJECTS)
+def test_each_distribution_carries_the_licence_and_the_marker_of_typed_packages(name: str) -> None:
+    """Each distribution can be published by itself."""
+    folder = ROOT / "packages" / name
+    assert (folder / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
+    assert (folder / "src" / _import_name(name) / "py.typed").exists()
