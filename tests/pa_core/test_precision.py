@@ -1,0 +1,90 @@
+"""Mixed precision is what the run was launched with, inside the model and nowhere else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD
+from typing_extensions import override
+
+from pa_core import AnyTrainer, BatchOutput, Trainer, TrainerCallback
+from pa_core.testing import make_classification
+
+pytestmark = pytest.mark.runs_on("bf16")
+
+
+class Noting(nn.Module):
+    """A classifier that notes the precision it computes in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.hidden, self.output = nn.Linear(4, 16), nn.Linear(16, 3)
+        self.computed_in: list[torch.dtype] = []
+
+    @override
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = self.hidden(inputs)
+        self.computed_in.append(hidden.dtype)
+        logits: Tensor = self.output(hidden.relu())
+        return logits
+
+
+class OutputTypes(TrainerCallback):
+    """Notes the precision of what the model returns to the loss."""
+
+    def __init__(self) -> None:
+        self.dtypes: set[torch.dtype] = set()
+
+    @override
+    def on_train_step_end(
+        self, trainer: AnyTrainer, batch: list[Tensor], batch_output: BatchOutput, **kwargs: Any
+    ) -> None:
+        self.dtypes |= {batch_output["model_outputs"].dtype, batch_output["loss"].dtype}
+
+
+def test_the_model_computes_in_bf16_and_its_weights_stay_fp32() -> None:
+    """Training and evaluation run forward in bfloat16; weights, outputs and losses are float32."""
+    model, outputs = Noting(), OutputTypes()
+    trainer = Trainer(model, nn.CrossEntropyLoss(), SGD(model.parameters(), lr=0.1), callbacks=[outputs])
+    trainer.train(make_classification(32), 3, make_classification(16))
+    assert set(model.computed_in) == {torch.bfloat16}
+    assert outputs.dtypes == {torch.float32}
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+    assert trainer.run_config.mixed_precision == "bf16"
+    assert "bf16" in trainer.describe_run()
+    losses = [float(loss) for loss in trainer.run_history.get_metric_values("train_loss_epoch")]
+    assert losses[-1] < losses[0]
+
+
+def test_the_precision_of_a_run_does_not_stay_in_the_model() -> None:
+    """After a run, and after an evaluation, the model computes in its own precision again."""
+    model = Noting()
+    attributes = set(vars(model))
+    trainer = Trainer(model, nn.CrossEntropyLoss(), SGD(model.parameters(), lr=0.1), callbacks=())
+    for _ in range(2):
+        trainer.train(make_classification(8), 1)
+        trainer.evaluate(make_classification(8))
+        model.computed_in.clear()
+        model(torch.zeros(1, 4))
+        assert model.computed_in == [torch.float32]
+    assert set(vars(model)) == attributes
+
+
+def test_accumulation_and_clipping_work_in_bf16() -> None:
+    """An update of several clipped batches moves the weights by the bound."""
+    model = Noting()
+    before = torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
+    trainer = Trainer(model, nn.CrossEntropyLoss(), SGD(model.parameters(), lr=1.0), callbacks=())
+    trainer.train(
+        make_classification(16),
+        1,
+        per_device_batch_size=4,
+        gradient_accumulation_steps=4,
+        gradient_clip_norm=0.01,
+    )
+    after = torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
+    assert (after - before).norm().item() == pytest.approx(0.01, rel=1e-3)
