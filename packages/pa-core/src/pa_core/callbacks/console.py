@@ -86,9 +86,7 @@ class ProgressBarCallback(TrainerCallback):
         self._train = None if display is None else EpochProgress(display, shows_learning_rate=True)
 
     @override
-    def on_train_step_end(
-        self, trainer: AnyTrainer, batch: Any, batch_output: BatchOutput, **kwargs: Any
-    ) -> None:
+    def on_train_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: BatchOutput, **kwargs: Any) -> None:
         """Count the batch."""
         if self._train is not None:
             self._train.step(trainer, batch_output["batch_size"])
@@ -99,9 +97,7 @@ class ProgressBarCallback(TrainerCallback):
         self._close_train(trainer, is_complete=True)
 
     @override
-    def on_eval_epoch_start(
-        self, trainer: AnyTrainer, *, is_intermediate: bool = False, **kwargs: Any
-    ) -> None:
+    def on_eval_epoch_start(self, trainer: AnyTrainer, *, is_intermediate: bool = False, **kwargs: Any) -> None:
         """Open the display of an evaluation epoch, below that of the training epoch if there is one."""
         if self._train is not None:
             self._train.pause()
@@ -112,9 +108,7 @@ class ProgressBarCallback(TrainerCallback):
         self._eval = None if display is None else EpochProgress(display, shows_learning_rate=False)
 
     @override
-    def on_eval_step_end(
-        self, trainer: AnyTrainer, batch: Any, batch_output: BatchOutput, **kwargs: Any
-    ) -> None:
+    def on_eval_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: BatchOutput, **kwargs: Any) -> None:
         """Count the batch."""
         if self._eval is not None:
             self._eval.step(trainer, batch_output["batch_size"])
@@ -186,10 +180,7 @@ class PrintProgressCallback(TrainerCallback):
         config = trainer.run_config
         updates = config.num_update_steps_per_epoch
         length = f"{_count(config.num_epochs, 'epoch')} of {_count(updates, 'update')}"
-        if (
-            config.max_num_train_steps is not None
-            and config.max_num_train_steps < config.num_epochs * updates
-        ):
+        if config.max_num_train_steps is not None and config.max_num_train_steps < config.num_epochs * updates:
             length += f", at most {_count(config.max_num_train_steps, 'update')}"
         samples = _count(config.train_total_batch_size, "sample")
         _print(trainer, f"Training starts: {length}, {samples} per update; {trainer.describe_run()}")
@@ -245,9 +236,7 @@ class PrintProgressCallback(TrainerCallback):
     @override
     def on_evaluation_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         """Print that the evaluation starts."""
-        batches = _count(
-            0 if trainer.eval_dataloader is None else len(trainer.eval_dataloader), "batch", "batches"
-        )
+        batches = _count(0 if trainer.eval_dataloader is None else len(trainer.eval_dataloader), "batch", "batches")
         _print(trainer, f"Evaluation starts: {batches}; {trainer.describe_run()}")
         self._start = _Reading.of(trainer)
 
@@ -280,8 +269,9 @@ class LogMetricsCallback(TrainerCallback):
         ...             self.logged.append(metrics)
     """
 
-    # Here and not in __init__, since loggers derived from this class need not call it.
-    _logged: Mapping[str, int] = MappingProxyType({})
+    # How many values of each metric were there when it was logged last; None before the first epoch of a run.
+    # It is not set in __init__, since loggers derived from this class need not call that.
+    _logged: dict[str, int] | None = None
 
     def log_metrics(self, trainer: AnyTrainer, metrics: dict[str, float]) -> None:
         """Log the latest values; override this to send them to a tracker.
@@ -296,22 +286,28 @@ class LogMetricsCallback(TrainerCallback):
 
     @override
     def on_prepare_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Take note of what was recorded before this run."""
-        self._logged = _numbers_of_values(trainer.run_history)
+        """Take note that a run begins."""
+        self._logged = None
+
+    @override
+    def on_train_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        """Take note of what was recorded before this run, which by now is reset or restored."""
+        self._pass_over_earlier_runs(trainer)
+
+    @override
+    def on_eval_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        """Take note of what was recorded before this run, if it only evaluates."""
+        self._pass_over_earlier_runs(trainer)
 
     @override
     def on_train_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         """Log the metrics of the training."""
-        self._log_updated(
-            trainer, [name for name in trainer.run_history.get_metric_names() if "train" in name]
-        )
+        self._log_updated(trainer, [name for name in trainer.run_history.get_metric_names() if "train" in name])
 
     @override
     def on_eval_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         """Log all other metrics."""
-        self._log_updated(
-            trainer, [name for name in trainer.run_history.get_metric_names() if "train" not in name]
-        )
+        self._log_updated(trainer, [name for name in trainer.run_history.get_metric_names() if "train" not in name])
 
     @override
     def on_training_run_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
@@ -323,12 +319,16 @@ class LogMetricsCallback(TrainerCallback):
         """Log what was updated after the metrics had been logged."""
         self._log_updated(trainer, trainer.run_history.get_metric_names())
 
+    def _pass_over_earlier_runs(self, trainer: AnyTrainer) -> None:
+        if self._logged is None:
+            self._logged = _numbers_of_values(trainer.run_history)
+
     def _log_updated(self, trainer: AnyTrainer, names: Iterable[str]) -> None:
         history = trainer.run_history
-        counts = _numbers_of_values(history)
-        updated = [name for name in names if counts[name] != self._logged.get(name, 0)]
+        logged, counts = self._logged or {}, _numbers_of_values(history)
+        updated = [name for name in names if counts[name] != logged.get(name, 0)]
         if updated:
-            self._logged = {**self._logged, **{name: counts[name] for name in updated}}
+            self._logged = {**logged, **{name: counts[name] for name in updated}}
             self.log_metrics(trainer, {name: float(history.get_latest_metric(name)) for name in updated})
 
 

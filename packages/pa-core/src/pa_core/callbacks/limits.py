@@ -58,11 +58,15 @@ class LimitBatchesCallback(TrainerCallback):
     @override
     def on_prepare_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         """Replace the loaders of the run by their first batches."""
-        training = cast("SizedIterable | None", trainer.train_dataloader)  # evaluate() has none
+        # A trainer that has only evaluated so far has no training loader, and one that trained has that of then.
+        training = cast("SizedIterable | None", trainer.train_dataloader)
         if training is not None:
-            trainer.train_dataloader = DataLoaderSlice(training, self.num_batches)
+            trainer.train_dataloader = self._limited(training)
         if trainer.eval_dataloader is not None:
-            trainer.eval_dataloader = DataLoaderSlice(trainer.eval_dataloader, self.num_batches)
+            trainer.eval_dataloader = self._limited(trainer.eval_dataloader)
+
+    def _limited(self, loader: SizedIterable) -> SizedIterable:
+        return DataLoaderSlice(loader, self.num_batches) if len(loader) > self.num_batches else loader
 
 
 class LimitBatches:
@@ -174,9 +178,7 @@ class StepBasedEvaluationCallback(TrainerCallback):
     def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
         """Evaluate if it is time."""
         config = trainer.run_config
-        ends_an_epoch = (
-            update % config.num_update_steps_per_epoch == 0 or update == config.max_num_train_steps
-        )
+        ends_an_epoch = update % config.num_update_steps_per_epoch == 0 or update == config.max_num_train_steps
         if update % self.eval_every_n_steps == 0 and not ends_an_epoch:
             trainer.run_evaluation_epoch(is_intermediate=True)
 
@@ -204,9 +206,7 @@ class LimitEvalStepsCallback(TrainerCallback):
         self._whole: SizedIterable | None = None
 
     @override
-    def on_eval_epoch_start(
-        self, trainer: AnyTrainer, *, is_intermediate: bool = False, **kwargs: Any
-    ) -> None:
+    def on_eval_epoch_start(self, trainer: AnyTrainer, *, is_intermediate: bool = False, **kwargs: Any) -> None:
         """Put the first batches in the place of the whole loader."""
         self._restore(trainer)
         loader = trainer.eval_dataloader

@@ -12,9 +12,7 @@ from pa_core.tracking import InMemoryRunHistory, RunHistory
 __all__ = ["MetricSummary", "format_duration", "format_table", "summarise"]
 
 _LOWER = frozenset(["cer", "error", "fid", "loss", "mae", "mse", "nll", "perplexity", "rmse", "wer"])
-_HIGHER = frozenset(
-    ["acc", "accuracy", "auc", "auroc", "bleu", "dice", "f1", "iou", "precision", "recall", "score"]
-)
+_HIGHER = frozenset(["acc", "accuracy", "auc", "auroc", "bleu", "dice", "f1", "iou", "precision", "recall", "score"])
 _MINUTE, _HOUR = 60, 3600
 
 
@@ -57,19 +55,14 @@ def format_table(metrics: Iterable[MetricSummary]) -> str:
           metric           last   best  epoch
           eval_loss_epoch  0.25  0.125      3
     """
-    rows = [
-        (metric.name, _number(metric.last), _number(metric.best), _number(metric.best_epoch))
-        for metric in metrics
-    ]
+    rows = [(metric.name, _number(metric.last), _number(metric.best), _number(metric.best_epoch)) for metric in metrics]
     if not rows:
         return ""
     rows.insert(0, ("metric", "last", "best", "epoch"))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
         "  "
-        + "  ".join(
-            [row[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True))]
-        )
+        + "  ".join([row[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True))])
         for row in rows
     )
 

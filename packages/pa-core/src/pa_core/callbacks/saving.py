@@ -58,7 +58,7 @@ class SaveBestModelCallback(TrainerCallback):
         3
     """
 
-    def __init__(  # noqa: PLR0917  # the documented signature
+    def __init__(
         self,
         save_path: str | Path = "best_model.pt",
         watch_metric: str = "eval_loss_epoch",
@@ -114,9 +114,7 @@ class SaveBestModelCallback(TrainerCallback):
             CheckpointError: The file is missing, or another run has replaced it. The model is left as it is.
         """
         self._require_own_file()
-        trainer.load_checkpoint(
-            self.save_path, load_optimizer=self.save_optimizer, load_scheduler=self.save_scheduler
-        )
+        trainer.load_checkpoint(self.save_path, load_optimizer=self.save_optimizer, load_scheduler=self.save_scheduler)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the best value and its epoch."""
