@@ -355,19 +355,15 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             The scheduler, or None if no factory was given.
 
         Raises:
-            TypeError: A scheduler was given instead of a factory.
+            TypeError: What was given is no factory, a scheduler for example, or it returned nothing.
         """
         factory = self.create_scheduler_fn
         if factory is None:
             return None
-        if hasattr(factory, "load_state_dict") and not isinstance(factory, type):
-            name = type(factory).__name__
-            raise TypeError(
-                f"Given as create_scheduler_fn: an instance of {name}. Expected: a function that takes the optimizer "
-                f"and returns a scheduler. Pass functools.partial({name}, ...) or lambda optimizer: {name}(optimizer, "
-                "...)."
-            )
-        return resolve_placeholders(factory, self._placeholder_values())(self.optimizer)
+        _check_scheduler_factory(factory)
+        scheduler = resolve_placeholders(factory, self._placeholder_values())(self.optimizer)
+        _check_scheduler(scheduler)
+        return scheduler
 
     def calculate_train_batch_loss(self, batch: BatchT) -> OutputT_co:
         """Calculate the training loss of a batch.
@@ -516,11 +512,15 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
 
     def _update(self) -> None:
         """Change the weights by the gradients of one accumulation group."""
-        self._clip_gradients()
-        self.optimizer_step()
-        skipped = not self._steps_plainly and self._accelerator.optimizer_step_was_skipped
-        if not skipped:
-            self.scheduler_step()
+        skipped = False
+        try:
+            self._clip_gradients()
+            self.optimizer_step()
+            skipped = not self._steps_plainly and self._accelerator.optimizer_step_was_skipped
+            if not skipped:
+                self.scheduler_step()
+        except StopTrainingError as error:
+            self._stop_at_the_next_agreement(error)
         self.optimizer_zero_grad()
         clock = self.run_history.clock
         clock.samples += self._samples_of_group
@@ -585,6 +585,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             with self._stopping_together():
                 self.eval_epoch_start()
                 self.callback_handler.call_event("on_eval_epoch_start", self, **event)
+            with self._stopping_together():
                 # A callback may have limited the loader for this epoch.
                 loader = (
                     self.eval_dataloader if is_own_loader and self.eval_dataloader is not None else valid_dl
@@ -598,13 +599,17 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
                 self.callback_handler.call_event("on_eval_epoch_end", self, **event)
 
     def _run_eval_step(self, batch: BatchT, step: int) -> None:
-        self.callback_handler.call_event("on_eval_step_start", self)
-        output = self.calculate_eval_batch_loss(batch)
-        loss = check_step_output(output, "calculate_eval_batch_loss", needs_gradient=False)
-        self._loss_tracker.update(loss.detach(), output["batch_size"])
-        self.callback_handler.call_event(
-            "on_eval_step_end", self, batch=batch, batch_output=output, step=step
-        )
+        try:
+            self.callback_handler.call_event("on_eval_step_start", self)
+            output = self.calculate_eval_batch_loss(batch)
+            loss = check_step_output(output, "calculate_eval_batch_loss", needs_gradient=False)
+            self._loss_tracker.update(loss.detach(), output["batch_size"])
+            self.callback_handler.call_event(
+                "on_eval_step_end", self, batch=batch, batch_output=output, step=step
+            )
+        except StopTrainingError as error:
+            # One process of several goes on with its steps: those of the others may gather from all.
+            self._stop_at_the_next_agreement(error)
 
     # What the loop stands on: epochs and batches
 
@@ -665,7 +670,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         """Stop at once on one process; of several, take part in what the others have begun until all know."""
         if self._accelerator.num_processes == 1:
             raise error
-        self._stop = error
+        self._stop = self._stop or error
 
     def _raise_if_any_process_stops(self) -> None:
         """Stop all processes before the same update, if one of them asked for it."""
@@ -795,6 +800,13 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self._undo_preparation = self._users_model = self._agreement = self._calls_of_step = None
         _accelerate.forget_prepared_objects(self._accelerator)
 
+    def _forget_gradients(self) -> None:
+        """Clear what a run that stopped left behind, also for parameters that the optimizer does not hold."""
+        self.model.zero_grad()
+        optimizer = cast("Optimizer | None", self.optimizer)
+        if optimizer is not None:
+            optimizer.zero_grad()
+
     def _reset_run_history(self) -> None:
         self.run_history.reset()
         self.run_history.clock.reset()
@@ -816,9 +828,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         finally:
             self.run_history.clock.stop()
             self._unwrap_model()
-            optimizer = cast("Optimizer | None", self.optimizer)
-            if optimizer is not None:
-                optimizer.zero_grad()
+            self._forget_gradients()
         self.callback_handler.warn_of_unfired_events()
 
     @contextmanager
@@ -1070,6 +1080,26 @@ def _stopped_elsewhere(not_finite: bool) -> StopTrainingError:
             do="See the message of that process.",
         )
     return StopTrainingError("Another process asked to stop.")
+
+
+def _check_scheduler_factory(factory: object) -> None:
+    """A scheduler in the place of its factory may even be callable, but not with an optimizer."""
+    if not callable(factory) or (hasattr(factory, "load_state_dict") and not isinstance(factory, type)):
+        name = type(factory).__name__
+        raise TypeError(
+            f"Given as create_scheduler_fn: an instance of {name}. Expected: a function that takes the "
+            f"optimizer and returns a scheduler. Pass functools.partial({name}, ...) or "
+            f"lambda optimizer: {name}(optimizer, ...)."
+        )
+
+
+def _check_scheduler(scheduler: object) -> None:
+    """A factory without a return statement would train at a constant rate, silently."""
+    if scheduler is None:
+        raise TypeError(
+            "Given as create_scheduler_fn: a function that returned None. Expected: the scheduler that it "
+            "made. Add the return statement, or leave create_scheduler_fn out to train without a scheduler."
+        )
 
 
 def _batch_size_of(loader: object, kwargs: dict[str, Any], default: int) -> int:
