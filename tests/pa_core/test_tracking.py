@@ -468,6 +468,65 @@ def test_a_tracker_keeps_no_graph() -> None:
     assert not tracker.totals().requires_grad
 
 
+def test_recording_reads_nothing_from_a_device() -> None:
+    """Losses and metrics are taken as they come: a tensor whose value cannot be read yet is no obstacle."""
+    loss = torch.tensor(1.0, device="meta")  # any attempt to read it raises
+    tracker, history = LossTracker(), InMemoryRunHistory()
+
+    tracker.update(2.0, 3)
+    for _ in range(100):
+        tracker.update(loss, 3)
+        history.update_metric("loss", loss)
+
+    assert tracker.running_count == 303
+    assert tracker.totals().device.type == "meta"
+    assert list(history.get_metric_names()) == ["loss"]
+    with pytest.raises(RuntimeError, match="meta"):
+        tracker.total_loss  # noqa: B018  # reading is the point
+
+
+class _Elsewhere(Tensor):
+    """A tensor that is treated as one on an accelerator, for machines without one."""
+
+    @property
+    @override
+    def is_cpu(self) -> bool:  # type: ignore[override]  # pyright: ignore[reportIncompatibleVariableOverride]  # a property in torch too
+        return False
+
+
+@given(batches=_batches)
+def test_losses_on_a_device_are_summed_there(batches: list[tuple[float, int]]) -> None:
+    """Losses on a device, losses on the CPU and plain numbers give one sum."""
+    tracker, history = LossTracker(), InMemoryRunHistory()
+    for loss, batch_size in batches:
+        tracker.update(torch.tensor([loss]).as_subclass(_Elsewhere), batch_size)
+        tracker.update(loss, batch_size)
+        history.update_metric("loss", torch.tensor(loss).as_subclass(_Elsewhere))
+
+    total = 2 * math.fsum(loss * batch_size for loss, batch_size in batches)
+    scale = 2 * math.fsum(abs(loss) * batch_size for loss, batch_size in batches)
+
+    assert tracker.total_loss == pytest.approx(total, rel=0, abs=1e-5 * scale)
+    tracker.load_totals(tracker.totals() * 2)
+    assert tracker.total_loss == pytest.approx(2 * total, rel=0, abs=1e-5 * scale)
+    assert tracker.running_count == 4 * sum(batch_size for _, batch_size in batches)
+    assert [record.value for record in history.records()] == [loss for loss, _ in batches]
+
+
+def test_a_device_is_read_now_and_then_in_a_long_run() -> None:
+    """However many values are recorded, only a few tensors are held on the device."""
+    history = InMemoryRunHistory()
+    held: list[weakref.ref[Tensor]] = []
+    for step in range(2000):
+        history.update_metric("loss", torch.tensor(float(step)).as_subclass(_Elsewhere))
+        latest = history.get_latest_metric("loss")
+        assert isinstance(latest, Tensor)
+        held.append(weakref.ref(latest))
+
+    assert sum(reference() is not None for reference in held) < 600
+    assert [record.value for record in history.records()] == list(range(2000))
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU to be not waited for")
 def test_losses_and_metrics_on_a_gpu_are_not_waited_for() -> None:
     """Recording never synchronises; reading gives the exact sum."""
