@@ -536,11 +536,15 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
     def _clip_gradients(self) -> None:
         """Clip the gradients as ``train()`` was told to, once per update, after any scaling is undone."""
         if self.run_config.gradient_clip_value is not None:
-            self._accelerator.clip_grad_value_(self.model.parameters(), self.run_config.gradient_clip_value)
+            self._accelerator.clip_grad_value_(self._updated_parameters(), self.run_config.gradient_clip_value)
         if self.run_config.gradient_clip_norm is not None:
             self.gradient_norm = self._accelerator.clip_grad_norm_(
-                self.model.parameters(), self.run_config.gradient_clip_norm
+                self._updated_parameters(), self.run_config.gradient_clip_norm
             )
+
+    def _updated_parameters(self) -> list[Tensor]:
+        """Others of the model may have gradients too, which nobody clears and which must not count."""
+        return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
 
     def optimizer_step(self) -> None:
         """Update the parameters by their gradients."""
