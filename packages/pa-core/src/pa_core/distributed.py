@@ -163,11 +163,11 @@ def gather_objects(value: _R) -> list[_R]:
 
 
 class GradientAgreement:
-    """Lets every process know, with the gradients of an update and at no extra collective, what one of them asks for.
+    """Lets every process know, with the gradients of an update and at no extra collective, what one asks for.
 
-    A small parameter is registered on the module while ``DistributedDataParallel`` wraps it, and taken out of the module
-    again, so that state dicts stay clean. Its gradient travels in the same bucket as the others: a process that asks
-    makes the averaged gradient positive on all of them.
+    A small parameter is registered on the module while ``DistributedDataParallel`` wraps it, and taken out of it
+    again, so that state dicts stay clean. Its gradient travels in the same bucket as the others: a process that
+    asks makes the averaged gradient positive on all of them.
 
     Args:
         module: The inner module, before it is wrapped, on the device of the run.
@@ -294,7 +294,7 @@ def zero_pass(model: nn.Module, calls: int = 1) -> Tensor:
     wrapper = _synchronising_wrapper(model)
     if wrapper is None:
         return cast("Tensor", _Zero(model)())
-    module = wrapper.module
+    module = cast("nn.Module", wrapper.module)  # pyright: ignore[reportUnknownMemberType]  # torch does not annotate it
     wrapper.module = _Zero(module)
     if calls == 0:
         wrapper.require_forward_param_sync = False  # for one call: the buffers of this step were exchanged already
