@@ -54,9 +54,7 @@ def test_update_agrees_with_the_question_that_changes_nothing(
         (True, 0.5, False),
     ],
 )
-def test_a_change_below_the_threshold_is_no_improvement(
-    greater_is_better: bool, value: float, improves: bool
-) -> None:
+def test_a_change_below_the_threshold_is_no_improvement(greater_is_better: bool, value: float, improves: bool) -> None:
     """From a best value of 1, a change of 0.25 in the right direction counts, and one of 0.125 does not."""
     best = BestMetric(greater_is_better, min_change=0.25)
     best.update(1.0, epoch=1)

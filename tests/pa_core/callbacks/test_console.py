@@ -195,16 +195,12 @@ def test_a_bar_is_refreshed_at_its_own_rate(monkeypatch: pytest.MonkeyPatch) -> 
     """A thousand fast steps refresh the bar ten times a second, not a thousand times."""
     trainer = linear_trainer([ProgressBarCallback])
     started = time.monotonic()
-    output = on_terminal(
-        monkeypatch, lambda: trainer.train(make_regression(1000), 1, per_device_batch_size=1)
-    )
+    output = on_terminal(monkeypatch, lambda: trainer.train(make_regression(1000), 1, per_device_batch_size=1))
     assert output.count("\r") < 6 + 10 * (time.monotonic() - started)
 
 
 @pytest.mark.parametrize("error", [RuntimeError("broken"), KeyboardInterrupt(), StopTrainingError("enough")])
-def test_a_bar_is_closed_when_the_run_breaks_off(
-    error: BaseException, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bar_is_closed_when_the_run_breaks_off(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is printed afterwards, a traceback for example, starts on a line of its own below the bar."""
     trainer = linear_trainer([ProgressBarCallback, FailAtStep(3, error)])
 
@@ -285,9 +281,7 @@ def test_plain_lines_come_rarely() -> None:
             progress.step(trainer, batch_size=8)
         progress.close(trainer, is_complete=True)
         assert stream.getvalue().count("\n") == expected
-        assert re.search(
-            r"^Epoch 1: 5/5 batches, loss=[\d.e-]+, lr=0\.01, [\d,.]+ samples/s$", stream.getvalue(), re.M
-        )
+        assert re.search(r"^Epoch 1: 5/5 batches, loss=[\d.e-]+, lr=0\.01, [\d,.]+ samples/s$", stream.getvalue(), re.M)
 
 
 def test_only_the_first_process_of_a_machine_shows_anything(launch: launching.Launch) -> None:

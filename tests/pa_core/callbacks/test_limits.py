@@ -27,6 +27,7 @@ from pa_core import (
 )
 from pa_core.callbacks import CallbackLike, batch_limit_from_environment
 from pa_core.testing import RecordingCallback, make_regression
+from tests import launching
 
 VARIABLE = "PT_ACC_LIMIT_BATCHES"
 
@@ -51,9 +52,7 @@ class CountEvalBatches(TrainerCallback):
         self.intermediate: list[bool] = []
 
     @override
-    def on_eval_epoch_start(
-        self, trainer: AnyTrainer, *, is_intermediate: bool = False, **kwargs: Any
-    ) -> None:
+    def on_eval_epoch_start(self, trainer: AnyTrainer, *, is_intermediate: bool = False, **kwargs: Any) -> None:
         self.batches.append(0)
         self.intermediate.append(is_intermediate)
 
@@ -87,6 +86,23 @@ def test_a_limit_above_the_length_changes_nothing() -> None:
     trainer.train(make_regression(20), num_epochs=1, per_device_batch_size=8)
     assert recorder.events.count("on_train_step_end") == 3
     assert trainer.run_config.num_update_steps_per_epoch == 3
+
+
+def test_ranks_agree_on_the_limit_where_their_loaders_differ(launch: launching.Launch) -> None:
+    """Of three steps the last has a sample for one rank only; a limit of two ends both after two updates."""
+    launched = launch(
+        "import torch\n"
+        "from pa_core import LimitBatchesCallback, Trainer\n"
+        "from pa_core.testing import make_regression\n"
+        "model = torch.nn.Linear(4, 1)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.01)\n"
+        "trainer = Trainer(model, torch.nn.MSELoss(), optimizer, callbacks=[LimitBatchesCallback(2)])\n"
+        "trainer.train(make_regression(33), num_epochs=2)\n"
+        "print(f'<{trainer.num_updates} of {trainer.run_config.max_num_train_steps}>', flush=True)\n",
+        ranks=2,
+    )
+    assert launched.status == 0
+    assert launched.output.count("<4 of 4>") == 2
 
 
 def test_an_evaluation_run_is_limited_too() -> None:
@@ -128,9 +144,7 @@ def test_the_context_manager_restores_what_was_there(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "2.5", "many", "1e3", "²", "0x10"])
-def test_a_variable_that_is_no_count_is_refused_when_the_run_starts(
-    text: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_variable_that_is_no_count_is_refused_when_the_run_starts(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error names the variable and its value, before anything is trained."""
     monkeypatch.setenv(VARIABLE, text)
     recorder = RecordingCallback()
@@ -227,9 +241,7 @@ class FailInEvaluation(TrainerCallback):
 @pytest.mark.parametrize("error", [StopTrainingError("enough"), RuntimeError("broken")])
 def test_the_whole_loader_comes_back_when_an_evaluation_is_broken_off(error: Exception) -> None:
     """After a stop or an exception within a limited evaluation, the trainer has its whole loader again."""
-    trainer = linear_trainer(
-        LimitEvalStepsCallback(1), StepBasedEvaluationCallback(2), FailInEvaluation(error)
-    )
+    trainer = linear_trainer(LimitEvalStepsCallback(1), StepBasedEvaluationCallback(2), FailInEvaluation(error))
     data = make_regression(80)
     with contextlib.suppress(RuntimeError):
         trainer.train(data, 1, data, per_device_batch_size=8)

@@ -27,9 +27,7 @@ from pa_core.testing import make_regression
 DATA = make_regression(40)
 
 
-def linear_trainer(
-    callbacks: Iterable[CallbackLike], history: RunHistory | None = None
-) -> Trainer[nn.Linear]:
+def linear_trainer(callbacks: Iterable[CallbackLike], history: RunHistory | None = None) -> Trainer[nn.Linear]:
     """A trainer of a linear model."""
     model = nn.Linear(4, 1)
     return Trainer(model, nn.MSELoss(), SGD(model.parameters(), lr=0.01), callbacks, history)

@@ -109,13 +109,9 @@ def test_the_weights_of_the_last_update_stay_if_so_wanted(path: Path) -> None:
 
 @pytest.mark.parametrize("save_optimizer", [True, False])
 @pytest.mark.parametrize("save_scheduler", [True, False])
-def test_every_option_is_honoured_on_the_first_save(
-    path: Path, save_optimizer: bool, save_scheduler: bool
-) -> None:
+def test_every_option_is_honoured_on_the_first_save(path: Path, save_optimizer: bool, save_scheduler: bool) -> None:
     """A run whose first epoch is its best has exactly the states in its file that were asked for."""
-    save_best = SaveBestModelCallback(
-        path, "score", save_optimizer=save_optimizer, save_scheduler=save_scheduler
-    )
+    save_best = SaveBestModelCallback(path, "score", save_optimizer=save_optimizer, save_scheduler=save_scheduler)
     trainer = scripted_trainer([1.0, 2.0], save_best)
     trainer.train(DATA, 2, create_scheduler_fn=lambda optimizer: StepLR(optimizer, 1))
     content = torch.load(path, weights_only=True)
@@ -127,9 +123,7 @@ def test_every_option_is_honoured_on_the_first_save(
 def test_the_optimizer_is_that_of_the_best_epoch(path: Path) -> None:
     """With the weights come the optimizer and its learning rate, all of one moment."""
     trainer = scripted_trainer([1.0, 2.0], SaveBestModelCallback(path, "score"))
-    trainer.train(
-        DATA, 2, per_device_batch_size=16, create_scheduler_fn=lambda optimizer: StepLR(optimizer, 1, 0.5)
-    )
+    trainer.train(DATA, 2, per_device_batch_size=16, create_scheduler_fn=lambda optimizer: StepLR(optimizer, 1, 0.5))
     assert trainer.optimizer.param_groups[0]["lr"] == 0.05
 
 

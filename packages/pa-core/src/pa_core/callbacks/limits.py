@@ -11,6 +11,7 @@ from typing_extensions import override
 from pa_core.any_trainer import AnyTrainer
 from pa_core.callbacks.base import TrainerCallback
 from pa_core.data import DataLoaderSlice
+from pa_core.data.user_loader import is_slice
 from pa_core.errors import ConfigurationError
 from pa_core.run_config import check_count
 from pa_core.types import SizedIterable
@@ -61,12 +62,9 @@ class LimitBatchesCallback(TrainerCallback):
         # A trainer that has only evaluated so far has no training loader, and one that trained has that of then.
         training = cast("SizedIterable | None", trainer.train_dataloader)
         if training is not None:
-            trainer.train_dataloader = self._limited(training)
+            trainer.train_dataloader = _first_batches(training, self.num_batches)
         if trainer.eval_dataloader is not None:
-            trainer.eval_dataloader = self._limited(trainer.eval_dataloader)
-
-    def _limited(self, loader: SizedIterable) -> SizedIterable:
-        return DataLoaderSlice(loader, self.num_batches) if len(loader) > self.num_batches else loader
+            trainer.eval_dataloader = _first_batches(trainer.eval_dataloader, self.num_batches)
 
 
 class LimitBatches:
@@ -211,9 +209,9 @@ class LimitEvalStepsCallback(TrainerCallback):
         self._restore(trainer)
         loader = trainer.eval_dataloader
         is_limited = is_intermediate or not self.limit_intermediate_only
-        if is_limited and loader is not None and len(loader) > self.num_eval_steps:
+        if is_limited and loader is not None:
             self._whole = loader
-            trainer.eval_dataloader = DataLoaderSlice(loader, self.num_eval_steps)
+            trainer.eval_dataloader = _first_batches(loader, self.num_eval_steps)
 
     @override
     def on_eval_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
@@ -234,3 +232,9 @@ class LimitEvalStepsCallback(TrainerCallback):
         if self._whole is not None:
             trainer.eval_dataloader = self._whole
             self._whole = None
+
+
+def _first_batches(loader: SizedIterable, number: int) -> SizedIterable:
+    # Not left out for a short loader: its length may differ between processes, and they have to agree.
+    is_limited = is_slice(loader) and loader.slice_size <= number
+    return loader if is_limited else DataLoaderSlice(loader, number)
