@@ -1,0 +1,74 @@
+"""The public names of all distributions with their signatures, as text.
+
+`python tests/repository/api.py` writes it to `api.txt`, for whoever changes the interface on purpose.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+from pathlib import Path
+from types import ModuleType
+
+SNAPSHOT = Path(__file__).with_name("api.txt")
+MODULES = (
+    "pa_callbacks_extra",
+    "pa_core",
+    "pa_core.callbacks",
+    "pa_core.data",
+    "pa_core.testing",
+    "pa_finetuning",
+    "pa_schedulers",
+    "pytorch_accelerated",
+)
+
+
+def describe_api() -> str:
+    """Every public name of every module, one line for each function, class and method."""
+    lines: list[str] = []
+    for name in MODULES:
+        module = importlib.import_module(name)
+        for public in module.__all__:
+            lines.extend(f"{name}.{line}" for line in _describe(module, public))
+    return "\n".join(lines) + "\n"
+
+
+def _describe(module: ModuleType, name: str) -> list[str]:
+    value: object = getattr(module, name)
+    home = getattr(value, "__module__", module.__name__)
+    if _is_described_elsewhere(home, module.__name__):
+        return [f"{name} = {home}.{name}"]
+    if inspect.isclass(value):
+        return [f"{name}{_signature(value)}", *(f"{name}.{line}" for line in _members(value))]
+    return [f"{name}{_signature(value)}" if callable(value) else f"{name}: {type(value).__name__}"]
+
+
+def _is_described_elsewhere(home: str, module: str) -> bool:
+    ours = home.split(".")[0]
+    return ours.startswith("pa_") and ours != module.split(".")[0]
+
+
+def _members(cls: type) -> list[str]:
+    """The public methods and properties that a class defines itself."""
+    members: list[str] = []
+    for name, value in sorted(vars(cls).items()):
+        if name.startswith("_") and name != "__call__":
+            continue
+        if isinstance(value, property):
+            members.append(name)
+        elif isinstance(value, (staticmethod, classmethod)) or inspect.isfunction(value):
+            members.append(f"{name}{_signature(getattr(cls, name))}")
+    return members
+
+
+def _signature(value: object) -> str:
+    try:
+        signature = str(inspect.signature(value))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # it says itself what it cannot take
+    except (TypeError, ValueError):
+        return ""
+    return re.sub(r" at 0x[0-9a-f]+", "", signature)
+
+
+if __name__ == "__main__":
+    SNAPSHOT.write_text(describe_api())
