@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,6 +35,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--cell", choices=sorted(cells.CELLS), help="the cell of the matrix that must run")
     parser.addoption("--installed", help="those of our distributions that must be installed, no others: A,B")
     parser.addoption("--versions", help="versions of others that must be installed: A==1.0,B==2.0")
+
+
+def pytest_configure() -> None:
+    """Let Ctrl-C reach the tests: a shell that starts a command in the background has it ignored."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -117,9 +123,7 @@ def _wrong_installation(expected: set[str]) -> str | None:
         spec = importlib.util.find_spec(package)
         if distribution not in expected:
             if spec is not None or _is_installed(distribution):
-                return (
-                    f"{distribution} is here, but only {sorted(expected)} should be: {spec and spec.origin}"
-                )
+                return f"{distribution} is here, but only {sorted(expected)} should be: {spec and spec.origin}"
         elif spec is None or spec.origin is None or not _is_installed(distribution):
             return f"{distribution} should be installed and is not"
         elif not Path(spec.origin).is_relative_to(sys.prefix):
