@@ -61,8 +61,7 @@ def indices_of(batches: Iterable[Any]) -> list[list[int]]:
 def ranks_of(dataset: Dataset[Any], num_processes: int, **options: Any) -> list[KeyedDataLoader[Any]]:
     """Return the loaders of all processes of a run."""
     return [
-        KeyedDataLoader(dataset, rank=rank, num_processes=num_processes, **options)
-        for rank in range(num_processes)
+        KeyedDataLoader(dataset, rank=rank, num_processes=num_processes, **options) for rank in range(num_processes)
     ]
 
 

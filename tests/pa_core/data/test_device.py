@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 from pa_core.data import move_to_device
+from pa_core.data.device import pin_memory
 
 META = torch.device("meta")
 
@@ -58,6 +59,17 @@ class Pair(list[Any]):
     label: str = ""
 
 
+class Pinnable:
+    """An object of a user's library that knows how to pin itself."""
+
+    def __init__(self, pinned: bool = False) -> None:
+        self.pinned = pinned
+
+    def pin_memory(self) -> Self:
+        """Return a pinned copy."""
+        return type(self)(pinned=True)
+
+
 def zeros() -> Tensor:
     """Return a small tensor on the CPU."""
     return torch.zeros(2)
@@ -93,18 +105,14 @@ def test_tensors_are_found_in_any_structure(
     assert tensor_of(batch).device == torch.device("cpu")
 
 
-@pytest.mark.parametrize(
-    "make", [make for make, _ in STRUCTURES if not isinstance(make(), (Graph, PackedSequence))]
-)
+@pytest.mark.parametrize("make", [make for make, _ in STRUCTURES if not isinstance(make(), (Graph, PackedSequence))])
 def test_what_is_there_already_comes_back_itself(make: Callable[[], Any]) -> None:
     """Where nothing moves nothing is rebuilt: the very same object comes back."""
     batch = make()
     assert move_to_device(batch, "cpu") is batch
 
 
-@pytest.mark.parametrize(
-    "value", [None, 1, 2.5, "text", b"bytes", {1, 2}, range(3), torch.Size([1, 2]), Tensor]
-)
+@pytest.mark.parametrize("value", [None, 1, 2.5, "text", b"bytes", {1, 2}, range(3), torch.Size([1, 2]), Tensor])
 def test_everything_else_stays(value: object) -> None:
     """Values without tensors are returned as they are."""
     assert move_to_device(value, META) is value
@@ -122,3 +130,14 @@ def test_what_is_beside_the_tensors_stays() -> None:
     assert isinstance(moved["record"], Record)
     assert moved["record"].label == 3
     assert move_to_device(defaultdict(zeros, a=zeros()), META).default_factory is zeros
+
+
+def test_pinning_asks_the_objects_of_a_batch() -> None:
+    """What can pin itself is pinned, wherever it is in the batch; tensors that are not on the CPU stay."""
+    on_device = torch.zeros(2, device=META)
+    batch: dict[str, Any] = {"graphs": [Pinnable()], "there": on_device, "label": 3}
+    pinned = pin_memory(batch)
+    assert pinned["graphs"][0].pinned
+    assert pinned["there"] is on_device
+    assert pinned["label"] == 3
+    assert not batch["graphs"][0].pinned

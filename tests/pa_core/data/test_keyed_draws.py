@@ -50,9 +50,7 @@ def test_every_sample_epoch_and_seed_has_draws_of_its_own() -> None:
         assert len(set(values)) == 9 * 20
 
 
-@pytest.mark.parametrize(
-    "options", [{"batch_size": 7}, {"shuffle": False}, {"split": "eval"}, {"drop_last": True}]
-)
+@pytest.mark.parametrize("options", [{"batch_size": 7}, {"shuffle": False}, {"split": "eval"}, {"drop_last": True}])
 def test_draws_do_not_depend_on_how_samples_are_batched(options: dict[str, Any]) -> None:
     """Batch size, order and split decide where a sample comes, not what is drawn for it."""
     assert drawn(**options) == drawn()

@@ -17,9 +17,7 @@ from tests.pa_core.data.drawing import Indices, indices_of, numbers, ranks_of
 def test_an_unshuffled_loader_is_a_plain_one() -> None:
     """Without shuffling the batches are those of torch's DataLoader, in types, shapes and values."""
     dataset = TensorDataset(torch.randn(10, 3), torch.arange(10))
-    for batch, expected in zip(
-        KeyedDataLoader(dataset, batch_size=4), DataLoader(dataset, batch_size=4), strict=True
-    ):
+    for batch, expected in zip(KeyedDataLoader(dataset, batch_size=4), DataLoader(dataset, batch_size=4), strict=True):
         assert type(batch) is type(expected)
         assert all(torch.equal(tensor, other) for tensor, other in zip(batch, expected, strict=True))
 

@@ -148,9 +148,7 @@ def test_any_step_of_a_huge_epoch_joins_its_neighbours(
 
 
 @pytest.mark.parametrize("kind", [TrainSplit, EvalSplit])
-@pytest.mark.parametrize(
-    ("name", "batch_size", "num_processes"), [("batch_size", 0, 1), ("num_processes", 1, 0)]
-)
+@pytest.mark.parametrize(("name", "batch_size", "num_processes"), [("batch_size", 0, 1), ("num_processes", 1, 0)])
 def test_sizes_below_one_are_refused(
     kind: type[TrainSplit | EvalSplit], name: str, batch_size: int, num_processes: int
 ) -> None:

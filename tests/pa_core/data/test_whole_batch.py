@@ -92,9 +92,7 @@ DATASETS: dict[str, Callable[[], Dataset[Any]]] = {
     "a subset of a subset": lambda: Subset(Subset(tensors(20), range(19, 3, -1)), range(2, 14)),
     "a random split": lambda: random_split(tensors(20), [12, 8], torch.Generator().manual_seed(0))[0],
     "a concatenation": lambda: ConcatDataset([tensors(5), tensors(4), tensors(3)]),
-    "a concatenation of subsets": lambda: ConcatDataset(
-        [Subset(tensors(), range(6)), Subset(tensors(), range(3, 9))]
-    ),
+    "a concatenation of subsets": lambda: ConcatDataset([Subset(tensors(), range(6)), Subset(tensors(), range(3, 9))]),
     "a subset of a concatenation": lambda: Subset(ConcatDataset([tensors(5), tensors(9)]), [-1, 0, 5, 4] * 3),
 }
 

@@ -104,10 +104,6 @@ class WorkerRequests(Sampler[BatchRequest]):
     def __init__(self, batches: EpochBatches) -> None:
         self._batches = batches
 
-    def __len__(self) -> int:
-        """Return the number of batches of a whole epoch."""
-        return len(self._batches)
-
     @override
     def __iter__(self) -> Iterator[BatchRequest]:
         key = self._batches.plan.key
