@@ -284,30 +284,6 @@ def test_plain_lines_come_rarely() -> None:
         assert re.search(r"^Epoch 1: 5/5 batches, loss=[\d.e-]+, lr=0\.01, [\d,.]+ samples/s$", stream.getvalue(), re.M)
 
 
-def test_only_the_first_process_of_a_machine_shows_anything(launch: launching.Launch) -> None:
-    """Of two ranks one writes, and the samples it counts are those of both."""
-    launched = launch(
-        "import torch\n"
-        "from pa_core import Trainer\n"
-        "from pa_core.testing import make_regression\n"
-        "model = torch.nn.Linear(4, 1)\n"
-        "optimizer = torch.optim.SGD(model.parameters(), lr=0.01)\n"
-        "trainer = Trainer(model, torch.nn.MSELoss(), optimizer)\n"
-        "trainer.train(make_regression(32), 1, make_regression(32))\n",
-        ranks=2,
-    )
-    assert launched.status == 0
-    assert "2 processes (gloo)" in launched.output
-    for start in (
-        "Training starts:",
-        "Epoch 1: 2/2",
-        "train_loss_epoch:",
-        "Epoch 1 eval: 2/2",
-        "Training ended:",
-    ):
-        assert launched.output.count(start) == 1, launched.output
-
-
 def test_an_early_stop_says_why(capsys: pytest.CaptureFixture[str]) -> None:
     """The reason is printed, and what was done until then."""
     trainer = linear_trainer([PrintProgressCallback, FailAtStep(3, StopTrainingError("good enough"))])

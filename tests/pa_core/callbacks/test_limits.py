@@ -27,7 +27,6 @@ from pa_core import (
 )
 from pa_core.callbacks import CallbackLike, batch_limit_from_environment
 from pa_core.testing import RecordingCallback, make_regression
-from tests import launching
 
 VARIABLE = "PT_ACC_LIMIT_BATCHES"
 
@@ -86,23 +85,6 @@ def test_a_limit_above_the_length_changes_nothing() -> None:
     trainer.train(make_regression(20), num_epochs=1, per_device_batch_size=8)
     assert recorder.events.count("on_train_step_end") == 3
     assert trainer.run_config.num_update_steps_per_epoch == 3
-
-
-def test_ranks_agree_on_the_limit_where_their_loaders_differ(launch: launching.Launch) -> None:
-    """Of three steps the last has a sample for one rank only; a limit of two ends both after two updates."""
-    launched = launch(
-        "import torch\n"
-        "from pa_core import LimitBatchesCallback, Trainer\n"
-        "from pa_core.testing import make_regression\n"
-        "model = torch.nn.Linear(4, 1)\n"
-        "optimizer = torch.optim.SGD(model.parameters(), lr=0.01)\n"
-        "trainer = Trainer(model, torch.nn.MSELoss(), optimizer, callbacks=[LimitBatchesCallback(2)])\n"
-        "trainer.train(make_regression(33), num_epochs=2)\n"
-        "print(f'<{trainer.num_updates} of {trainer.run_config.max_num_train_steps}>', flush=True)\n",
-        ranks=2,
-    )
-    assert launched.status == 0
-    assert launched.output.count("<4 of 4>") == 2
 
 
 def test_an_evaluation_run_is_limited_too() -> None:

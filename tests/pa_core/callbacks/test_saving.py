@@ -24,7 +24,6 @@ from pa_core import (
     TrainerCallback,
 )
 from pa_core.testing import make_regression
-from tests import launching
 
 DATA = make_regression(16)
 
@@ -216,31 +215,3 @@ def test_a_restored_best_value_is_not_forgotten(path: Path) -> None:
 
     trainer.train(DATA, num_epochs=2)
     assert resumed.best.value == 2.0
-
-
-def test_ranks_decide_alike_even_if_their_metrics_differ(launch: launching.Launch) -> None:
-    """With a metric that each rank computed by itself, the first rank's values decide for all."""
-    script = """
-        import torch
-        from torch import nn
-        from pa_core import SaveBestModelCallback, Trainer, TrainerCallback
-        from pa_core.testing import make_regression
-
-        class Script(TrainerCallback):
-            def on_train_epoch_end(self, trainer, **kwargs):
-                epoch = trainer.run_history.current_epoch
-                nn.init.constant_(trainer.get_model().weight, epoch)
-                rank = torch.distributed.get_rank()
-                trainer.run_history.update_metric("score", [[3, 1, 2], [1, 2, 3]][rank][epoch - 1])
-
-        model = nn.Linear(4, 1)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        save_best = SaveBestModelCallback("best.pt", "score")
-        trainer = Trainer(model, nn.MSELoss(), optimizer, callbacks=[Script, save_best])
-        trainer.train(make_regression(16), num_epochs=3)
-        assert trainer.run_config.num_processes == 2
-        print(f"<epoch {model.weight[0, 0].item()}>", flush=True)
-    """
-    launched = launch("\n".join(line[8:] for line in script.splitlines()), ranks=2)
-    assert launched.status == 0
-    assert launched.output.count("<epoch 2.0>") == 2

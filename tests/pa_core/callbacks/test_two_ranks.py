@@ -1,0 +1,107 @@
+"""The callbacks on two processes: one decision for both, one voice for a machine, nobody waiting."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.optim import SGD
+from torch.utils.data import TensorDataset
+from typing_extensions import override
+
+from pa_core import (
+    DEFAULT_CALLBACKS,
+    AnyTrainer,
+    LimitBatchesCallback,
+    LimitEvalStepsCallback,
+    NonFiniteLossError,
+    SaveBestModelCallback,
+    StepBasedEvaluationCallback,
+    TerminateOnNaNCallback,
+    Trainer,
+    TrainerCallback,
+)
+from pa_core.callbacks import CallbackLike
+from pa_core.testing import RecordingCallback, make_regression
+
+pytestmark = pytest.mark.runs_on("two_ranks")
+
+
+def linear_trainer(*callbacks: CallbackLike) -> Trainer[nn.Linear]:
+    """A trainer of a linear model."""
+    model = nn.Linear(4, 1)
+    return Trainer(model, nn.MSELoss(), SGD(model.parameters(), lr=0.01), callbacks=callbacks)
+
+
+def test_ranks_agree_on_the_limit_where_their_loaders_differ() -> None:
+    """Of three steps the last has a sample for one rank only; a limit of two ends both after two updates."""
+    trainer = linear_trainer(LimitBatchesCallback(2))
+    trainer.train(make_regression(33), num_epochs=2)
+    assert trainer.run_config.max_num_train_steps == 4
+    assert trainer.num_updates == 4
+
+
+def test_ranks_evaluate_together_within_an_epoch() -> None:
+    """Limited evaluations after every second update run on both ranks, the last step of one rank included."""
+    recorder = RecordingCallback()
+    trainer = linear_trainer(StepBasedEvaluationCallback(2), LimitEvalStepsCallback(1), recorder)
+    trainer.train(make_regression(65), 1, make_regression(35))
+    assert recorder.events.count("on_eval_epoch_end") == 3
+    assert recorder.events.count("on_eval_step_end") == 1 + 1 + 3
+
+
+class Script(TrainerCallback):
+    """Sets the weights to the number of the epoch, and records a given score."""
+
+    def __init__(self, scores: Sequence[float]) -> None:
+        self.scores = list(scores)
+
+    @override
+    def on_train_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        epoch = trainer.run_history.current_epoch
+        nn.init.constant_(trainer.get_model().get_parameter("weight"), epoch)
+        trainer.run_history.update_metric("score", self.scores[epoch - 1])
+
+
+def test_ranks_decide_alike_even_if_their_metrics_differ(shared_tmp_path: Path) -> None:
+    """With a metric that each rank computed by itself, the first rank's values decide for all."""
+    scores = [[3.0, 1.0, 2.0], [1.0, 2.0, 3.0]][dist.get_rank()]
+    save_best = SaveBestModelCallback(shared_tmp_path / "best.pt", "score")
+    trainer = linear_trainer(Script(scores), save_best)
+    trainer.train(make_regression(16), num_epochs=3)
+    assert (save_best.best.value, save_best.best.epoch) == (1.0, 2)
+    assert trainer.model.weight[0, 0] == 2
+    assert torch.load(shared_tmp_path / "best.pt", weights_only=True)["best_epoch"] == 2
+
+
+@pytest.mark.parametrize("phase", ["training", "evaluation"])
+def test_a_loss_of_one_rank_ends_both(phase: str) -> None:
+    """The sample is on one rank only, and both raise after their last events."""
+    recorder = RecordingCallback()
+    inputs, targets = make_regression(32).tensors
+    targets[20] = math.nan
+    broken, healthy = TensorDataset(inputs, targets), make_regression(32)
+    trainer = linear_trainer(TerminateOnNaNCallback, recorder)
+    with pytest.raises(NonFiniteLossError):
+        trainer.train(broken if phase == "training" else healthy, 2, broken if phase == "evaluation" else healthy)
+    assert recorder.events[-2:] == ["on_stop_training_error", "on_training_run_end"]
+    assert trainer.model.weight.isfinite().all()
+
+
+def test_only_the_first_process_of_a_machine_shows_anything(capfd: pytest.CaptureFixture[str]) -> None:
+    """Of two ranks one writes, and the figures it shows count the batches of both."""
+    linear_trainer(*DEFAULT_CALLBACKS).train(make_regression(32), 1, make_regression(32))
+    captured = capfd.readouterr()
+    output = captured.out + captured.err
+    if dist.get_rank() != 0:
+        assert output == ""
+        return
+    assert "2 processes (gloo)" in output
+    starts = ["Training starts:", "Epoch 1: 2/2", "train_loss_epoch:", "Epoch 1 eval: 2/2", "Training ended:"]
+    assert [output.count(start) for start in starts] == [1] * 5, output
