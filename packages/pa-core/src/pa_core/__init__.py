@@ -31,6 +31,7 @@ from pa_core.errors import (
     CheckpointError,
     ConfigurationError,
     EmptyDatasetError,
+    ExplainedError,
     MetricNotFoundError,
     NonFiniteLossError,
     StopTrainingError,
@@ -40,10 +41,10 @@ from pa_core.history_plot import plot_run_history
 from pa_core.launch import notebook_launcher
 from pa_core.placeholders import TrainerPlaceholderValues
 from pa_core.run_config import TrainerRunConfig
-from pa_core.timm_trainer import TrainerWithTimmScheduler
-from pa_core.tracking import InMemoryRunHistory, LossTracker, RunHistory
+from pa_core.timm_trainer import TimmSchedulerLike, TrainerWithTimmScheduler
+from pa_core.tracking import InMemoryRunHistory, LossTracker, MetricRecord, RunClock, RunHistory
 from pa_core.trainer import Trainer
-from pa_core.types import BatchOutput, SchedulerLike, StatefulScheduler
+from pa_core.types import BatchOutput, SchedulerLike, SizedIterable, StatefulScheduler, SupportsStateDict
 
 __all__ = [
     "DEFAULT_CALLBACKS",
@@ -55,6 +56,7 @@ __all__ = [
     "ConfigurationError",
     "DataLoaderSlice",
     "EmptyDatasetError",
+    "ExplainedError",
     "InMemoryRunHistory",
     "KeyedDataLoader",
     "LimitBatches",
@@ -63,17 +65,22 @@ __all__ = [
     "LogMetricsCallback",
     "LossTracker",
     "MetricNotFoundError",
+    "MetricRecord",
     "MoveModulesToDeviceCallback",
     "NonFiniteLossError",
     "PrintProgressCallback",
     "ProgressBarCallback",
+    "RunClock",
     "RunHistory",
     "SaveBestModelCallback",
     "SchedulerLike",
+    "SizedIterable",
     "StatefulScheduler",
     "StepBasedEvaluationCallback",
     "StopTrainingError",
+    "SupportsStateDict",
     "TerminateOnNaNCallback",
+    "TimmSchedulerLike",
     "Trainer",
     "TrainerCallback",
     "TrainerPlaceholderValues",
