@@ -150,6 +150,9 @@ def _launched_processes() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
+_PRECISION = "ACCELERATE_MIXED_PRECISION"
+
+
 def create_accelerator(**kwargs: Any) -> AcceleratorLike:
     """Create the ``accelerate.Accelerator`` of a trainer.
 
@@ -160,6 +163,9 @@ def create_accelerator(**kwargs: Any) -> AcceleratorLike:
 
     if _several_processes_on_cpu():
         kwargs.setdefault("cpu", True)
+    if precision := os.environ.get(_PRECISION):
+        # Left to itself, accelerate would silently stay with the precision of an earlier trainer of this process.
+        kwargs.setdefault("mixed_precision", precision.lower())
     return cast("AcceleratorLike", Accelerator(**kwargs))
 
 
@@ -293,8 +299,10 @@ def forget_prepared_objects(accelerator: AcceleratorLike) -> None:
 
 
 def launch_in_notebook(function: Callable[..., Any], args: tuple[Any, ...], **kwargs: Any) -> Any:
-    """Call accelerate's ``notebook_launcher``."""
+    """Call accelerate's ``notebook_launcher``, which leaves out the precision that it is given."""
     import accelerate
 
     untyped: Any = accelerate
-    return untyped.notebook_launcher(function, args, **kwargs)
+    precision = {_PRECISION: kwargs["mixed_precision"]} if "mixed_precision" in kwargs else {}
+    with untyped.utils.patch_environment(**precision):
+        return untyped.notebook_launcher(function, args, **kwargs)
