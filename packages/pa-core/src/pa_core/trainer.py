@@ -831,9 +831,15 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             raise
         finally:
             self.run_history.clock.stop()
+            self._end_workers()
             self._unwrap_model()
             self._forget_gradients()
         self.callback_handler.warn_of_unfired_events()
+
+    def _end_workers(self) -> None:
+        for loader in map(innermost, (self.train_dataloader, self.eval_dataloader)):
+            if is_keyed(loader):
+                loader.close()
 
     @contextmanager
     def _evaluating(self) -> Generator[None]:
