@@ -19,6 +19,8 @@ __all__ = ["build_checkpoint", "load_checkpoint_into", "read_checkpoint", "write
 
 _SHOWN_DIFFERENCES = 8  # enough to see what is another, few enough to read
 
+_SHOWN_DIFFERENCES = 8  # enough to see what is another, few enough to read
+
 MODEL, OPTIMIZER, SCHEDULER = "model_state_dict", "optimizer_state_dict", "scheduler_state_dict"
 
 
@@ -94,16 +96,19 @@ def read_checkpoint(path: str | Path, device: torch.device) -> dict[str, Any]:
             do="Use an earlier checkpoint.",
         ) from error
     if not isinstance(content, dict) or MODEL not in content:
-        found = (
-            f"the keys {', '.join(map(str, content))}" if isinstance(content, dict) else str(type(content))
-        )  # pyright: ignore[reportUnknownArgumentType]  # a file may hold anything
         raise CheckpointError(
             "The file holds no checkpoint.",
-            given=f"{path} with {found}",
+            given=f"{path} with {_describe(content)}",
             expected=f"a dictionary with the key {MODEL}",
             do="Load weights that are not a checkpoint with model.load_state_dict(torch.load(path)).",
         )
     return cast("dict[str, Any]", content)
+
+
+def _describe(content: object) -> str:
+    if isinstance(content, dict):
+        return f"the keys {', '.join(map(str, cast('dict[object, object]', content)))}"
+    return f"an object of type {type(content).__name__}"
 
 
 def load_checkpoint_into(
@@ -149,9 +154,8 @@ def _check_weights(model: nn.Module, weights: Mapping[str, Any], source: str | P
         if key in weights and _shape(weights[key]) != _shape(own[key])
     ]
     if differences:
-        shown = "; ".join(differences[:8]) + (
-            f"; and {len(differences) - 8} more" if len(differences) > 8 else ""
-        )
+        hidden = len(differences) - _SHOWN_DIFFERENCES
+        shown = "; ".join(differences[:_SHOWN_DIFFERENCES]) + (f"; and {hidden} more" if hidden > 0 else "")
         raise CheckpointError(
             f"The checkpoint is that of another model; nothing was loaded into {type(model).__name__}.",
             given=f"{source} with {shown}",
