@@ -10,6 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from typing_extensions import TypeIs
 
 from pa_core.errors import CheckpointError
 from pa_core.storage import atomic_write, ensure_plain
@@ -19,7 +20,6 @@ __all__ = ["build_checkpoint", "load_checkpoint_into", "read_checkpoint", "write
 
 _SHOWN_DIFFERENCES = 8  # enough to see what is another, few enough to read
 
-_SHOWN_DIFFERENCES = 8  # enough to see what is another, few enough to read
 
 MODEL, OPTIMIZER, SCHEDULER = "model_state_dict", "optimizer_state_dict", "scheduler_state_dict"
 
@@ -80,7 +80,7 @@ def read_checkpoint(path: str | Path, device: torch.device) -> dict[str, Any]:
     if not path.is_file():
         raise FileNotFoundError(f"Given as a checkpoint: {path}. Expected: an existing file. Check the path.")
     try:
-        content: Any = torch.load(path, map_location=device, weights_only=True)
+        content: object = torch.load(path, map_location=device, weights_only=True)
     except pickle.UnpicklingError as error:
         raise CheckpointError(
             "The checkpoint holds more than tensors and plain values, or is no checkpoint; nothing of it was run.",
@@ -95,14 +95,18 @@ def read_checkpoint(path: str | Path, device: torch.device) -> dict[str, Any]:
             expected="a whole file that save_checkpoint wrote",
             do="Use an earlier checkpoint.",
         ) from error
-    if not isinstance(content, dict) or MODEL not in content:
+    if not _is_checkpoint(content):
         raise CheckpointError(
             "The file holds no checkpoint.",
             given=f"{path} with {_describe(content)}",
             expected=f"a dictionary with the key {MODEL}",
             do="Load weights that are not a checkpoint with model.load_state_dict(torch.load(path)).",
         )
-    return cast("dict[str, Any]", content)
+    return content
+
+
+def _is_checkpoint(content: object) -> TypeIs[dict[str, Any]]:
+    return isinstance(content, dict) and MODEL in content
 
 
 def _describe(content: object) -> str:
