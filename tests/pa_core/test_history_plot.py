@@ -40,9 +40,14 @@ def _texts(picture: Path) -> list[str]:
     return re.findall(r"<!-- (.*?) -->", picture.read_text())
 
 
-def _has_colour(picture: Path, colour: tuple[int, int, int]) -> bool:
+def _columns_of(picture: Path, colour: tuple[int, int, int]) -> Any:
+    """Return, for each column of pixels, how many have the colour."""
     pixels: Any = imread(picture)
-    return bool((np.abs(pixels[..., :3] * 255 - colour).max(axis=-1) < 2).any())
+    return (np.abs(pixels[..., :3] * 255 - colour).max(axis=-1) < 2).sum(axis=0)
+
+
+def _has_colour(picture: Path, colour: tuple[int, int, int]) -> bool:
+    return bool(_columns_of(picture, colour).any())
 
 
 def test_a_png_is_saved_with_a_panel_for_each_quantity(tmp_path: Path, history: InMemoryRunHistory) -> None:
@@ -112,27 +117,26 @@ def test_long_runs_are_drawn_over_hours(tmp_path: Path, history: InMemoryRunHist
 def test_many_values_of_an_epoch_are_spread_over_it(tmp_path: Path) -> None:
     """What is recorded at each step is a curve over epochs, not a vertical line at each."""
     history = InMemoryRunHistory()
-    for update in range(20):
-        history.clock.epoch = 1 + update // 10
-        history.update_metric("train_loss", 1.0)
+    for update in range(200):
+        history.clock.epoch = 1 + update // 100
+        history.update_metric("train_loss", float(update))
 
-    picture: Any = imread(plot_run_history(history, tmp_path / "run.png"))
+    columns = _columns_of(plot_run_history(history, tmp_path / "run.png"), BLUE)
 
-    blue = np.abs(picture[..., :3] * 255 - BLUE).max(axis=-1) < 2
-    assert np.ptp(np.nonzero(blue.any(axis=0))) > 0.8 * picture.shape[1]
+    assert columns.max() < 20
 
 
 def test_a_very_long_history_is_drawn_as_mean_and_range(tmp_path: Path) -> None:
-    """A value a step, for very many steps, stays a readable and small picture."""
+    """A value a step, for very many steps, shows its trend instead of a filled area."""
     history = InMemoryRunHistory()
     for update in range(20_001):
         history.clock.update = update
         history.update_metric("train_loss_step", float(update % 2))
 
-    picture = plot_run_history(history, tmp_path / "run.svg", x="update")
+    columns = _columns_of(plot_run_history(history, tmp_path / "run.png", x="update"), BLUE)
 
-    assert picture.stat().st_size < 100_000
-    assert "20k" in _texts(picture)
+    assert columns.max() < 40
+    assert "20k" in _texts(plot_run_history(history, tmp_path / "run.svg", x="update"))
 
 
 @pytest.mark.parametrize("values", [[1.0], [float("nan")], [1.0, float("nan"), float("inf"), 2.0]])

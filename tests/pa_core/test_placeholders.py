@@ -74,9 +74,7 @@ _trees: st.SearchStrategy[Any] = st.recursive(
 )
 
 
-@given(
-    tree=_trees, placeholder=st.sampled_from(list(TrainerPlaceholderValues)), last=st.sampled_from(_BINARY)
-)
+@given(tree=_trees, placeholder=st.sampled_from(list(TrainerPlaceholderValues)), last=st.sampled_from(_BINARY))
 def test_arithmetic_on_placeholders_is_arithmetic_on_their_numbers(
     tree: Any, placeholder: TrainerPlaceholderValues, last: Operation
 ) -> None:
@@ -170,7 +168,7 @@ def test_the_refusal_says_what_to_do(use: Operation) -> None:
         use(EPOCHS * 2)
 
 
-@pytest.mark.parametrize("other", ["2", None, [1], torch.ones(2), 1j])
+@pytest.mark.parametrize("other", ["2", None, [1], torch.ones(2), np.ones(2), 1j])
 @pytest.mark.parametrize("operation", _BINARY)
 def test_arithmetic_with_what_is_no_number_is_refused(operation: Operation, other: object) -> None:
     """Only real numbers and placeholders can be combined."""
@@ -191,9 +189,9 @@ def test_numpy_numbers_combine_like_python_numbers(operation: Operation, number:
 def test_division_by_zero_shows_the_expression() -> None:
     """A schedule divided by the length of an empty loader names the culprit."""
     with pytest.raises(ZeroDivisionError, match=r"TRAIN_DATALOADER_LEN // .*EVAL_DATALOADER_LEN"):
-        (
-            TrainerPlaceholderValues.TRAIN_DATALOADER_LEN // TrainerPlaceholderValues.EVAL_DATALOADER_LEN
-        ).resolve({"train_dataloader_len": 4, "eval_dataloader_len": 0})
+        (TrainerPlaceholderValues.TRAIN_DATALOADER_LEN // TrainerPlaceholderValues.EVAL_DATALOADER_LEN).resolve(
+            {"train_dataloader_len": 4, "eval_dataloader_len": 0}
+        )
 
 
 def test_a_placeholder_without_a_value_is_named() -> None:
@@ -250,15 +248,15 @@ def test_placeholders_are_replaced_wherever_a_partial_holds_them() -> None:
 
 def test_the_factory_itself_stays_as_it_was() -> None:
     """One factory serves many runs, each with its own numbers."""
-    arguments = [EPOCHS]
-    factory = partial(_record, arguments, x=EPOCHS)
+    arguments, table = [EPOCHS], {"a": EPOCHS}
+    factory = partial(_record, arguments, table, x=EPOCHS)
 
     first = resolve_placeholders(factory, {"num_epochs": 1})()
     second = resolve_placeholders(factory, {"num_epochs": 2})()
 
-    assert first == (([1],), {"x": 1})
-    assert second == (([2],), {"x": 2})
-    assert arguments == [EPOCHS]
+    assert first == (([1], {"a": 1}), {"x": 1})
+    assert second == (([2], {"a": 2}), {"x": 2})
+    assert (arguments, table) == ([EPOCHS], {"a": EPOCHS})
 
 
 @pytest.mark.parametrize("factory", [None, _record, LambdaLR, [EPOCHS]])
@@ -279,9 +277,7 @@ def test_torch_schedulers_are_made_from_resolved_factories() -> None:
         24: 1,
         48: 1,
     }
-    assert resolve_placeholders(warm_up, VALUES)(SGD(parameters, lr=1.2)).get_last_lr() == [
-        pytest.approx(0.1)
-    ]
+    assert resolve_placeholders(warm_up, VALUES)(SGD(parameters, lr=1.2)).get_last_lr() == [pytest.approx(0.1)]
 
 
 def _ramp(step: int, length: int) -> float:

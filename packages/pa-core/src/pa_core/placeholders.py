@@ -34,7 +34,7 @@ else:
     class _Unresolved:
         """Refuses everything that needs a number: a wrong one would train silently with a wrong schedule."""
 
-        __array_ufunc__ = None  # numpy numbers leave the arithmetic to us
+        __array_ufunc__ = None  # or a numpy array would become an array of expressions
 
         def _refuse(self, *_operands: object) -> NoReturn:
             raise TypeError(
@@ -249,9 +249,10 @@ def _resolve(value: Any, values: Mapping[str, float]) -> Any:
     if isinstance(value, _Arithmetic):
         return value.resolve(values)
     if isinstance(value, partial):
+        function: Callable[..., object] = value.func
         arguments = [_resolve(item, values) for item in value.args]
         keywords = {key: _resolve(item, values) for key, item in value.keywords.items()}
-        return partial(_resolve(value.func, values), *arguments, **keywords)
+        return partial(function, *arguments, **keywords)
     if isinstance(value, dict):
         resolved = copy.copy(cast("dict[object, object]", value))
         resolved.update((key, _resolve(item, values)) for key, item in resolved.items())
