@@ -41,6 +41,9 @@ __all__ = [
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
+# torch annotates its collectives only in part
+_collectives: Any = dist
+
 
 def num_processes() -> int:
     """Return the number of processes of the run, 1 where there is no process group."""
@@ -56,7 +59,7 @@ def sum_over_processes(values: Tensor) -> Tensor:
     if num_processes() == 1:
         return values
     total = values.clone()
-    dist.all_reduce(total)
+    _collectives.all_reduce(total)
     return total
 
 
@@ -70,7 +73,7 @@ def any_of_processes(flags: Sequence[bool], device: torch.device) -> list[bool]:
     if num_processes() == 1:
         return list(flags)
     counts = sum_over_processes(torch.tensor(flags, dtype=torch.float32, device=device))
-    numbers: list[float] = counts.tolist()  # pyright: ignore[reportUnknownMemberType]  # torch does not annotate it
+    numbers = cast("list[float]", counts.tolist())  # pyright: ignore[reportUnknownMemberType]  # not annotated by torch
     return [number > 0 for number in numbers]
 
 
@@ -79,7 +82,7 @@ def agree_on_integer(value: int, device: torch.device) -> int:
     if num_processes() == 1:
         return value
     shared = torch.tensor(value, dtype=torch.int64, device=device)
-    dist.broadcast(shared, src=0)
+    _collectives.broadcast(shared, src=0)
     return int(shared.item())
 
 
@@ -96,7 +99,7 @@ def broadcast_buffers(module: nn.Module) -> None:
     with torch.no_grad():
         for buffers in by_dtype.values():
             flat = torch.cat([buffer.reshape(-1) for buffer in buffers])
-            dist.broadcast(flat, src=0)
+            _collectives.broadcast(flat, src=0)
             pieces = torch.split(flat, [buffer.numel() for buffer in buffers])
             for buffer, piece in zip(buffers, pieces, strict=True):
                 buffer.copy_(piece.view_as(buffer))
@@ -121,7 +124,7 @@ def gather(data: Any, padding_value: float | None = None) -> Any:
     container: Any = data
     if isinstance(data, Mapping):
         return type(container)({key: gather(value, padding_value) for key, value in container.items()})
-    if isinstance(data, tuple) and hasattr(data, "_fields"):
+    if isinstance(data, tuple) and hasattr(container, "_fields"):
         return type(container)(*(gather(value, padding_value) for value in container))
     if isinstance(data, (list, tuple)):
         return type(container)(gather(value, padding_value) for value in container)
@@ -137,13 +140,13 @@ def _gather_tensor(tensor: Tensor, padding_value: float | None) -> Tensor:
     if world == 1:
         return rows
     lengths = [torch.zeros(1, dtype=torch.int64, device=rows.device) for _ in range(world)]
-    dist.all_gather(lengths, torch.tensor([rows.size(0)], device=rows.device))
+    _collectives.all_gather(lengths, torch.tensor([rows.size(0)], device=rows.device))
     counts = [int(length.item()) for length in lengths]
     longest = max(counts)
     padded = rows.new_full((longest, *rows.shape[1:]), padding_value or 0)
     padded[: rows.size(0)] = rows
     gathered = [torch.empty_like(padded) for _ in range(world)]
-    dist.all_gather(gathered, padded)
+    _collectives.all_gather(gathered, padded)
     if padding_value is None:
         gathered = [piece[:count] for piece, count in zip(gathered, counts, strict=True)]
     return torch.cat(gathered)
@@ -158,7 +161,7 @@ def gather_objects(value: _R) -> list[_R]:
     if world == 1:
         return [value]
     gathered: list[Any] = [None] * world
-    dist.all_gather_object(gathered, value)
+    _collectives.all_gather_object(gathered, value)
     return gathered
 
 
@@ -217,7 +220,7 @@ class GradientAgreement:
         self._flags.grad = None
         if gradient is None:
             return [False] * self._flags.numel()
-        averages: list[float] = gradient.tolist()  # pyright: ignore[reportUnknownMemberType]  # torch does not annotate it
+        averages = cast("list[float]", gradient.tolist())  # pyright: ignore[reportUnknownMemberType]  # as above
         return [average > 0 for average in averages]
 
 
@@ -298,11 +301,13 @@ def zero_pass(model: nn.Module, calls: int = 1) -> Tensor:
     wrapper.module = _Zero(module)
     if calls == 0:
         wrapper.require_forward_param_sync = False  # for one call: the buffers of this step were exchanged already
+    # Not wrapper(): hooks on it are not for these calls, and would count them.
+    forward = cast("Callable[[], Tensor]", wrapper.forward)  # pyright: ignore[reportUnknownMemberType]  # as above
     try:
-        losses = [wrapper() for _ in range(max(calls, 1))]
+        losses = [forward() for _ in range(max(calls, 1))]
     finally:
         wrapper.module = module
-    return cast("Tensor", losses[-1])
+    return losses[-1]
 
 
 def synchronises_every_parameter(model: nn.Module) -> bool:

@@ -426,7 +426,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         try:
             with self._stopping_together():
                 self.training_run_start()
-                self.callback_handler.call_event("on_training_run_start", self)
+                self._call_event("on_training_run_start")
             for epoch in range(self.run_config.num_epochs):
                 self._start_keyed_epoch(epoch)
                 self._run_epoch()
@@ -443,7 +443,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self.num_epochs_completed += 1
         with self._stopping_together():
             self.training_run_epoch_end()
-            self.callback_handler.call_event("on_training_run_epoch_end", self)
+            self._call_event("on_training_run_epoch_end")
         self.run_history._increment_epoch()  # pyright: ignore[reportPrivateUsage]  # only trainers count epochs
 
     def _run_train_epoch(self, train_dl: SizedIterable[BatchT]) -> None:
@@ -457,7 +457,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self._samples_of_group = 0
         with self._stopping_together():
             self.train_epoch_start()
-            self.callback_handler.call_event("on_train_epoch_start", self)
+            self._call_event("on_train_epoch_start")
         for step, (micro_batch, batch) in enumerate(self._micro_batches(train_dl), start=1):
             self._run_train_step(batch, micro_batch, step)
             if self.num_updates == self.run_config.max_num_train_steps:
@@ -466,7 +466,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             self.train_epoch_end()
         self._record_epoch_loss("train_loss_epoch")
         with self._stopping_together():
-            self.callback_handler.call_event("on_train_epoch_end", self)
+            self._call_event("on_train_epoch_end")
 
     def _run_train_step(self, batch: BatchT, micro_batch: MicroBatch, step: int) -> None:
         with self._gradient_synchronisation(micro_batch):
@@ -483,21 +483,19 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         """Calculate the loss of one batch and report it."""
         if self._calls_of_step is not None:
             self._calls_of_step.start_step()
-        if micro_batch.is_empty or self._stop is not None:
+        if micro_batch.is_empty:
             return self._loss_of_nothing()
-        loss: Tensor | None = None
+        self._call_event("on_train_step_start")
         try:
-            self.callback_handler.call_event("on_train_step_start", self)
             output = self.calculate_train_batch_loss(batch)
-            loss = check_step_output(output, "calculate_train_batch_loss", needs_gradient=True)
-            self._last_batch_size = output["batch_size"]
-            self._loss_tracker.update(loss.detach(), self._last_batch_size)
-            self.callback_handler.call_event(
-                "on_train_step_end", self, batch=batch, batch_output=output, step=step
-            )
         except StopTrainingError as error:
             self._stop_at_the_next_agreement(error)
-        return self._loss_of_nothing() if loss is None else loss
+            return self._loss_of_nothing()
+        loss = check_step_output(output, "calculate_train_batch_loss", needs_gradient=True)
+        self._last_batch_size = output["batch_size"]
+        self._loss_tracker.update(loss.detach(), self._last_batch_size)
+        self._call_event("on_train_step_end", batch=batch, batch_output=output, step=step)
+        return loss
 
     def backward_step(self, loss: Tensor) -> None:
         """Run the backward pass.
@@ -528,10 +526,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         if not skipped:
             self.num_updates += 1
             clock.update += 1
-            try:
-                self.callback_handler.call_event("on_optimizer_step_end", self, update=self.num_updates)
-            except StopTrainingError as error:
-                self._stop_at_the_next_agreement(error)
+            self._call_event("on_optimizer_step_end", update=self.num_updates)
 
     def _clip_gradients(self) -> None:
         """Clip the gradients as ``train()`` was told to, once per update, after any scaling is undone."""
@@ -564,7 +559,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         try:
             with self._stopping_together():
                 self.evaluation_run_start()
-                self.callback_handler.call_event("on_evaluation_run_start", self)
+                self._call_event("on_evaluation_run_start")
             self._start_keyed_epoch(0)
             self._run_eval_epoch(cast("SizedIterable[BatchT]", self.eval_dataloader), is_training=False)
         except StopTrainingError as error:
@@ -588,7 +583,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         with self._evaluating(), torch.no_grad():
             with self._stopping_together():
                 self.eval_epoch_start()
-                self.callback_handler.call_event("on_eval_epoch_start", self, **event)
+                self._call_event("on_eval_epoch_start", **event)
             with self._stopping_together():
                 # A callback may have limited the loader for this epoch.
                 loader = (
@@ -600,20 +595,18 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
                 self.eval_epoch_end()
             self._record_epoch_loss("eval_loss_epoch" if is_training else "evaluation_loss")
             with self._stopping_together():
-                self.callback_handler.call_event("on_eval_epoch_end", self, **event)
+                self._call_event("on_eval_epoch_end", **event)
 
     def _run_eval_step(self, batch: BatchT, step: int) -> None:
+        self._call_event("on_eval_step_start")
         try:
-            self.callback_handler.call_event("on_eval_step_start", self)
             output = self.calculate_eval_batch_loss(batch)
-            loss = check_step_output(output, "calculate_eval_batch_loss", needs_gradient=False)
-            self._loss_tracker.update(loss.detach(), output["batch_size"])
-            self.callback_handler.call_event(
-                "on_eval_step_end", self, batch=batch, batch_output=output, step=step
-            )
         except StopTrainingError as error:
-            # One process of several goes on with its steps: those of the others may gather from all.
             self._stop_at_the_next_agreement(error)
+            return
+        loss = check_step_output(output, "calculate_eval_batch_loss", needs_gradient=False)
+        self._loss_tracker.update(loss.detach(), output["batch_size"])
+        self._call_event("on_eval_step_end", batch=batch, batch_output=output, step=step)
 
     # What the loop stands on: epochs and batches
 
@@ -668,13 +661,29 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
 
     @staticmethod
     def _wishes(stop: StopTrainingError | None) -> list[bool]:
-        return [stop is not None, isinstance(stop, NonFiniteLossError)]
+        return [stop is not None, _is_not_finite(stop)]
+
+    def _call_event(self, event: str, **kwargs: Any) -> None:
+        """Call an event that may stop the run.
+
+        With several processes, a callback that stops does not keep the others from being called: one of them may
+        gather, and would wait for this process.
+        """
+        if self._accelerator.num_processes == 1:
+            self.callback_handler.call_event(event, self, **kwargs)
+            return
+        for listener in self.callback_handler.listeners(event):
+            try:
+                listener(self, **kwargs)
+            except StopTrainingError as error:
+                self._stop_at_the_next_agreement(error)
 
     def _stop_at_the_next_agreement(self, error: StopTrainingError) -> None:
         """Stop at once on one process; of several, take part in what the others have begun until all know."""
         if self._accelerator.num_processes == 1:
             raise error
-        self._stop = self._stop or error
+        if self._stop is None or (_is_not_finite(error) and not _is_not_finite(self._stop)):
+            self._stop = error
 
     def _raise_if_any_process_stops(self) -> None:
         """Stop all processes before the same update, if one of them asked for it."""
@@ -685,7 +694,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         else:
             stops, not_finite = distributed.any_of_processes(self._wishes(self._stop), self.device)
         if stops:
-            raise self._stop or _stopped_elsewhere(not_finite)
+            raise _agreed_stop(self._stop, not_finite)
 
     @contextmanager
     def _stopping_together(self) -> Generator[None]:
@@ -697,7 +706,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         if self._accelerator.num_processes > 1:
             stops, not_finite = distributed.any_of_processes(self._wishes(self._stop), self.device)
             if stops:
-                raise self._stop or _stopped_elsewhere(not_finite)
+                raise _agreed_stop(self._stop, not_finite)
 
     # What the loop stands on: preparing a run, and leaving everything as it was
 
@@ -1081,15 +1090,20 @@ def _unset() -> Any:
     return None
 
 
-def _stopped_elsewhere(not_finite: bool) -> StopTrainingError:
-    if not_finite:
+def _is_not_finite(stop: StopTrainingError | None) -> bool:
+    return isinstance(stop, NonFiniteLossError)
+
+
+def _agreed_stop(own: StopTrainingError | None, not_finite: bool) -> StopTrainingError:
+    """What this process ends the run for; that a loss is not finite matters more than another request."""
+    if not_finite and not _is_not_finite(own):
         return NonFiniteLossError(
             "A loss on another process is not finite.",
             given="NaN or infinity there",
             expected="a finite loss",
             do="See the message of that process.",
         )
-    return StopTrainingError("Another process asked to stop.")
+    return own or StopTrainingError("Another process asked to stop.")
 
 
 def _check_scheduler_factory(factory: object) -> None:
