@@ -143,11 +143,27 @@ class ProcessState(Protocol):
 
 def _several_processes_on_cpu() -> bool:
     """Without ``cpu=True``, accelerate would run unconnected trainings where there is no accelerator."""
-    return _launched_processes() > 1 and "RANK" in os.environ and not torch.accelerator.is_available()
+    return _launched_processes() > 1 and not torch.accelerator.is_available()
 
 
 def _launched_processes() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+# As torchrun and accelerate launch set it, and as MPI does in three of its kinds.
+_RANK_VARIABLES = {"RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK"}
+
+
+def _require_rank() -> None:
+    """Refuse a number of processes that no launcher has set: this process would wait for others in vain."""
+    connected = torch.distributed.is_available() and torch.distributed.is_initialized()
+    if _launched_processes() > 1 and not connected and _RANK_VARIABLES.isdisjoint(os.environ):
+        raise UnsupportedConfigurationError(
+            "This process was not told which of several processes it is.",
+            given=f"WORLD_SIZE={_launched_processes()} without RANK",
+            expected="both of them, as a launcher sets them, or neither",
+            do="Start the script with torchrun or accelerate launch, or unset WORLD_SIZE.",
+        )
 
 
 _PRECISION = "ACCELERATE_MIXED_PRECISION"
@@ -158,9 +174,13 @@ def create_accelerator(**kwargs: Any) -> AcceleratorLike:
 
     Args:
         **kwargs: Passed on to ``accelerate.Accelerator``.
+
+    Raises:
+        UnsupportedConfigurationError: There is a WORLD_SIZE, but no launcher has set it.
     """
     from accelerate import Accelerator
 
+    _require_rank()
     if _several_processes_on_cpu():
         kwargs.setdefault("cpu", True)
     if precision := os.environ.get(_PRECISION):
@@ -174,6 +194,7 @@ def process_state() -> ProcessState:
     from accelerate import PartialState
     from accelerate.utils import parse_flag_from_env  # pyright: ignore[reportUnknownVariableType]  # no types
 
+    _require_rank()
     # Only Accelerator reads the variable by itself; by then, the device would have been chosen without it.
     on_cpu = _several_processes_on_cpu() or parse_flag_from_env("ACCELERATE_USE_CPU")
     return cast("ProcessState", PartialState(cpu=on_cpu))
@@ -201,7 +222,7 @@ def require_supported(accelerator: AcceleratorLike) -> None:
             given=f"WORLD_SIZE={launched}, while accelerate runs 1 process",
             expected="as many processes as the launcher started",
             do="Create the Accelerator with cpu=True (or set ACCELERATE_USE_CPU=true) to train on CPU, "
-            "or unset WORLD_SIZE if no launcher started this process.",
+            "or start the script without the launcher.",
         )
     kind = str(accelerator.distributed_type.value)
     if kind in {"FSDP", "DEEPSPEED", "MEGATRON_LM"}:
