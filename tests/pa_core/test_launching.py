@@ -1,0 +1,269 @@
+"""Processes: ways to start them, which of them does what, and what they tell each other."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import sysconfig
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from pa_core import (
+    Trainer,
+    UnsupportedConfigurationError,
+    gather_objects,
+    local_process_zero_first,
+    local_process_zero_only,
+    notebook_launcher,
+    world_process_zero_only,
+)
+from pa_core.testing import make_classification
+from tests.launching import Launch, run_command
+
+on_one_and_two_ranks = pytest.mark.runs_on("one_process", "two_ranks")
+
+TRAIN = """
+import json, sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from pa_core import Trainer, notebook_launcher
+from pa_core.testing import TinyClassifier, make_classification
+
+def main(batch_size):
+    torch.manual_seed(0)
+    model = TinyClassifier()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    trainer = Trainer(model, torch.nn.CrossEntropyLoss(), optimizer, callbacks=())
+    trainer.train(make_classification(60), num_epochs=3, per_device_batch_size=batch_size)
+    weights = torch.cat([one.detach().reshape(-1) for one in model.parameters()])
+    noted = {"runs on": trainer.describe_run(), "weights": weights.tolist()}
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    Path(f"rank_{rank}.json").write_text(json.dumps(noted))
+"""
+WITHOUT_NOTEBOOK = "main(16)"
+IN_NOTEBOOK = "notebook_launcher(main, ({batch_size},), num_processes={processes}, use_port='{port}')"
+
+WITH_OWN_ACCELERATOR = """
+import torch
+from accelerate import Accelerator
+from pa_core import Trainer
+
+class WithOwnAccelerator(Trainer):
+    def _create_accelerator(self):
+        return Accelerator()
+
+WithOwnAccelerator(torch.nn.Linear(1, 1), None, None)
+print("trains by itself")
+"""
+
+
+def idle_trainer() -> Trainer[nn.Linear]:
+    """A trainer that nobody trains with."""
+    return Trainer(nn.Linear(1, 1), None, None)
+
+
+@pytest.fixture
+def trainer() -> Trainer[nn.Linear]:
+    """One such trainer for a test."""
+    return idle_trainer()
+
+
+def rank() -> int:
+    """Which process this is."""
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def all_ranks() -> range:
+    """The numbers of all processes."""
+    return range(dist.get_world_size() if dist.is_initialized() else 1)
+
+
+def test_launchers_train_the_same_model(tmp_path: Path, free_port: int) -> None:
+    """`accelerate launch` starts one process, `notebook_launcher` as many as asked; all train the same weights."""
+    accelerate = [str(Path(sysconfig.get_path("scripts"), "accelerate")), "launch"]
+    notebook_of_one = IN_NOTEBOOK.format(batch_size=16, processes=1, port=free_port)
+    notebook_of_two = IN_NOTEBOOK.format(batch_size=8, processes=2, port=free_port)
+    one = noted_by_ranks(tmp_path / "accelerate", WITHOUT_NOTEBOOK, launcher=accelerate)
+    in_notebook = noted_by_ranks(tmp_path / "notebook_of_one", notebook_of_one)
+    two_in_notebook = noted_by_ranks(tmp_path / "notebook_of_two", notebook_of_two)
+
+    runs_on = [noted["runs on"] for noted in (*one, *in_notebook, *two_in_notebook)]
+    alone, connected = (f"{processes}, device cpu, precision fp32" for processes in ("1 process", "2 processes (gloo)"))
+    assert runs_on == [alone, alone, connected, connected]
+    expected = torch.tensor(one[0]["weights"])
+    for noted in (*in_notebook, *two_in_notebook):
+        torch.testing.assert_close(torch.tensor(noted["weights"]), expected)
+
+
+def noted_by_ranks(folder: Path, start: str, launcher: list[str] | None = None) -> list[dict[str, Any]]:
+    """What each rank has noted at the end of a training that was started in a folder of its own."""
+    folder.mkdir()
+    script = folder / "train.py"
+    script.write_text(TRAIN + start)
+    command = [*(launcher or [sys.executable]), str(script)]
+    launched = run_command(command, folder=folder, env={"HF_HOME": str(folder)})
+    assert launched.status == 0
+    return [json.loads(path.read_text()) for path in sorted(folder.glob("rank_*.json"))]
+
+
+def test_a_notebook_passes_its_precision_on() -> None:
+    """`mixed_precision` of `notebook_launcher` is what the layers compute in, also with one process."""
+    dtypes: set[torch.dtype] = set()
+
+    def main() -> None:
+        model = nn.Linear(4, 3)
+        model.register_forward_hook(lambda module, inputs, output: dtypes.add(output.dtype))
+        trainer = Trainer(nn.Sequential(model), nn.CrossEntropyLoss(), None)
+        trainer.evaluate(make_classification(8))
+
+    notebook_launcher(main, num_processes=1, mixed_precision="bf16")
+    assert dtypes == {torch.bfloat16}
+    assert "ACCELERATE_MIXED_PRECISION" not in os.environ
+
+
+def test_a_precision_is_never_changed_silently(trainer: Trainer[nn.Linear]) -> None:
+    """A trainer that is to compute in another precision than an earlier one of its process is an error."""
+    assert trainer.describe_run().endswith("fp32")
+    with pytest.raises(ValueError, match="mixed_precision='bf16'"):
+        notebook_launcher(idle_trainer, num_processes=1, mixed_precision="bf16")
+
+
+def test_processes_that_would_not_be_connected(launch: Launch) -> None:
+    """Two launched processes, each of which accelerate takes for the only one, end with an error that says so."""
+    launched = launch(WITH_OWN_ACCELERATOR, ranks=2, env={"ACCELERATE_USE_CPU": None})
+    assert launched.status != 0
+    assert "UnsupportedConfigurationError" in launched.output
+    assert "WORLD_SIZE=2, while accelerate runs 1 process" in launched.output
+    assert "trains by itself" not in launched.output
+
+
+def test_a_leftover_world_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """WORLD_SIZE without a launcher that has set it is an error, and not a wait for processes that never come."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UnsupportedConfigurationError, match="WORLD_SIZE=2 without RANK"):
+        idle_trainer()
+
+
+@on_one_and_two_ranks
+def test_decorators_for_process_zero() -> None:
+    """A decorated function runs on process zero only and returns None on all others, before any trainer is made."""
+
+    @world_process_zero_only
+    def greet_world(name: str, *, greeting: str) -> str:
+        return f"{greeting} {name}"
+
+    @local_process_zero_only
+    def greet_machine(name: str, *, greeting: str) -> str:
+        return f"{greeting} {name}"
+
+    expected = ["hello world" if one == 0 else None for one in all_ranks()]
+    assert gather_objects(greet_world("world", greeting="hello")) == expected
+    assert gather_objects(greet_machine("world", greeting="hello")) == expected
+
+
+@on_one_and_two_ranks
+def test_process_zero_goes_first(shared_tmp_path: Path) -> None:
+    """What process zero prepares in the block is there when the others enter it."""
+    prepared = shared_tmp_path / "prepared"
+    with local_process_zero_first():
+        found = prepared.exists()
+        time.sleep(0.1)  # enough for another process to get ahead, if it could
+        prepared.touch()
+    assert gather_objects(found) == [one != 0 for one in all_ranks()]
+
+
+@pytest.mark.runs_on("two_ranks")
+def test_process_zero_fails_first() -> None:
+    """When process zero raises in the block, the others do not wait for it for ever."""
+    with contextlib.suppress(ConnectionError), local_process_zero_first():
+        if rank() == 0:
+            raise ConnectionError
+    assert gather_objects("went on") == ["went on", "went on"]
+
+
+@on_one_and_two_ranks
+def test_print(trainer: Trainer[nn.Linear], capsys: pytest.CaptureFixture[str]) -> None:
+    """`trainer.print` prints once on a machine, in the manner of `print`."""
+    trainer.print("loss", 0.5, sep=": ", end=".\n")
+    assert gather_objects(capsys.readouterr().out) == ["loss: 0.5.\n" if one == 0 else "" for one in all_ranks()]
+
+
+@on_one_and_two_ranks
+def test_gather_objects() -> None:
+    """Any picklable objects come together in the order of the ranks."""
+    assert gather_objects({"rank": rank(), "names": ("a",) * rank()}) == [
+        {"rank": one, "names": ("a",) * one} for one in all_ranks()
+    ]
+
+
+def rows(of_rank: int, count: int) -> Tensor:
+    """Some rows of two columns, different ones on each rank."""
+    return torch.arange(2 * count).view(count, 2) + 100 * of_rank
+
+
+class TestGather:
+    """`trainer.gather`, on one rank and on two."""
+
+    pytestmark = on_one_and_two_ranks
+
+    @given(counts=st.tuples(st.integers(0, 5), st.integers(0, 5)))
+    def test_different_numbers_of_rows(self, counts: tuple[int, int]) -> None:
+        """All rows come together in the order of the ranks, however many each rank has, even none."""
+        expected = torch.cat([rows(one, counts[one]) for one in all_ranks()])
+        assert torch.equal(idle_trainer().gather(rows(rank(), counts[rank()])), expected)
+
+    @given(counts=st.tuples(st.integers(0, 5), st.integers(0, 5)))
+    def test_padding(self, counts: tuple[int, int]) -> None:
+        """With a padding value, each rank takes up as many rows as the one that has most, its own ones first."""
+        longest = max(counts[one] for one in all_ranks())
+        expected = torch.full((len(all_ranks()), longest, 2), -1)
+        for one in all_ranks():
+            expected[one, : counts[one]] = rows(one, counts[one])
+        gathered = idle_trainer().gather(rows(rank(), counts[rank()]), padding_value=-1)
+        assert torch.equal(gathered, expected.view(-1, 2))
+
+    def test_containers(self, trainer: Trainer[nn.Linear]) -> None:
+        """Nested containers come back as they were, with the gathered tensors in their places."""
+
+        class Boxes(NamedTuple):
+            corners: Tensor
+            scores: list[Tensor]
+
+        def predicted(of_rank: int) -> dict[str, Any]:
+            some = rows(of_rank, 1 + of_rank)
+            return {"boxes": Boxes(some, [some + 1, some + 2]), "pair": (some + 3, {"deep": some + 4})}
+
+        gathered = trainer.gather(predicted(rank()))
+        boxes = gathered["boxes"]
+        parts = [boxes.corners, *boxes.scores, gathered["pair"][0], gathered["pair"][1]["deep"]]
+        assert isinstance(boxes, Boxes)
+        for offset, part in enumerate(parts):
+            assert torch.equal(part, torch.cat([rows(one, 1 + one) for one in all_ranks()]) + offset)
+
+    def test_numbers(self, trainer: Trainer[nn.Linear]) -> None:
+        """A tensor without dimensions is one row of the result."""
+        gathered = trainer.gather(torch.tensor(0.5 + rank()))
+        assert torch.equal(gathered, torch.tensor([0.5 + one for one in all_ranks()]))
+
+    @pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int64, torch.bfloat16, torch.float64])
+    def test_dtypes(self, trainer: Trainer[nn.Linear], dtype: torch.dtype) -> None:
+        """Tensors keep their type."""
+        gathered = trainer.gather(torch.ones(1 + rank(), dtype=dtype))
+        assert torch.equal(gathered, torch.ones(sum(1 + one for one in all_ranks()), dtype=dtype))
+
+    def test_other_objects(self, trainer: Trainer[nn.Linear]) -> None:
+        """What holds no tensors is refused on every rank, with the name of the function that takes it."""
+        with pytest.raises(TypeError, match=r"str.*gather_objects"):
+            trainer.gather({"name": "digit"})
