@@ -32,9 +32,7 @@ BUILT_IN_BASES: list[tuple[type[ExplainedError], type[Exception]]] = [
 
 
 @pytest.mark.parametrize(("error", "built_in"), BUILT_IN_BASES)
-def test_errors_are_caught_as_the_built_in_exception(
-    error: type[ExplainedError], built_in: type[Exception]
-) -> None:
+def test_errors_are_caught_as_the_built_in_exception(error: type[ExplainedError], built_in: type[Exception]) -> None:
     """Code that catches Python's own exception for a mistake catches ours."""
     with pytest.raises(built_in):
         raise error("Wrong.", given="a", expected="b", do="Do c.")
@@ -79,10 +77,6 @@ def test_a_stop_takes_any_message() -> None:
 
 def test_public_names_are_complete_and_sorted() -> None:
     """Every error of the module is exported by name."""
-    defined = {
-        name
-        for name, value in vars(errors).items()
-        if isinstance(value, type) and issubclass(value, Exception)
-    }
+    defined = {name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, Exception)}
 
     assert errors.__all__ == sorted(defined)

@@ -68,9 +68,7 @@ def test_parameters_are_the_documented_ones_in_their_order() -> None:
     parameters = list(inspect.signature(TrainerRunConfig).parameters.values())
 
     assert [parameter.name for parameter in parameters[: len(DOCUMENTED)]] == DOCUMENTED
-    assert all(
-        parameter.default is not inspect.Parameter.empty for parameter in parameters[len(DOCUMENTED) :]
-    )
+    assert all(parameter.default is not inspect.Parameter.empty for parameter in parameters[len(DOCUMENTED) :])
 
 
 def test_every_value_reads_the_same_by_key_and_by_attribute() -> None:

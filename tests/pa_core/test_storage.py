@@ -123,9 +123,7 @@ def test_readers_never_see_half_a_file(tmp_path: Path) -> None:
     assert seen
 
 
-def test_content_reaches_the_disk_before_it_takes_the_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_content_reaches_the_disk_before_it_takes_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The order that survives a power cut: content, then the name, then the folder."""
     calls: list[str] = []
     real_fsync, real_replace = os.fsync, Path.replace
@@ -147,9 +145,7 @@ def test_content_reaches_the_disk_before_it_takes_the_name(
     assert calls == ["file with b'new'", "replace model.pt", "folder"]
 
 
-def test_a_name_that_cannot_be_taken_leaves_nothing_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_name_that_cannot_be_taken_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A failure after the writing cleans up as well."""
 
     def replace(self: Path, target: Path) -> Path:
@@ -240,9 +236,7 @@ _scalars = (
     | st.sampled_from([torch.float32, torch.bfloat16, torch.device("cpu"), torch.device("cuda", 1)])
     | st.lists(st.integers(0, 9), max_size=3).map(torch.Size)
 )
-_hashable = (
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary(min_size=1)
-)
+_hashable = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary(min_size=1)
 _tensors = st.builds(
     torch.ones,
     st.lists(st.integers(0, 3), max_size=3),

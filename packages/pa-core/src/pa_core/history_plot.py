@@ -104,9 +104,8 @@ def plot_run_history(
     panels = _panels(_records(history, metrics), x)
     figure = _draw(panels, x)
     path = Path(path)
-    atomic_write(
-        path, lambda file: figure.savefig(file, format=path.suffix.removeprefix(".") or "png", dpi=150)
-    )
+    picture_format = path.suffix.removeprefix(".") or "png"
+    atomic_write(path, lambda file: figure.savefig(file, format=picture_format, dpi=150))
     return path
 
 

@@ -159,9 +159,7 @@ def check_clip_threshold(name: str, value: object) -> None:
     Raises:
         ConfigurationError: ``value`` is neither None nor a positive number.
     """
-    accepted = value is None or (
-        not isinstance(value, bool) and isinstance(value, numbers.Real) and float(value) > 0
-    )
+    accepted = value is None or (not isinstance(value, bool) and isinstance(value, numbers.Real) and float(value) > 0)
     if not accepted:
         raise ConfigurationError(
             f"{name} is not usable.",

@@ -182,10 +182,8 @@ class InMemoryRunHistory(RunHistory):
             CheckpointError: This is no such state; what was recorded here is left as it was.
         """
         try:
-            metrics = {
-                name: MetricColumns.from_state_dict(columns)
-                for name, columns in state_dict["metrics"].items()
-            }
+            states = state_dict["metrics"].items()
+            metrics = {name: MetricColumns.from_state_dict(columns) for name, columns in states}
             prefix = str(state_dict["metric_name_prefix"])
             super().load_state_dict(state_dict)
         except (AttributeError, KeyError, TypeError, ValueError) as error:

@@ -36,9 +36,8 @@ def recordable(name: str, value: object) -> MetricValue:
 class MetricColumns:
     """The values of one metric and their moments, without a Python object for each."""
 
-    _MAX_UNREAD = (
-        512  # reading tensors of an accelerator waits for it, so rarely; holding them costs its memory
-    )
+    # reading tensors of an accelerator waits for it, so rarely; holding them costs its memory
+    _MAX_UNREAD = 512
 
     def __init__(self) -> None:
         self.latest: MetricValue = float("nan")
