@@ -1,0 +1,310 @@
+"""A stop that only one of two ranks asks for: both end after the same update, and none waits for the other."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from accelerate import Accelerator, DistributedDataParallelKwargs
+from torch import Tensor, nn
+from torch.optim import SGD
+from typing_extensions import override
+
+from pa_core import (
+    AnyTrainer,
+    BatchOutput,
+    NonFiniteLossError,
+    StepBasedEvaluationCallback,
+    StopTrainingError,
+    TerminateOnNaNCallback,
+    Trainer,
+    TrainerCallback,
+    gather_objects,
+)
+from pa_core.callbacks.base import EVENT_NAMES
+from pa_core.testing import RecordingCallback, TinyClassifier, make_classification
+
+pytestmark = pytest.mark.runs_on("two_ranks")
+
+BATCH_SIZE = 4
+EVAL_DATA = make_classification(8, seed=1)
+IN_ORDER = {"shuffle": False}
+
+
+class StopsOnOneRank(Trainer[TinyClassifier]):
+    """Raises on rank 1 at the n-th call of a place in the run; evaluation steps gather, as users' steps do."""
+
+    place = ""
+    nth = 3
+    rank = 1
+    unused_parameters = False
+
+    @override
+    def _create_accelerator(self) -> Any:
+        handler = DistributedDataParallelKwargs(find_unused_parameters=self.unused_parameters)
+        return Accelerator(cpu=True, kwargs_handlers=[handler])
+
+    def pass_by(self, place: str) -> None:
+        """Count the calls of the place, and stop at the n-th."""
+        if place == self.place and dist.get_rank() == self.rank:
+            self.nth -= 1
+            if self.nth == 0:
+                raise StopTrainingError(place)
+
+    @override
+    def calculate_train_batch_loss(self, batch: Any) -> dict[str, Any]:
+        self.pass_by("before the model")
+        output = super().calculate_train_batch_loss(batch)
+        self.pass_by("after the model")
+        return output
+
+    @override
+    def scheduler_step(self) -> None:
+        self.pass_by("scheduler_step")
+
+    @override
+    def calculate_eval_batch_loss(self, batch: Any) -> dict[str, Any]:
+        output = super().calculate_eval_batch_loss(batch)
+        output["all_outputs"] = self.gather(output["model_outputs"])
+        self.pass_by("evaluation step")
+        return output
+
+
+class PassBy(TrainerCallback[StopsOnOneRank]):
+    """Lets the trainer stop at events too."""
+
+    def __init__(self) -> None:
+        for event in EVENT_NAMES - {"on_init_end"}:
+            setattr(self, event, partial(self._pass_by, event))
+
+    @staticmethod
+    def _pass_by(event: str, trainer: StopsOnOneRank, **_: Any) -> None:
+        trainer.pass_by(event)
+
+
+def make_two(
+    place: str,
+    *callbacks: TrainerCallback,
+    nth: int = 3,
+    rank: int = 1,
+    batch_norm: bool = True,
+    kind: type[StopsOnOneRank] = StopsOnOneRank,
+) -> StopsOnOneRank:
+    """A trainer that stops on one of two ranks; `place` says where, and empty: nowhere."""
+    torch.default_generator.manual_seed(0)
+    model = TinyClassifier(batch_norm=batch_norm)
+    optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
+    trainer = kind(model, nn.CrossEntropyLoss(), optimizer, callbacks=[RecordingCallback(), *callbacks, PassBy()])
+    trainer.place, trainer.nth, trainer.rank = place, nth, rank
+    return trainer
+
+
+def train_two(trainer: Trainer[Any], **kwargs: Any) -> None:
+    """Two epochs of five updates on two ranks, in a fixed order; rank 1 has no sample in the last step."""
+    data = make_classification(4 * 2 * BATCH_SIZE + 2)
+    arguments: dict[str, Any] = {"num_epochs": 2, "eval_dataset": EVAL_DATA, **kwargs}
+    trainer.train(data, per_device_batch_size=BATCH_SIZE, train_dataloader_kwargs=IN_ORDER, **arguments)
+
+
+def assert_stopped_alike(trainer: Trainer[Any], updates: int) -> None:
+    """Both ranks ended after the same update with the same weights, through the same last events."""
+    recorder = trainer.callback_handler.callbacks[0]
+    assert isinstance(recorder, RecordingCallback)
+    endings = gather_objects((trainer.num_updates, recorder.events[-2:]))
+    assert endings == [(updates, ["on_stop_training_error", "on_training_run_end"])] * 2
+    parameters = torch.cat([parameter.detach().flatten() for parameter in trainer.model.parameters()])
+    assert torch.equal(*trainer.gather(parameters[None]))
+    expected = make_two("", batch_norm=isinstance(trainer.model.layers[1], nn.BatchNorm1d))
+    accumulation = trainer.run_config.gradient_accumulation_steps
+    if updates:
+        train_two(expected, max_num_train_steps=updates, gradient_accumulation_steps=accumulation)
+    wanted = torch.cat([parameter.detach().flatten() for parameter in expected.model.parameters()])
+    assert torch.equal(parameters, wanted)
+
+
+PLACES = {
+    # where: the number of updates after which both ranks stop, if rank 1 asks for it the third time it comes by
+    "on_train_step_start": 2,
+    "before the model": 2,
+    "after the model": 2,
+    "on_train_step_end": 2,
+    "scheduler_step": 3,
+    "on_optimizer_step_end": 3,
+}
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("batch_norm", [True, False])
+@pytest.mark.parametrize(("place", "updates"), PLACES.items())
+def test_a_stop_in_a_step_of_one_rank_stops_both_at_the_same_update(
+    place: str, updates: int, batch_norm: bool, rank: int
+) -> None:
+    """Wherever in a step one rank asks to stop, none waits, none makes an update more, and both can go on."""
+    assert dist.get_world_size() == 2
+    trainer = make_two(place, rank=rank, batch_norm=batch_norm)
+    train_two(trainer)
+    assert_stopped_alike(trainer, updates)
+
+    train_two(trainer)
+    assert gather_objects(trainer.num_updates) == [10, 10]
+
+
+@pytest.mark.parametrize("nth", [1, 2, 3, 4])
+@pytest.mark.parametrize("place", ["before the model", "after the model", "on_train_step_end"])
+def test_a_stop_within_an_accumulation_group_leaves_the_whole_update_out(place: str, nth: int) -> None:
+    """The batches of the group that are still to come are not trained on, on either rank."""
+    trainer = make_two(place, nth=nth)
+    train_two(trainer, gradient_accumulation_steps=2)
+    assert_stopped_alike(trainer, (nth - 1) // 2)
+
+
+@pytest.mark.parametrize(("place", "updates"), PLACES.items())
+def test_a_stop_of_one_rank_reaches_the_other_without_the_gradients(place: str, updates: int) -> None:
+    """Where gradients cannot carry the request, as with unused parameters, the ranks still stop together."""
+    trainer = make_two(place)
+    trainer.unused_parameters = True
+    trainer._accelerator = trainer._create_accelerator()  # pyright: ignore[reportPrivateUsage] - a documented hook
+    train_two(trainer)
+    assert_stopped_alike(trainer, updates)
+
+
+def test_a_stop_at_the_last_update_of_a_run_ends_both_ranks() -> None:
+    """One rank asks to stop when the other has nothing left to do but to evaluate."""
+    trainer = make_two("on_optimizer_step_end", nth=4)
+    train_two(trainer, max_num_train_steps=4)
+    assert_stopped_alike(trainer, 4)
+
+
+BETWEEN_STEPS = {
+    "on_training_run_start": 0,
+    "on_train_epoch_start": 0,
+    "on_train_epoch_end": 5,
+    "on_eval_epoch_start": 5,
+    "on_eval_step_start": 5,
+    "evaluation step": 5,
+    "on_eval_step_end": 5,
+    "on_eval_epoch_end": 5,
+    "on_training_run_epoch_end": 5,
+}
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(("place", "updates"), BETWEEN_STEPS.items())
+def test_a_stop_of_one_rank_between_training_steps_stops_both(place: str, updates: int, rank: int) -> None:
+    """At the start and the end of epochs and in evaluations, whose steps gather, no rank is left waiting."""
+    trainer = make_two(place, nth=1, rank=rank)
+    train_two(trainer)
+    assert_stopped_alike(trainer, updates)
+
+    train_two(trainer)
+    assert gather_objects(trainer.num_updates) == [10, 10]
+
+
+def test_a_stop_of_one_rank_in_an_evaluation_in_mid_epoch_stops_both() -> None:
+    """An evaluation after some updates is part of the update that it follows."""
+    trainer = make_two("evaluation step", StepBasedEvaluationCallback(2), nth=1)
+    train_two(trainer)
+    assert_stopped_alike(trainer, 2)
+
+
+class NaNOnRankOne(StopsOnOneRank):
+    """The loss on rank 1 becomes NaN at a place, and stays finite on rank 0."""
+
+    @override
+    def pass_by(self, place: str) -> None:
+        """Count the calls of the place."""
+        self.is_now = place == self.place and dist.get_rank() == 1
+        if self.is_now:
+            self.nth -= 1
+
+    @override
+    def calculate_train_batch_loss(self, batch: Any) -> dict[str, Any]:
+        output = super().calculate_train_batch_loss(batch)
+        return self.spoiled(output)
+
+    @override
+    def calculate_eval_batch_loss(self, batch: Any) -> dict[str, Any]:
+        output = super().calculate_eval_batch_loss(batch)
+        return self.spoiled(output)
+
+    def spoiled(self, output: dict[str, Any]) -> dict[str, Any]:
+        """The output with a loss that is NaN, if it is time."""
+        if self.is_now and self.nth == 0:
+            output["loss"] = output["loss"] * torch.nan
+        return output
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize(("place", "nth"), [("after the model", 3), ("evaluation step", 1)])
+def test_a_loss_of_one_rank_that_is_nan_raises_on_both(place: str, nth: int, accumulation: int) -> None:
+    """Both ranks end the run through its events, without the update, and both raise the error."""
+    trainer = make_two(place, TerminateOnNaNCallback(), nth=nth, kind=NaNOnRankOne)
+    with pytest.raises(NonFiniteLossError):
+        train_two(trainer, gradient_accumulation_steps=accumulation)
+    in_training = {1: 2, 2: 1}
+    of_epoch = {1: 5, 2: 3}
+    assert_stopped_alike(trainer, (in_training if place == "after the model" else of_epoch)[accumulation])
+
+
+def test_an_evaluation_loss_of_one_rank_that_is_nan_raises_on_both() -> None:
+    """`evaluate()` raises on both ranks too."""
+    trainer = make_two("evaluation step", TerminateOnNaNCallback(), nth=1, kind=NaNOnRankOne)
+    with pytest.raises(NonFiniteLossError):
+        trainer.evaluate(make_classification(20), per_device_batch_size=BATCH_SIZE)
+    recorder = trainer.callback_handler.callbacks[0]
+    assert isinstance(recorder, RecordingCallback)
+    assert recorder.events[-2:] == ["on_stop_training_error", "on_evaluation_run_end"]
+
+
+class GatherEverywhere(TrainerCallback):
+    """Gathers at each event at which users do, behind a callback that may have stopped its own rank."""
+
+    @override
+    def on_train_step_end(
+        self, trainer: AnyTrainer, batch: list[Tensor], batch_output: BatchOutput, **kwargs: Any
+    ) -> None:
+        trainer.gather(batch_output["loss"])
+
+    on_eval_step_end = on_train_step_end
+
+    @override
+    def on_training_run_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        trainer.gather(torch.ones(1))
+
+    on_train_epoch_end = on_eval_epoch_start = on_eval_epoch_end = on_training_run_epoch_end
+
+
+EVENTS = {"on_train_step_end": 0, "on_optimizer_step_end": 1, **BETWEEN_STEPS}
+EVENTS.pop("evaluation step")  # where a step returns nothing, there is nothing to call its callbacks with
+
+
+@pytest.mark.parametrize(("place", "updates"), EVENTS.items())
+def test_callbacks_behind_the_one_that_stops_may_gather(place: str, updates: int) -> None:
+    """A callback that gathers is called on both ranks, whichever asked to stop before it."""
+    trainer = make_two(place, nth=1)
+    trainer.callback_handler.add_callback(GatherEverywhere)
+    trainer.train(
+        make_classification(5 * 2 * BATCH_SIZE),  # each rank has a sample in each step
+        2,
+        EVAL_DATA,
+        per_device_batch_size=BATCH_SIZE,
+    )
+    assert gather_objects(trainer.num_updates) == [updates, updates]
+
+
+def test_a_loss_that_is_nan_matters_more_than_another_stop() -> None:
+    """If one rank wants to end the run and the other must, both raise."""
+
+    class Enough(TrainerCallback):
+        @override
+        def on_train_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: BatchOutput, **kwargs: Any) -> None:
+            if kwargs["step"] == 3:
+                raise StopTrainingError("enough")
+
+    trainer = make_two("after the model", Enough(), TerminateOnNaNCallback(), kind=NaNOnRankOne)
+    with pytest.raises(NonFiniteLossError):
+        train_two(trainer)
+    assert_stopped_alike(trainer, 2)
