@@ -1,0 +1,8 @@
+"""Callbacks for the trainer of pa-core beyond its everyday ones, and what they are made of."""
+
+from __future__ import annotations
+
+from pa_callbacks_extra.early_stopping import EarlyStoppingCallback
+from pa_callbacks_extra.model_ema import ModelEma
+
+__all__ = ["EarlyStoppingCallback", "ModelEma"]

@@ -1,0 +1,124 @@
+"""Ending a run that no longer makes progress."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from typing_extensions import override
+
+from pa_core.any_trainer import AnyTrainer
+from pa_core.callbacks.base import TrainerCallback
+from pa_core.callbacks.best_metric import BestMetric, watched_value
+from pa_core.errors import ConfigurationError, StopTrainingError
+
+__all__ = ["EarlyStoppingCallback"]
+
+
+class EarlyStoppingCallback(TrainerCallback):
+    """Ends the run when a metric has not improved for some epochs.
+
+    The first epoch sets the best value. A later one is an improvement if it is better than the best value by at least
+    the threshold; the distance is measured from the best value, not from the epoch before, so slow progress in small
+    steps counts as soon as it has added up. NaN is no improvement.
+
+    Place it behind the callbacks that are to see the last epoch too, such as ``SaveBestModelCallback``: the event in
+    which it ends the run does not reach those behind it.
+
+    Args:
+        early_stopping_patience: The number of epochs in a row without an improvement after which the run
+            ends.
+        early_stopping_threshold: The smallest change of the metric that is an improvement. The default
+            ignores the noise of a loss that has levelled off.
+        watch_metric: The metric to judge by, as it is named in the run history.
+        greater_is_better: Whether a higher value is better. The default suits a loss.
+        reset_on_train: Whether each training run starts without a best value. If False, a run has to improve
+            on the runs before it. The epochs without an improvement are counted anew in each run; only a run
+            that continues from a training state goes on with the best value and the count of that state.
+
+    Attributes:
+        best: The best value and its epoch.
+        epochs_without_improvement: The number of epochs since then.
+
+    Raises:
+        ConfigurationError: The patience is less than one epoch, or the threshold is negative.
+        MetricNotFoundError: `watch_metric` was not recorded by the end of the first epoch.
+
+    Example:
+        >>> import torch
+        >>> from pa_callbacks_extra import EarlyStoppingCallback
+        >>> from pa_core import Trainer
+        >>> model = torch.nn.Linear(1, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> samples = torch.utils.data.TensorDataset(torch.ones(8, 1), torch.ones(8, 1))
+        >>> stop_early = EarlyStoppingCallback(early_stopping_patience=2)
+        >>> trainer = Trainer(model, torch.nn.MSELoss(), optimizer, callbacks=[stop_early])
+        >>> trainer.train(samples, num_epochs=1000, eval_dataset=samples)
+        >>> stop_early.epochs_without_improvement
+        2
+    """
+
+    def __init__(
+        self,
+        early_stopping_patience: int = 1,
+        early_stopping_threshold: float = 0.01,
+        watch_metric: str = "eval_loss_epoch",
+        greater_is_better: bool = False,
+        reset_on_train: bool = True,
+    ) -> None:
+        if early_stopping_patience < 1:
+            raise ConfigurationError(
+                "The patience is less than one epoch.",
+                given=f"early_stopping_patience={early_stopping_patience!r}",
+                expected="a number of epochs of at least 1",
+                do="Pass the number of epochs without an improvement after which the run shall end.",
+            )
+        if not 0 <= early_stopping_threshold < math.inf:
+            raise ConfigurationError(
+                "The change that counts as an improvement is not usable.",
+                given=f"early_stopping_threshold={early_stopping_threshold!r}",
+                expected="a finite number of at least 0",
+                do="Pass the size of the change; greater_is_better says its direction.",
+            )
+        self.early_stopping_patience = early_stopping_patience
+        self.early_stopping_threshold = early_stopping_threshold
+        self.watch_metric = watch_metric
+        self.greater_is_better = greater_is_better
+        self.reset_on_train = reset_on_train
+        self.best = BestMetric(greater_is_better, min_change=early_stopping_threshold)
+        self.epochs_without_improvement = 0
+        self._continues_a_run = False
+
+    @override
+    def on_training_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        """Start to count, and forget the best value of earlier runs, if so wanted."""
+        if not self._continues_a_run:
+            self.epochs_without_improvement = 0
+            if self.reset_on_train:
+                self.best.reset()
+        self._continues_a_run = False
+
+    @override
+    def on_training_run_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        """Ask for the end of the run if the metric has not improved for long enough."""
+        value = watched_value(trainer, self.watch_metric)
+        if self.best.update(value, trainer.run_history.current_epoch):
+            self.epochs_without_improvement = 0
+            return
+        self.epochs_without_improvement += 1
+        if self.epochs_without_improvement >= self.early_stopping_patience:
+            raise StopTrainingError(
+                f"{self.watch_metric} is {value}: {self.epochs_without_improvement} epochs in a row without an "
+                f"improvement by {self.early_stopping_threshold}; the best value is {self.best.value}, of epoch "
+                f"{self.best.epoch}."
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the best value, its epoch, and the number of epochs since then."""
+        return {"best": self.best.state_dict(), "epochs_without_improvement": self.epochs_without_improvement}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over what `state_dict` returned; the next training run continues from it."""
+        self.best.load_state_dict(state_dict["best"])
+        self.epochs_without_improvement = state_dict["epochs_without_improvement"]
+        self._continues_a_run = True

@@ -1,0 +1,178 @@
+"""When a run ends early: what counts as an improvement, for how long a run waits, and what it remembers."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.optim import SGD
+from typing_extensions import override
+
+from pa_callbacks_extra import EarlyStoppingCallback
+from pa_core import AnyTrainer, StopTrainingError, Trainer, TrainerCallback
+from pa_core.testing import RecordingCallback, make_regression
+
+
+class RecordScores(TrainerCallback):
+    """Records a given score in each epoch of a run, so that it is known when the run has to end."""
+
+    def __init__(self, scores: Sequence[float]) -> None:
+        self.scores = iter(scores)
+
+    @override
+    def on_train_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        trainer.run_history.update_metric("score", next(self.scores))
+
+
+def make_trainer(*callbacks: TrainerCallback, lr: float = 0.1) -> Trainer[nn.Linear]:
+    """A trainer of a linear model."""
+    model = nn.Linear(4, 1)
+    return Trainer(model, nn.MSELoss(), SGD(model.parameters(), lr=lr), callbacks=callbacks)
+
+
+def epochs_run(scores: Sequence[float], callback: EarlyStoppingCallback) -> int:
+    """The number of epochs of a run that reaches the given scores, one in each epoch, and may end early."""
+    trainer = make_trainer(RecordScores(scores), callback)
+    trainer.train(make_regression(8), num_epochs=len(scores))
+    return len(list(trainer.run_history.get_metric_values("score")))
+
+
+def watch_score(
+    patience: int = 1, threshold: float = 0.01, *, greater_is_better: bool = False
+) -> EarlyStoppingCallback:
+    """The callback for the scores of ``epochs_run``."""
+    return EarlyStoppingCallback(patience, threshold, "score", greater_is_better)
+
+
+@pytest.mark.parametrize(
+    ("scores", "patience", "threshold", "expected"),
+    [
+        pytest.param([5, 4, 3, 2, 1], 1, 0.01, 5, id="improves to the end"),
+        pytest.param([5, 6, 1, 1, 1], 1, 0.01, 2, id="the first epoch sets the best value"),
+        pytest.param([5, 4, 4, 1, 1], 1, 0.01, 3, id="the same value is no improvement"),
+        pytest.param([5, 4, 4, 1, 1], 1, 0.0, 3, id="not even with a threshold of zero"),
+        pytest.param([5, 6, 4, 6, 3, 6], 2, 0.01, 6, id="an improvement starts the count anew"),
+        pytest.param([5, 6, 6, 6, 6, 4], 3, 0.01, 4, id="the patience is a number of epochs"),
+        pytest.param([5, 4.5, 4, 3.5, 3], 2, 1.0, 5, id="slow progress adds up"),
+        pytest.param([5, 4.5, 4.25, 1], 2, 1.0, 3, id="changes below the threshold do not count"),
+        pytest.param([5, 4, 3, 1], 1, 1.0, 4, id="a change of exactly the threshold does"),
+        pytest.param([5, math.nan, 4], 1, 0.01, 2, id="NaN is no improvement"),
+        pytest.param([math.nan, 5, 4, 4], 2, 0.01, 4, id="NaN is not the best value"),
+    ],
+)
+def test_a_run_ends_when_it_makes_no_progress(
+    scores: list[float], patience: int, threshold: float, expected: int
+) -> None:
+    """A run ends after as many epochs in a row without an improvement as the patience says."""
+    assert epochs_run(scores, watch_score(patience, threshold)) == expected
+    mirrored = [-score for score in scores]
+    assert epochs_run(mirrored, watch_score(patience, threshold, greater_is_better=True)) == expected
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=8), st.integers(1, 3), st.integers(0, 2))
+def test_a_run_ends_where_a_count_by_hand_says(scores: list[int], patience: int, threshold: int) -> None:
+    """For any scores, the run ends at the first epoch that is `patience` epochs away from its last improvement."""
+    best, since, expected = math.inf, 0, 0
+    for score in scores:
+        expected += 1
+        if score < best and best - score >= threshold:
+            best, since = score, 0
+        else:
+            since += 1
+        if since == patience:
+            break
+
+    assert epochs_run(scores, watch_score(patience, threshold)) == expected
+
+
+@pytest.mark.runs_on("one_process", "two_ranks", "bf16")
+def test_a_training_that_has_converged_ends() -> None:
+    """A real run whose evaluation loss has levelled off ends long before its last epoch, on all ranks."""
+    torch.default_generator.manual_seed(0)
+    data = make_regression(32)
+    recorder = RecordingCallback()
+    trainer = make_trainer(EarlyStoppingCallback(early_stopping_patience=2), recorder)
+
+    trainer.train(data, num_epochs=500, eval_dataset=data)
+
+    losses = list(trainer.run_history.get_metric_values("eval_loss_epoch"))
+    assert 3 < len(losses) < 100
+    assert len(set(trainer.gather(torch.tensor([len(losses)])).tolist())) == 1
+    assert min(losses[:-2]) - min(losses[-2:]) < 0.01
+    assert recorder.events[-2:] == ["on_stop_training_error", "on_training_run_end"]
+
+
+def test_the_error_says_why_the_run_ended() -> None:
+    """Who listens for the stop learns the metric, its value, its best value, and for how long it has waited."""
+
+    class KeepError(TrainerCallback):
+        @override
+        def on_stop_training_error(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+            self.error: StopTrainingError = kwargs["error"]
+
+    keep = KeepError()
+    trainer = make_trainer(RecordScores([4, 3, 3.5, 3.25]), watch_score(patience=2), keep)
+    trainer.train(make_regression(8), num_epochs=10)
+
+    assert str(keep.error) == (
+        "score is 3.25: 2 epochs in a row without an improvement by 0.01; the best value is 3.0, of epoch 2."
+    )
+
+
+def test_each_run_starts_without_a_best_value() -> None:
+    """By default a second run is judged by its own metrics alone, with all of its patience."""
+    callback = watch_score(patience=2)
+
+    assert epochs_run([1, 2, 2, 2], callback) == 3
+    assert epochs_run([9, 8, 9, 9, 9], callback) == 4
+
+
+def test_a_best_value_may_be_kept_over_runs() -> None:
+    """With `reset_on_train=False` a second run has to improve on the first, with all of its patience."""
+    callback = EarlyStoppingCallback(2, 0.01, "score", reset_on_train=False)
+
+    assert epochs_run([1, 2, 2, 2], callback) == 3
+    assert epochs_run([9, 8, 7, 6, 5], callback) == 2
+    assert epochs_run([9, 0, 9, 9], callback) == 4
+
+
+@pytest.mark.parametrize("interrupted_after", range(1, 8))
+def test_a_resumed_run_goes_on_with_value_and_count(interrupted_after: int) -> None:
+    """A run that continues from the state of another ends where the uninterrupted run ends."""
+    scores = [5, 4, 4.5, 4.25, 3, 3.5, 3.5, 3.5, 2]
+    assert epochs_run(scores, watch_score(patience=3)) == 8
+
+    before = watch_score(patience=3)
+    assert epochs_run(scores[:interrupted_after], before) == interrupted_after
+    after = watch_score(patience=3)
+    after.load_state_dict(json.loads(json.dumps(before.state_dict())))
+
+    assert epochs_run(scores[interrupted_after:], after) == 8 - interrupted_after
+    assert epochs_run([9, 8, 7], after) == 3, "the run after the resumed one is a new one"
+
+
+def test_a_metric_that_was_never_recorded_is_an_error_that_lists_those_that_were() -> None:
+    """A misspelt metric, or one of an evaluation that there is not, is an error in the first epoch."""
+    with pytest.raises(KeyError, match=r"watch_metric='eval_loss_epoch'(.|\n)*train_loss_epoch"):
+        make_trainer(EarlyStoppingCallback()).train(make_regression(8), num_epochs=2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ({"early_stopping_patience": 0}, "early_stopping_patience=0"),
+        ({"early_stopping_threshold": -0.5}, "early_stopping_threshold=-0.5"),
+        ({"early_stopping_threshold": math.nan}, "early_stopping_threshold=nan"),
+    ],
+)
+def test_impossible_arguments_are_refused(arguments: dict[str, Any], named: str) -> None:
+    """A patience of no epoch and a threshold that is no distance are refused when the callback is made."""
+    with pytest.raises(ValueError, match=named):
+        EarlyStoppingCallback(**arguments)
