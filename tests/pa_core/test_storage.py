@@ -285,7 +285,7 @@ def _same(first: Any, second: Any) -> bool:
         equal = len(first) == len(second) and all(map(_same, first, second))
     else:
         equal = first == second
-    if equal and isinstance(first, Tensor | collections.OrderedDict):
+    if equal and type(first) in (Tensor, nn.Parameter, collections.OrderedDict):
         return _same(tuple(vars(first).items()), tuple(vars(second).items()))
     return equal
 

@@ -122,7 +122,9 @@ class _PlainWalk:
 
     def __init__(self) -> None:
         self._seen: set[int] = set()
-        self._allowed_by_user: list[object] = list(torch.serialization.get_safe_globals())  # pyright: ignore[reportUnknownMemberType]  # torch leaves the callables in it untyped
+        self._allowed_by_user: list[object] = list(
+            torch.serialization.get_safe_globals()  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]  # torch leaves the callables in it untyped
+        )
 
     def check(self, value: object, where: str, depth: int) -> None:
         """Refuse ``value`` or the first thing in it that is not plain."""
