@@ -12,7 +12,7 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -273,6 +273,10 @@ def _containers(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     )
 
 
+def _attributes(value: Any) -> Iterable[tuple[str, Any]]:
+    return vars(value).items()
+
+
 def _same(first: Any, second: Any) -> bool:
     """Compare in depth: types, values, tensors and attributes."""
     if type(first) is not type(second):
@@ -286,7 +290,7 @@ def _same(first: Any, second: Any) -> bool:
     else:
         equal = first == second
     if equal and type(first) in (Tensor, nn.Parameter, collections.OrderedDict):
-        return _same(tuple(vars(first).items()), tuple(vars(second).items()))
+        return _same(list(_attributes(first)), list(_attributes(second)))
     return equal
 
 
