@@ -12,7 +12,7 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -273,8 +273,8 @@ def _containers(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     )
 
 
-def _attributes(value: Any) -> Iterable[tuple[str, Any]]:
-    return vars(value).items()
+def _attributes(value: object) -> list[tuple[str, Any]]:
+    return list(vars(value).items())
 
 
 def _same(first: Any, second: Any) -> bool:
@@ -290,7 +290,7 @@ def _same(first: Any, second: Any) -> bool:
     else:
         equal = first == second
     if equal and type(first) in (Tensor, nn.Parameter, collections.OrderedDict):
-        return _same(list(_attributes(first)), list(_attributes(second)))
+        return _same(_attributes(first), _attributes(second))
     return equal
 
 
