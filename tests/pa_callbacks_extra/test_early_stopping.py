@@ -78,7 +78,7 @@ def test_a_run_ends_when_it_makes_no_progress(
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=8), st.integers(1, 3), st.integers(0, 2))
 def test_a_run_ends_where_a_count_by_hand_says(scores: list[int], patience: int, threshold: int) -> None:
-    """For any scores, the run ends at the first epoch that is `patience` epochs away from its last improvement."""
+    """For any scores, the run ends at the first epoch that is ``patience`` epochs away from its last improvement."""
     best, since, expected = math.inf, 0, 0
     for score in scores:
         expected += 1
@@ -135,7 +135,7 @@ def test_each_run_starts_without_a_best_value() -> None:
 
 
 def test_a_best_value_may_be_kept_over_runs() -> None:
-    """With `reset_on_train=False` a second run has to improve on the first, with all of its patience."""
+    """With ``reset_on_train=False`` a second run has to improve on the first, with all of its patience."""
     callback = EarlyStoppingCallback(2, 0.01, "score", reset_on_train=False)
 
     assert epochs_run([1, 2, 2, 2], callback) == 3

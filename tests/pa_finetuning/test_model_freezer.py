@@ -138,7 +138,7 @@ def test_making_a_freezer_makes_everything_trainable() -> None:
 
 
 def test_by_default_all_but_the_last_group_are_frozen() -> None:
-    """`freeze()` leaves the last group, and the batch norm layers of all groups, trainable."""
+    """``freeze()`` leaves the last group, and the batch norm layers of all groups, trainable."""
     model = ConvNet()
     freezer = ModelFreezer(model)
 
@@ -242,7 +242,7 @@ def test_frozen_batch_norm_layers_still_follow_the_data_in_training_mode() -> No
 
 
 def test_eval_mode_of_frozen_modules_survives_train() -> None:
-    """What is frozen stays in eval mode through `train()` and `eval()` calls; what is not follows them."""
+    """What is frozen stays in eval mode through ``train()`` and ``eval()`` calls; what is not follows them."""
     model = ConvNet()
     ModelFreezer(model).freeze(0, 0, set_modules_as_eval=True)
 
@@ -292,7 +292,7 @@ def test_a_copy_of_a_frozen_model_is_its_own() -> None:
 
 
 def test_a_compiled_model_can_be_frozen_before_it_is_compiled() -> None:
-    """`train()` of a compiled model leaves the frozen modules inside it in eval mode."""
+    """``train()`` of a compiled model leaves the frozen modules inside it in eval mode."""
     model = ConvNet()
     ModelFreezer(model, freeze_batch_norms=True).freeze(set_modules_as_eval=True)
     before = copy.deepcopy(model.state_dict())
@@ -304,7 +304,7 @@ def test_a_compiled_model_can_be_frozen_before_it_is_compiled() -> None:
 
 
 def test_unfreezing_returns_what_an_optimizer_can_take() -> None:
-    """Groups that were frozen come back by index, ready for `add_param_group`, and then train."""
+    """Groups that were frozen come back by index, ready for ``add_param_group``, and then train."""
     model = ConvNet()
     freezer = ModelFreezer(model, freeze_batch_norms=True)
     freezer.freeze(set_modules_as_eval=True)
@@ -324,7 +324,7 @@ def test_unfreezing_returns_what_an_optimizer_can_take() -> None:
 
 
 def test_unfreezing_puts_modules_into_training_mode() -> None:
-    """Unfrozen modules are in training mode at once, and follow `train()` and `eval()` again."""
+    """Unfrozen modules are in training mode at once, and follow ``train()`` and ``eval()`` again."""
     model = ConvNet()
     freezer = ModelFreezer(model, freeze_batch_norms=True)
     freezer.freeze(set_modules_as_eval=True)
@@ -339,7 +339,7 @@ def test_unfreezing_puts_modules_into_training_mode() -> None:
 
 
 def test_unfreezing_may_leave_modules_in_eval_mode() -> None:
-    """With `set_modules_as_training=False` the parameters train and the modules stay in eval mode."""
+    """With ``set_modules_as_training=False`` the parameters train and the modules stay in eval mode."""
     model = ConvNet()
     freezer = ModelFreezer(model, freeze_batch_norms=True)
     freezer.freeze(set_modules_as_eval=True)

@@ -145,9 +145,7 @@ def test_the_warmup_is_a_straight_line_to_the_rate_of_the_group(schedule: Schedu
 
 
 @given(schedules(), peaks)
-def test_the_cosine_falls_to_exactly_the_minimum_where_the_cooldown_begins(
-    schedule: Schedule, peak: float
-) -> None:
+def test_the_cosine_falls_to_exactly_the_minimum_where_the_cooldown_begins(schedule: Schedule, peak: float) -> None:
     """After the warm-up the rate only falls, is at the minimum when the cool-down begins, and stays there."""
     after = range(schedule.end_of_warmup, schedule.start_of_cooldown + 1)
     cosine = [value for (value,) in schedule.values(peak, num_updates=after)]
@@ -188,9 +186,7 @@ def test_groups_are_independent(schedule: Schedule, one: float, other: float) ->
 
 
 @given(schedules(), peaks, st.data())
-def test_a_resumed_schedule_is_the_uninterrupted_one(
-    schedule: Schedule, peak: float, data: st.DataObject
-) -> None:
+def test_a_resumed_schedule_is_the_uninterrupted_one(schedule: Schedule, peak: float, data: st.DataObject) -> None:
     """Saved as JSON after any number of steps and loaded elsewhere, the schedule goes on exactly."""
     interrupted_after = data.draw(st.integers(0, schedule.end + 2))
     optimizer = optimizer_of(peak)
@@ -210,7 +206,7 @@ def test_a_resumed_schedule_is_the_uninterrupted_one(
 
 
 def test_without_extras_it_is_the_cosine_of_torch() -> None:
-    """With neither warm-up, cool-down nor k-decay the values are those of `CosineAnnealingLR`."""
+    """With neither warm-up, cool-down nor k-decay the values are those of ``CosineAnnealingLR``."""
     optimizer = optimizer_of(0.4)
     of_torch = CosineAnnealingLR(optimizer, T_max=20, eta_min=0.01)
 
@@ -222,7 +218,7 @@ def test_without_extras_it_is_the_cosine_of_torch() -> None:
 
 @pytest.mark.parametrize("k", [0.5, 1.0, 2.0, 3.5])
 def test_k_decay_is_the_formula_of_the_paper(k: float) -> None:
-    """The rate is `(peak - min) / 2 * (1 + cos(pi * t^k / T^k)) + min`; a higher k keeps it up for longer."""
+    """The rate is ``(peak - min) / 2 * (1 + cos(pi * t^k / T^k)) + min``; a higher k keeps it up for longer."""
     schedule = replace(PLAIN, k_decay=k, lr_min=0.1, num_warmup_epochs=1, warmup_starting_lr=0.1)
 
     values = [value for (value,) in schedule.values(1.0, num_updates=range(4, 20))]
@@ -234,7 +230,7 @@ def test_k_decay_is_the_formula_of_the_paper(k: float) -> None:
 
 
 def test_the_constructor_applies_the_starting_rate() -> None:
-    """Before the first step the groups have the starting rate, and remember their own as `initial_lr`."""
+    """Before the first step the groups have the starting rate, and remember their own as ``initial_lr``."""
     optimizer = optimizer_of(1.0, 2.0)
 
     CosineLrScheduler(optimizer, 10, 10, num_warmup_epochs=2, warmup_starting_lr=0.125)
@@ -303,7 +299,7 @@ def test_warmup_and_cooldown_may_fill_the_run() -> None:
 
 
 def test_the_factory_takes_the_length_of_the_run_from_the_trainer() -> None:
-    """`create_scheduler_fn` holds placeholders, which become the numbers of the run."""
+    """``create_scheduler_fn`` holds placeholders, which become the numbers of the run."""
     factory = CosineLrScheduler.create_scheduler_fn(num_warmup_epochs=1, warmup_starting_lr=0.0, lr_min=0.25)
 
     filled_in = resolve_placeholders(factory, {"num_epochs": 3, "num_update_steps_per_epoch": 2})

@@ -20,9 +20,7 @@ from pa_schedulers import SchedulerBase, StatefulSchedulerBase
 class Milestones(StatefulSchedulerBase):
     """Multiplies what is there, so that its values depend on the path and not only on the count."""
 
-    def __init__(
-        self, optimizer: Optimizer, gamma: float = 0.5, milestones: tuple[int, ...] = (2, 4)
-    ) -> None:
+    def __init__(self, optimizer: Optimizer, gamma: float = 0.5, milestones: tuple[int, ...] = (2, 4)) -> None:
         super().__init__(optimizer, param_group_field="lr")
         self.milestones = set(milestones)
         self.gamma = gamma
@@ -75,7 +73,7 @@ def rates(optimizer: Optimizer) -> list[float]:
 
 
 def test_the_first_step_is_for_no_previous_update_and_each_later_one_for_one_more() -> None:
-    """`step()` asks for the values of 0, 1, 2, ... previous updates."""
+    """``step()`` asks for the values of 0, 1, 2, ... previous updates."""
     asked: list[int] = []
     scheduler = Recipe(two_groups(), asked.append)
 
@@ -86,7 +84,7 @@ def test_the_first_step_is_for_no_previous_update_and_each_later_one_for_one_mor
 
 
 def test_the_constructor_remembers_the_value_of_each_group() -> None:
-    """Each group keeps the value it had before scheduling as `initial_<field>`."""
+    """Each group keeps the value it had before scheduling as ``initial_<field>``."""
     optimizer = two_groups(weight_decay=0.5)
 
     Recipe(optimizer, lambda _: 7.0, field="weight_decay").step()
@@ -145,7 +143,7 @@ def test_a_field_that_no_group_has_is_an_error_that_names_the_fields() -> None:
 
 
 def test_a_stateless_scheduler_is_told_the_number_of_updates() -> None:
-    """`step_update(n)` writes the value for n updates, in any order."""
+    """``step_update(n)`` writes the value for n updates, in any order."""
     optimizer = two_groups()
     scheduler = Stateless(optimizer)
 
@@ -271,7 +269,7 @@ def test_the_state_of_something_else_is_refused() -> None:
 
 
 def test_a_group_that_is_added_later_is_scheduled_from_its_own_value() -> None:
-    """After `add_param_group`, as in gradual unfreezing, the new group starts from the value it came with."""
+    """After ``add_param_group``, as in gradual unfreezing, the new group starts from the value it came with."""
 
     class Halve(StatefulSchedulerBase):
         @override

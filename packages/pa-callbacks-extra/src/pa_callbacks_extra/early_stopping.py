@@ -42,7 +42,7 @@ class EarlyStoppingCallback(TrainerCallback):
 
     Raises:
         ConfigurationError: The patience is less than one epoch, or the threshold is negative.
-        MetricNotFoundError: `watch_metric` was not recorded by the end of the first epoch.
+        MetricNotFoundError: ``watch_metric`` was not recorded by the end of the first epoch.
 
     Example:
         >>> import torch
@@ -118,7 +118,7 @@ class EarlyStoppingCallback(TrainerCallback):
         return {"best": self.best.state_dict(), "epochs_without_improvement": self.epochs_without_improvement}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over what `state_dict` returned; the next training run continues from it."""
+        """Take over what ``state_dict`` returned; the next training run continues from it."""
         self.best.load_state_dict(state_dict["best"])
         self.epochs_without_improvement = state_dict["epochs_without_improvement"]
         self._continues_a_run = True

@@ -21,7 +21,7 @@ class ModelEma(nn.Module):
     """A copy of a model whose weights are the exponential moving average of the model's.
 
     Each update moves every parameter and every floating-point buffer of the copy to
-    `decay * average + (1 - decay) * value`, in one fused pass without temporaries. Tied weights are averaged
+    ``decay * average + (1 - decay) * value``, in one fused pass without temporaries. Tied weights are averaged
     once. Other buffers, such as the counters of batch norm layers, are copied, and so are buffers with
     infinities in them, such as attention masks, which have no average.
 
@@ -33,10 +33,10 @@ class ModelEma(nn.Module):
 
     Args:
         model: The model. A distributed or compiled wrapper around it is left out of the copy. Make the
-            average before layers are converted to `SyncBatchNorm`, so that it can be evaluated on one
+            average before layers are converted to ``SyncBatchNorm``, so that it can be evaluated on one
             process.
         decay: How much of the average each update keeps, from 0 (the copy is the model) to 1 (it never
-            changes). The average looks back over about `1 / (1 - decay)` updates: the default suits long
+            changes). The average looks back over about ``1 / (1 - decay)`` updates: the default suits long
             trainings.
 
     Attributes:

@@ -1,12 +1,12 @@
-"""Eval mode that lasts: a module stays in it when `train()` is called on the model around it.
+"""Eval mode that lasts: a module stays in it when ``train()`` is called on the model around it.
 
-`nn.Module` has no hook for a change of mode, and a training loop calls `model.train()` in each epoch, so a
-held module carries a `train` of its own, which `nn.Module.train` of the modules around it calls. It is a
+``nn.Module`` has no hook for a change of mode, and a training loop calls ``model.train()`` in each epoch, so a
+held module carries a ``train`` of its own, which ``nn.Module.train`` of the modules around it calls. It is a
 partial of a function of this file, with the module as its argument: copied or pickled with the module, it
 belongs to the copy (a closure would go on changing the original, a lambda could not be pickled).
 
-A forward pre-hook would leave the module in training mode between `train()` and the next forward pass, for
-all who look at it, and change its state in the middle of what `torch.compile` compiles. A subclass made at
+A forward pre-hook would leave the module in training mode between ``train()`` and the next forward pass, for
+all who look at it, and change its state in the middle of what ``torch.compile`` compiles. A subclass made at
 run time would change the type of the module, which others look at too, and could not be pickled.
 """
 
@@ -26,7 +26,7 @@ def hold_in_eval_mode(module: nn.Module) -> None:
 
 
 def release_mode(module: nn.Module) -> None:
-    """Let the mode of a module follow `train()` and `eval()` again; it stays what it is until then."""
+    """Let the mode of a module follow ``train()`` and ``eval()`` again; it stays what it is until then."""
     held = vars(module).get("train")
     if isinstance(held, partial) and held.func is _train_all_but_itself:
         del vars(module)["train"]

@@ -23,11 +23,11 @@ class ModelFreezer:
 
     Making a freezer makes every parameter trainable. A frozen parameter has no gradient, so that an optimizer
     leaves it alone, whatever its momentum or weight decay. Freeze before the model is wrapped for distributed
-    training, and wrap it again after a change: `DistributedDataParallel` does not notice one.
+    training, and wrap it again after a change: ``DistributedDataParallel`` does not notice one.
 
     Args:
         model: The model, without wrappers.
-        freeze_batch_norms: Whether `freeze` applies to batch norm layers too. By default they go on learning,
+        freeze_batch_norms: Whether ``freeze`` applies to batch norm layers too. By default they go on learning,
             as their statistics have to fit the new data.
 
     Example:
@@ -71,8 +71,8 @@ class ModelFreezer:
             from_index: The index of a layer group at one end of the range to freeze.
             to_index: The index of the layer group at its other end, which is frozen too.
             set_modules_as_eval: Whether the modules that are frozen are in eval mode from now on, so that
-                they neither drop out nor, if frozen, update batch norm statistics. `model.train()` does not
-                change that; `unfreeze` does.
+                they neither drop out nor, if frozen, update batch norm statistics. ``model.train()`` does not
+                change that; ``unfreeze`` does.
 
         Raises:
             IndexError: There is no layer group at one of the indexes; nothing was frozen.
@@ -98,11 +98,11 @@ class ModelFreezer:
             from_index: The index of a layer group at one end of the range to unfreeze.
             to_index: The index of the layer group at its other end, which is unfrozen too.
             set_modules_as_training: Whether the modules are put into training mode, and follow
-                `model.train()` again. If False, those that `freeze` put into eval mode stay there.
+                ``model.train()`` again. If False, those that ``freeze`` put into eval mode stay there.
 
         Returns:
-            For each layer group that had frozen parameters, by its index from the start, `{"params": [...]}`
-            with the parameters that were frozen until now: what `optimizer.add_param_group` takes if the
+            For each layer group that had frozen parameters, by its index from the start, ``{"params": [...]}``
+            with the parameters that were frozen until now: what ``optimizer.add_param_group`` takes if the
             optimizer does not have them yet. No parameter appears twice.
 
         Raises:

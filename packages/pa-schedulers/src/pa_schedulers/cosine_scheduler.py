@@ -20,16 +20,16 @@ __all__ = ["CosineLrScheduler"]
 class CosineLrScheduler(StatefulSchedulerBase):
     """Raises the learning rate linearly, lowers it along half a cosine, and then holds it.
 
-    With W updates of warm-up, C of cool-down and T in all, and `lr` the learning rate of a parameter group:
+    With W updates of warm-up, C of cool-down and T in all, and ``lr`` the learning rate of a parameter group:
 
-    - before update W the rate rises linearly from the starting rate to `lr`;
-    - from W to T - C it is `min + (lr - min) / 2 * (1 + cos(pi * (t / D)**k_decay))` with t = n - W and
+    - before update W the rate rises linearly from the starting rate to ``lr``;
+    - from W to T - C it is ``min + (lr - min) / 2 * (1 + cos(pi * (t / D)**k_decay))`` with t = n - W and
       D = T - C - W: the cosine of SGDR (arXiv 1608.03983) without restarts, with the k-decay of
       arXiv 2004.05909;
     - from T - C on, and past the end of the run, it is the minimum.
 
     There is no jump between the parts as long as the cosine has an update of its own, that is D > 0. Each
-    group has its own `lr`; for a group that is added to the optimizer later, it is the rate it came with.
+    group has its own ``lr``; for a group that is added to the optimizer later, it is the rate it came with.
 
     Args:
         optimizer: The optimizer whose learning rates are scheduled.
@@ -38,20 +38,20 @@ class CosineLrScheduler(StatefulSchedulerBase):
         k_decay: Above 1 the rate stays high for longer and falls faster later, below 1 the other way round;
             1 is the plain cosine.
         lr_min: The minimum, the same for all groups. The default is next to nothing for any usual rate.
-        min_lr_ratio: The minimum as a fraction of the `lr` of each group. If given, it takes precedence over
-            `lr_min`.
+        min_lr_ratio: The minimum as a fraction of the ``lr`` of each group. If given, it takes precedence over
+            ``lr_min``.
         num_warmup_epochs: Epochs in which the rate rises.
         warmup_starting_lr: The rate at the start of the warm-up, the same for all groups; ignored without
             warm-up.
-        warmup_starting_lr_ratio: That rate as a fraction of the `lr` of each group. If given, it takes
-            precedence over `warmup_starting_lr`.
+        warmup_starting_lr_ratio: That rate as a fraction of the ``lr`` of each group. If given, it takes
+            precedence over ``warmup_starting_lr``.
         num_cooldown_epochs: Epochs at the end in which the rate stays at the minimum.
 
     Raises:
         ConfigurationError: The run has no update, warm-up and cool-down do not fit into it, a number is
-            negative, a ratio is not between 0 and 1, or a rate to start or end with is above the `lr` of a
+            negative, a ratio is not between 0 and 1, or a rate to start or end with is above the ``lr`` of a
             group.
-        TypeError: A placeholder was given that only a trainer can fill in; see `create_scheduler_fn`.
+        TypeError: A placeholder was given that only a trainer can fill in; see ``create_scheduler_fn``.
 
     Example:
         >>> import torch
@@ -64,7 +64,7 @@ class CosineLrScheduler(StatefulSchedulerBase):
         [0.2, 0.4, 0.6, 0.8, 1.0, 0.85, 0.5, 0.15, 0.0, 0.0]
     """
 
-    def __init__(  # noqa: PLR0917  # the documented signature
+    def __init__(
         self,
         optimizer: Optimizer,
         total_num_epochs: int,
@@ -103,7 +103,7 @@ class CosineLrScheduler(StatefulSchedulerBase):
         self.step_update(0)
 
     @classmethod
-    def create_scheduler_fn(  # noqa: PLR0917  # the documented signature
+    def create_scheduler_fn(
         cls,
         total_num_epochs: int = TrainerPlaceholderValues.NUM_EPOCHS,
         num_update_steps_per_epoch: int = TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH,
@@ -115,7 +115,7 @@ class CosineLrScheduler(StatefulSchedulerBase):
         warmup_starting_lr_ratio: float | None = None,
         num_cooldown_epochs: int = 0,
     ) -> Callable[[Optimizer], Self]:
-        """Return a function that makes this scheduler for an optimizer, as `Trainer.train` takes it.
+        """Return a function that makes this scheduler for an optimizer, as ``Trainer.train`` takes it.
 
         The trainer fills in the length of the run, which is known only when the run starts.
 

@@ -22,10 +22,10 @@ _CURRENT_VALUES = "param_group_values"
 class SchedulerBase(ABC):
     """A scheduler that is told how many updates there were.
 
-    Each parameter group remembers the value it had when its first scheduler was made, as `initial_<field>`
-    (`initial_lr`, as with torch's own schedulers), and the constructor puts the group back to it. So a new
+    Each parameter group remembers the value it had when its first scheduler was made, as ``initial_<field>``
+    (``initial_lr``, as with torch's own schedulers), and the constructor puts the group back to it. So a new
     scheduler on an optimizer that was scheduled before starts from the same value; to start from another one,
-    set `initial_<field>` too.
+    set ``initial_<field>`` too.
 
     A value that is a tensor, such as the learning rate of a capturable optimizer, is changed in place.
 
@@ -106,7 +106,7 @@ class SchedulerBase(ABC):
         return {**copy.deepcopy(attributes), _CURRENT_VALUES: self._current_values()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over what `state_dict` returned, and write the values of that moment to the parameter groups.
+        """Take over what ``state_dict`` returned, and write the values of that moment to the parameter groups.
 
         The result is the same whether the state of the optimizer is loaded before or after this.
 
@@ -170,8 +170,8 @@ class SchedulerBase(ABC):
 class StatefulSchedulerBase(SchedulerBase):
     """A scheduler that counts the updates itself, with the interface of torch's schedulers.
 
-    Call `step()` once after each optimizer update. The constructor applies the starting value, and the first
-    `step()` the value for 0 previous updates, the second the value for 1, and so on.
+    Call ``step()`` once after each optimizer update. The constructor applies the starting value, and the first
+    ``step()`` the value for 0 previous updates, the second the value for 1, and so on.
 
     Args:
         optimizer: The optimizer whose parameter groups are updated.
@@ -208,8 +208,8 @@ class StatefulSchedulerBase(SchedulerBase):
     @override
     @abstractmethod
     def get_updated_values(self, num_updates: int) -> float | Iterable[float] | None:
-        """Return the values of the scheduled field, as `SchedulerBase.get_updated_values` does.
+        """Return the values of the scheduled field, as ``SchedulerBase.get_updated_values`` does.
 
         Args:
-            num_updates: The number of earlier calls of `step`.
+            num_updates: The number of earlier calls of ``step``.
         """
