@@ -194,6 +194,13 @@ def test_process_zero_fails_first() -> None:
 
 
 @on_one_and_two_ranks
+def test_the_device_is_named_as_its_tensors_name_it(trainer: Trainer[nn.Linear]) -> None:
+    """A tensor that was moved to `trainer.device` is on it, on every rank."""
+    assert torch.ones(1).to(trainer.device).device == trainer.device
+    assert f"device {trainer.device}," in trainer.describe_run()
+
+
+@on_one_and_two_ranks
 def test_print(trainer: Trainer[nn.Linear], capsys: pytest.CaptureFixture[str]) -> None:
     """`trainer.print` prints once on a machine, in the manner of `print`."""
     trainer.print("loss", 0.5, sep=": ", end=".\n")
