@@ -218,15 +218,11 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self.create_scheduler_fn = create_scheduler_fn  # pyright: ignore[reportIncompatibleVariableOverride]
         self._gradient_clip_norm = gradient_clip_norm
         with self._run(is_training=True):
-            self.train_dataloader = self.create_train_dataloader(
-                per_device_batch_size, train_dataloader_kwargs
-            )
+            self.train_dataloader = self.create_train_dataloader(per_device_batch_size, train_dataloader_kwargs)
             check_loader(self.train_dataloader, "create_train_dataloader")
             self.eval_dataloader = None
             if eval_dataset is not None:
-                self.eval_dataloader = self.create_eval_dataloader(
-                    per_device_batch_size, eval_dataloader_kwargs
-                )
+                self.eval_dataloader = self.create_eval_dataloader(per_device_batch_size, eval_dataloader_kwargs)
                 check_loader(self.eval_dataloader, "create_eval_dataloader")
             self._limit_loaders_by_environment()
             self.callback_handler.call_event("on_prepare_start", self)
@@ -333,9 +329,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             As ``create_train_dataloader``; the samples of ours are split over the processes without padding.
         """
         self._eval_dl_kwargs = self.get_default_eval_dl_kwargs(batch_size) | (eval_dl_kwargs or {})
-        return self._create_dataloader(
-            cast("Dataset[Any]", self.eval_dataset), self._eval_dl_kwargs, split="eval"
-        )
+        return self._create_dataloader(cast("Dataset[Any]", self.eval_dataset), self._eval_dl_kwargs, split="eval")
 
     def get_default_eval_dl_kwargs(self, batch_size: int) -> dict[str, Any]:
         """Return the default arguments of the evaluation loader: in order, pinned where there is an accelerator.
@@ -472,9 +466,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         with self._gradient_synchronisation(micro_batch):
             loss = self._forward(batch, micro_batch, step)
             self.backward_step(self._weighted(loss, micro_batch))
-        self._samples_of_group += (
-            micro_batch.global_samples or self._last_batch_size * self._accelerator.num_processes
-        )
+        self._samples_of_group += micro_batch.global_samples or self._last_batch_size * self._accelerator.num_processes
         if micro_batch.ends_group:
             self._raise_if_any_process_stops()
             self._update()
@@ -586,9 +578,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
                 self._call_event("on_eval_epoch_start", **event)
             with self._stopping_together():
                 # A callback may have limited the loader for this epoch.
-                loader = (
-                    self.eval_dataloader if is_own_loader and self.eval_dataloader is not None else valid_dl
-                )
+                loader = self.eval_dataloader if is_own_loader and self.eval_dataloader is not None else valid_dl
                 for step, batch in enumerate(self._batches(loader), start=1):
                     self._run_eval_step(batch, step)
             with self._stopping_together():
@@ -782,9 +772,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self._users_model = self.model
         plain_model = _accelerate.unwrap(self.model, keep_torch_compile=False)
         if self._is_training and self._accelerator.num_processes > 1:
-            self._agreement = distributed.GradientAgreement(
-                plain_model, num_questions=len(self._wishes(None))
-            )
+            self._agreement = distributed.GradientAgreement(plain_model, num_questions=len(self._wishes(None)))
         try:
             wrapped, self._undo_preparation = _accelerate.place_and_wrap(
                 self._accelerator, self.model, for_training=self._is_training
@@ -1034,9 +1022,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             self.scheduler if save_scheduler else None,
             checkpoint_kwargs,
         )
-        writes = (
-            self._accelerator.is_local_main_process if save_per_node else self._accelerator.is_main_process
-        )
+        writes = self._accelerator.is_local_main_process if save_per_node else self._accelerator.is_main_process
         if writes:
             checkpoint.write_checkpoint(save_path, content)
 
@@ -1052,7 +1038,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             load_scheduler: Whether the scheduler's state is loaded, if the file and the trainer have one.
 
         Returns:
-            The whole content of the file.
+            The whole content of the file, with its tensors on the CPU.
 
         Raises:
             FileNotFoundError: There is no such file.
@@ -1060,7 +1046,8 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
                 loaded.
         """
         self._accelerator.wait_for_everyone()
-        content = checkpoint.read_checkpoint(checkpoint_path, self.device)
+        # Not on the device of the run, which may have no room for everything a second time.
+        content = checkpoint.read_checkpoint(checkpoint_path, torch.device("cpu"))
         checkpoint.load_checkpoint_into(
             content,
             self.get_model(keep_torch_compile=False),
