@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,14 +16,13 @@ from typing_extensions import TypeIs
 
 from pa_core.errors import CheckpointError
 from pa_core.storage import atomic_write, ensure_plain
-from pa_core.types import StatefulScheduler
+from pa_core.types import StatefulScheduler, SupportsStateDict
 
 __all__ = ["build_checkpoint", "load_checkpoint_into", "read_checkpoint", "write_checkpoint"]
 
-_SHOWN_DIFFERENCES = 8  # enough to see what is another, few enough to read
-
-
 MODEL, OPTIMIZER, SCHEDULER = "model_state_dict", "optimizer_state_dict", "scheduler_state_dict"
+
+_SHOWN_DIFFERENCES = 8  # enough to see which model it is, few enough to read
 
 
 def build_checkpoint(
@@ -88,7 +89,9 @@ def read_checkpoint(path: str | Path, device: torch.device) -> dict[str, Any]:
             expected="a file that save_checkpoint wrote",
             do="Load it yourself, if you trust its author, with torch.load(..., weights_only=False).",
         ) from error
-    except (RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
+    except OSError:
+        raise
+    except Exception as error:  # what half a pickle does when it is read is not limited to some kinds of error
         raise CheckpointError(
             "The checkpoint file is damaged; it may have been cut short.",
             given=f"{path} ({path.stat().st_size} bytes): {str(error).splitlines()[0] if str(error) else error!r}",
@@ -138,14 +141,32 @@ def load_checkpoint_into(
         CheckpointError: The checkpoint is that of another model or optimizer.
     """
     _check_weights(model, content[MODEL], source)
-    optimizer_state: dict[str, Any] | None = content.get(OPTIMIZER) if needs_optimizer else None
-    if optimizer_state is not None:
-        _check_optimizer_state(optimizer, optimizer_state, source)
-    model.load_state_dict(content[MODEL])
-    if optimizer is not None and optimizer_state is not None:
-        optimizer.load_state_dict(optimizer_state)
+    targets: dict[str, SupportsStateDict] = {}
     if scheduler is not None and SCHEDULER in content:
-        scheduler.load_state_dict(content[SCHEDULER])
+        targets[SCHEDULER] = scheduler
+    if needs_optimizer and OPTIMIZER in content:
+        targets[OPTIMIZER] = _matching_optimizer(optimizer, content[OPTIMIZER], source)
+    with ExitStack() as undo:
+        for name, target in targets.items():
+            undo.callback(target.load_state_dict, target.state_dict())
+            _load_state(target, content[name], name, source)
+        # Last: this cannot be undone, but was checked.
+        model.load_state_dict(content[MODEL])
+        undo.pop_all()
+
+
+def _load_state(target: SupportsStateDict, state: dict[str, Any], name: str, source: str | Path) -> None:
+    try:
+        # A copy: training goes on in the tensors that are loaded, and the caller has the content of the file.
+        target.load_state_dict(copy.deepcopy(state))
+    except Exception as error:
+        raise CheckpointError(
+            f"The state does not fit the present {type(target).__name__}; nothing was loaded.",
+            given=f"{source} with a {name} for which {type(error).__name__} came up: {error}",
+            expected=f"the state of a {type(target).__name__}",
+            do=f"Build the {type(target).__name__} as it was when the checkpoint was saved, or leave it out with "
+            "load_optimizer=False or load_scheduler=False.",
+        ) from error
 
 
 def _check_weights(model: nn.Module, weights: Mapping[str, Any], source: str | Path) -> None:
@@ -168,7 +189,7 @@ def _check_weights(model: nn.Module, weights: Mapping[str, Any], source: str | P
         )
 
 
-def _check_optimizer_state(optimizer: Optimizer | None, state: dict[str, Any], source: str | Path) -> None:
+def _matching_optimizer(optimizer: Optimizer | None, state: dict[str, Any], source: str | Path) -> Optimizer:
     if optimizer is None:
         raise CheckpointError(
             "The checkpoint has the state of an optimizer, and the trainer has no optimizer; nothing was loaded.",
@@ -176,7 +197,7 @@ def _check_optimizer_state(optimizer: Optimizer | None, state: dict[str, Any], s
             expected="a trainer with an optimizer",
             do="Pass load_optimizer=False.",
         )
-    saved = [len(group["params"]) for group in state["param_groups"]]
+    saved = [len(group["params"]) for group in state.get("param_groups", ())]
     own = [len(group["params"]) for group in optimizer.param_groups]
     if saved != own:
         raise CheckpointError(
@@ -185,6 +206,7 @@ def _check_optimizer_state(optimizer: Optimizer | None, state: dict[str, Any], s
             expected=f"{own} parameters",
             do="Build the optimizer as it was, or pass load_optimizer=False.",
         )
+    return optimizer
 
 
 def _shape(value: object) -> tuple[int, ...] | None:
