@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from typing import Any, cast
 
 from torch import Tensor
@@ -22,27 +23,29 @@ def check_step_output(output: object, method: str, *, needs_gradient: bool) -> T
         needs_gradient: Whether a backward pass follows.
 
     Raises:
-        BatchOutputError: The output is no dictionary, a key is missing, or the loss cannot be used.
+        BatchOutputError: The output is no dictionary, a key is missing, or the loss or the batch size cannot be used.
     """
     if not isinstance(output, dict):
-        raise _error(method, type(output).__name__, "a dictionary")
+        given = "nothing: None" if output is None else f"an object of type {type(output).__name__}"
+        raise _error(method, given, "a dictionary")
     fields = cast("dict[str, Any]", output)
     for key in _KEYS:
         if key not in fields:
-            raise _error(method, f"a dictionary with the keys {', '.join(fields)}", f"the key {key} as well")
+            raise _error(method, f"a dictionary with the keys {', '.join(map(str, fields))}", f"the key {key} as well")
     loss = fields["loss"]
     if not isinstance(loss, Tensor):
         raise _error(method, f"a loss of type {type(loss).__name__}", "a tensor with one element")
     if loss.numel() != 1:
-        raise _error(
-            method, f"a loss of shape {tuple(loss.shape)}", "a tensor with one element, such as its mean"
-        )
+        raise _error(method, f"a loss of shape {tuple(loss.shape)}", "a tensor with one element, such as its mean")
     if needs_gradient and not loss.requires_grad:
         raise _error(
             method,
             "a loss without a gradient: it was detached, or every parameter is frozen",
             "a loss that depends on trainable parameters",
         )
+    batch_size = fields["batch_size"]
+    if not isinstance(batch_size, numbers.Integral) or batch_size < 0:
+        raise _error(method, f"batch_size={batch_size!r}", "the number of samples in the batch, a whole number")
     return loss
 
 
