@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -35,9 +35,7 @@ class TinyClassifier(nn.Module):
     ) -> None:
         super().__init__()
         norm = nn.BatchNorm1d(hidden) if batch_norm else nn.Identity()
-        self.layers = nn.Sequential(
-            nn.Linear(num_features, hidden), norm, nn.ReLU(), nn.Linear(hidden, num_classes)
-        )
+        self.layers = nn.Sequential(nn.Linear(num_features, hidden), norm, nn.ReLU(), nn.Linear(hidden, num_classes))
 
     @override
     def forward(self, inputs: Tensor) -> Tensor:
@@ -73,13 +71,14 @@ def make_classification(
     generator = torch.Generator().manual_seed(seed)
     centres = 3 * torch.randn(num_classes, num_features, generator=generator)
     targets = torch.arange(num_samples) % num_classes
-    return TensorDataset(
-        centres[targets] + torch.randn(num_samples, num_features, generator=generator), targets
-    )
+    return TensorDataset(centres[targets] + torch.randn(num_samples, num_features, generator=generator), targets)
 
 
 class RecordingCallback(TrainerCallback):
     """Notes every event of a run, in order.
+
+    Everything that an event was called with is kept, batches and losses with their graphs included: this is for
+    small runs.
 
     Attributes:
         events: The names of the events, in the order in which they fired.
@@ -99,9 +98,16 @@ class RecordingCallback(TrainerCallback):
     def __init__(self) -> None:
         self.events: list[str] = []
         self.arguments: list[dict[str, Any]] = []
-        for event in EVENT_NAMES:
-            setattr(self, event, partial(self._note, event))
 
-    def _note(self, event: str, _trainer: AnyTrainer, **kwargs: Any) -> None:
+
+def _recorder_of(event: str) -> Callable[..., None]:
+    def record(self: RecordingCallback, _trainer: AnyTrainer, **kwargs: Any) -> None:
         self.events.append(event)
         self.arguments.append(kwargs)
+
+    return record
+
+
+for _event in EVENT_NAMES:
+    # On the class, so that a subclass can override an event and still call this one.
+    setattr(RecordingCallback, _event, _recorder_of(_event))
