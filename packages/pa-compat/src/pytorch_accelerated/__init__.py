@@ -1,0 +1,11 @@
+"""The import paths of pytorch-accelerated, for scripts that were written for it.
+
+Every name here and in the modules of this package is the one of ``pa_core``, ``pa_schedulers``, ``pa_finetuning`` or
+``pa_callbacks_extra``: the same object, so that both names can be mixed. New code imports from those packages.
+"""
+
+from __future__ import annotations
+
+from pa_core import Trainer, TrainerPlaceholderValues, TrainerWithTimmScheduler, notebook_launcher
+
+__all__ = ["Trainer", "TrainerPlaceholderValues", "TrainerWithTimmScheduler", "notebook_launcher"]

@@ -1,0 +1,39 @@
+"""All callbacks, of the core and beyond it, under the path that scripts know."""
+
+from __future__ import annotations
+
+from pa_callbacks_extra import EarlyStoppingCallback
+from pa_core import (
+    DEFAULT_CALLBACKS,
+    CallbackHandler,
+    LimitBatchesCallback,
+    LimitEvalStepsCallback,
+    LogMetricsCallback,
+    MoveModulesToDeviceCallback,
+    PrintProgressCallback,
+    ProgressBarCallback,
+    SaveBestModelCallback,
+    StepBasedEvaluationCallback,
+    StopTrainingError,
+    TerminateOnNaNCallback,
+    TrainerCallback,
+    get_default_callbacks,
+)
+
+__all__ = [
+    "DEFAULT_CALLBACKS",
+    "CallbackHandler",
+    "EarlyStoppingCallback",
+    "LimitBatchesCallback",
+    "LimitEvalStepsCallback",
+    "LogMetricsCallback",
+    "MoveModulesToDeviceCallback",
+    "PrintProgressCallback",
+    "ProgressBarCallback",
+    "SaveBestModelCallback",
+    "StepBasedEvaluationCallback",
+    "StopTrainingError",
+    "TerminateOnNaNCallback",
+    "TrainerCallback",
+    "get_default_callbacks",
+]

@@ -1,0 +1,7 @@
+"""The schedulers, under the path that scripts know."""
+
+from __future__ import annotations
+
+from pa_schedulers import CosineLrScheduler, SchedulerBase, StatefulSchedulerBase
+
+__all__ = ["CosineLrScheduler", "SchedulerBase", "StatefulSchedulerBase"]

@@ -1,0 +1,119 @@
+"""The import paths of pytorch-accelerated: each leads to the object of our own packages."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+import subprocess
+import sys
+from types import ModuleType
+
+import pytest
+
+import pa_callbacks_extra
+import pa_core
+import pa_finetuning
+import pa_schedulers
+import pytorch_accelerated
+
+DOCUMENTED: dict[str, dict[ModuleType, list[str]]] = {
+    "pytorch_accelerated": {
+        pa_core: ["Trainer", "TrainerPlaceholderValues", "TrainerWithTimmScheduler", "notebook_launcher"],
+    },
+    "pytorch_accelerated.trainer": {
+        pa_core: [
+            "DEFAULT_CALLBACKS",
+            "Trainer",
+            "TrainerPlaceholderValues",
+            "TrainerWithTimmScheduler",
+            "get_default_callbacks",
+        ],
+    },
+    "pytorch_accelerated.callbacks": {
+        pa_core: [
+            "DEFAULT_CALLBACKS",
+            "CallbackHandler",
+            "LimitBatchesCallback",
+            "LimitEvalStepsCallback",
+            "LogMetricsCallback",
+            "MoveModulesToDeviceCallback",
+            "PrintProgressCallback",
+            "ProgressBarCallback",
+            "SaveBestModelCallback",
+            "StepBasedEvaluationCallback",
+            "StopTrainingError",
+            "TerminateOnNaNCallback",
+            "TrainerCallback",
+            "get_default_callbacks",
+        ],
+        pa_callbacks_extra: ["EarlyStoppingCallback"],
+    },
+    "pytorch_accelerated.tracking": {pa_core: ["InMemoryRunHistory", "LossTracker", "RunHistory"]},
+    "pytorch_accelerated.run_config": {pa_core: ["TrainerRunConfig"]},
+    "pytorch_accelerated.finetuning": {pa_finetuning: ["ModelFreezer"]},
+    "pytorch_accelerated.schedulers": {
+        pa_schedulers: ["CosineLrScheduler", "SchedulerBase", "StatefulSchedulerBase"],
+    },
+    "pytorch_accelerated.schedulers.cosine_scheduler": {pa_schedulers: ["CosineLrScheduler"]},
+    "pytorch_accelerated.schedulers.scheduler_base": {pa_schedulers: ["SchedulerBase", "StatefulSchedulerBase"]},
+    "pytorch_accelerated.utils": {
+        pa_core: [
+            "DataLoaderSlice",
+            "LimitBatches",
+            "local_process_zero_first",
+            "local_process_zero_only",
+            "world_process_zero_only",
+        ],
+        pa_callbacks_extra: ["ModelEma"],
+    },
+}
+PATHS = [
+    pytest.param(path, source, name, id=f"{path}.{name}")
+    for path, sources in DOCUMENTED.items()
+    for source, names in sources.items()
+    for name in names
+]
+
+
+@pytest.mark.parametrize(("path", "source", "name"), PATHS)
+def test_a_documented_path_leads_to_our_object(path: str, source: ModuleType, name: str) -> None:
+    """What is imported under the known path is the object itself: subclassing and isinstance work across both."""
+    assert getattr(importlib.import_module(path), name) is getattr(source, name)
+
+
+@pytest.mark.parametrize("path", DOCUMENTED)
+def test_a_module_exports_what_is_documented_and_has_nothing_of_its_own(path: str) -> None:
+    """``from ... import *`` gives the documented names; no function or class is defined here."""
+    module = importlib.import_module(path)
+    documented = {name for names in DOCUMENTED[path].values() for name in names}
+
+    assert set(module.__all__) == documented
+    own = [
+        name
+        for name, value in vars(module).items()
+        if (inspect.isclass(value) or inspect.isfunction(value)) and value.__module__.startswith("pytorch_accelerated")
+    ]
+    assert own == []
+
+
+def test_no_module_is_missing_here() -> None:
+    """Every module of the package is one of the documented paths."""
+    modules = pkgutil.walk_packages(pytorch_accelerated.__path__, "pytorch_accelerated.")
+
+    assert {"pytorch_accelerated", *(module.name for module in modules)} == set(DOCUMENTED)
+
+
+def test_importing_costs_nothing_more_than_what_is_imported() -> None:
+    """Once our own packages are loaded, the known paths load nothing but their few lines."""
+    script = f"""
+import importlib, sys
+import pa_callbacks_extra, pa_core, pa_finetuning, pa_schedulers
+before = set(sys.modules)
+for path in {list(DOCUMENTED)}:
+    importlib.import_module(path)
+print([name for name in set(sys.modules) - before if not name.startswith("pytorch_accelerated")])
+"""
+    printed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+
+    assert printed.strip() == "[]"
