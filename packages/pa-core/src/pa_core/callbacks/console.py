@@ -82,7 +82,7 @@ class ProgressBarCallback(TrainerCallback):
     def on_train_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         """Open the display of a training epoch."""
         title = f"Epoch {trainer.run_history.current_epoch}"
-        display = _open_display(trainer, title, len(trainer.train_dataloader), keeps_last=True)
+        display = _open_display(trainer, title, _num_batches_to_train(trainer), keeps_last=True)
         self._train = None if display is None else EpochProgress(display, shows_learning_rate=True)
 
     @override
@@ -394,6 +394,15 @@ def _open_display(trainer: AnyTrainer, title: str, total: int, keeps_last: bool)
     on_terminal = stream.isatty() and os.environ.get("TERM") != "dumb"
     display = _TerminalBar if on_terminal or in_notebook else PlainLines
     return display(title, total, stream, keeps_last)
+
+
+def _num_batches_to_train(trainer: AnyTrainer) -> int:
+    """Return the length of the epoch that begins, which may be the one that ``max_num_train_steps`` cuts."""
+    config, whole = trainer.run_config, len(trainer.train_dataloader)
+    if config.max_num_train_steps is None:
+        return whole
+    updates_left = config.max_num_train_steps - trainer.num_updates
+    return min(whole, updates_left * config.gradient_accumulation_steps)
 
 
 def _print(trainer: AnyTrainer, text: str) -> None:

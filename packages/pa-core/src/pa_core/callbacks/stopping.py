@@ -102,8 +102,6 @@ class TerminateOnNaNCallback(TrainerCallback):
     def _require_finite(self, losses: Iterable[tuple[_Place, float]]) -> None:
         for place, value in losses:
             if not math.isfinite(value):
-                # The losses behind this one are not finite either, and would end the run a second time.
-                self._losses.clear()
                 raise _not_finite(value, place)
 
 
