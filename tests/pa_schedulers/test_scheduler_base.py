@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import Tensor, nn
@@ -37,14 +38,12 @@ class Milestones(StatefulSchedulerBase):
 class Recipe(StatefulSchedulerBase):
     """Returns whatever the recipe says for a number of updates."""
 
-    def __init__(
-        self, optimizer: Optimizer, recipe: Callable[[int], float | Iterable[float] | None], field: str = "lr"
-    ) -> None:
+    def __init__(self, optimizer: Optimizer, recipe: Callable[[int], Any], field: str = "lr") -> None:
         super().__init__(optimizer, param_group_field=field)
         self.recipe = recipe
 
     @override
-    def get_updated_values(self, num_updates: int) -> float | Iterable[float] | None:
+    def get_updated_values(self, num_updates: int) -> Any:
         return self.recipe(num_updates)
 
 
@@ -123,6 +122,27 @@ def test_what_a_scheduler_may_return(returned: float | Iterable[float] | None, e
     assert rates(optimizer) == expected
 
 
+@pytest.mark.parametrize(
+    "returned",
+    [
+        numpy.float32(0.5),
+        numpy.array(0.5),
+        numpy.array([0.5, 0.5]),
+        [numpy.float64(0.5), numpy.float64(0.5)],
+        torch.tensor(0.5),
+        torch.tensor([0.5, 0.5]),
+    ],
+)
+def test_numbers_of_numpy_and_torch_become_plain_numbers(returned: Any) -> None:
+    """A schedule computed with arrays leaves numbers in the groups that a checkpoint can hold."""
+    optimizer = two_groups()
+
+    Recipe(optimizer, lambda _: returned).step()
+
+    assert rates(optimizer) == [0.5, 0.5]
+    assert {type(group["lr"]) for group in optimizer.param_groups} == {float}
+
+
 @pytest.mark.parametrize("returned", [[], [1.0], [1.0, 2.0, 3.0]])
 def test_a_wrong_number_of_values_is_an_error_that_changes_nothing(returned: list[float]) -> None:
     """A list that does not fit the groups is refused with both numbers, and not counted as a step."""
@@ -161,7 +181,7 @@ def test_a_tensor_is_changed_in_place() -> None:
     optimizer = Adam([nn.Parameter(torch.ones(2))], lr=rate, foreach=False)
     held: Tensor = optimizer.param_groups[0]["lr"]
 
-    Recipe(optimizer, lambda _: 0.025).step()
+    Recipe(optimizer, lambda _: torch.tensor(0.025, dtype=torch.float64)).step()
 
     assert optimizer.param_groups[0]["lr"] is held
     assert held.item() == 0.025

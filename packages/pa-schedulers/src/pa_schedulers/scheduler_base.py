@@ -141,12 +141,11 @@ class SchedulerBase(ABC):
                 expected=f"one of {', '.join(sorted(group.keys() - {'params'}))}",
                 do=f"Correct the name, or use another optimizer than {type(self.optimizer).__name__}.",
             )
-        value = group[self.param_group_field]
-        return value.item() if isinstance(value, Tensor) else cast("float", value)
+        return _plain_number(group[self.param_group_field])
 
     def _one_for_each_group(self, values: float | Iterable[float]) -> Sequence[float]:
         num_groups = len(self.optimizer.param_groups)
-        if isinstance(values, Number):
+        if isinstance(values, Number) or getattr(values, "ndim", None) == 0:
             return [cast("float", values)] * num_groups
         for_each_group = list(cast("Iterable[float]", values))
         if len(for_each_group) != num_groups:
@@ -164,7 +163,12 @@ class SchedulerBase(ABC):
             if isinstance(current, Tensor):
                 current.fill_(value)
             else:
-                group[self.param_group_field] = value
+                # A number of numpy or torch in a group would keep a checkpoint of the optimizer from loading safely.
+                group[self.param_group_field] = _plain_number(value)
+
+
+def _plain_number(value: Any) -> float:
+    return cast("float", value.item() if hasattr(value, "item") else value)
 
 
 class StatefulSchedulerBase(SchedulerBase):
