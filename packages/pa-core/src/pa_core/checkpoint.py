@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import shutil
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -62,8 +63,24 @@ def build_checkpoint(
 
 
 def write_checkpoint(path: str | Path, checkpoint: Mapping[str, Any]) -> None:
-    """Write a checkpoint file; a file that stood there is replaced only by a whole new one."""
-    atomic_write(Path(path), lambda file: torch.save(dict(checkpoint), file))
+    """Write a checkpoint file; a file that stood there is replaced only by a whole new one.
+
+    Raises:
+        OSError: The file cannot be written.
+        CheckpointError: Nor can it, but torch does not tell why; the disk is often full.
+    """
+    path = Path(path)
+    try:
+        atomic_write(path, lambda file: torch.save(dict(checkpoint), file))
+    except RuntimeError as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise CheckpointError(
+            "The checkpoint could not be written; a file that stood there before is as it was.",
+            given=f"{path}, on a disk with {shutil.disk_usage(path.parent).free:,} free bytes: {error}",
+            expected="room for the whole file beside the one that it replaces",
+            do="Free some space, or choose another folder.",
+        ) from error
 
 
 def read_checkpoint(path: str | Path, device: torch.device) -> dict[str, Any]:
