@@ -322,7 +322,9 @@ class Environment:
     def install(self, *requirements: str) -> None:
         """Install within the constraints: with uv where it is present, else with pip."""
         python = str(self.interpreter)
-        installer = [UV, "pip", "install", "--python", python] if UV else [python, "-m", "pip", "install"]
+        # Compiling everything takes longer than installing it, and most of it is never imported.
+        pip = [python, "-m", "pip", "install", "--no-compile"]
+        installer = [UV, "pip", "install", "--python", python] if UV else pip
         constraints = ["--constraint", str(CONSTRAINTS)]
         env = _pip_settings_for_uv() if UV else {}
         self.session.run_install(*installer, *constraints, *requirements, env=env, silent=True, external=True)
