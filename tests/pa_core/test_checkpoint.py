@@ -25,7 +25,7 @@ DATA = make_classification(24)
 
 def make_trainer(seed: int = 0, *callbacks: TrainerCallback, **network: Any) -> Trainer[nn.Module]:
     """A trainer with everything that has state: buffers, momentum, and (in a run) a scheduler."""
-    torch.default_generator.manual_seed(seed)
+    torch.manual_seed(seed)
     model = TinyClassifier(batch_norm=True, **network)
     optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
     return Trainer(model, nn.CrossEntropyLoss(), optimizer, callbacks=callbacks)
@@ -73,7 +73,7 @@ def test_a_checkpoint_brings_everything_back_bit_by_bit(tmp_path: Path) -> None:
 
     assert same(state_of(other), state_of(saved))
     for trainer in (saved, other):
-        torch.default_generator.manual_seed(3)
+        torch.manual_seed(3)
         train(trainer)
     assert same(state_of(other), state_of(saved)), "training goes on the same way"
 
@@ -148,7 +148,7 @@ def test_what_was_loaded_does_not_change_as_training_goes_on(tmp_path: Path) -> 
 def test_a_trainer_that_has_not_trained_saves_its_weights(tmp_path: Path) -> None:
     """Without a run there is no scheduler, and without an optimizer none is saved."""
     model = TinyClassifier()
-    trainer = Trainer[nn.Module](model, nn.CrossEntropyLoss(), None, callbacks=())
+    trainer = Trainer[nn.Module](model, nn.CrossEntropyLoss(), None, callbacks=[])
     trainer.save_checkpoint(tmp_path / "weights.pt")
     assert set(trainer.load_checkpoint(tmp_path / "weights.pt")) == {"model_state_dict"}
 
@@ -185,7 +185,7 @@ def test_schedulers_of_torch_are_saved_and_loaded(tmp_path: Path, name: str, opt
     for load in (False, True):
         model = nn.Linear(4, 3)
         optimizer = optimizer_type(model.parameters(), lr=0.1)
-        trainer = Trainer[nn.Module](model, nn.CrossEntropyLoss(), optimizer, callbacks=())
+        trainer = Trainer[nn.Module](model, nn.CrossEntropyLoss(), optimizer, callbacks=[])
         trainer.train(DATA, 1, max_num_train_steps=1 if load else 3, create_scheduler_fn=SCHEDULERS[name])
         if load:
             trainer.load_checkpoint(tmp_path / "checkpoint.pt")
@@ -370,7 +370,7 @@ def test_a_trainer_without_an_optimizer_says_how_to_load_the_rest(tmp_path: Path
     train(saved)
     saved.save_checkpoint(tmp_path / "checkpoint.pt")
     model = TinyClassifier(batch_norm=True)
-    trainer = Trainer[nn.Module](model, nn.CrossEntropyLoss(), None, callbacks=())
+    trainer = Trainer[nn.Module](model, nn.CrossEntropyLoss(), None, callbacks=[])
     before = copy.deepcopy(model.state_dict())
 
     with pytest.raises(CheckpointError, match="load_optimizer=False"):
@@ -411,7 +411,7 @@ def test_a_checkpoint_of_the_middle_of_a_run_has_the_plain_names(tmp_path: Path)
 def test_a_compiled_model_is_saved_and_loaded_under_its_plain_names(tmp_path: Path) -> None:
     """Files go to and fro between compiled models and those that are not."""
     plain = make_trainer(seed=1)
-    model = cast("nn.Module", torch.compile(TinyClassifier(batch_norm=True), backend="eager"))  # pyright: ignore[reportUnknownMemberType]  # torch does not annotate it
+    model = cast("nn.Module", torch.compile(TinyClassifier(batch_norm=True), backend="eager"))
     optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
     save = SaveAfter(tmp_path / "middle.pt")
     compiled = Trainer[nn.Module](model, nn.CrossEntropyLoss(), optimizer, callbacks=[save])

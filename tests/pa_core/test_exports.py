@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 import torch
-from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]  # its path may be any PathLike
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.optim import SGD
 from typing_extensions import override
@@ -43,7 +43,7 @@ def trainer_of(model: nn.Module, *callbacks: TrainerCallback) -> Trainer[nn.Modu
 
 def network(seed: int = 0, hidden: int = 8) -> TinyClassifier:
     """A model with parameters and buffers."""
-    torch.default_generator.manual_seed(seed)
+    torch.manual_seed(seed)
     return TinyClassifier(hidden=hidden, batch_norm=True)
 
 

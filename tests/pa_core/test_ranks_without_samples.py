@@ -33,7 +33,7 @@ class TwoViews(Trainer[TinyClassifier]):
 @pytest.mark.parametrize("views", [1, 2, 3])
 def test_buffers_are_exchanged_as_often_as_the_other_rank_calls_the_model(views: int, accumulation: int) -> None:
     """A model with BatchNorm trains on a tail of two samples, which only the first rank gets."""
-    torch.default_generator.manual_seed(0)
+    torch.manual_seed(0)
     model = TinyClassifier(batch_norm=True)
     recorder = RecordingCallback()
     calls: list[int] = []

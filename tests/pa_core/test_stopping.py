@@ -59,7 +59,7 @@ class RaiseAt(TrainerCallback):
 
 def make_trainer(*callbacks: TrainerCallback) -> tuple[Trainer[TinyClassifier], RecordingCallback]:
     """A trainer of a fixed model; what is recorded includes the event at which a later callback raises."""
-    torch.default_generator.manual_seed(0)
+    torch.manual_seed(0)
     model = TinyClassifier(batch_norm=True)
     recorder = RecordingCallback()
     optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -176,11 +176,11 @@ def test_a_stop_before_the_backward_pass_leaves_the_update_out(event: str) -> No
     """A stop at the loss of update 3 leaves the weights of update 2; one after update 3 leaves those of 3."""
     after_updates = AfterUpdates()
     whole, _ = make_trainer(after_updates)
-    torch.default_generator.manual_seed(1)
+    torch.manual_seed(1)
     train(whole)
     third = [position for position, name in enumerate(TRAINING_RUN) if name == event][2]
     stopped, _ = make_trainer(RaiseAt(third, StopTrainingError()))
-    torch.default_generator.manual_seed(1)
+    torch.manual_seed(1)
     train(stopped)
 
     complete = 2 if event == "on_train_step_end" else 3
@@ -302,10 +302,10 @@ def test_a_number_of_updates_ends_the_run_exactly_there(limit: int, accumulation
     """`max_num_train_steps` wins over the epochs, and the events of the last epoch close as of any other."""
     after_updates = AfterUpdates()
     whole, _ = make_trainer(after_updates)
-    torch.default_generator.manual_seed(1)
+    torch.manual_seed(1)
     train(whole, num_epochs=5, gradient_accumulation_steps=accumulation)
     trainer, recorder = make_trainer()
-    torch.default_generator.manual_seed(1)
+    torch.manual_seed(1)
     train(trainer, num_epochs=1, gradient_accumulation_steps=accumulation, max_num_train_steps=limit)
 
     updates_of_epoch = -(-3 // accumulation)

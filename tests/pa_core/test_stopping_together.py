@@ -94,7 +94,7 @@ def make_two(
     kind: type[StopsOnOneRank] = StopsOnOneRank,
 ) -> StopsOnOneRank:
     """A trainer that stops on one of two ranks; `place` says where, and empty: nowhere."""
-    torch.default_generator.manual_seed(0)
+    torch.manual_seed(0)
     model = TinyClassifier(batch_norm=batch_norm)
     optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
     trainer = kind(model, nn.CrossEntropyLoss(), optimizer, callbacks=[RecordingCallback(), *callbacks, PassBy()])
