@@ -43,7 +43,7 @@ def observe() -> Cell:
     if not dist.is_initialized():
         return Cell(ranks=1, backend=None, dtype=str(dtypes[0]))
     ranks = torch.ones(1)
-    dist.all_reduce(ranks)  # pyright: ignore[reportUnknownMemberType] - torch gives it no types
+    dist.all_reduce(ranks)
     return Cell(ranks=int(ranks.item()), backend=dist.get_backend(), dtype=str(dtypes[0]))
 
 

@@ -27,8 +27,8 @@ BATCH_SIZE = 32
 
 def digits() -> TensorDataset:
     """The 1,797 digits as vectors of 64 pixels."""
-    bunch = load_digits()
-    return TensorDataset(torch.tensor(bunch.data, dtype=torch.float32) / 16, torch.tensor(bunch.target))
+    pixels, targets = load_digits(return_X_y=True)
+    return TensorDataset(torch.tensor(pixels, dtype=torch.float32) / 16, torch.tensor(targets))
 
 
 def network_and_optimizer() -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -56,7 +56,7 @@ def by_hand(data: TensorDataset) -> None:
 def without_callbacks(data: TensorDataset) -> None:
     """Train with the bare trainer."""
     model, optimizer = network_and_optimizer()
-    Trainer(model, nn.CrossEntropyLoss(), optimizer, callbacks=()).train(data, EPOCHS, per_device_batch_size=BATCH_SIZE)
+    Trainer(model, nn.CrossEntropyLoss(), optimizer, callbacks=[]).train(data, EPOCHS, per_device_batch_size=BATCH_SIZE)
 
 
 def with_default_callbacks(data: TensorDataset) -> None:

@@ -141,7 +141,7 @@ def test_a_compiled_model_is_averaged_like_the_one_inside_it() -> None:
     """Given the compiled model, in the constructor or in updates, the copy has the plain names."""
     model = nn.Linear(2, 2)
     set_all(model, 0.0)
-    compiled = cast("nn.Module", torch.compile(model, backend="eager"))  # pyright: ignore[reportUnknownMemberType]  # backend is not fully typed
+    compiled = cast("nn.Module", torch.compile(model, backend="eager"))
     emas = [ModelEma(model, decay=0.5), ModelEma(compiled, decay=0.5)]
     set_all(model, 1.0)
 

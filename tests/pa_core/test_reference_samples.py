@@ -71,7 +71,7 @@ class RecordLearningRate(TrainerCallback):
 @pytest.fixture(scope="module")
 def digits() -> Digits:
     """1,024 digits to train on, 373 to evaluate, 400 to test."""
-    scanned: Any = load_digits()  # pyright: ignore[reportUnknownVariableType]  # scikit-learn has no types
+    scanned: Any = load_digits()
     images = torch.tensor(scanned.images, dtype=torch.float32).unsqueeze(1) / 16
     dataset = TensorDataset(images, torch.tensor(scanned.target))
     return Digits(*random_split(dataset, [1024, 373, 400], generator=torch.Generator().manual_seed(0)))
@@ -152,7 +152,7 @@ def one_cycle(num_updates: int) -> list[float]:
     scheduler = OneCycleLR(optimizer, max_lr=MAX_LR, total_steps=num_updates)
     rates: list[float] = []
     for _ in range(num_updates):
-        optimizer.step()  # pyright: ignore[reportUnknownMemberType]  # torch leaves its closure untyped
+        optimizer.step()
         scheduler.step()
         rates.append(optimizer.param_groups[0]["lr"])
     return rates
@@ -395,7 +395,7 @@ class SavePredictionsCallback(TrainerCallback[Trainer]):
         trainer._accelerator.wait_for_everyone()  # pyright: ignore[reportPrivateUsage]  # users' code reads it
         if trainer.run_config.is_local_process_zero:
             table = pd.DataFrame(self.predictions)
-            table.to_csv(self.out_filename, index=False)  # pyright: ignore[reportUnknownMemberType]  # open in pandas
+            table.to_csv(self.out_filename, index=False)
 
 
 def test_predictions_in_a_table(digits: Digits, model: DigitsModel, shared_tmp_path: Path) -> None:

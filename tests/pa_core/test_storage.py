@@ -341,7 +341,7 @@ def test_states_of_real_training_are_accepted() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     optimizer = torch.optim.AdamW(model.parameters())
     model(torch.ones(3, 2)).sum().backward()
-    optimizer.step()  # pyright: ignore[reportUnknownMemberType]  # torch leaves its closure untyped
+    optimizer.step()
     schedulers: list[torch.optim.lr_scheduler.LRScheduler] = [
         torch.optim.lr_scheduler.StepLR(optimizer, 2),
         torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 4]),

@@ -19,6 +19,7 @@ from pa_core import (
     AnyTrainer,
     BatchOutput,
     ConfigurationError,
+    InMemoryRunHistory,
     KeyedDataLoader,
     LimitBatches,
     LimitBatchesCallback,
@@ -46,6 +47,11 @@ def linear_trainer(
     return Trainer(model, nn.MSELoss(), SGD(model.parameters(), lr=lr, momentum=0.9), callbacks=callbacks)
 
 
+def mean_output(outputs: Tensor, _targets: Tensor) -> Tensor:
+    """A loss whose gradient is the mean input."""
+    return outputs.mean()
+
+
 def regression(num_samples: int, dtype: torch.dtype = torch.float64) -> TensorDataset:
     """A regression dataset in the given precision."""
     return TensorDataset(*(tensor.to(dtype) for tensor in make_regression(num_samples).tensors))
@@ -57,7 +63,7 @@ def test_a_run_equals_a_hand_written_loop_to_the_last_bit() -> None:
     model = TinyClassifier(batch_norm=True)
     by_hand = copy.deepcopy(model)
     optimizer = SGD(model.parameters(), lr=0.05, momentum=0.9)
-    trainer = Trainer(model, nn.CrossEntropyLoss(), optimizer, callbacks=())
+    trainer = Trainer(model, nn.CrossEntropyLoss(), optimizer, callbacks=[])
     torch.manual_seed(3)
     trainer.train(data, num_epochs=3, per_device_batch_size=8, create_scheduler_fn=partial(LambdaLR, lr_lambda=_halve))
 
@@ -69,11 +75,11 @@ def test_a_run_equals_a_hand_written_loop_to_the_last_bit() -> None:
     for epoch in range(3):
         order = epoch_order(50, seed=seed, epoch=epoch).indices(0, 50)
         total = 0.0
-        for indices in order.split(8):
+        for indices in torch.split(order, 8):
             inputs, targets = (tensor[indices] for tensor in data.tensors)
             loss = nn.functional.cross_entropy(by_hand(inputs), targets)
             total += loss.item() * len(indices)
-            loss.backward()
+            torch.autograd.backward(loss)
             optimizer.step()
             scheduler.step()
             optimizer.zero_grad()
@@ -116,7 +122,7 @@ def test_the_last_group_of_an_epoch_weighs_what_it_holds() -> None:
 
     model = Slope()
     data = TensorDataset(torch.ones(10, 1), torch.zeros(10, 1))
-    trainer = Trainer(model, lambda outputs, _: outputs.mean(), SGD(model.parameters(), lr=1.0), callbacks=())
+    trainer = Trainer(model, mean_output, SGD(model.parameters(), lr=1.0), callbacks=[])
     trainer.train(data, num_epochs=1, per_device_batch_size=1, gradient_accumulation_steps=4)
     assert model.weight.item() == -3.0
 
@@ -209,7 +215,9 @@ def test_a_second_run_goes_on_with_the_history_when_asked_to() -> None:
     trainer = linear_trainer()
     trainer.train(make_regression(8), num_epochs=2, per_device_batch_size=4)
     trainer.train(make_regression(16), num_epochs=1, per_device_batch_size=4, reset_run_history=False)
-    rows = trainer.run_history.to_dict() if hasattr(trainer.run_history, "to_dict") else {}
+    history = trainer.run_history
+    assert isinstance(history, InMemoryRunHistory)
+    rows = history.to_dict()
     assert rows["epoch"] == [1, 2, 3]
     assert rows["update"] == [2, 4, 8]
     assert rows["samples"] == [8, 16, 32]
@@ -292,7 +300,7 @@ def test_batches_of_another_form_need_the_two_batch_methods_only() -> None:
             return self.calculate_train_batch_loss(batch)
 
     model = nn.Linear(4, 1)
-    trainer = DictTrainer(model, None, SGD(model.parameters(), lr=1e-3), callbacks=())
+    trainer = DictTrainer(model, None, SGD(model.parameters(), lr=1e-3), callbacks=[])
     kwargs = {"num_workers": 0}
     trainer.train(
         Dictionaries(), 2, Dictionaries(), 4, train_dataloader_kwargs=kwargs, eval_dataloader_kwargs=kwargs
@@ -315,7 +323,7 @@ def test_evaluating_alone_records_its_loss_and_changes_nothing() -> None:
     """evaluate() needs no optimizer, records evaluation_loss, and leaves weights and modes as they were."""
     model = TinyClassifier(batch_norm=True)
     before = copy.deepcopy(model.state_dict())
-    trainer = Trainer(model, nn.CrossEntropyLoss(), None, callbacks=())
+    trainer = Trainer(model, nn.CrossEntropyLoss(), None, callbacks=[])
     trainer.evaluate(make_classification(20), per_device_batch_size=8)
     assert list(trainer.run_history.get_metric_names()) == ["evaluation_loss"]
     assert model.training
@@ -341,7 +349,7 @@ def test_an_evaluation_in_mid_epoch_leaves_training_as_it_was() -> None:
                 assert modes.count(False) == 1
 
     losses: list[Any] = []
-    for callbacks in ((), (EvaluatesAtTwo,)):
+    for callbacks in ([], [EvaluatesAtTwo]):
         torch.manual_seed(1)
         model = TinyClassifier(batch_norm=True)
         trainer = FrozenNorm(model, nn.CrossEntropyLoss(), SGD(model.parameters(), lr=0.1), callbacks=callbacks)
@@ -419,7 +427,7 @@ def test_any_iterable_with_a_length_is_a_loader() -> None:
             return [(torch.ones(batch_size, 4), torch.zeros(batch_size, 1))] * 5
 
     model = nn.Linear(4, 1)
-    trainer = FromList(model, nn.MSELoss(), SGD(model.parameters(), lr=0.01), callbacks=())
+    trainer = FromList(model, nn.MSELoss(), SGD(model.parameters(), lr=0.01), callbacks=[])
     trainer.train(make_regression(1), 2, per_device_batch_size=3, gradient_accumulation_steps=2)
     assert trainer.num_updates == 6
     assert trainer.run_history.clock.samples == 30
@@ -443,7 +451,7 @@ def test_an_iterable_dataset_with_a_length_trains() -> None:
 
 def test_an_optimizer_of_other_parameters_is_refused() -> None:
     """An optimizer that was made before the model was replaced would train nothing."""
-    trainer = Trainer(nn.Linear(4, 1), nn.MSELoss(), SGD(nn.Linear(4, 1).parameters(), lr=0.1), callbacks=())
+    trainer = Trainer(nn.Linear(4, 1), nn.MSELoss(), SGD(nn.Linear(4, 1).parameters(), lr=0.1), callbacks=[])
     with pytest.raises(ConfigurationError, match="none of the model's parameters"):
         trainer.train(make_regression(8), 1)
 
@@ -452,7 +460,7 @@ def test_training_learns() -> None:
     """A classifier on separable clusters reaches a low loss with the default settings of the loop."""
     torch.manual_seed(0)
     model = TinyClassifier()
-    trainer = Trainer(model, nn.CrossEntropyLoss(), SGD(model.parameters(), lr=0.1), callbacks=())
+    trainer = Trainer(model, nn.CrossEntropyLoss(), SGD(model.parameters(), lr=0.1), callbacks=[])
     trainer.train(make_classification(120), 15, make_classification(60, seed=0))
     assert float(trainer.run_history.get_latest_metric("eval_loss_epoch")) < 0.2
     assert math.isfinite(float(trainer.run_history.get_latest_metric("train_loss_epoch")))

@@ -13,8 +13,17 @@ from torch.optim import SGD, Adam
 from torch.utils.data import Dataset, TensorDataset
 from typing_extensions import override
 
-from pa_core import AnyTrainer, BatchOutput, ConfigurationError, Trainer, TrainerCallback, gather_objects
+from pa_core import (
+    AnyTrainer,
+    BatchOutput,
+    ConfigurationError,
+    StopTrainingError,
+    Trainer,
+    TrainerCallback,
+    gather_objects,
+)
 from pa_core.data import epoch_order
+from pa_core.distributed import LateReader
 from pa_core.testing import RecordingCallback, TinyClassifier, make_classification, make_regression
 
 pytestmark = pytest.mark.runs_on("two_ranks")
@@ -41,9 +50,9 @@ def train_by_hand(model: nn.Module, data: TensorDataset, seed: int, samples_per_
     optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
     for epoch in range(epochs):
         order = epoch_order(len(data), seed=seed, epoch=epoch).indices(0, len(data))
-        for indices in order.split(samples_per_update):
+        for indices in torch.split(order, samples_per_update):
             inputs, targets = (tensor[indices] for tensor in data.tensors)
-            nn.functional.mse_loss(model(inputs), targets).backward()
+            torch.autograd.backward(nn.functional.mse_loss(model(inputs), targets))
             optimizer.step()
             optimizer.zero_grad()
 
@@ -51,7 +60,7 @@ def train_by_hand(model: nn.Module, data: TensorDataset, seed: int, samples_per_
 def test_two_ranks_run_over_gloo() -> None:
     """What follows is tested with two processes that exchange gradients, not with two that are alone."""
     model = nn.Linear(4, 1)
-    trainer = Trainer(model, nn.MSELoss(), SGD(model.parameters(), lr=0.1), callbacks=())
+    trainer = Trainer(model, nn.MSELoss(), SGD(model.parameters(), lr=0.1), callbacks=[])
     trainer.train(make_regression(8), 1)
     assert (dist.get_world_size(), dist.get_backend()) == (2, "gloo")
     assert (trainer.run_config.num_processes, trainer.run_config.is_distributed) == (2, True)
@@ -66,7 +75,7 @@ def test_updates_are_those_of_the_single_large_batch(num_samples: int, batch_siz
     data = regression(num_samples)
     model = small_network()
     reference = copy.deepcopy(model)
-    trainer = Trainer(model, nn.MSELoss(), SGD(model.parameters(), lr=0.1, momentum=0.9), callbacks=())
+    trainer = Trainer(model, nn.MSELoss(), SGD(model.parameters(), lr=0.1, momentum=0.9), callbacks=[])
     torch.manual_seed(7)
     trainer.train(data, 2, per_device_batch_size=batch_size, gradient_accumulation_steps=accumulation)
     assert trainer.run_config.seed is not None
@@ -120,7 +129,7 @@ def test_evaluation_counts_every_sample_once(num_samples: int, batch_size: int) 
 
 def test_fewer_samples_than_ranks_cannot_be_evaluated() -> None:
     """One sample on two ranks is refused before anything starts."""
-    trainer = Trainer(small_network(), nn.MSELoss(), None, callbacks=())
+    trainer = Trainer(small_network(), nn.MSELoss(), None, callbacks=[])
     with pytest.raises(ConfigurationError):
         trainer.evaluate(regression(1))
 
@@ -150,7 +159,7 @@ def test_the_seed_of_rank_zero_is_that_of_all() -> None:
     """Ranks that were seeded differently, or not at all, still share one order of the samples."""
     torch.manual_seed(dist.get_rank())
     model = small_network(seed=dist.get_rank())
-    trainer = Trainer(model, nn.MSELoss(), SGD(model.parameters(), lr=0.1), callbacks=())
+    trainer = Trainer(model, nn.MSELoss(), SGD(model.parameters(), lr=0.1), callbacks=[])
     trainer.train(regression(8), 1)
     seeds = gather_objects(trainer.run_config.seed)
     assert seeds[0] == seeds[1]
@@ -181,9 +190,7 @@ def test_unused_parameters_are_allowed_where_accelerate_is_told_so() -> None:
     class Finds(Trainer[Halves]):
         @override
         def _create_accelerator(self) -> Any:
-            return Accelerator(
-                cpu=True, kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)]
-            )
+            return Accelerator(cpu=True, kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)])
 
     recorder = RecordingCallback()
     model = Halves()
@@ -263,3 +270,30 @@ def test_augmentation_does_not_depend_on_the_number_of_ranks() -> None:
     one_process = [value for batch in alone for value in batch[0].flatten().tolist()]
     both = gather_objects(seen)
     assert sorted(both[0] + both[1]) == sorted(one_process)
+
+
+def test_ranks_that_read_late_still_stop_at_the_same_update() -> None:
+    """Where the answer is read two updates later, as on an accelerator, all ranks stop at the same later update."""
+
+    class ReadsLate(Trainer):
+        @override
+        def training_run_start(self) -> None:
+            self._late_reader = LateReader(delay=2)
+
+    class StopsOnRankOne(TrainerCallback):
+        @override
+        def on_train_step_end(
+            self, trainer: AnyTrainer, batch: list[Tensor], batch_output: BatchOutput, **kwargs: Any
+        ) -> None:
+            if dist.get_rank() == 1 and kwargs["step"] == 3:
+                raise StopTrainingError
+
+    model = small_network()
+    recorder = RecordingCallback()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    trainer = ReadsLate(model, nn.MSELoss(), optimizer, callbacks=[StopsOnRankOne, recorder])
+    trainer.train(regression(24), 1, per_device_batch_size=2)
+    assert gather_objects(trainer.num_updates) == [4, 4]
+    assert recorder.events[-2:] == ["on_stop_training_error", "on_training_run_end"]
+    weights = gather_objects(weights_of(model).tolist())
+    assert weights[0] == weights[1]

@@ -71,7 +71,7 @@ def changed(before: dict[str, Tensor], model: nn.Module) -> set[str]:
 
 def modules_by_name(model: nn.Module) -> dict[str, nn.Module]:
     """All modules within a model, and the model itself as ``""``."""
-    return dict(model.named_modules())  # pyright: ignore[reportUnknownArgumentType]  # torch does not say
+    return dict(model.named_modules())
 
 
 def adam(model: nn.Module) -> Optimizer:
@@ -296,7 +296,7 @@ def test_a_compiled_model_can_be_frozen_before_it_is_compiled() -> None:
     model = ConvNet()
     ModelFreezer(model, freeze_batch_norms=True).freeze(set_modules_as_eval=True)
     before = copy.deepcopy(model.state_dict())
-    compiled = cast("nn.Module", torch.compile(model, backend="eager", fullgraph=True))  # pyright: ignore[reportUnknownMemberType]  # backend is not fully typed
+    compiled = cast("nn.Module", torch.compile(model, backend="eager", fullgraph=True))
 
     train(compiled, adam(model))
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import os
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar, cast
@@ -23,8 +24,8 @@ from pa_core.errors import UnsupportedConfigurationError
 __all__ = [
     "CallsOfStep",
     "GradientAgreement",
+    "LateReader",
     "agree_on_integer",
-    "any_of_processes",
     "broadcast_buffers",
     "gather",
     "gather_objects",
@@ -66,15 +67,6 @@ def sum_over_processes(values: Tensor) -> Tensor:
 def num_local_processes() -> int:
     """Return the number of processes of the run on this machine, as the launcher tells it."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", num_processes()))
-
-
-def any_of_processes(flags: Sequence[bool], device: torch.device) -> list[bool]:
-    """Return which flags are set on any process; every process must call this, and all wait for it."""
-    if num_processes() == 1:
-        return list(flags)
-    counts = sum_over_processes(torch.tensor(flags, dtype=torch.float32, device=device))
-    numbers = cast("list[float]", counts.tolist())  # pyright: ignore[reportUnknownMemberType]  # not annotated by torch
-    return [number > 0 for number in numbers]
 
 
 def agree_on_integer(value: int, device: torch.device) -> int:
@@ -166,15 +158,14 @@ def gather_objects(value: _R) -> list[_R]:
 
 
 class GradientAgreement:
-    """Lets every process know, with the gradients of an update and at no extra collective, what one asks for.
+    """Adds up small numbers of all processes with the gradients of an update, at no extra collective.
 
     A small parameter is registered on the module while ``DistributedDataParallel`` wraps it, and taken out of it
-    again, so that state dicts stay clean. Its gradient travels in the same bucket as the others: a process that
-    asks makes the averaged gradient positive on all of them.
+    again, so that state dicts stay clean. Its gradient travels in the same bucket as the others.
 
     Args:
         module: The inner module, before it is wrapped, on the device of the run.
-        num_questions: How many yes-or-no questions travel with each update.
+        num_values: How many numbers travel with each update.
 
     Raises:
         UnsupportedConfigurationError: The module has no trainable parameter, so that there are no gradients.
@@ -182,18 +173,18 @@ class GradientAgreement:
     Example:
         >>> import torch
         >>> module = torch.nn.Linear(2, 1)
-        >>> agreement = GradientAgreement(module, num_questions=2)
+        >>> agreement = GradientAgreement(module, num_values=2)
         >>> agreement.hide_from(module)
         >>> sorted(module.state_dict())
         ['bias', 'weight']
-        >>> agreement.ask(module(torch.ones(1, 2)).sum(), [False, True]).backward()
-        >>> agreement.answers()
-        [False, True]
+        >>> agreement.add_to(module(torch.ones(1, 2)).sum(), [0, 7]).backward()
+        >>> agreement.sums()
+        tensor([0., 7.])
     """
 
     _NAME = "_agreement_of_processes"
 
-    def __init__(self, module: nn.Module, num_questions: int = 1) -> None:
+    def __init__(self, module: nn.Module, num_values: int = 1) -> None:
         trainable = next((p for p in module.parameters() if p.requires_grad), None)
         if trainable is None:
             raise UnsupportedConfigurationError(
@@ -202,26 +193,68 @@ class GradientAgreement:
                 expected="at least one trainable parameter",
                 do="Unfreeze a part of the model, or call evaluate() instead of train().",
             )
-        self._flags = nn.Parameter(torch.zeros(num_questions, dtype=trainable.dtype, device=trainable.device))
-        module.register_parameter(self._NAME, self._flags)
+        self._values = nn.Parameter(torch.zeros(num_values, dtype=trainable.dtype, device=trainable.device))
+        module.register_parameter(self._NAME, self._values)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the gradients have the precision to carry counts."""
+        return self._values.dtype in (torch.float32, torch.float64)
 
     def hide_from(self, module: nn.Module) -> None:
-        """Take the flags out of the module again, once it is wrapped."""
+        """Take the parameter out of the module again, once it is wrapped."""
         delattr(module, self._NAME)
 
-    def ask(self, loss: Tensor, wishes: Sequence[bool]) -> Tensor:
-        """Return the loss of a synchronised backward pass with the wishes of this process added; its value is kept."""
-        values = torch.tensor(wishes, dtype=self._flags.dtype, device=self._flags.device)
-        return loss + (self._flags * values).sum().to(loss.dtype)
+    def add_to(self, loss: Tensor, values: Sequence[float]) -> Tensor:
+        """Return the loss of a synchronised backward pass with the numbers of this process; its value is kept."""
+        numbers = torch.tensor(values, dtype=self._values.dtype, device=self._values.device)
+        return loss + (self._values * numbers).sum().to(loss.dtype)
 
-    def answers(self) -> list[bool]:
-        """Return which wishes any process had, after the synchronised backward pass, and forget them."""
-        gradient = self._flags.grad
-        self._flags.grad = None
-        if gradient is None:
-            return [False] * self._flags.numel()
-        averages = cast("list[float]", gradient.tolist())  # pyright: ignore[reportUnknownMemberType]  # as above
-        return [average > 0 for average in averages]
+    def sums(self) -> Tensor:
+        """Return the sums over all processes after the synchronised backward pass, on the device."""
+        gradient = self._values.grad
+        self._values.grad = None
+        return torch.zeros_like(self._values) if gradient is None else gradient * num_processes()
+
+
+class LateReader:
+    """Reads small tensors of an accelerator without waiting: a fixed number of calls after they were handed in.
+
+    All processes read what belongs to the same update, because each counts its own calls. On the CPU nothing has to be
+    waited for, and what was handed in is read at once.
+
+    Args:
+        delay: After how many further calls a tensor is read. Two updates are enough for the copy to have arrived.
+
+    Example:
+        >>> import torch
+        >>> reader = LateReader(delay=1)
+        >>> [reader.read(torch.tensor([value])) for value in (1.0, 2.0, 3.0)]
+        [None, [1.0], [2.0]]
+    """
+
+    def __init__(self, delay: int) -> None:
+        self._delay = delay
+        self._under_way: deque[tuple[Tensor, torch.Event | None]] = deque()
+
+    def read(self, values: Tensor) -> list[float] | None:
+        """Hand in the values of this call, and return those of the call ``delay`` calls ago, if there was one."""
+        self._under_way.append(_copy_to_host(values))
+        if len(self._under_way) <= self._delay:
+            return None
+        on_host, copied = self._under_way.popleft()
+        if copied is not None:
+            copied.synchronize()
+        return cast("list[float]", on_host.tolist())  # pyright: ignore[reportUnknownMemberType]  # not annotated by torch
+
+
+def _copy_to_host(values: Tensor) -> tuple[Tensor, torch.Event | None]:
+    if values.device.type == "cpu":
+        return values, None
+    on_host = values.to("cpu", non_blocking=True)
+    copied = torch.Event(values.device)
+    copied.record()
+    return on_host, copied
 
 
 class _Zero(nn.Module):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import numbers
+from collections.abc import Mapping
 from typing import Any, cast
 
 from torch import Tensor
 
 from pa_core.errors import BatchOutputError
 
-__all__ = ["check_step_output"]
+__all__ = ["check_step_output", "count_items"]
 
 _KEYS = ("loss", "model_outputs", "batch_size")
 
@@ -47,6 +48,25 @@ def check_step_output(output: object, method: str, *, needs_gradient: bool) -> T
     if not isinstance(batch_size, numbers.Integral) or batch_size < 0:
         raise _error(method, f"batch_size={batch_size!r}", "the number of samples in the batch, a whole number")
     return loss
+
+
+def count_items(output: Mapping[str, Any], method: str) -> int | None:
+    """Return what a step says its loss is the mean over; None if that is the samples.
+
+    Args:
+        output: What the step returned. A tensor as a count is read, which waits for an accelerator.
+        method: The method that returned it, for the message.
+
+    Raises:
+        BatchOutputError: The number cannot be used.
+    """
+    items = output.get("num_items_in_batch")
+    if items is None:
+        return None
+    is_count = isinstance(items, numbers.Integral) or (isinstance(items, Tensor) and items.numel() == 1)
+    if not is_count or items < 0:
+        raise _error(method, f"num_items_in_batch={items!r}", "the number of items that the loss is the mean over")
+    return int(items)
 
 
 def _error(method: str, given: str, expected: str) -> BatchOutputError:

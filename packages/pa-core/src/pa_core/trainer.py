@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, cast
@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from torch.utils.data import Dataset, IterableDataset
 from typing_extensions import override
 
-from pa_core import _accelerate, checkpoint, distributed
+from pa_core import _accelerate, checkpoint, distributed, failures
 from pa_core.accumulation import MicroBatch, count_steps, micro_batches
 from pa_core.any_trainer import AnyTrainer
 from pa_core.callbacks.base import CallbackHandler, CallbackLike
@@ -34,11 +34,12 @@ from pa_core.data.user_loader import (
     is_slice,
     plain_dataloader,
 )
-from pa_core.errors import ConfigurationError, NonFiniteLossError, StopTrainingError
+from pa_core.errors import BatchOutputError, ConfigurationError, NonFiniteLossError, StopTrainingError
 from pa_core.exports import save_safetensors
+from pa_core.item_shares import ItemShares
 from pa_core.placeholders import TrainerPlaceholderValues, resolve_placeholders
 from pa_core.run_config import TrainerRunConfig, check_clip_threshold, check_count
-from pa_core.step_output import check_step_output
+from pa_core.step_output import check_step_output, count_items
 from pa_core.tracking import InMemoryRunHistory, LossTracker, RunHistory
 from pa_core.types import (
     BatchT,
@@ -52,6 +53,9 @@ from pa_core.types import (
 )
 
 __all__ = ["Trainer"]
+
+_UPDATES_UNTIL_READ = 2
+"""On an accelerator: the copy of what the processes agreed on has arrived by then, and nobody waits for it."""
 
 
 class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
@@ -100,7 +104,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         >>> data = TensorDataset(x, x.sum(1, keepdim=True))
         >>> model = torch.nn.Linear(3, 1)
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        >>> trainer = Trainer(model, torch.nn.MSELoss(), optimizer, callbacks=())
+        >>> trainer = Trainer(model, torch.nn.MSELoss(), optimizer, callbacks=[])
         >>> trainer.train(data, num_epochs=20)
         >>> trainer.run_history.get_latest_metric("train_loss_epoch") < 0.001
         True
@@ -144,6 +148,8 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self.num_epochs_completed: int = 0
         self._samples_of_group = 0
         self._last_batch_size = 0
+        self._items_of_step: int | None = None
+        self._counts_items: bool | None = None
         self._users_model: ModelT_co | None = None
         self._undo_preparation: Callable[[], None] | None = None
         self._agreement: distributed.GradientAgreement | None = None
@@ -154,6 +160,8 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         _accelerate.require_supported(self._accelerator)
         self._steps_plainly = _accelerate.steps_plainly(self._accelerator)
         self._stepped_optimizer = self.optimizer
+        self._item_shares = ItemShares(self._accelerator.num_processes)
+        self._late_reader = distributed.LateReader(delay=0)
         self.callback_handler.call_event("on_init_end", self)
 
     # The two entries: training and evaluation
@@ -449,6 +457,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self._wrap_again_if_parameters_were_frozen()
         self._loss_tracker.reset()
         self._samples_of_group = 0
+        self._item_shares.forget()
         with self._stopping_together():
             self.train_epoch_start()
             self._call_event("on_train_epoch_start")
@@ -468,13 +477,14 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             self.backward_step(self._weighted(loss, micro_batch))
         self._samples_of_group += micro_batch.global_samples or self._last_batch_size * self._accelerator.num_processes
         if micro_batch.ends_group:
-            self._raise_if_any_process_stops()
+            self._agree_on_update()
             self._update()
 
     def _forward(self, batch: BatchT, micro_batch: MicroBatch, step: int) -> Tensor:
         """Calculate the loss of one batch and report it."""
         if self._calls_of_step is not None:
             self._calls_of_step.start_step()
+        self._items_of_step = None
         if micro_batch.is_empty:
             return self._loss_of_nothing()
         self._call_event("on_train_step_start")
@@ -485,7 +495,9 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             return self._loss_of_nothing()
         loss = check_step_output(output, "calculate_train_batch_loss", needs_gradient=True)
         self._last_batch_size = output["batch_size"]
-        self._loss_tracker.update(loss.detach(), self._last_batch_size)
+        self._items_of_step = self._count_items(output)
+        weight_of_report = self._last_batch_size if self._items_of_step is None else self._items_of_step
+        self._loss_tracker.update(loss.detach(), weight_of_report)
         self._call_event("on_train_step_end", batch=batch, batch_output=output, step=step)
         return loss
 
@@ -595,7 +607,8 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             self._stop_at_the_next_agreement(error)
             return
         loss = check_step_output(output, "calculate_eval_batch_loss", needs_gradient=False)
-        self._loss_tracker.update(loss.detach(), output["batch_size"])
+        items = count_items(output, "calculate_eval_batch_loss")
+        self._loss_tracker.update(loss.detach(), output["batch_size"] if items is None else items)
         self._call_event("on_eval_step_end", batch=batch, batch_output=output, step=step)
 
     # What the loop stands on: epochs and batches
@@ -636,12 +649,30 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         return self._accelerator.no_sync(self.model)
 
     def _weighted(self, loss: Tensor, micro_batch: MicroBatch) -> Tensor:
-        """Scale a mean loss to its share of the update, and let a wish to stop travel with the gradients."""
-        if micro_batch.weight != 1:
-            loss = loss * micro_batch.weight
+        """Scale a mean loss to its share of the update, and let what all must know travel with the gradients."""
+        weight = micro_batch.weight
+        is_alone = weight == 1 and self._accelerator.num_processes == 1
+        if self._items_of_step is not None and not is_alone:
+            weight = self._item_shares.weigh(self._items_of_step)
+        if weight != 1:
+            loss = loss * weight
         if micro_batch.ends_group and self._agreement is not None:
-            loss = self._agreement.ask(loss, self._wishes(self._stop))
+            loss = self._agreement.add_to(loss, self._news())
         return loss
+
+    def _count_items(self, output: Mapping[str, Any]) -> int | None:
+        """What the loss of a step is the mean over, if that is not the samples; the same in all steps of a run."""
+        items = count_items(output, "calculate_train_batch_loss")
+        if self._counts_items is None:
+            self._counts_items = items is not None
+        if self._counts_items != (items is not None):
+            raise BatchOutputError(
+                "Some steps of this run count their items, and others do not.",
+                given=f"num_items_in_batch={items} after {self.num_updates} updates",
+                expected="num_items_in_batch in every step of a run, or in none",
+                do="Return the key from each call of calculate_train_batch_loss.",
+            )
+        return items
 
     def _loss_of_nothing(self) -> Tensor:
         """Take part in the collectives of a step without a sample: the gradients of this loss are zero."""
@@ -649,9 +680,9 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             self.model, calls=1 if self._calls_of_step is None else self._calls_of_step.missing
         )
 
-    @staticmethod
-    def _wishes(stop: StopTrainingError | None) -> list[bool]:
-        return [stop is not None, _is_not_finite(stop)]
+    def _news(self) -> list[float]:
+        """What all processes must know before an update: a wish to stop, its reason, and the items of this process."""
+        return [self._stop is not None, _is_not_finite(self._stop), self._item_shares.total_of_process]
 
     def _call_event(self, event: str, **kwargs: Any) -> None:
         """Call an event that may stop the run.
@@ -675,16 +706,25 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         if self._stop is None or (_is_not_finite(error) and not _is_not_finite(self._stop)):
             self._stop = error
 
-    def _raise_if_any_process_stops(self) -> None:
-        """Stop all processes before the same update, if one of them asked for it."""
+    def _agree_on_update(self) -> None:
+        """Stop all processes before the same update, if one asked for it, and divide by the items of all of them.
+
+        On an accelerator the answer is read two updates later, so that nothing waits for it.
+        """
         if self._accelerator.num_processes == 1:
+            if self._item_shares.total_of_process:
+                self._item_shares.settle(self._updated_parameters(), self._item_shares.total_of_process)
             return
-        if self._agreement is not None:
-            stops, not_finite = self._agreement.answers()
-        else:
-            stops, not_finite = distributed.any_of_processes(self._wishes(self._stop), self.device)
-        if stops:
-            raise _agreed_stop(self._stop, not_finite)
+        sums = self._sum_of_news() if self._agreement is None else self._agreement.sums()
+        answers = self._late_reader.read(sums[:2])
+        if answers is not None and answers[0] > 0:
+            raise _agreed_stop(self._stop, not_finite=answers[1] > 0)
+        # A process that has had no sample yet cannot know whether the others count items.
+        if self._counts_items or (self._counts_items is None and sums[2].item() > 0):
+            self._item_shares.settle(self._updated_parameters(), sums[2])
+
+    def _sum_of_news(self) -> Tensor:
+        return distributed.sum_over_processes(torch.tensor(self._news(), dtype=torch.float32, device=self.device))
 
     @contextmanager
     def _stopping_together(self) -> Generator[None]:
@@ -694,9 +734,9 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         except StopTrainingError as error:
             self._stop_at_the_next_agreement(error)
         if self._accelerator.num_processes > 1:
-            stops, not_finite = distributed.any_of_processes(self._wishes(self._stop), self.device)
-            if stops:
-                raise _agreed_stop(self._stop, not_finite)
+            answers = distributed.LateReader(delay=0).read(self._sum_of_news().cpu())
+            if answers is not None and answers[0] > 0:
+                raise _agreed_stop(self._stop, not_finite=answers[1] > 0)
 
     # What the loop stands on: preparing a run, and leaving everything as it was
 
@@ -772,7 +812,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self._users_model = self.model
         plain_model = _accelerate.unwrap(self.model, keep_torch_compile=False)
         if self._is_training and self._accelerator.num_processes > 1:
-            self._agreement = distributed.GradientAgreement(plain_model, num_questions=len(self._wishes(None)))
+            self._agreement = distributed.GradientAgreement(plain_model, num_values=len(self._news()))
         try:
             wrapped, self._undo_preparation = _accelerate.place_and_wrap(
                 self._accelerator, self.model, for_training=self._is_training
@@ -783,7 +823,8 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self.model = cast("ModelT_co", wrapped)
         if self._is_training and self._accelerator.num_processes > 1:
             self._calls_of_step = distributed.CallsOfStep(self.model)
-        if not distributed.synchronises_every_parameter(self.model):
+        is_exact = self._agreement is not None and self._agreement.is_exact and self._accelerator.scaler is None
+        if not (is_exact and distributed.synchronises_every_parameter(self.model)):
             self._agreement = None
         self._wrapped_trainable = [parameter.requires_grad for parameter in plain_model.parameters()]
 
@@ -817,6 +858,9 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         """Begin a run, and leave the user's objects as they were however it ends."""
         self._is_training = is_training
         self._stop = None
+        self._counts_items = None
+        self._item_shares = ItemShares(self._accelerator.num_processes)
+        self._late_reader = distributed.LateReader(delay=0 if self.device.type == "cpu" else _UPDATES_UNTIL_READ)
         self.num_updates = self.num_epochs_completed = 0
         drawn = int(torch.randint(2**63 - 1, ()).item())
         self._seed = distributed.agree_on_integer(drawn, self.device)
@@ -824,7 +868,9 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         try:
             yield
         except BaseException as exception:
-            self.callback_handler.call_event("on_exception", self, exception=exception)
+            with failures.ending_process_unless_all_fail(exception):
+                self.callback_handler.call_event("on_exception", self, exception=exception)
+                self._end_workers()
             raise
         finally:
             self.run_history.clock.stop()

@@ -7,7 +7,7 @@ from typing import Any, Protocol, TypeAlias
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from typing_extensions import TypedDict, TypeVar
+from typing_extensions import NotRequired, TypedDict, TypeVar
 
 __all__ = [
     "BatchOutput",
@@ -33,6 +33,8 @@ class BatchOutput(TypedDict):
         loss: The mean loss over the samples of the batch, a tensor with one element.
         model_outputs: Whatever the model returned.
         batch_size: The number of samples in the batch.
+        num_items_in_batch: Only where ``loss`` is the mean over something else than samples, such as the tokens that
+            are not padding: how many there are. Updates and reported losses are then means over items.
 
     Example:
         >>> import torch
@@ -46,6 +48,7 @@ class BatchOutput(TypedDict):
     loss: Tensor
     model_outputs: Any
     batch_size: int
+    num_items_in_batch: NotRequired[int]
 
 
 class SupportsStateDict(Protocol):

@@ -1,0 +1,155 @@
+"""Losses that are means over items, such as tokens: updates and reports weigh by items on every split."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Adam, Optimizer
+from torch.utils.data import TensorDataset
+from typing_extensions import override
+
+from pa_core import BatchOutput, BatchOutputError, Trainer
+from pa_core.data import epoch_order
+
+LENGTH = 6
+
+
+class TokenTrainer(Trainer[nn.Module, list[Tensor], BatchOutput]):
+    """Each sample is a row of tokens, of which a mask tells the real ones; the loss is the mean over those."""
+
+    @override
+    def calculate_train_batch_loss(self, batch: list[Tensor]) -> BatchOutput:
+        tokens, mask = batch
+        outputs = self.model(tokens.unsqueeze(-1)).squeeze(-1)
+        items = int(mask.sum().item())
+        loss = (outputs.pow(2) * mask).sum() / items
+        return {"loss": loss, "model_outputs": outputs, "batch_size": len(tokens), "num_items_in_batch": items}
+
+    @override
+    def calculate_eval_batch_loss(self, batch: list[Tensor]) -> BatchOutput:
+        return self.calculate_train_batch_loss(batch)
+
+
+def rows(num_samples: int) -> TensorDataset:
+    """Rows of very different numbers of real tokens, at least one each."""
+    generator = torch.Generator().manual_seed(1)
+    tokens = torch.randn(num_samples, LENGTH, generator=generator, dtype=torch.float64)
+    lengths = torch.randint(1, LENGTH + 1, (num_samples, 1), generator=generator)
+    return TensorDataset(tokens, (torch.arange(LENGTH) < lengths).double())
+
+
+def network() -> nn.Module:
+    """A small network over single tokens in double precision."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(1, 4), nn.Tanh(), nn.Linear(4, 1)).double()
+
+
+def token_mean(model: nn.Module, tokens: Tensor, mask: Tensor) -> Tensor:
+    """The mean loss over all real tokens."""
+    outputs: Tensor = model(tokens.unsqueeze(-1)).squeeze(-1)
+    return (outputs.pow(2) * mask).sum() / mask.sum()
+
+
+def optimizer_of(kind: str, model: nn.Module) -> Optimizer:
+    """SGD with momentum, or Adam."""
+    parameters = model.parameters()
+    return SGD(parameters, lr=0.1, momentum=0.9) if kind == "sgd" else Adam(parameters, lr=0.01)
+
+
+def weights_of(model: nn.Module) -> Tensor:
+    """All parameters as one vector."""
+    return torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
+
+
+@pytest.mark.runs_on("one_process", "two_ranks")
+@pytest.mark.parametrize("kind", ["sgd", "adam"])
+@pytest.mark.parametrize(("batch_size", "accumulation"), [(1, 1), (1, 3), (2, 2), (3, 1), (2, 3)])
+@pytest.mark.parametrize("num_samples", [12, 13, 15])
+def test_an_update_is_that_of_the_mean_over_all_its_tokens(
+    num_samples: int, batch_size: int, accumulation: int, kind: str
+) -> None:
+    """However tokens are spread over batches and ranks, weights move by the mean over the tokens of the update."""
+    data, model = rows(num_samples), network()
+    by_hand = copy.deepcopy(model)
+    trainer = TokenTrainer(model, None, optimizer_of(kind, model), callbacks=[])
+    torch.manual_seed(4)
+    trainer.train(
+        data, 2, per_device_batch_size=batch_size, gradient_accumulation_steps=accumulation, gradient_clip_norm=0.5
+    )
+    config = trainer.run_config
+    assert config.seed is not None
+    optimizer = optimizer_of(kind, by_hand)
+    for epoch in range(2):
+        order = epoch_order(num_samples, seed=config.seed, epoch=epoch).indices(0, num_samples)
+        for indices in torch.split(order, config.train_total_batch_size):
+            tokens, mask = (tensor[indices] for tensor in data.tensors)
+            torch.autograd.backward(token_mean(by_hand, tokens, mask))
+            nn.utils.clip_grad_norm_(by_hand.parameters(), 0.5)
+            optimizer.step()
+            optimizer.zero_grad()
+    assert torch.allclose(weights_of(model), weights_of(by_hand), rtol=0, atol=1e-12 if kind == "sgd" else 1e-9)
+
+
+@pytest.mark.runs_on("one_process", "two_ranks")
+def test_reported_losses_are_means_over_tokens() -> None:
+    """Training and evaluation report the mean over all tokens of the epoch, not that of the batches."""
+    data, model = rows(13), network()
+    expected = token_mean(model, *data.tensors).item()
+    trainer = TokenTrainer(model, None, SGD(model.parameters(), lr=0.0), callbacks=[])
+    trainer.train(data, 1, data, per_device_batch_size=2, gradient_accumulation_steps=2)
+    assert trainer.run_history.get_latest_metric("train_loss_epoch") == pytest.approx(expected, rel=1e-12)
+    assert trainer.run_history.get_latest_metric("eval_loss_epoch") == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_tensor_may_count_the_items() -> None:
+    """A count that is still a tensor is as good as a number."""
+
+    class Counts(TokenTrainer):
+        @override
+        def calculate_train_batch_loss(self, batch: list[Tensor]) -> Any:
+            return {**super().calculate_train_batch_loss(batch), "num_items_in_batch": batch[1].sum().long()}
+
+    weights: list[Tensor] = []
+    for trainer_class in (TokenTrainer, Counts):
+        model = network()
+        torch.manual_seed(0)
+        trainer = trainer_class(model, None, SGD(model.parameters(), lr=0.1), callbacks=[])
+        trainer.train(rows(8), 1, per_device_batch_size=2, gradient_accumulation_steps=2)
+        weights.append(weights_of(model))
+    assert torch.equal(weights[0], weights[1])
+
+
+@pytest.mark.parametrize("items", [-1, 1.5, "many"])
+def test_a_count_that_is_none_is_refused(items: object) -> None:
+    """A negative, broken or textual number of items is an error that names the key."""
+
+    class Wrong(TokenTrainer):
+        @override
+        def calculate_train_batch_loss(self, batch: list[Tensor]) -> Any:
+            return {**super().calculate_train_batch_loss(batch), "num_items_in_batch": items}
+
+    model = network()
+    trainer = Wrong(model, None, SGD(model.parameters(), lr=0.1), callbacks=[])
+    with pytest.raises(BatchOutputError, match="num_items_in_batch"):
+        trainer.train(rows(4), 1)
+
+
+def test_counting_in_some_steps_only_is_refused() -> None:
+    """A run cannot weigh some updates by items and others by samples without saying so."""
+
+    class Sometimes(TokenTrainer):
+        @override
+        def calculate_train_batch_loss(self, batch: list[Tensor]) -> Any:
+            output: dict[str, Any] = {**super().calculate_train_batch_loss(batch)}
+            if self.num_updates == 1:
+                del output["num_items_in_batch"]
+            return output
+
+    model = network()
+    trainer = Sometimes(model, None, SGD(model.parameters(), lr=0.1), callbacks=[])
+    with pytest.raises(BatchOutputError, match="every step"):
+        trainer.train(rows(8), 1, per_device_batch_size=2)
