@@ -1,0 +1,144 @@
+"""What a process that fails does in a run of several: it ends, so that none waits for it, unless all of them fail."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from typing import NoReturn
+
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+from torch.distributed.distributed_c10d import PrefixStore, Store
+
+from pa_core import distributed
+
+__all__ = ["SECONDS_TO_CLEAN_UP", "SECONDS_TO_FAIL_TOGETHER", "ending_process_unless_all_fail"]
+
+SECONDS_TO_FAIL_TOGETHER = 3.0
+"""How much later than the first process the last one may fail for all of them to have failed together."""
+
+SECONDS_TO_CLEAN_UP = 30.0
+"""How long callbacks may take to close what is open, before a process that failed alone ends in any case."""
+
+_SECONDS_BETWEEN_LOOKS = 0.02
+
+
+@contextmanager
+def ending_process_unless_all_fail(exception: BaseException) -> Generator[None]:
+    """Handle an exception that leaves a run; afterwards end the process, unless all processes of the run failed.
+
+    A process that failed alone must not live on. The others wait for it in a collective, perhaps for many minutes, and
+    the launcher ends them only once this process has ended: which a thread of the user's, or an ``except`` around the
+    run, may keep it from. With one process, and where all fail, the exception is left to the caller.
+
+    The traceback is printed, and kept where the launcher looks for it, before the block is entered. Neither ``atexit``
+    functions nor the ``finally`` of callers run.
+
+    Args:
+        exception: What is about to leave the run. The block closes what is open; it cannot communicate.
+
+    Example:
+        >>> try:
+        ...     raise OSError("no space left")
+        ... except OSError as error:
+        ...     with ending_process_unless_all_fail(error):
+        ...         print("closing files")
+        closing files
+    """
+    if distributed.num_processes() == 1:
+        yield
+        return
+    deadline = threading.Timer(SECONDS_TO_FAIL_TOGETHER + SECONDS_TO_CLEAN_UP, _show_and_exit, [exception])
+    deadline.daemon = True
+    deadline.start()
+    failed_alone = _rank_that_failed_alone()
+    if failed_alone is None:
+        deadline.cancel()
+        yield
+        return
+    _report(exception, failed_alone)
+    try:
+        yield
+    except BaseException as another:  # the process ends here, and nothing can be raised any more
+        exception = another
+        _show(another)
+    _exit(exception)
+
+
+def _rank_that_failed_alone() -> int | None:
+    """Wait a little for all processes to fail; return the first rank to give that up, or None if all have failed."""
+    rank = dist.get_rank()
+    try:
+        store = PrefixStore("pa_core/failures", _store_of_processes())
+        number, world = store.add("number", 1), dist.get_world_size()
+        verdict = f"verdict/{(number - 1) // world}"
+        if number % world == 0:
+            store.compare_set(verdict, "", "all")
+        give_up = time.monotonic() + SECONDS_TO_FAIL_TOGETHER
+        while time.monotonic() < give_up and not store.check([verdict]):
+            time.sleep(_SECONDS_BETWEEN_LOOKS)
+        # Only the first to set it decides, so that no process takes for a failure of all what another one gave up.
+        decided = store.compare_set(verdict, "", str(rank)).decode()
+    except BaseException:  # whoever keeps the store has ended, or Ctrl-C was pressed again
+        return rank
+    return None if decided == "all" else int(decided)
+
+
+def _store_of_processes() -> Store:
+    """The key-value store through which the processes have found each other; it works while they wait elsewhere."""
+    return distributed_c10d._get_default_store()  # pyright: ignore[reportPrivateUsage]  # torch has no public way
+
+
+def _report(exception: BaseException, failed_alone: int) -> None:
+    """Print what happened, and leave it for the summary of the launcher if it happened here first."""
+    _show(exception)
+    rank = dist.get_rank()
+    status = _exit_status(exception)
+    if failed_alone == rank:
+        reason = f"not all processes have failed within {SECONDS_TO_FAIL_TOGETHER:g} seconds, and none may wait for it"
+        with suppress(Exception):
+            from torch.distributed.elastic.multiprocessing.errors import get_error_handler
+
+            get_error_handler().record_exception(exception)
+    else:
+        reason = f"rank {failed_alone} failed before, which may be the cause: see its traceback"
+    _write(f"[rank{rank}]: This process ends with status {status}: {reason}.\n")
+
+
+def _show(exception: BaseException) -> None:
+    """Print a traceback as at the end of a script; torch puts the rank before each line."""
+    with suppress(Exception):
+        sys.excepthook(type(exception), exception, exception.__traceback__)
+
+
+def _show_and_exit(exception: BaseException) -> None:
+    _show(exception)
+    _write(f"[rank{dist.get_rank()}]: Cleaning up took more than {SECONDS_TO_CLEAN_UP:g} seconds.\n")
+    _exit(exception)
+
+
+def _exit(exception: BaseException) -> NoReturn:
+    """End the process now, whatever threads are alive; what was printed is not lost."""
+    try:
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(Exception):
+                stream.flush()
+    finally:
+        os._exit(_exit_status(exception))
+
+
+def _exit_status(exception: BaseException) -> int:
+    """The status that Python would end with, and never 0, which the launcher would take for a success."""
+    if isinstance(exception, SystemExit):
+        code = exception.code
+        return code % 256 or 1 if isinstance(code, int) else 1
+    return 130 if isinstance(exception, KeyboardInterrupt) else 1
+
+
+def _write(text: str) -> None:
+    with suppress(Exception):
+        sys.stderr.write(text)
