@@ -57,7 +57,7 @@ def test_compiling_changes_nothing_of_the_training() -> None:
         torch.manual_seed(0)
         plain = TinyClassifier()
         model = compiled(plain) if compile_it else plain
-        trainer = Trainer(model, nn.CrossEntropyLoss(), SGD(model.parameters(), lr=0.1), callbacks=())
+        trainer = Trainer(model, nn.CrossEntropyLoss(), SGD(model.parameters(), lr=0.1), callbacks=[])
         trainer.train(make_classification(24), 2)
         weights.append(torch.cat([parameter.detach().reshape(-1) for parameter in plain.parameters()]))
     assert torch.allclose(weights[0], weights[1], atol=1e-6)

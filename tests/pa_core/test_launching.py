@@ -45,7 +45,7 @@ def main(batch_size):
     torch.manual_seed(0)
     model = TinyClassifier()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    trainer = Trainer(model, torch.nn.CrossEntropyLoss(), optimizer, callbacks=())
+    trainer = Trainer(model, torch.nn.CrossEntropyLoss(), optimizer, callbacks=[])
     trainer.train(make_classification(60), num_epochs=3, per_device_batch_size=batch_size)
     weights = torch.cat([one.detach().reshape(-1) for one in model.parameters()])
     noted = {"runs on": trainer.describe_run(), "weights": weights.tolist()}
@@ -136,7 +136,7 @@ def test_a_notebook_passes_its_precision_on() -> None:
 def test_a_precision_is_never_changed_silently(trainer: Trainer[nn.Linear]) -> None:
     """A trainer that is to compute in another precision than an earlier one of its process is an error."""
     assert trainer.describe_run().endswith("fp32")
-    with pytest.raises(ValueError, match="mixed_precision='bf16'"):
+    with pytest.raises(UnsupportedConfigurationError, match="mixed_precision='bf16', after mixed_precision='no'"):
         notebook_launcher(idle_trainer, num_processes=1, mixed_precision="bf16")
 
 

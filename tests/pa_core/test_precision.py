@@ -64,7 +64,7 @@ def test_the_precision_of_a_run_does_not_stay_in_the_model() -> None:
     """After a run, and after an evaluation, the model computes in its own precision again."""
     model = Noting()
     attributes = set(vars(model))
-    trainer = Trainer(model, nn.CrossEntropyLoss(), SGD(model.parameters(), lr=0.1), callbacks=())
+    trainer = Trainer(model, nn.CrossEntropyLoss(), SGD(model.parameters(), lr=0.1), callbacks=[])
     for _ in range(2):
         trainer.train(make_classification(8), 1)
         trainer.evaluate(make_classification(8))
@@ -78,7 +78,7 @@ def test_accumulation_and_clipping_work_in_bf16() -> None:
     """An update of several clipped batches moves the weights by the bound."""
     model = Noting()
     before = torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
-    trainer = Trainer(model, nn.CrossEntropyLoss(), SGD(model.parameters(), lr=1.0), callbacks=())
+    trainer = Trainer(model, nn.CrossEntropyLoss(), SGD(model.parameters(), lr=1.0), callbacks=[])
     trainer.train(
         make_classification(16),
         1,

@@ -90,7 +90,7 @@ def test_a_schedule_of_another_field_in_a_run() -> None:
 
     model = nn.Linear(4, 1)
     optimizer = SGD(model.parameters(), lr=0.1)
-    trainer: Trainer[nn.Linear] = Trainer(model, nn.MSELoss(), optimizer, callbacks=())
+    trainer: Trainer[nn.Linear] = Trainer(model, nn.MSELoss(), optimizer, callbacks=[])
 
     trainer.train(make_regression(32), num_epochs=1, create_scheduler_fn=GrowWeightDecay)
 

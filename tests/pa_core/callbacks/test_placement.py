@@ -33,7 +33,7 @@ class TrainerElsewhere(Trainer[TinyClassifier]):
     def __init__(self) -> None:
         model = TinyClassifier()
         loss_func = nn.CrossEntropyLoss(weight=torch.ones(3))
-        super().__init__(model, loss_func, SGD(model.parameters(), lr=0.1), callbacks=())
+        super().__init__(model, loss_func, SGD(model.parameters(), lr=0.1), callbacks=[])
         self.accuracy = MulticlassAccuracy(num_classes=3)
         self.in_list: list[object] = [nn.Linear(1, 1), "no module"]
         self.in_tuple = (nn.Linear(1, 1),)

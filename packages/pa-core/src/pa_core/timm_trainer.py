@@ -48,7 +48,7 @@ class TrainerWithTimmScheduler(Trainer[ModelT_co, BatchT, OutputT_co, TimmSchedu
         >>> data = TensorDataset(torch.ones(8, 1), torch.ones(8, 1))
         >>> model = torch.nn.Linear(1, 1)
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        >>> trainer = TrainerWithTimmScheduler(model, torch.nn.MSELoss(), optimizer, callbacks=())
+        >>> trainer = TrainerWithTimmScheduler(model, torch.nn.MSELoss(), optimizer, callbacks=[])
         >>> trainer.train(data, num_epochs=2, create_scheduler_fn=Halve)
         >>> optimizer.param_groups[0]["lr"]
         0.025

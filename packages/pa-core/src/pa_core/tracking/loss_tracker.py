@@ -78,11 +78,11 @@ class LossTracker:
 
         Summed over processes and given to ``load_totals``, it makes this the tracker of all of them.
         """
-        totals = torch.tensor([self._host_total, self._count], dtype=torch.float64)
-        if self._device_total is not None:
-            totals = totals.to(self._device_total)
-            totals[0] += self._device_total
-        return totals
+        on_device = self._device_total
+        if on_device is None:
+            return torch.tensor([self._host_total, self._count], dtype=torch.float64)
+        # Made on the device: a copy from the host would wait for it.
+        return torch.stack((on_device + self._host_total, on_device.new_full((), self._count)))
 
     def load_totals(self, totals: Tensor) -> None:
         """Go on from what ``totals`` returned; waits for the accelerator."""
