@@ -18,14 +18,17 @@ from pa_core.errors import UnsupportedConfigurationError
 __all__ = [
     "AcceleratorLike",
     "ProcessState",
+    "backward",
+    "computed_precision",
     "create_accelerator",
     "describe_processes",
     "device_of",
     "forget_prepared_objects",
     "launch_in_notebook",
+    "launched_processes",
     "place_and_wrap",
+    "precision_of_process",
     "process_state",
-    "require_supported",
     "steps_plainly",
     "unwrap",
 ]
@@ -82,6 +85,11 @@ class AcceleratorLike(Protocol):
         ...
 
     @property
+    def gradient_accumulation_steps(self) -> int:
+        """What accelerate would accumulate by itself; a run of ours does not ask it to."""
+        ...
+
+    @property
     def optimizer_step_was_skipped(self) -> bool:
         """Whether the scaler skipped the last step of the optimizer."""
         ...
@@ -96,10 +104,6 @@ class AcceleratorLike(Protocol):
 
     def prepare_data_loader(self, data_loader: _Loader) -> _Loader:
         """Split the loader over the processes and move its batches."""
-        ...
-
-    def backward(self, loss: Tensor) -> None:
-        """Run the backward pass."""
         ...
 
     def no_sync(self, model: nn.Module) -> AbstractContextManager[None]:
@@ -143,10 +147,11 @@ class ProcessState(Protocol):
 
 def _several_processes_on_cpu() -> bool:
     """Without ``cpu=True``, accelerate would run unconnected trainings where there is no accelerator."""
-    return _launched_processes() > 1 and not torch.accelerator.is_available()
+    return launched_processes() > 1 and not torch.accelerator.is_available()
 
 
-def _launched_processes() -> int:
+def launched_processes() -> int:
+    """Return the number of processes that a launcher has told this one of."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
@@ -157,10 +162,10 @@ _RANK_VARIABLES = {"RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_R
 def _require_rank() -> None:
     """Refuse a number of processes that no launcher has set: this process would wait for others in vain."""
     connected = torch.distributed.is_available() and torch.distributed.is_initialized()
-    if _launched_processes() > 1 and not connected and _RANK_VARIABLES.isdisjoint(os.environ):
+    if launched_processes() > 1 and not connected and _RANK_VARIABLES.isdisjoint(os.environ):
         raise UnsupportedConfigurationError(
             "This process was not told which of several processes it is.",
-            given=f"WORLD_SIZE={_launched_processes()} without RANK",
+            given=f"WORLD_SIZE={launched_processes()} without RANK",
             expected="both of them, as a launcher sets them, or neither",
             do="Start the script with torchrun or accelerate launch, or unset WORLD_SIZE.",
         )
@@ -183,9 +188,8 @@ def create_accelerator(**kwargs: Any) -> AcceleratorLike:
     _require_rank()
     if _several_processes_on_cpu():
         kwargs.setdefault("cpu", True)
-    if precision := os.environ.get(_PRECISION):
-        # Left to itself, accelerate would silently stay with the precision of an earlier trainer of this process.
-        kwargs.setdefault("mixed_precision", precision.lower())
+    # Left to itself, accelerate would silently stay with the precision of an earlier trainer of this process.
+    kwargs.setdefault("mixed_precision", os.environ.get(_PRECISION, "no").lower())
     return cast("AcceleratorLike", Accelerator(**kwargs))
 
 
@@ -209,35 +213,33 @@ def device_of(accelerator: AcceleratorLike) -> torch.device:
     return torch.device("cpu") if device.type == "cpu" else device
 
 
-def require_supported(accelerator: AcceleratorLike) -> None:
-    """Refuse what accelerate can be configured to do and a run of ours cannot.
+def precision_of_process() -> str | None:
+    """Return the mixed precision that the first Accelerator fixed for the whole process; None before there is one."""
+    from accelerate.state import AcceleratorState, is_initialized
 
-    Raises:
-        UnsupportedConfigurationError: The run would be sharded or pipelined, or its processes not connected.
-    """
-    launched = _launched_processes()
-    if launched > 1 and accelerator.num_processes == 1:
-        raise UnsupportedConfigurationError(
-            "Each of the launched processes would train by itself.",
-            given=f"WORLD_SIZE={launched}, while accelerate runs 1 process",
-            expected="as many processes as the launcher started",
-            do="Create the Accelerator with cpu=True (or set ACCELERATE_USE_CPU=true) to train on CPU, "
-            "or start the script without the launcher.",
-        )
-    kind = str(accelerator.distributed_type.value)
-    if kind in {"FSDP", "DEEPSPEED", "MEGATRON_LM"}:
-        raise UnsupportedConfigurationError(
-            "This trainer does not run with a sharded model yet.",
-            given=f"distributed type {kind}",
-            expected="one process, or several with DistributedDataParallel",
-            do="Launch without it, for example with accelerate launch --multi_gpu.",
-        )
+    return str(cast("Any", AcceleratorState)().mixed_precision) if is_initialized() else None
+
+
+def computed_precision(accelerator: AcceleratorLike) -> str:
+    """Return the mixed precision that a run computes in: "no" where accelerate takes "fp16" and does nothing."""
+    ignored = accelerator.mixed_precision == "fp16" and accelerator.scaler is None
+    return "no" if ignored else accelerator.mixed_precision
 
 
 def steps_plainly(accelerator: AcceleratorLike) -> bool:
     """Whether stepping the raw optimizer is all that accelerate's wrapped optimizer would do."""
     plain = {"NO", "MULTI_CPU", "MULTI_GPU"}
     return accelerator.scaler is None and str(accelerator.distributed_type.value) in plain
+
+
+def backward(accelerator: AcceleratorLike, loss: Tensor) -> None:
+    """Run the backward pass, scaled where the precision needs it.
+
+    Accelerate's own would divide the loss by its accumulation steps, and the last Accelerator that a process makes
+    decides them for all.
+    """
+    scaled: Any = loss if accelerator.scaler is None else accelerator.scaler.scale(loss)
+    scaled.backward()
 
 
 _FORWARD = ("forward", "_original_forward", "_is_accelerate_prepared")
@@ -264,12 +266,16 @@ def place_and_wrap(
         for mixed precision, and would leave that behind for later runs.
     """
     before = [(module, _forward_attributes(module)) for module in _patched_modules(model)]
-    wrapped = accelerator.prepare_model(model, evaluation_mode=not for_training)
 
     def undo() -> None:
         for module, attributes in before:
             _restore_forward(module, attributes)
 
+    try:
+        wrapped = accelerator.prepare_model(model, evaluation_mode=not for_training)
+    except BaseException:
+        undo()
+        raise
     return wrapped, undo
 
 
@@ -299,8 +305,13 @@ def unwrap(model: nn.Module, *, keep_torch_compile: bool = True) -> nn.Module:
 
 
 def _compiled_from(model: nn.Module) -> nn.Module | None:
-    """What ``torch.compile`` made this module from; asking by class would import the compiler."""
-    return cast("nn.Module | None", vars(model).get("_modules", {}).get("_orig_mod"))
+    """What ``torch.compile``, or accelerate's regional compilation, made this module from.
+
+    Asking by class would import the compiler. A copy of a module whose repeated blocks are compiled notes its original
+    as a plain attribute.
+    """
+    compiled_from = vars(model).get("_modules", {}).get("_orig_mod", vars(model).get("_orig_mod"))
+    return cast("nn.Module | None", compiled_from)
 
 
 def describe_processes(accelerator: AcceleratorLike) -> str:
@@ -308,7 +319,8 @@ def describe_processes(accelerator: AcceleratorLike) -> str:
     count = accelerator.num_processes
     backend = torch.distributed.get_backend() if count > 1 else None
     processes = "1 process" if backend is None else f"{count} processes ({backend})"
-    precision = "fp32" if accelerator.mixed_precision == "no" else accelerator.mixed_precision
+    computed = computed_precision(accelerator)
+    precision = "fp32" if computed == "no" else computed
     return f"{processes}, device {device_of(accelerator)}, precision {precision}"
 
 

@@ -39,7 +39,8 @@ class TrainerRunConfig:
         is_local_process_zero: True in the first process of each machine.
         is_world_process_zero: True in the first process of all.
         is_distributed: True if several processes train together.
-        mixed_precision: ``"no"``, ``"fp16"``, ``"bf16"`` or ``"fp8"``.
+        mixed_precision: What the run computes in: ``"no"``, ``"fp16"`` or ``"bf16"``. On a CPU, where ``"fp16"`` has no
+            effect, it is ``"no"``.
         num_processes: Processes that take part.
         gradient_clip_norm: Gradients are scaled down together so that their norm is at most this; None, the
             default, as clipping changes what is optimised and must be asked for.

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from torch.utils.data import Dataset, IterableDataset
 from typing_extensions import override
 
-from pa_core import _accelerate, checkpoint, distributed, failures
+from pa_core import _accelerate, checkpoint, distributed, failures, supported
 from pa_core.accumulation import MicroBatch, count_steps, micro_batches
 from pa_core.any_trainer import AnyTrainer
 from pa_core.callbacks.base import CallbackHandler, CallbackLike
@@ -156,8 +156,11 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self._calls_of_step: distributed.CallsOfStep | None = None
         self._wrapped_trainable: list[bool] = []
         self._stop: StopTrainingError | None = None
-        self._accelerator = self._create_accelerator()
-        _accelerate.require_supported(self._accelerator)
+        with supported.refuse_conflicts():
+            self._accelerator = self._create_accelerator()
+        supported.require_supported(self._accelerator)
+        supported.require_whole_model(model)
+        supported.warn_of_ignored_settings(self._accelerator)
         self._steps_plainly = _accelerate.steps_plainly(self._accelerator)
         self._stepped_optimizer = self.optimizer
         self._item_shares = ItemShares(self._accelerator.num_processes)
@@ -507,10 +510,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         Args:
             loss: The loss of the batch, scaled to its share of the optimizer update.
         """
-        if self._steps_plainly:
-            loss.backward()  # type: ignore[no-untyped-call]  # pyright: ignore[reportUnknownMemberType]  # torch does not annotate it
-        else:
-            self._accelerator.backward(loss)
+        _accelerate.backward(self._accelerator, loss)
 
     def _update(self) -> None:
         """Change the weights by the gradients of one accumulation group."""
@@ -789,7 +789,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             is_local_process_zero=self._accelerator.is_local_main_process,
             is_world_process_zero=self._accelerator.is_main_process,
             is_distributed=processes > 1,
-            mixed_precision=self._accelerator.mixed_precision,
+            mixed_precision=_accelerate.computed_precision(self._accelerator),
             num_processes=processes,
             gradient_clip_norm=self._gradient_clip_norm,
             seed=self._seed,
@@ -809,6 +809,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             self.eval_dataloader = self._prepare_loader(self.eval_dataloader)
 
     def _wrap_model(self) -> None:
+        supported.require_whole_model(self.model)
         self._users_model = self.model
         plain_model = _accelerate.unwrap(self.model, keep_torch_compile=False)
         if self._is_training and self._accelerator.num_processes > 1:

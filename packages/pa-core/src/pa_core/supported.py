@@ -1,0 +1,181 @@
+"""What accelerate and torch can be set up to do and a run of ours cannot: refused, or warned of, beforehand."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import warnings
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from pa_core import _accelerate
+from pa_core.errors import UnsupportedConfigurationError
+
+__all__ = ["refuse_conflicts", "require_supported", "require_whole_model", "warn_of_ignored_settings"]
+
+_SHARDING_VARIABLES = {
+    "ACCELERATE_USE_DEEPSPEED": "DeepSpeed",
+    "ACCELERATE_USE_FSDP": "FSDP",
+    "ACCELERATE_USE_MEGATRON_LM": "Megatron-LM",
+}
+_PRECISION_VARIABLE = "ACCELERATE_MIXED_PRECISION"
+
+
+@contextmanager
+def refuse_conflicts() -> Generator[None]:
+    """Explain what an Accelerator that is made within the context cannot have in this process.
+
+    Raises:
+        UnsupportedConfigurationError: The environment asks for what a run of ours cannot do, or an earlier Accelerator
+            has fixed another precision or device for the whole process.
+    """
+    _require_supported_environment()
+    try:
+        yield
+    except ValueError as error:
+        conflict = re.search(r"already been initialized .* pass `(.+?)` to", str(error))
+        if conflict is None:
+            raise
+        raise UnsupportedConfigurationError(
+            "Accelerate has one precision and one device for each process, and an earlier trainer has chosen them.",
+            given=f"{conflict[1]}, after mixed_precision={_accelerate.precision_of_process()!r}",
+            expected="the same for each trainer of a process",
+            do="Train in another precision, or on another device, in a process of its own.",
+        ) from error
+
+
+def _require_supported_environment() -> None:
+    """Plugins of accelerate set these variables too, and accelerate ignores some of them on a CPU."""
+    for variable, name in _SHARDING_VARIABLES.items():
+        if os.environ.get(variable, "false").lower() in {"1", "true", "yes", "y", "on", "t"}:
+            raise _sharded(f"{variable}={os.environ[variable]}, which asks for {name}")
+    if os.environ.get(_PRECISION_VARIABLE, "").lower() == "fp8":
+        raise _fp8(f"{_PRECISION_VARIABLE}={os.environ[_PRECISION_VARIABLE]}")
+
+
+def require_supported(accelerator: _accelerate.AcceleratorLike) -> None:
+    """Refuse what accelerate can be configured to do and a run of ours cannot.
+
+    Args:
+        accelerator: What ``Trainer._create_accelerator`` returned.
+
+    Raises:
+        UnsupportedConfigurationError: The run would be sharded, pipelined or in fp8, or its processes not connected.
+    """
+    _require_supported_environment()
+    _require_connected(accelerator)
+    kind = str(accelerator.distributed_type.value)
+    if kind != "NO" and not kind.startswith("MULTI_"):
+        raise _sharded(f"distributed type {kind}")
+    parallelism: Any = getattr(accelerator, "parallelism_config", None)
+    if parallelism is not None and parallelism.total_size != parallelism.dp_replicate_size:
+        raise _sharded(
+            f"a ParallelismConfig of {parallelism.total_size} processes, {parallelism.dp_replicate_size} of which "
+            "hold the whole model"
+        )
+    if accelerator.mixed_precision == "fp8":
+        raise _fp8("mixed_precision='fp8'")
+    _require_exact_flags(accelerator)
+
+
+def _require_connected(accelerator: _accelerate.AcceleratorLike) -> None:
+    launched = _accelerate.launched_processes()
+    if launched > 1 and accelerator.num_processes == 1:
+        raise UnsupportedConfigurationError(
+            "Each of the launched processes would train by itself.",
+            given=f"WORLD_SIZE={launched}, while accelerate runs 1 process",
+            expected="as many processes as the launcher started",
+            do="Create the Accelerator with cpu=True (or set ACCELERATE_USE_CPU=true) to train on CPU, "
+            "or start the script without the launcher.",
+        )
+
+
+def _require_exact_flags(accelerator: _accelerate.AcceleratorLike) -> None:
+    """What processes agree on travels with the gradients, as vectors; only this hook compresses those too."""
+    handler: Any = getattr(accelerator, "ddp_handler", None)
+    hook = None if handler is None else str(handler.comm_hook.value)
+    if hook == "batched_power_sgd":
+        raise UnsupportedConfigurationError(
+            "Processes could not agree to stop: this compression loses what they tell each other.",
+            given="DistributedDataParallelKwargs(comm_hook=BATCHED_POWER_SGD)",
+            expected="a hook that keeps vectors: POWER_SGD, FP16 or BF16, or none",
+            do="Use POWER_SGD, which compresses matrices only.",
+        )
+
+
+def require_whole_model(model: nn.Module) -> None:
+    """Refuse a model that was split over processes, or wrapped for them, before the trainer got it.
+
+    Args:
+        model: The user's own module.
+
+    Raises:
+        UnsupportedConfigurationError: It is not a whole module on this process.
+    """
+    if any(isinstance(module, DistributedDataParallel) for module in model.modules()):
+        raise UnsupportedConfigurationError(
+            "The model is wrapped in DistributedDataParallel already.",
+            given=f"{type(model).__name__} with a DistributedDataParallel in it",
+            expected="the module itself, which the trainer wraps for the length of a run",
+            do="Give the trainer the module inside, and DistributedDataParallelKwargs to the Accelerator. "
+            "In a callback, call run_evaluation_epoch() to evaluate in mid-run.",
+        )
+    if _is_sharded(model):
+        raise _sharded(f"{type(model).__name__} with parameters that are split over processes (DTensor or FSDP)")
+
+
+def _is_sharded(model: nn.Module) -> bool:
+    """Where nobody has imported what shards, nothing is sharded; importing it here would cost a second."""
+    tensor: Any = sys.modules.get("torch.distributed.tensor")
+    fsdp: Any = sys.modules.get("torch.distributed.fsdp")
+    has_parts = tensor is not None and any(isinstance(one, tensor.DTensor) for one in model.parameters())
+    return has_parts or (
+        fsdp is not None and any(isinstance(one, fsdp.FullyShardedDataParallel) for one in model.modules())
+    )
+
+
+def warn_of_ignored_settings(accelerator: _accelerate.AcceleratorLike) -> None:
+    """Warn of what accelerate was told and a run will not do.
+
+    Args:
+        accelerator: What ``Trainer._create_accelerator`` returned.
+    """
+    of_the_caller = 3
+    if _accelerate.computed_precision(accelerator) != accelerator.mixed_precision:
+        warnings.warn(
+            f"mixed_precision={accelerator.mixed_precision!r} has no effect on the device "
+            f"{_accelerate.device_of(accelerator)}: the run computes in fp32. Use 'bf16' there, or 'no'.",
+            UserWarning,
+            stacklevel=of_the_caller,
+        )
+    if accelerator.gradient_accumulation_steps != 1:
+        warnings.warn(
+            f"gradient_accumulation_steps={accelerator.gradient_accumulation_steps} of accelerate has no effect. "
+            "Pass it to train().",
+            UserWarning,
+            stacklevel=of_the_caller,
+        )
+
+
+def _sharded(given: str) -> UnsupportedConfigurationError:
+    return UnsupportedConfigurationError(
+        "This trainer does not run with a model that is split over processes.",
+        given=given,
+        expected="one process, or several with DistributedDataParallel, each with the whole model",
+        do="Give the trainer the whole model, and launch without sharding, for example with torchrun or "
+        "accelerate launch --multi_gpu.",
+    )
+
+
+def _fp8(given: str) -> UnsupportedConfigurationError:
+    return UnsupportedConfigurationError(
+        "This trainer does not run in fp8: its layers would not be converted.",
+        given=given,
+        expected="'no', 'bf16' or 'fp16'",
+        do="Use bf16.",
+    )
