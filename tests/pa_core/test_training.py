@@ -302,9 +302,7 @@ def test_batches_of_another_form_need_the_two_batch_methods_only() -> None:
     model = nn.Linear(4, 1)
     trainer = DictTrainer(model, None, SGD(model.parameters(), lr=1e-3), callbacks=[])
     kwargs = {"num_workers": 0}
-    trainer.train(
-        Dictionaries(), 2, Dictionaries(), 4, train_dataloader_kwargs=kwargs, eval_dataloader_kwargs=kwargs
-    )
+    trainer.train(Dictionaries(), 2, Dictionaries(), 4, train_dataloader_kwargs=kwargs, eval_dataloader_kwargs=kwargs)
     losses = list(trainer.run_history.get_metric_values("eval_loss_epoch"))
     assert losses[1] < losses[0]
 
@@ -464,3 +462,21 @@ def test_training_learns() -> None:
     trainer.train(make_classification(120), 15, make_classification(60, seed=0))
     assert float(trainer.run_history.get_latest_metric("eval_loss_epoch")) < 0.2
     assert math.isfinite(float(trainer.run_history.get_latest_metric("train_loss_epoch")))
+
+
+def test_a_plain_loader_with_an_uneven_last_batch_weighs_what_it_holds() -> None:
+    """A DataLoader of the user's own tells its sizes by its sampler: accumulated batches of 4 and 2 are one of 6."""
+
+    class Plain(Trainer[nn.Linear]):
+        @override
+        def create_train_dataloader(self, batch_size: int, train_dl_kwargs: dict[str, Any] | None = None) -> Any:
+            return DataLoader(self.train_dataset, batch_size=batch_size)
+
+    weights: list[Tensor] = []
+    for batch_size, accumulation in ((6, 1), (4, 2)):
+        model = linear_trainer(dtype=torch.float64).model
+        trainer = Plain(model, nn.MSELoss(), SGD(model.parameters(), lr=0.1), callbacks=[])
+        trainer.train(regression(6), 3, per_device_batch_size=batch_size, gradient_accumulation_steps=accumulation)
+        assert trainer.num_updates == 3
+        weights.append(weights_of(model))
+    assert torch.allclose(weights[0], weights[1], rtol=0, atol=1e-14)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import SGD, Adam
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 from typing_extensions import override
 
 from pa_core import (
@@ -297,3 +297,16 @@ def test_ranks_that_read_late_still_stop_at_the_same_update() -> None:
     assert recorder.events[-2:] == ["on_stop_training_error", "on_training_run_end"]
     weights = gather_objects(weights_of(model).tolist())
     assert weights[0] == weights[1]
+
+
+def test_a_loader_of_the_users_own_says_that_it_is_padded() -> None:
+    """Where accelerate splits a loader and may repeat samples, a warning says so; every process gets its batches."""
+
+    class Plain(Trainer):
+        @override
+        def create_eval_dataloader(self, batch_size: int, eval_dl_kwargs: dict[str, Any] | None = None) -> Any:
+            return DataLoader(cast("TensorDataset", self.eval_dataset), batch_size=batch_size)
+
+    trainer = Plain(small_network(), nn.MSELoss(), None, callbacks=[])
+    with pytest.warns(UserWarning, match="repeats samples"):
+        trainer.evaluate(regression(7), per_device_batch_size=2)

@@ -7,12 +7,14 @@ holds the mean over its own samples, so it weighs as much as its share of them; 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from torch.utils.data import BatchSampler
+
 from pa_core.data import KeyedDataLoader
-from pa_core.data.user_loader import is_keyed, is_slice
+from pa_core.data.user_loader import innermost, is_keyed, is_slice
 from pa_core.types import SizedIterable
 
 __all__ = ["MicroBatch", "count_steps", "micro_batches"]
@@ -69,7 +71,7 @@ def micro_batches(
     """
     keyed, _ = _keyed_part(loader)
     if keyed is None:
-        yield from _uniform(len(loader), batches, accumulation_steps)
+        yield from _of_users_loader(len(loader), _known_sizes(loader, num_processes), batches, accumulation_steps)
         return
     arriving = iter(batches)
     steps = count_steps(loader)
@@ -96,10 +98,26 @@ def _keyed_part(loader: object) -> tuple[KeyedDataLoader[Any] | None, int | None
     return (loader if is_keyed(loader) else None), limit
 
 
-def _uniform(
-    length: int, batches: Iterable[Any], accumulation_steps: int
+def _known_sizes(loader: SizedIterable, num_processes: int) -> Callable[[int], int] | None:
+    """The number of samples in a step of a loader of the user's own, where its sampler tells.
+
+    On several processes accelerate fills the last batches up, so that all are of one size.
+    """
+    sampler = getattr(innermost(loader), "batch_sampler", None)
+    if num_processes > 1 or not isinstance(sampler, BatchSampler):
+        return None
+    samples: Any = sampler.sampler
+    try:
+        total = len(samples)
+    except (TypeError, NotImplementedError):
+        return None
+    return lambda step: max(1, min(sampler.batch_size, total - step * sampler.batch_size))
+
+
+def _of_users_loader(
+    length: int, size: Callable[[int], int] | None, batches: Iterable[Any], accumulation_steps: int
 ) -> Iterator[tuple[MicroBatch, Any]]:
-    """A loader of the user's own does not tell its sizes: the batches of a group weigh the same.
+    """Where nothing tells the sizes, the batches of a group weigh the same.
 
     One batch is read ahead, so that the group of the last batch is closed even where the length was not true.
     """
@@ -109,12 +127,14 @@ def _uniform(
     while upcoming is not _END:
         batch, upcoming = upcoming, next(arriving, _END)
         first = step - step % accumulation_steps
-        expected = min(accumulation_steps, max(length - first, 1))
-        step += 1
-        yield (
-            MicroBatch(weight=1 / expected, ends_group=upcoming is _END or step % accumulation_steps == 0),
-            batch,
+        group = range(first, max(first + 1, min(first + accumulation_steps, length)))
+        part = MicroBatch(
+            weight=1 / len(group) if size is None else size(step) / sum(map(size, group)),
+            ends_group=upcoming is _END or step + 1 == first + accumulation_steps,
+            global_samples=None if size is None else size(step),
         )
+        step += 1
+        yield part, batch
 
 
 _END = object()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -18,6 +19,7 @@ from pa_core import _accelerate, checkpoint, distributed, failures, supported
 from pa_core.accumulation import MicroBatch, count_steps, micro_batches
 from pa_core.any_trainer import AnyTrainer
 from pa_core.callbacks.base import CallbackHandler, CallbackLike
+from pa_core.callbacks.console import bars_hidden
 from pa_core.callbacks.defaults import DEFAULT_CALLBACKS
 from pa_core.callbacks.limits import batch_limit_from_environment
 from pa_core.data import (
@@ -931,6 +933,8 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         if is_slice(loader):
             return DataLoaderSlice(self._prepare_loader(loader.wrapped), loader.slice_size)
         if is_dataloader(loader) and not is_keyed(loader):
+            if self._accelerator.num_processes > 1:
+                _warn_of_padding(loader)
             share = self._accelerator.prepare_data_loader(loader)
             check_loader(share, "accelerate, which split the loader over the processes")
             return share
@@ -1019,9 +1023,10 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
 
     @override
     def print(self, *args: Any, **kwargs: Any) -> None:
-        """Print once per node."""
+        """Print once per node; a progress bar makes room."""
         if self._accelerator.is_local_main_process:
-            print(*args, **kwargs)  # noqa: T201  # printing is what this method is for
+            with bars_hidden():
+                print(*args, **kwargs)  # noqa: T201  # printing is what this method is for
 
     @override
     def run_evaluation_epoch(self, *, is_intermediate: bool = False) -> None:
@@ -1117,6 +1122,16 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             save_safetensors(
                 self._accelerator, self.get_model(keep_torch_compile=False), save_directory, max_shard_size
             )
+
+
+def _warn_of_padding(loader: object) -> None:
+    warnings.warn(
+        f"{type(loader).__name__} of your own is split over the processes by accelerate, which repeats samples where the "
+        "processes would not get equally many. Losses and metrics of an epoch may count those twice. Let the trainer "
+        "create the loader from the dataset to have each sample counted once.",
+        UserWarning,
+        stacklevel=2,
+    )
 
 
 def _unset() -> Any:
