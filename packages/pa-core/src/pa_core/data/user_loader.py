@@ -42,6 +42,8 @@ def check_loader(loader: object, origin: str) -> None:
         ConfigurationError: The loader has no length.
         EmptyDatasetError: It has no batch.
     """
+    if is_keyed(innermost(loader)):
+        return  # it was checked when it was made, and may have no batch for this process alone
     kind = type(loader).__name__
     try:
         num_batches = len(cast("Sized", loader))
