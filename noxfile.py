@@ -8,6 +8,7 @@ are the same. `nox -l` lists the sessions. What they install and build goes to `
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import re
 import shutil
@@ -236,7 +237,7 @@ def floors(session: nox.Session) -> None:
     oldest = sorted(f"{name}=={floor}" for name, floor in required if name not in fixed)
     build_wheels(session)
     environment = Environment(session, "floors")
-    environment.install_wheels(DISTRIBUTIONS, *oldest, *TEST_TOOLS)
+    environment.install_for_tests(DISTRIBUTIONS, *oldest)
     pytest = [
         "pytest",
         *(one.tests() for one in DISTRIBUTIONS),
@@ -269,7 +270,7 @@ def alone(session: nox.Session, one: Distribution) -> Environment:
     environment = Environment(session, one.name)
     if one.name not in READY:
         build_wheels(session)
-        environment.install_wheels((one,), *TEST_TOOLS, *one.test_requirements)
+        environment.install_for_tests((one,))
         READY.add(one.name)
     return environment
 
@@ -279,8 +280,7 @@ def everything(session: nox.Session) -> Environment:
     environment = Environment(session, "everything")
     if "everything" not in READY:
         build_wheels(session)
-        tools = (*TEST_TOOLS, *LINT_TOOLS, *TYPE_TOOLS, *DOCS_TOOLS, "coverage>=7.10")
-        environment.install_wheels(DISTRIBUTIONS, *tools)
+        environment.install_for_tests(DISTRIBUTIONS, *LINT_TOOLS, *TYPE_TOOLS, *DOCS_TOOLS, "coverage>=7.10")
         READY.add("everything")
     return environment
 
@@ -329,12 +329,13 @@ class Environment:
         env = _pip_settings_for_uv() if UV else {}
         self.session.run_install(*installer, *constraints, *requirements, env=env, silent=True, external=True)
 
-    def install_wheels(self, distributions: tuple[Distribution, ...], *requirements: str) -> None:
-        """Install the built wheels of `distributions` with what they declare, and `requirements`."""
+    def install_for_tests(self, distributions: tuple[Distribution, ...], *requirements: str) -> None:
+        """Install the built wheels with what they declare, what their tests need, and `requirements`."""
         ours = set[Distribution]().union(*(one.with_ours() for one in distributions))
         # A wheel that was built again has the same version as before: nothing would be installed.
         self.install("--force-reinstall", "--no-deps", *sorted(one.wheel() for one in ours))
-        self.install(*(one.wheel() for one in distributions), *requirements)
+        needed = itertools.chain(TEST_TOOLS, *(one.test_requirements for one in distributions))
+        self.install(*(one.wheel() for one in distributions), *needed, *requirements)
 
     def run(self, program: str, *arguments: str, env: dict[str, str] | None = None) -> None:
         """Run a program of this environment in the root of the repository."""

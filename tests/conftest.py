@@ -132,7 +132,7 @@ def _wrong_installation(expected: set[str]) -> str | None:
 
 
 def _wrong_versions(expected: list[str]) -> str | None:
-    installed = {f"{one.name}=={one.version}" for one in importlib.metadata.distributions()}
+    installed = {f"{one.name.replace('_', '-')}=={one.version}" for one in importlib.metadata.distributions()}
     missing = set(expected) - installed
     return f"these versions should be installed and are not: {sorted(missing)}" if missing else None
 
