@@ -953,6 +953,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         inputs_and_targets: Any = batch
         inputs, targets = inputs_and_targets[0], inputs_and_targets[1]
         model_outputs = self.model(inputs)
+        _check_loss_function(self.loss_func)
         loss = self.loss_func(model_outputs, targets)
         output = {"loss": loss, "model_outputs": model_outputs, "batch_size": len(targets)}
         return cast("OutputT_co", output)
@@ -1153,6 +1154,17 @@ def _agreed_stop(own: StopTrainingError | None, not_finite: bool) -> StopTrainin
             do="See the message of that process.",
         )
     return own or StopTrainingError("Another process asked to stop.")
+
+
+def _check_loss_function(loss_func: object) -> None:
+    if loss_func is None:
+        raise ConfigurationError(
+            "There is no loss function to calculate the loss with.",
+            given="loss_func=None, and the default step",
+            expected="a loss function, or steps that do without",
+            do="Pass a loss function to the trainer, or override calculate_train_batch_loss and "
+            "calculate_eval_batch_loss.",
+        )
 
 
 def _check_scheduler_factory(factory: object) -> None:
