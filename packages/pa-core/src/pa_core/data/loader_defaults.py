@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset
 
 from pa_core.data.whole_batch import is_in_memory
 
@@ -22,7 +22,8 @@ def default_num_workers(dataset: Dataset[Any], local_processes: int) -> int:
 
     The cores that this process may use (its affinity, not the size of the machine) are shared between the
     processes that train on this machine. Data that is in memory already gets none: sending it from another
-    process costs more than indexing it.
+    process costs more than indexing it. An iterable dataset gets at most one: unless it was written for several,
+    each of them would yield all of its samples.
 
     Args:
         dataset: The dataset to load.
@@ -38,7 +39,8 @@ def default_num_workers(dataset: Dataset[Any], local_processes: int) -> int:
     """
     if is_in_memory(dataset):
         return 0
-    return min(MAX_DEFAULT_WORKERS, _usable_cores() // local_processes)
+    most = 1 if isinstance(dataset, IterableDataset) else MAX_DEFAULT_WORKERS
+    return min(most, _usable_cores() // local_processes)
 
 
 def default_loader_options(
