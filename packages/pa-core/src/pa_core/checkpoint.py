@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import re
 import shutil
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -102,7 +103,7 @@ def read_checkpoint(path: str | Path, device: torch.device) -> dict[str, Any]:
     except pickle.UnpicklingError as error:
         raise CheckpointError(
             "The checkpoint holds more than tensors and plain values, or is no checkpoint; nothing of it was run.",
-            given=f"{path}: {str(error).splitlines()[0]}",
+            given=f"{path}, with {_what_torch_refuses(error)}",
             expected="a file that save_checkpoint wrote",
             do="Load it yourself, if you trust its author, with torch.load(..., weights_only=False).",
         ) from error
@@ -111,7 +112,7 @@ def read_checkpoint(path: str | Path, device: torch.device) -> dict[str, Any]:
     except Exception as error:  # what half a pickle does when it is read is not limited to some kinds of error
         raise CheckpointError(
             "The checkpoint file is damaged; it may have been cut short.",
-            given=f"{path} ({path.stat().st_size} bytes): {str(error).splitlines()[0] if str(error) else error!r}",
+            given=f"{path} ({path.stat().st_size} bytes), of which torch says: {error!r}",
             expected="a whole file that save_checkpoint wrote",
             do="Use an earlier checkpoint.",
         ) from error
@@ -123,6 +124,12 @@ def read_checkpoint(path: str | Path, device: torch.device) -> dict[str, Any]:
             do="Load weights that are not a checkpoint with model.load_state_dict(torch.load(path)).",
         )
     return content
+
+
+def _what_torch_refuses(error: Exception) -> str:
+    """What the file asks for; most of torch's message is about the options of torch.load."""
+    asked_for = re.search(r"GLOBAL (\S+)", str(error))
+    return f"something made by {asked_for.group(1)}" if asked_for else "something that torch.load does not know"
 
 
 def _is_checkpoint(content: object) -> TypeIs[dict[str, Any]]:
