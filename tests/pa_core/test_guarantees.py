@@ -1,0 +1,65 @@
+"""The page of guarantees: each of its rows has a test, and those that are not exact by nature really are not."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD
+from torch.utils.data import TensorDataset
+
+from pa_core import Trainer
+from pa_core.testing import TinyClassifier, make_classification
+
+TESTED_IN = {
+    "mean": "test_split_properties.py::test_any_split_makes_the_updates_of_the_large_batch",
+    "items": "test_items.py::test_an_update_is_that_of_the_mean_over_all_its_tokens",
+    "clipping": "test_split_properties.py::test_any_split_makes_the_updates_of_the_large_batch",
+    "updates": "test_split_properties.py::test_any_split_makes_the_updates_of_the_large_batch",
+    "reports": "test_items.py::test_reported_losses_are_means_over_tokens",
+    "evaluation": "test_split_properties.py::test_evaluations_of_all_sizes_are_those_of_one_process",
+    "augmentation": "test_two_ranks.py::test_augmentation_does_not_depend_on_the_number_of_ranks",
+    "batchnorm": "test_guarantees.py::test_what_is_not_exact_differs_between_splits",
+    "dropout": "test_guarantees.py::test_what_is_not_exact_differs_between_splits",
+    "weighted": "test_guarantees.py::test_what_is_not_exact_differs_between_splits",
+    "sampler": "test_training.py::test_a_plain_loader_with_an_uneven_last_batch_weighs_what_it_holds",
+    "padded": "test_two_ranks.py::test_a_loader_of_the_users_own_says_that_it_is_padded",
+}
+HERE = Path(__file__).parent
+PAGE = HERE.parents[1] / "docs" / "guarantees.md"
+
+
+def test_each_row_of_the_page_names_a_test_that_is_there() -> None:
+    """A guarantee cannot be written down without a test, nor a test be removed from under it."""
+    assert re.findall(r"^\| `(\w+)`", PAGE.read_text(), re.MULTILINE) == list(TESTED_IN)
+    for test in TESTED_IN.values():
+        file, name = test.split("::")
+        assert f"def {name}(" in (HERE / file).read_text(), test
+
+
+def classes() -> TensorDataset:
+    """Clusters in double precision."""
+    inputs, targets = make_classification(12).tensors
+    return TensorDataset(inputs.double(), targets)
+
+
+def weights_after(kind: str, batch_size: int, accumulation: int) -> Tensor:
+    """The weights after a run with a model or loss of the given kind."""
+    torch.manual_seed(0)
+    model: nn.Module = TinyClassifier(batch_norm=kind == "batchnorm").double()
+    if kind == "dropout":
+        model = nn.Sequential(nn.Dropout(0.5), model)
+    weight = torch.tensor([1.0, 2.0, 5.0]).double() if kind == "weighted" else None
+    trainer = Trainer(model, nn.CrossEntropyLoss(weight), SGD(model.parameters(), lr=0.1), callbacks=[])
+    trainer.train(classes(), 2, per_device_batch_size=batch_size, gradient_accumulation_steps=accumulation)
+    return torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
+
+
+@pytest.mark.parametrize("kind", ["batchnorm", "dropout", "weighted"])
+def test_what_is_not_exact_differs_between_splits(kind: str) -> None:
+    """What the page calls inexact by nature is not exact: nobody should rely on it by accident."""
+    assert torch.allclose(weights_after("mean", 12, 1), weights_after("mean", 4, 3), rtol=0, atol=1e-14)
+    assert not torch.allclose(weights_after(kind, 12, 1), weights_after(kind, 4, 3), rtol=0, atol=1e-6)
