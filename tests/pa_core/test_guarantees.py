@@ -51,7 +51,7 @@ def weights_after(kind: str, batch_size: int, accumulation: int) -> Tensor:
     torch.manual_seed(0)
     model: nn.Module = TinyClassifier(batch_norm=kind == "batchnorm").double()
     if kind == "dropout":
-        model = nn.Sequential(nn.Dropout(0.5), model)
+        model = nn.Sequential(nn.Dropout(0.5), model, nn.Dropout(0.5))  # two, so that their draws take turns
     weight = torch.tensor([1.0, 2.0, 5.0]).double() if kind == "weighted" else None
     trainer = Trainer(model, nn.CrossEntropyLoss(weight), SGD(model.parameters(), lr=0.1), callbacks=[])
     trainer.train(classes(), 2, per_device_batch_size=batch_size, gradient_accumulation_steps=accumulation)
