@@ -45,8 +45,8 @@ def _describe(module: ModuleType, name: str) -> list[str]:
 
 
 def _is_described_elsewhere(home: str, module: str) -> bool:
-    ours = home.split(".")[0]
-    return ours.startswith("pa_") and ours != module.split(".")[0]
+    ours = home.partition(".")[0]
+    return ours.startswith("pa_") and ours != module.partition(".")[0]
 
 
 def _members(cls: type) -> list[str]:
