@@ -127,8 +127,6 @@ def main(epochs: int = 20, output: Path = Path("outputs")) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Train a small network on scanned digits.")
     parser.add_argument("--epochs", type=int, default=20, help="how often to go over the training digits")
-    parser.add_argument(
-        "--output", type=Path, default=Path("outputs"), help="the folder for the best weights"
-    )
+    parser.add_argument("--output", type=Path, default=Path("outputs"), help="the folder for the best weights")
     arguments = parser.parse_args()
     main(arguments.epochs, arguments.output)

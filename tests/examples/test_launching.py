@@ -46,9 +46,7 @@ WAYS = {
     "accelerate launch": Way(ACCELERATE),
     "accelerate launch, bf16": Way([*ACCELERATE, "--mixed_precision=bf16"], precision="bf16"),
     "torchrun": Way([*TORCHRUN, "--nproc-per-node=2"], processes=TWO),
-    "accelerate launch on two ranks": Way(
-        [*ACCELERATE_TWO, "--mixed_precision=no"], processes=TWO, env=ON_CPU
-    ),
+    "accelerate launch on two ranks": Way([*ACCELERATE_TWO, "--mixed_precision=no"], processes=TWO, env=ON_CPU),
     "accelerate launch on two ranks, bf16": Way(
         [*ACCELERATE_TWO, "--mixed_precision=bf16"], processes=TWO, precision="bf16", env=ON_CPU
     ),

@@ -2,45 +2,41 @@
 
 from __future__ import annotations
 
-import os
-import pickle
 import sys
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import SGD, Optimizer, lr_scheduler
 from torch.utils.data import BatchSampler, Dataset, IterableDataset, SequentialSampler, TensorDataset
-from tqdm import tqdm
 from typing_extensions import override
 
 from pa_core import (
-    DEFAULT_CALLBACKS,
     AnyTrainer,
     BatchOutputError,
-    CallbackHandler,
-    CheckpointError,
     ConfigurationError,
     EmptyDatasetError,
     MetricNotFoundError,
     SaveBestModelCallback,
-    TerminateOnNaNCallback,
     Trainer,
-    TrainerCallback,
 )
-from pa_core.testing import RecordingCallback, TinyClassifier, make_classification
+from pa_core.testing import RecordingCallback, TinyClassifier
+from tests.pa_core.good_run import (
+    EVAL_DATA,
+    TRAIN_DATA,
+    Permissive,
+    assert_explained,
+    assert_still_works,
+    make_trainer,
+    train,
+)
 
-TRAIN_DATA = make_classification(16)
-EVAL_DATA = make_classification(8, seed=1)
 EMPTY = TensorDataset(torch.empty(0, 4), torch.empty(0, dtype=torch.long))
-
-Net: TypeAlias = "Trainer[TinyClassifier]"
 
 
 @pytest.fixture(autouse=True)
@@ -48,86 +44,6 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bars are drawn as on a terminal, so that one that stays open can be seen."""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setenv("TERM", "xterm")
-
-
-class Permissive(Trainer[TinyClassifier]):
-    """A trainer whose steps and loaders can be replaced by bad ones, and put back."""
-
-    train_step: Callable[[Any], Any] | None = None
-    eval_step: Callable[[Any], Any] | None = None
-    train_loader: Callable[[], Any] | None = None
-    eval_loader: Callable[[], Any] | None = None
-
-    @override
-    def calculate_train_batch_loss(self, batch: Any) -> dict[str, Any]:
-        output = super().calculate_train_batch_loss(batch)
-        return output if self.train_step is None else self.train_step(output)
-
-    @override
-    def calculate_eval_batch_loss(self, batch: Any) -> dict[str, Any]:
-        output = super().calculate_eval_batch_loss(batch)
-        return output if self.eval_step is None else self.eval_step(output)
-
-    @override
-    def create_train_dataloader(self, batch_size: int, train_dl_kwargs: dict[str, Any] | None = None) -> Any:
-        if self.train_loader is not None:
-            return self.train_loader()
-        return super().create_train_dataloader(batch_size, train_dl_kwargs)
-
-    @override
-    def create_eval_dataloader(self, batch_size: int, eval_dl_kwargs: dict[str, Any] | None = None) -> Any:
-        if self.eval_loader is not None:
-            return self.eval_loader()
-        return super().create_eval_dataloader(batch_size, eval_dl_kwargs)
-
-
-def make_trainer(*callbacks: Any) -> Permissive:
-    """A trainer with the callbacks that users have by default, and one that notes the events."""
-    torch.manual_seed(0)
-    model = TinyClassifier(batch_norm=True)
-    optimizer = SGD(model.parameters(), lr=0.1)
-    everything = (*DEFAULT_CALLBACKS, RecordingCallback, *callbacks)
-    return Permissive(model, nn.CrossEntropyLoss(), optimizer, callbacks=everything)
-
-
-def train(trainer: Trainer[Any], *, epochs: int = 2, data: Any = TRAIN_DATA, **kwargs: Any) -> None:
-    """A good run, but for what is passed."""
-    arguments: dict[str, Any] = {"eval_dataset": EVAL_DATA, **kwargs}
-    trainer.train(data, epochs, **arguments)
-
-
-def assert_explained(error: BaseException, *words: str) -> None:
-    """The text has all three parts, and names what matters."""
-    text = str(error)
-    for part in ("given", "expected"):
-        assert part in text.lower()
-    _, _, instruction = text.partition("do:") if "do:" in text else text.partition("Expected")[-1].partition(". ")
-    assert len(instruction.strip()) > 10
-    for word in words:
-        assert word in text
-
-
-def assert_no_bar_is_open() -> None:
-    """Nothing will be drawn over what the user prints next."""
-    open_bars: Any = vars(tqdm)["_instances"]
-    assert not open_bars
-
-
-def assert_still_works(trainer: Trainer[Any], model: nn.Module) -> None:
-    """Nothing is wrapped, no bar is open, and the next run is as it would have been."""
-    assert trainer.model is model
-    assert "forward" not in vars(model)
-    assert all(parameter.grad is None for parameter in model.parameters())
-    assert_no_bar_is_open()
-    recorder = next(one for one in trainer.callback_handler.callbacks if isinstance(one, RecordingCallback))
-    recorder.events.clear()
-    train(trainer)
-    assert recorder.events.count("on_optimizer_step_end") == 4
-    assert recorder.events[-1] == "on_training_run_end"
-    assert "on_exception" not in recorder.events
-    assert len(list(trainer.run_history.get_metric_values("train_loss_epoch"))) == 2
-    assert trainer.run_history.current_epoch == 3
-    assert_no_bar_is_open()
 
 
 class Unsized(Dataset[Any]):
@@ -397,84 +313,6 @@ def test_there_must_be_something_to_evaluate() -> None:
     assert "evaluation_loss" in trainer.run_history.get_metric_names()
 
 
-def test_two_callbacks_of_one_class_are_refused() -> None:
-    """The error names what is registered, and a trainer goes on with the ones it has."""
-    with pytest.raises(ValueError, match="TerminateOnNaNCallback") as caught:
-        make_trainer(TerminateOnNaNCallback())
-    assert_explained(caught.value, "LogMetricsCallback", "subclass")
-
-    trainer = make_trainer()
-    before = list(trainer.callback_handler.callbacks)
-    with pytest.raises(ValueError, match="second callback of class RecordingCallback"):
-        trainer.callback_handler.add_callback(RecordingCallback)
-    assert trainer.callback_handler.callbacks == before
-
-
-@pytest.mark.parametrize("bad", [print, "callback", 3, nn.ReLU, dict])
-def test_what_is_no_callback_is_refused(bad: Any) -> None:
-    """Anything else than a callback or its class is named in the error."""
-    with pytest.raises(TypeError) as caught:
-        CallbackHandler([bad])
-    assert_explained(caught.value, "TrainerCallback")
-
-
-class Misspelt(TrainerCallback):
-    """A callback whose method would never be called."""
-
-    def on_train_epoch_ends(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Do nothing, as nobody calls this."""
-
-
-def test_a_misspelt_event_gets_a_warning_with_the_nearest_one() -> None:
-    """The warning comes when the callback is registered, before hours of training."""
-    with pytest.warns(UserWarning, match=r"Misspelt\.on_train_epoch_ends.*on_train_epoch_end\b"):
-        make_trainer(Misspelt)
-
-
-class OnValidation(TrainerCallback):
-    """Listens to an event that is not ours, but may be that of the user's own trainer."""
-
-    calls = 0
-
-    def on_validation_batch(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Count the calls."""
-        self.calls += 1
-
-
-class FiresValidation(Permissive):
-    """A trainer that fires it."""
-
-    @override
-    def calculate_eval_batch_loss(self, batch: Any) -> dict[str, Any]:
-        self.callback_handler.call_event("on_validation_batch", self)
-        return super().calculate_eval_batch_loss(batch)
-
-
-def test_an_event_of_the_users_own_trainer_gets_no_warning() -> None:
-    """A method that starts with `on_` is nothing odd where somebody fires the event."""
-    listener = OnValidation()
-    model = TinyClassifier()
-    optimizer = SGD(model.parameters(), lr=0.1)
-    trainer = FiresValidation(model, nn.CrossEntropyLoss(), optimizer, callbacks=[listener])
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        train(trainer, epochs=1)
-    assert listener.calls == 1
-
-
-def test_an_event_that_nobody_fires_gets_a_warning_at_the_end_of_the_run() -> None:
-    """Only then is it known, and training was not disturbed."""
-    listener = OnValidation()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        trainer = make_trainer(listener)
-    with pytest.warns(UserWarning, match=r"OnValidation\.on_validation_batch"):
-        train(trainer)
-    assert trainer.num_updates == 4
-    trainer.callback_handler.remove_callback(listener)
-    assert_still_works(trainer, trainer.model)
-
-
 def test_a_metric_that_was_never_recorded_is_refused_with_those_that_were(tmp_path: Path) -> None:
     """A typo in `watch_metric` ends the first epoch, not the last."""
     watcher = SaveBestModelCallback(tmp_path / "best.pt", watch_metric="eval_los_epoch")
@@ -486,84 +324,3 @@ def test_a_metric_that_was_never_recorded_is_refused_with_those_that_were(tmp_pa
     assert not list(tmp_path.iterdir())
     watcher.watch_metric = "eval_loss_epoch"
     assert_still_works(trainer, trainer.model)
-
-
-class Payload:
-    """What runs when a file is unpickled that should not be trusted."""
-
-    @override
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (os.mkdir, ("was_run",))
-
-
-def truncated(path: Path, trainer: Net) -> None:
-    """A file whose second half is missing."""
-    trainer.save_checkpoint(path)
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-
-
-def of_another_model(path: Path, trainer: Net) -> None:
-    """A file with another layer, and another shape."""
-    model = TinyClassifier(hidden=16)
-    model.register_parameter("further", nn.Parameter(torch.zeros(1)))
-    Trainer(model, None, None, callbacks=()).save_checkpoint(path)
-
-
-def with_code(path: Path, trainer: Net) -> None:
-    """A file that wants to run something."""
-    torch.save({"model_state_dict": trainer.model.state_dict(), "payload": Payload()}, path)
-
-
-def plain_pickle(path: Path, trainer: Net) -> None:
-    """A file that was not even made by torch."""
-    path.write_bytes(pickle.dumps({"model_state_dict": Payload()}, protocol=2))
-
-
-CHECKPOINTS: dict[Callable[[Path, Net], Any], tuple[str, ...]] = {
-    truncated: ("damaged", "cut short", "bytes"),
-    of_another_model: (
-        "another model",
-        "unexpected: further",
-        "missing: layers.1.weight",
-        "layers.0.weight: (16, 4) in the file, (8, 4) in the model",
-        "and 1 more",
-    ),
-    with_code: ("more than tensors", "mkdir", "weights_only=False"),
-    plain_pickle: ("more than tensors", "mkdir", "weights_only=False"),
-    lambda path, trainer: path.write_bytes(b""): ("damaged", "0 bytes"),
-    lambda path, trainer: path.write_text("hello"): ("damaged", "5 bytes"),
-    lambda path, trainer: torch.save([1, 2], path): ("no checkpoint", "list"),
-    lambda path, trainer: torch.save(trainer.model.state_dict(), path): (
-        "no checkpoint",
-        "layers.0.weight",
-        "model.load_state_dict",
-    ),
-}
-
-
-@pytest.mark.parametrize("make", CHECKPOINTS)
-def test_a_checkpoint_that_cannot_be_loaded_changes_nothing(
-    make: Callable[[Path, Net], Any],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Truncated, of another model, or in need of code: the error says which, nothing is run and nothing loaded."""
-    monkeypatch.chdir(tmp_path)
-    trainer = make_trainer()
-    train(trainer)
-    make(tmp_path / "checkpoint.pt", trainer)
-    before: dict[str, Tensor] = {name: value.clone() for name, value in trainer.model.state_dict().items()}
-
-    with pytest.raises(CheckpointError) as caught:
-        trainer.load_checkpoint(tmp_path / "checkpoint.pt")
-
-    assert_explained(caught.value, "checkpoint.pt", *CHECKPOINTS[make])
-    assert not Path("was_run").exists()
-    assert all(torch.equal(value, before[name]) for name, value in trainer.model.state_dict().items())
-    assert_still_works(trainer, trainer.model)
-
-
-def test_a_checkpoint_that_is_not_there_is_a_file_that_is_not_there(tmp_path: Path) -> None:
-    """The error is Python's own, and names the path."""
-    with pytest.raises(FileNotFoundError, match=r"missing\.pt"):
-        make_trainer().load_checkpoint(tmp_path / "missing.pt")

@@ -249,9 +249,7 @@ class CallbackHandler(Generic[_TrainerT]):
     @overload
     def call_event(self, event: str, *args: Any, **kwargs: Any) -> None: ...
     @overload
-    def call_event(
-        self, event: Callable[Concatenate[Any, _P], None], *args: _P.args, **kwargs: _P.kwargs
-    ) -> None: ...
+    def call_event(self, event: Callable[Concatenate[Any, _P], None], *args: _P.args, **kwargs: _P.kwargs) -> None: ...
     def call_event(self, event: str | Callable[..., None], *args: Any, **kwargs: Any) -> None:
         """Call one event on every callback that implements it.
 

@@ -103,9 +103,7 @@ class EpochOrder(ABC):
             IndexError: Unless ``0 <= start <= stop <= num_samples``.
         """
         if not 0 <= start <= stop <= self.num_samples:
-            raise IndexError(
-                f"positions [{start}, {stop}) are not within an epoch of {self.num_samples} samples"
-            )
+            raise IndexError(f"positions [{start}, {stop}) are not within an epoch of {self.num_samples} samples")
         return self._indices(start, stop)
 
     @abstractmethod

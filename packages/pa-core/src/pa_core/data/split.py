@@ -267,6 +267,4 @@ def _check_step(step: int, num_steps: int) -> None:
 
 def _check_rank(rank: int, num_processes: int) -> None:
     if not 0 <= rank < num_processes:
-        raise IndexError(
-            f"rank {rank} is not among the {num_processes} processes of this split, counted from 0"
-        )
+        raise IndexError(f"rank {rank} is not among the {num_processes} processes of this split, counted from 0")

@@ -123,17 +123,13 @@ def _fetch_concatenated(dataset: ConcatDataset[Any], indices: Tensor) -> list[Te
         begin = dataset.cumulative_sizes[number - 1] if number > 0 else 0
         parts.append(fetch_batch(dataset.datasets[number], indices[part_of == number] - begin))
     as_asked = part_of.argsort(stable=True).argsort()
-    return [
-        torch.cat(column).index_select(0, as_asked.to(column[0].device))
-        for column in zip(*parts, strict=True)
-    ]
+    return [torch.cat(column).index_select(0, as_asked.to(column[0].device)) for column in zip(*parts, strict=True)]
 
 
 def _indexes_as(dataset: Dataset[Any], kind: type[Dataset[Any]]) -> bool:
     """Tell whether a dataset gets its samples as its torch class does, with neither method overridden."""
     return all(
-        getattr(type(dataset), name, None) is getattr(kind, name, None)
-        for name in ("__getitem__", "__getitems__")
+        getattr(type(dataset), name, None) is getattr(kind, name, None) for name in ("__getitem__", "__getitems__")
     )
 
 
