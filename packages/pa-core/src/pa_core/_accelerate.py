@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
 
@@ -24,6 +24,7 @@ __all__ = [
     "describe_processes",
     "device_of",
     "forget_prepared_objects",
+    "keep_gradients_local",
     "launch_in_notebook",
     "launched_processes",
     "place_and_wrap",
@@ -240,6 +241,19 @@ def backward(accelerator: AcceleratorLike, loss: Tensor) -> None:
     """
     scaled: Any = loss if accelerator.scaler is None else accelerator.scaler.scale(loss)
     scaled.backward()
+
+
+def keep_gradients_local(accelerator: AcceleratorLike, model: nn.Module) -> AbstractContextManager[None]:
+    """Return a context in which a backward pass does not exchange gradients, where that can be left out.
+
+    With ``static_graph=True``, torch wants the same collectives in each backward pass. What is averaged already stays
+    what it is when it is averaged again, so that the result is the same.
+    """
+    compiled_from = _compiled_from(model)
+    wrapper = model if compiled_from is None else compiled_from
+    if isinstance(wrapper, DistributedDataParallel) and wrapper.static_graph:
+        return nullcontext()
+    return accelerator.no_sync(model)
 
 
 _FORWARD = ("forward", "_original_forward", "_is_accelerate_prepared")

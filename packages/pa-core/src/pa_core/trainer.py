@@ -648,7 +648,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         """Gradients are exchanged once per update, in the backward pass of the last batch of its group."""
         if micro_batch.ends_group or self._accelerator.num_processes == 1:
             return nullcontext()
-        return self._accelerator.no_sync(self.model)
+        return _accelerate.keep_gradients_local(self._accelerator, self.model)
 
     def _weighted(self, loss: Tensor, micro_batch: MicroBatch) -> Tensor:
         """Scale a mean loss to its share of the update, and let what all must know travel with the gradients."""
