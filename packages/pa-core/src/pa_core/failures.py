@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import NoReturn
 
 import torch.distributed as dist
@@ -35,8 +36,8 @@ def ending_process_unless_all_fail(exception: BaseException) -> Generator[None]:
     the launcher ends them only once this process has ended: which a thread of the user's, or an ``except`` around the
     run, may keep it from. With one process, and where all fail, the exception is left to the caller.
 
-    The traceback is printed, and kept where the launcher looks for it, before the block is entered. Neither ``atexit``
-    functions nor the ``finally`` of callers run.
+    The traceback is printed, and written to where torchrun looks for it, before the block is entered. Neither
+    ``atexit`` functions nor the ``finally`` of callers run.
 
     Args:
         exception: What is about to leave the run. The block closes what is open; it cannot communicate.
@@ -55,9 +56,11 @@ def ending_process_unless_all_fail(exception: BaseException) -> Generator[None]:
     deadline = threading.Timer(SECONDS_TO_FAIL_TOGETHER + SECONDS_TO_CLEAN_UP, _show_and_exit, [exception])
     deadline.daemon = True
     deadline.start()
+    _tell_launcher(exception)
     failed_alone = _rank_that_failed_alone()
     if failed_alone is None:
         deadline.cancel()
+        _withdraw_from_launcher()
         yield
         return
     _report(exception, failed_alone)
@@ -93,20 +96,28 @@ def _store_of_processes() -> Store:
     return distributed_c10d._get_default_store()  # pyright: ignore[reportPrivateUsage]  # torch has no public way
 
 
+def _tell_launcher(exception: BaseException) -> None:
+    """Write the error where torchrun looks for the cause; it takes the oldest of all ranks for it."""
+    with suppress(Exception):
+        from torch.distributed.elastic.multiprocessing.errors import get_error_handler
+
+        get_error_handler().record_exception(exception)
+
+
+def _withdraw_from_launcher() -> None:
+    """The caller may catch the error, and another one end the process."""
+    if written := os.environ.get("TORCHELASTIC_ERROR_FILE"):
+        Path(written).unlink(missing_ok=True)
+
+
 def _report(exception: BaseException, failed_alone: int) -> None:
-    """Print what happened, and leave it for the summary of the launcher if it happened here first."""
     _show(exception)
     rank = dist.get_rank()
-    status = _exit_status(exception)
     if failed_alone == rank:
         reason = f"not all processes have failed within {SECONDS_TO_FAIL_TOGETHER:g} seconds, and none may wait for it"
-        with suppress(Exception):
-            from torch.distributed.elastic.multiprocessing.errors import get_error_handler
-
-            get_error_handler().record_exception(exception)
     else:
         reason = f"rank {failed_alone} failed before, which may be the cause: see its traceback"
-    _write(f"[rank{rank}]: This process ends with status {status}: {reason}.\n")
+    _write(f"[rank{rank}]: This process ends with status {_exit_status(exception)}: {reason}.\n")
 
 
 def _show(exception: BaseException) -> None:
