@@ -98,6 +98,7 @@ def assert_as_before(trainer: Trainer[Any], model: nn.Module) -> None:
     assert trainer.run_history.current_epoch == 3
 
 
+@pytest.mark.runs_on("one_process", "bf16")
 @pytest.mark.parametrize("position", range(1, len(TRAINING_RUN) - 1))
 def test_a_stop_ends_training_through_its_last_event(position: int) -> None:
     """Wherever a callback stops the run, it is told so, the run ends, and the trainer can train again."""
