@@ -310,3 +310,23 @@ def test_a_loader_of_the_users_own_says_that_it_is_padded() -> None:
     trainer = Plain(small_network(), nn.MSELoss(), None, callbacks=[])
     with pytest.warns(UserWarning, match="repeats samples"):
         trainer.evaluate(regression(7), per_device_batch_size=2)
+
+
+def test_weights_in_half_precision_train_and_stop_on_both_ranks() -> None:
+    """Gradients of bfloat16 weights cannot carry counts: the ranks agree in another way, and stop together as well."""
+
+    class StopsOnRankOne(TrainerCallback):
+        @override
+        def on_train_step_end(
+            self, trainer: AnyTrainer, batch: list[Tensor], batch_output: BatchOutput, **kwargs: Any
+        ) -> None:
+            if dist.get_rank() == 1 and kwargs["step"] == 3:
+                raise StopTrainingError
+
+    data = TensorDataset(*(tensor.bfloat16() for tensor in make_regression(24).tensors))
+    model = small_network().bfloat16()
+    trainer = Trainer(model, nn.MSELoss(), SGD(model.parameters(), lr=0.1), callbacks=[StopsOnRankOne])
+    trainer.train(data, 1, per_device_batch_size=2)
+    assert gather_objects(trainer.num_updates) == [2, 2]
+    weights = gather_objects(weights_of(model).tolist())
+    assert weights[0] == weights[1]

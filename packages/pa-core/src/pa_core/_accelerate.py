@@ -11,7 +11,6 @@ from typing import Any, Protocol, TypeVar, cast
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
-from torch.optim import Optimizer
 
 from pa_core.errors import UnsupportedConfigurationError
 
@@ -30,7 +29,6 @@ __all__ = [
     "place_and_wrap",
     "precision_of_process",
     "process_state",
-    "steps_plainly",
     "unwrap",
 ]
 
@@ -81,7 +79,7 @@ class AcceleratorLike(Protocol):
         ...
 
     @property
-    def scaler(self) -> Any:
+    def scaler(self) -> torch.amp.GradScaler | None:
         """The gradient scaler of fp16, None without one."""
         ...
 
@@ -90,17 +88,8 @@ class AcceleratorLike(Protocol):
         """What accelerate would accumulate by itself; a run of ours does not ask it to."""
         ...
 
-    @property
-    def optimizer_step_was_skipped(self) -> bool:
-        """Whether the scaler skipped the last step of the optimizer."""
-        ...
-
     def prepare_model(self, model: nn.Module, *, evaluation_mode: bool = False) -> nn.Module:
         """Place the module, set its precision and wrap it."""
-        ...
-
-    def prepare_optimizer(self, optimizer: Optimizer) -> Optimizer:
-        """Wrap the optimizer."""
         ...
 
     def prepare_data_loader(self, data_loader: _Loader) -> _Loader:
@@ -109,14 +98,6 @@ class AcceleratorLike(Protocol):
 
     def no_sync(self, model: nn.Module) -> AbstractContextManager[None]:
         """Keep the gradients of this process to itself within the context."""
-        ...
-
-    def clip_grad_value_(self, parameters: Any, clip_value: float) -> None:
-        """Clip each gradient to the range, unscaling it first."""
-        ...
-
-    def clip_grad_norm_(self, parameters: Any, max_norm: float) -> Tensor:
-        """Clip the norm of all gradients, unscaling them first, and return what it was."""
         ...
 
     def wait_for_everyone(self) -> None:
@@ -225,12 +206,6 @@ def computed_precision(accelerator: AcceleratorLike) -> str:
     """Return the mixed precision that a run computes in: "no" where accelerate takes "fp16" and does nothing."""
     ignored = accelerator.mixed_precision == "fp16" and accelerator.scaler is None
     return "no" if ignored else accelerator.mixed_precision
-
-
-def steps_plainly(accelerator: AcceleratorLike) -> bool:
-    """Whether stepping the raw optimizer is all that accelerate's wrapped optimizer would do."""
-    plain = {"NO", "MULTI_CPU", "MULTI_GPU"}
-    return accelerator.scaler is None and str(accelerator.distributed_type.value) in plain
 
 
 def backward(accelerator: AcceleratorLike, loss: Tensor) -> None:

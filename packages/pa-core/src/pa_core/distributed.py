@@ -29,6 +29,7 @@ __all__ = [
     "broadcast_buffers",
     "gather",
     "gather_objects",
+    "gradients_carry_counts",
     "local_process_zero_first",
     "local_process_zero_only",
     "num_local_processes",
@@ -157,6 +158,12 @@ def gather_objects(value: _R) -> list[_R]:
     return gathered
 
 
+def gradients_carry_counts(module: nn.Module) -> bool:
+    """Whether the gradients of a module have the precision to add up counts."""
+    dtypes = {parameter.dtype for parameter in module.parameters() if parameter.requires_grad}
+    return dtypes <= {torch.float32, torch.float64}
+
+
 class GradientAgreement:
     """Adds up small numbers of all processes with the gradients of an update, at no extra collective.
 
@@ -195,11 +202,6 @@ class GradientAgreement:
             )
         self._values = nn.Parameter(torch.zeros(num_values, dtype=trainable.dtype, device=trainable.device))
         module.register_parameter(self._NAME, self._values)
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether the gradients have the precision to carry counts."""
-        return self._values.dtype in (torch.float32, torch.float64)
 
     def hide_from(self, module: nn.Module) -> None:
         """Take the parameter out of the module again, once it is wrapped."""

@@ -163,8 +163,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         supported.require_supported(self._accelerator)
         supported.require_whole_model(model)
         supported.warn_of_ignored_settings(self._accelerator)
-        self._steps_plainly = _accelerate.steps_plainly(self._accelerator)
-        self._stepped_optimizer = self.optimizer
+        self._skipped_update = False
         self._item_shares = ItemShares(self._accelerator.num_processes)
         self._late_reader = distributed.LateReader(delay=0)
         self.callback_handler.call_event("on_init_end", self)
@@ -516,12 +515,11 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
 
     def _update(self) -> None:
         """Change the weights by the gradients of one accumulation group."""
-        skipped = False
+        self._skipped_update = False
         try:
             self._clip_gradients()
             self.optimizer_step()
-            skipped = not self._steps_plainly and self._accelerator.optimizer_step_was_skipped
-            if not skipped:
+            if not self._skipped_update:
                 self.scheduler_step()
         except StopTrainingError as error:
             self._stop_at_the_next_agreement(error)
@@ -529,27 +527,35 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         clock = self.run_history.clock
         clock.samples += self._samples_of_group
         self._samples_of_group = 0
-        if not skipped:
+        if not self._skipped_update:
             self.num_updates += 1
             clock.update += 1
             self._call_event("on_optimizer_step_end", update=self.num_updates)
 
     def _clip_gradients(self) -> None:
         """Clip the gradients as ``train()`` was told to, once per update, after any scaling is undone."""
-        if self.run_config.gradient_clip_value is not None:
-            self._accelerator.clip_grad_value_(self._updated_parameters(), self.run_config.gradient_clip_value)
-        if self.run_config.gradient_clip_norm is not None:
-            self.gradient_norm = self._accelerator.clip_grad_norm_(
-                self._updated_parameters(), self.run_config.gradient_clip_norm
-            )
+        value, norm = self.run_config.gradient_clip_value, self.run_config.gradient_clip_norm
+        if (value is not None or norm is not None) and self._accelerator.scaler is not None:
+            self._accelerator.scaler.unscale_(self.optimizer)
+        if value is not None:
+            nn.utils.clip_grad_value_(self._updated_parameters(), value)
+        if norm is not None:
+            self.gradient_norm = nn.utils.clip_grad_norm_(self._updated_parameters(), norm)
 
     def _updated_parameters(self) -> list[Tensor]:
         """Others of the model may have gradients too, which nobody clears and which must not count."""
         return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
 
     def optimizer_step(self) -> None:
-        """Update the parameters by their gradients."""
-        self._stepped_optimizer.step()
+        """Update the parameters by their gradients, unless the scaler of fp16 finds that they overflowed."""
+        scaler = self._accelerator.scaler
+        if scaler is None:
+            self.optimizer.step()
+            return
+        scale = scaler.get_scale()
+        scaler.step(self.optimizer)
+        scaler.update()
+        self._skipped_update = scaler.get_scale() < scale
 
     def scheduler_step(self) -> None:
         """Step the scheduler, if there is one, after an optimizer update."""
@@ -798,13 +804,12 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         )
 
     def _prepare_model_optimizer_and_dataloaders(self) -> None:
-        """Place and wrap the model, and let accelerate prepare what is not ours: the loaders of the user's own."""
+        """Place and wrap the model, and let accelerate split the loaders of the user's own over the processes.
+
+        The optimizer stays what it is: accelerate's wrapper adds nothing but the scaler of fp16, which
+        ``optimizer_step`` sees to.
+        """
         self._wrap_model()
-        optimizer = cast("Optimizer | None", self.optimizer)
-        if optimizer is not None:
-            self._stepped_optimizer = (
-                optimizer if self._steps_plainly else self._accelerator.prepare_optimizer(optimizer)
-            )
         if self._is_training:
             self.train_dataloader = self._prepare_loader(self.train_dataloader)
         if self.eval_dataloader is not None:
@@ -814,7 +819,8 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         supported.require_whole_model(self.model)
         self._users_model = self.model
         plain_model = _accelerate.unwrap(self.model, keep_torch_compile=False)
-        if self._is_training and self._accelerator.num_processes > 1:
+        counts_are_exact = self._accelerator.scaler is None and distributed.gradients_carry_counts(plain_model)
+        if self._is_training and self._accelerator.num_processes > 1 and counts_are_exact:
             self._agreement = distributed.GradientAgreement(plain_model, num_values=len(self._news()))
         try:
             wrapped, self._undo_preparation = _accelerate.place_and_wrap(
@@ -826,8 +832,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self.model = cast("ModelT_co", wrapped)
         if self._is_training and self._accelerator.num_processes > 1:
             self._calls_of_step = distributed.CallsOfStep(self.model)
-        is_exact = self._agreement is not None and self._agreement.is_exact and self._accelerator.scaler is None
-        if not (is_exact and distributed.synchronises_every_parameter(self.model)):
+        if not distributed.synchronises_every_parameter(self.model):
             self._agreement = None
         self._wrapped_trainable = [parameter.requires_grad for parameter in plain_model.parameters()]
 
@@ -1127,9 +1132,9 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
 
 def _warn_of_padding(loader: object) -> None:
     warnings.warn(
-        f"{type(loader).__name__} of your own is split over the processes by accelerate, which repeats samples where the "
-        "processes would not get equally many. Losses and metrics of an epoch may count those twice. Let the trainer "
-        "create the loader from the dataset to have each sample counted once.",
+        f"{type(loader).__name__} of your own is split over the processes by accelerate, which repeats samples where "
+        "the processes would not get equally many. Losses and metrics of an epoch may count those twice. Let the "
+        "trainer create the loader from the dataset to have each sample counted once.",
         UserWarning,
         stacklevel=2,
     )
