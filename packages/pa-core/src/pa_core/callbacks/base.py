@@ -29,6 +29,10 @@ When each event fires:
 
 ``StopTrainingError`` fires ``on_stop_training_error``, and the run then still ends through its last event. Any other
 exception fires ``on_exception`` and leaves ``train()`` or ``evaluate()``; the last event does not fire.
+
+With one process, a callback that raises ``StopTrainingError`` is the last one that is called for its event. With
+several, the others are still called, and events go on until all processes know of the stop: a callback that gathers
+would otherwise wait for the process that stopped.
 """
 
 from __future__ import annotations
