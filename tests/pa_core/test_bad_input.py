@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ from tests.pa_core.good_run import (
     TRAIN_DATA,
     Permissive,
     assert_explained,
+    assert_no_bar_is_open,
     assert_still_works,
     make_trainer,
     train,
@@ -280,6 +282,25 @@ def test_a_loss_without_a_gradient_is_refused_in_training_only() -> None:
         train(trainer)
     assert_explained(caught.value, "every parameter is frozen")
     trainer.model.requires_grad_()
+    assert_still_works(trainer, trainer.model)
+
+
+def test_ctrl_c_closes_the_bars_and_keeps_the_history() -> None:
+    """Nothing is drawn over what is printed next, and the epochs that were complete are there."""
+    trainer = make_trainer()
+
+    def press_ctrl_c(output: dict[str, Any]) -> dict[str, Any]:
+        if trainer.num_updates == 3:
+            signal.raise_signal(signal.SIGINT)
+        return output
+
+    trainer.train_step = press_ctrl_c
+    with pytest.raises(KeyboardInterrupt):
+        train(trainer)
+
+    assert_no_bar_is_open()
+    assert len(list(trainer.run_history.get_metric_values("eval_loss_epoch"))) == 1
+    trainer.train_step = None
     assert_still_works(trainer, trainer.model)
 
 
