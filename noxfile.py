@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -23,6 +24,7 @@ from typing import NoReturn
 ROOT = Path(__file__).resolve().parent
 NOX = ROOT / ".nox"
 NEEDED_NOX = ">=2024.4.15"
+SYMLINKS = os.name != "nt"  # as `python -m venv` decides
 
 
 def python_of(environment: Path) -> Path:
@@ -36,7 +38,7 @@ def start_nox() -> NoReturn:
     python = next((path for path in (Path(sys.executable), python_of(bootstrap)) if _has_nox(path)), None)
     if python is None:
         print(f"Installing nox into {bootstrap}", flush=True)  # noqa: T201 - there is no session to log to yet
-        venv.create(bootstrap, clear=True, with_pip=True)
+        venv.create(bootstrap, clear=True, symlinks=SYMLINKS, with_pip=True)
         python = python_of(bootstrap)
         subprocess.run([python, "-m", "pip", "install", "--quiet", f"nox{NEEDED_NOX}"], check=True)
     os.execv(python, [str(python), "-m", "nox", "--noxfile", __file__, *sys.argv[1:]])
@@ -311,13 +313,19 @@ class Environment:
     """
 
     def __init__(self, session: nox.Session, name: str) -> None:
-        """Make the environment, if it is not there or belongs to another Python."""
+        """Make the environment, if it is not there or does not fit."""
         self.session = session
         self.folder = NOX / name
         self.interpreter = python_of(self.folder)
-        if not _is_of_this_python(self.interpreter):
+        if not self._fits():
             session.log(f"Making {self.folder}")
-            venv.create(self.folder, clear=True, with_pip=UV is None)
+            venv.create(self.folder, clear=True, symlinks=SYMLINKS, with_pip=UV is None)
+
+    def _fits(self) -> bool:
+        """Whether it was made here, which its scripts rely on, and with this version of Python."""
+        settings = self.folder / "pyvenv.cfg"
+        made_with = settings.read_text() if settings.exists() and self.interpreter.exists() else ""
+        return str(self.folder) in made_with and f"version = {platform.python_version()}" in made_with
 
     def install(self, *requirements: str) -> None:
         """Install within the constraints: with uv where it is present, else with pip."""
@@ -343,13 +351,6 @@ class Environment:
         # Without bytecode, which some machines switch off, each start of torch takes three times as long.
         env = {"PYTHONDONTWRITEBYTECODE": "", **(env or {})}
         self.session.run(path or program, *arguments, env=env, external=True)
-
-
-def _is_of_this_python(interpreter: Path) -> bool:
-    if not interpreter.exists():
-        return False
-    command = [str(interpreter), "-c", "import sys; print(sys.version)"]
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() == sys.version
 
 
 @functools.cache
