@@ -192,6 +192,9 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         One number is drawn from torch's global generator on rank zero; the order of the data and the randomness of
         augmentation follow from it, so ``torch.manual_seed(...)`` before the run decides everything.
 
+        With several processes, an exception that leaves the run on all of them is raised, here and in ``evaluate()``. A
+        process that fails alone prints its exception and ends, even within ``try``: the others would wait for it.
+
         Args:
             train_dataset: The samples to train on.
             num_epochs: How often to go over them.
