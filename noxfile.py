@@ -358,15 +358,18 @@ def _pip_settings_for_uv() -> dict[str, str]:
     """Where pip finds packages on this machine, in the words of uv, which reads none of pip's settings."""
     command = [sys.executable, "-m", "pip", "config", "list"]
     listed = subprocess.run(command, capture_output=True, text=True, check=False).stdout
-    # Variables of the environment are listed first and win over files.
-    found: list[tuple[str, str]] = re.findall(r"\.([a-z-]+)='(.*)'", listed)
-    settings = {name: value.replace(r"\n", " ") for name, value in reversed(found)}
+    in_files: dict[str, str] = dict(re.findall(r"^global\.([a-z-]+)='(.*)'", listed, flags=re.MULTILINE))
+
+    def setting(option: str) -> list[str]:
+        variable = f"PIP_{option.replace('-', '_').upper()}"
+        return os.environ.get(variable, in_files.get(option, "")).replace(r"\n", " ").split()
+
     in_words_of_uv = {
-        "SSL_CERT_FILE": settings.get("cert"),
-        "UV_DEFAULT_INDEX": settings.get("index-url"),
-        "UV_INDEX": settings.get("extra-index-url"),
+        "SSL_CERT_FILE": " ".join(setting("cert")),
+        "UV_DEFAULT_INDEX": " ".join(setting("index-url")),
+        "UV_FIND_LINKS": ",".join(setting("find-links")),
+        "UV_INDEX": " ".join(setting("extra-index-url")),
         "UV_INDEX_STRATEGY": "unsafe-best-match",  # as pip: the best version of all indexes
-        "UV_FIND_LINKS": ",".join(settings.get("find-links", "").split()),
     }
     return {name: value for name, value in in_words_of_uv.items() if value and name not in os.environ}
 
