@@ -22,6 +22,7 @@ __all__ = [
     "create_accelerator",
     "describe_processes",
     "device_of",
+    "exchanges_exact_gradients",
     "forget_prepared_objects",
     "keep_gradients_local",
     "launch_in_notebook",
@@ -216,6 +217,13 @@ def backward(accelerator: AcceleratorLike, loss: Tensor) -> None:
     """
     scaled: Any = loss if accelerator.scaler is None else accelerator.scaler.scale(loss)
     scaled.backward()
+
+
+def exchanges_exact_gradients(accelerator: AcceleratorLike) -> bool:
+    """Whether numbers that travel with the gradients arrive as they are: neither scaled nor compressed by a hook."""
+    handler: Any = getattr(accelerator, "ddp_handler", None)
+    is_compressed = handler is not None and str(handler.comm_hook.value) != "no"
+    return accelerator.scaler is None and not is_compressed
 
 
 def keep_gradients_local(accelerator: AcceleratorLike, model: nn.Module) -> AbstractContextManager[None]:

@@ -80,7 +80,7 @@ def require_supported(accelerator: _accelerate.AcceleratorLike) -> None:
         )
     if accelerator.mixed_precision == "fp8":
         raise _fp8("mixed_precision='fp8'")
-    _require_exact_flags(accelerator)
+    _require_working_hook(accelerator)
 
 
 def _require_connected(accelerator: _accelerate.AcceleratorLike) -> None:
@@ -95,16 +95,14 @@ def _require_connected(accelerator: _accelerate.AcceleratorLike) -> None:
         )
 
 
-def _require_exact_flags(accelerator: _accelerate.AcceleratorLike) -> None:
-    """What processes agree on travels with the gradients, as vectors; only this hook compresses those too."""
+def _require_working_hook(accelerator: _accelerate.AcceleratorLike) -> None:
     handler: Any = getattr(accelerator, "ddp_handler", None)
-    hook = None if handler is None else str(handler.comm_hook.value)
-    if hook == "batched_power_sgd":
+    if handler is not None and str(handler.comm_hook.value) == "batched_power_sgd":
         raise UnsupportedConfigurationError(
-            "Processes could not agree to stop: this compression loses what they tell each other.",
+            "Torch's batched PowerSGD fails at the first update that it compresses, by default after 1000.",
             given="DistributedDataParallelKwargs(comm_hook=BATCHED_POWER_SGD)",
-            expected="a hook that keeps vectors: POWER_SGD, FP16 or BF16, or none",
-            do="Use POWER_SGD, which compresses matrices only.",
+            expected="another hook, or none",
+            do="Use DDPCommunicationHookType.POWER_SGD.",
         )
 
 

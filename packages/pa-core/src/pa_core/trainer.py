@@ -822,7 +822,9 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         supported.require_whole_model(self.model)
         self._users_model = self.model
         plain_model = _accelerate.unwrap(self.model, keep_torch_compile=False)
-        counts_are_exact = self._accelerator.scaler is None and distributed.gradients_carry_counts(plain_model)
+        counts_are_exact = _accelerate.exchanges_exact_gradients(
+            self._accelerator
+        ) and distributed.gradients_carry_counts(plain_model)
         if self._is_training and self._accelerator.num_processes > 1 and counts_are_exact:
             self._agreement = distributed.GradientAgreement(plain_model, num_values=len(self._news()))
         try:
