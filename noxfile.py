@@ -32,22 +32,30 @@ def python_of(environment: Path) -> Path:
     return environment / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 
 
+def fits(environment: Path) -> bool:
+    """Whether a virtual environment was made here, as its scripts require, and with this version of Python."""
+    settings = environment / "pyvenv.cfg"
+    made_with = settings.read_text() if settings.exists() and python_of(environment).exists() else ""
+    return str(environment) in made_with and f"version = {platform.python_version()}" in made_with
+
+
 def start_nox() -> NoReturn:
     """Become nox, with the arguments of this command line; where there is none, install one for us alone."""
-    bootstrap = NOX / "bootstrap"
-    python = next((path for path in (Path(sys.executable), python_of(bootstrap)) if _has_nox(path)), None)
-    if python is None:
-        print(f"Installing nox into {bootstrap}", flush=True)  # noqa: T201 - there is no session to log to yet
-        venv.create(bootstrap, clear=True, symlinks=SYMLINKS, with_pip=True)
-        python = python_of(bootstrap)
-        subprocess.run([python, "-m", "pip", "install", "--quiet", f"nox{NEEDED_NOX}"], check=True)
-    os.execv(python, [str(python), "-m", "nox", "--noxfile", __file__, *sys.argv[1:]])
+    python = sys.executable
+    if not has_nox(python):
+        bootstrap = NOX / "bootstrap"
+        python = str(python_of(bootstrap))
+        if not (fits(bootstrap) and has_nox(python)):
+            print(f"Installing nox into {bootstrap}", flush=True)  # noqa: T201 - there is no session to log to
+            venv.create(bootstrap, clear=True, symlinks=SYMLINKS, with_pip=True)
+            subprocess.run([python, "-m", "pip", "install", "--quiet", f"nox{NEEDED_NOX}"], check=True)
+    os.execv(python, [python, "-m", "nox", "--noxfile", __file__, *sys.argv[1:]])
 
 
-def _has_nox(python: Path) -> bool:
-    """Whether there is a nox that can read this file."""
-    command = [str(python), "-m", "nox", "--noxfile", __file__, "--list"]
-    return python.exists() and subprocess.run(command, capture_output=True, check=False).returncode == 0
+def has_nox(python: str) -> bool:
+    """Whether an interpreter has a nox that can read this file."""
+    command = [python, "-m", "nox", "--noxfile", __file__, "--list"]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
 if __name__ == "__main__":
@@ -317,15 +325,9 @@ class Environment:
         self.session = session
         self.folder = NOX / name
         self.interpreter = python_of(self.folder)
-        if not self._fits():
+        if not fits(self.folder):
             session.log(f"Making {self.folder}")
             venv.create(self.folder, clear=True, symlinks=SYMLINKS, with_pip=UV is None)
-
-    def _fits(self) -> bool:
-        """Whether it was made here, which its scripts rely on, and with this version of Python."""
-        settings = self.folder / "pyvenv.cfg"
-        made_with = settings.read_text() if settings.exists() and self.interpreter.exists() else ""
-        return str(self.folder) in made_with and f"version = {platform.python_version()}" in made_with
 
     def install(self, *requirements: str) -> None:
         """Install within the constraints: with uv where it is present, else with pip."""
