@@ -1,0 +1,285 @@
+"""The precision of a run is over with the run, however it ends, and is one for all trainers of a process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from accelerate import Accelerator
+from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
+from torch.optim import SGD
+from torch.optim.lr_scheduler import LambdaLR
+from typing_extensions import override
+
+from pa_core import AnyTrainer, StopTrainingError, Trainer, TrainerCallback, UnsupportedConfigurationError
+from pa_core.testing import TinyClassifier, make_classification
+
+on_one_and_two_ranks = pytest.mark.runs_on("one_process", "two_ranks")
+
+
+class InBf16(Trainer[nn.Module]):
+    """A trainer whose author chose its precision."""
+
+    @override
+    def _create_accelerator(self) -> Any:
+        return Accelerator(cpu=True, mixed_precision="bf16")
+
+
+class InFp16(Trainer[nn.Module]):
+    """A trainer in real fp16 on a CPU, where torch can do it: as accelerate sets up one on a GPU."""
+
+    @override
+    def _create_accelerator(self) -> Any:
+        accelerator: Any = Accelerator(cpu=True, mixed_precision="fp16")
+        accelerator.native_amp = True
+        accelerator.scaler = GradScaler("cpu", init_scale=1024.0)
+        return accelerator
+
+
+class Calls(TrainerCallback):
+    """Calls a function after the first step of a run."""
+
+    def __init__(self, function: Any) -> None:
+        self.function = function
+
+    @override
+    def on_train_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
+        if kwargs["step"] == 1:
+            self.function()
+
+
+def trainer_in(kind: type[Trainer[nn.Module]], model: nn.Module, *callbacks: TrainerCallback) -> Trainer[nn.Module]:
+    """A trainer of one of the classes above."""
+    return kind(model, nn.CrossEntropyLoss(), SGD(model.parameters(), lr=0.1), callbacks)
+
+
+def computes_in(model: nn.Module) -> torch.dtype:
+    """The precision of the first layer of a network, whatever its outputs are converted to."""
+    seen: list[torch.dtype] = []
+    layer = next(one for one in model.modules() if isinstance(one, nn.Linear))
+    handle = layer.register_forward_hook(lambda _module, _inputs, output: seen.append(output.dtype))
+    model(torch.zeros(2, 4))
+    handle.remove()
+    return seen[0]
+
+
+def weights_of(model: nn.Module) -> Tensor:
+    """All parameters of a model as one vector."""
+    return torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
+
+
+def fail() -> None:
+    """Fail in the middle of a run."""
+    raise LookupError("in mid-run")
+
+
+def is_untouched(model: nn.Module) -> bool:
+    """Whether a model computes in its own precision, and nothing was left in it."""
+    return computes_in(model) == torch.float32 and vars(model).keys() == vars(TinyClassifier()).keys()
+
+
+@on_one_and_two_ranks
+def test_no_trace_of_a_run_that_was_stopped() -> None:
+    """A run that stops early, in mid-epoch, leaves a model that computes in fp32."""
+    model, during = TinyClassifier(), list[torch.dtype]()
+
+    def look_and_stop() -> None:
+        during.append(computes_in(model))
+        raise StopTrainingError("enough")
+
+    trainer = trainer_in(InBf16, model, Calls(look_and_stop))
+    trainer.train(make_classification(16), 1, per_device_batch_size=2)
+    assert during == [torch.bfloat16]
+    assert is_untouched(model)
+
+
+def test_no_trace_of_a_run_that_failed() -> None:
+    """A run that an exception ends in mid-epoch, in training or evaluation, leaves a model that computes in fp32."""
+    model = TinyClassifier()
+    with pytest.raises(LookupError):
+        trainer_in(InBf16, model, Calls(fail)).train(make_classification(16), 1)
+    assert is_untouched(model)
+
+    class FailsInEvaluation(TrainerCallback):
+        @override
+        def on_eval_step_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+            assert computes_in(model) == torch.bfloat16
+            fail()
+
+    with pytest.raises(LookupError):
+        trainer_in(InBf16, model, FailsInEvaluation()).evaluate(make_classification(16))
+    assert is_untouched(model)
+
+
+def test_no_trace_of_a_preparation_that_failed() -> None:
+    """A model that accelerate has begun to prepare when it gives up is the user's own again."""
+    model = TinyClassifier()
+
+    def fails_late(prepared: nn.Module) -> bool:
+        if "forward" in vars(prepared):
+            fail()
+        return False
+
+    class FailsToPlace(InBf16):
+        @override
+        def _create_accelerator(self) -> Any:
+            accelerator = super()._create_accelerator()
+            accelerator.verify_device_map = fails_late
+            return accelerator
+
+    with pytest.raises(LookupError):
+        trainer_in(FailsToPlace, model).train(make_classification(16), 1)
+    assert is_untouched(model)
+
+
+@on_one_and_two_ranks
+def test_no_trace_in_another_model() -> None:
+    """Evaluating another model in the middle of a run changes neither: both are their own when the run is over."""
+    model, other = TinyClassifier(), TinyClassifier()
+    evaluating = trainer_in(InBf16, other)
+    trainer = trainer_in(InBf16, model, Calls(lambda: evaluating.evaluate(make_classification(8))))
+    trainer.train(make_classification(16), 2, make_classification(8), per_device_batch_size=4)
+    assert is_untouched(model)
+    assert is_untouched(other)
+
+
+@on_one_and_two_ranks
+def test_a_model_of_two_trainers() -> None:
+    """A trainer that evaluates the model of another in the middle of its run leaves it in the precision of the run."""
+    model, during = TinyClassifier(), list[torch.dtype]()
+    evaluating = trainer_in(InBf16, model)
+
+    def evaluate() -> None:
+        evaluating.evaluate(make_classification(8))
+        during.append(computes_in(model))
+
+    trainer_in(InBf16, model, Calls(evaluate)).train(make_classification(16), 2, per_device_batch_size=4)
+    assert during == [torch.bfloat16] * 2
+    assert is_untouched(model)
+    evaluating.train(make_classification(16), 1, per_device_batch_size=4)
+    assert is_untouched(model)
+
+
+def test_fp16_that_would_be_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU, asking for fp16 warns that fp32 runs, and everything that describes the run says so."""
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp16")
+    model = TinyClassifier()
+    with pytest.warns(UserWarning, match="'fp16' has no effect on the device cpu: the run computes in fp32") as caught:
+        trainer = trainer_in(Trainer, model)
+    assert caught[0].filename == __file__
+    assert trainer.describe_run().endswith("precision fp32")
+    during: list[torch.dtype] = []
+    trainer.callback_handler.add_callback(Calls(lambda: during.append(computes_in(model))))
+    trainer.train(make_classification(8), 1)
+    assert during == [torch.float32]
+    assert trainer.run_config.mixed_precision == "no"
+
+
+def test_fp16_where_it_works() -> None:
+    """With a scaler, forward runs in fp16, the norm that is clipped is that of the real gradients, weights are fp32."""
+    model, during = TinyClassifier(), list[torch.dtype]()
+    trainer = InFp16(
+        model,
+        nn.CrossEntropyLoss(),
+        SGD(model.parameters(), lr=1.0),
+        [Calls(lambda: during.append(computes_in(model)))],
+    )
+    before = weights_of(model)
+    trainer.train(
+        make_classification(16), 1, per_device_batch_size=4, gradient_accumulation_steps=4, gradient_clip_norm=0.01
+    )
+    assert during == [torch.float16]
+    assert (trainer.describe_run()[-4:], trainer.run_config.mixed_precision) == ("fp16", "fp16")
+    assert (weights_of(model) - before).norm().item() == pytest.approx(0.01, rel=1e-3)
+    assert is_untouched(model)
+
+
+def test_an_update_that_the_scaler_skips() -> None:
+    """Where gradients overflow, no update is made, counted or scheduled; the scaler lowers its scale and goes on."""
+    model = TinyClassifier()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    factors = [float("inf"), 1.0, 1.0]
+
+    def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
+        return logits.sum() * factors.pop(0)
+
+    trainer = InFp16(model, loss_of, optimizer, [])
+    rates = [1.0, 0.1, 0.01, 0.001]
+    trainer.train(
+        make_classification(24),
+        1,
+        create_scheduler_fn=lambda optimizer: LambdaLR(optimizer, lambda update: rates[update]),
+    )
+    assert trainer.num_updates == 2
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1 * rates[2])
+    assert all(parameter.isfinite().all() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("scales", [False, True], ids=["fp32", "fp16"])
+def test_what_accelerate_would_accumulate(scales: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Accumulation that accelerate was told of has no effect, with a warning that says where to ask for it."""
+    weights: list[Tensor] = []
+    for steps in ("1", "4"):
+        monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", steps)
+        torch.manual_seed(0)
+        model = TinyClassifier()
+        kind: type[Trainer[nn.Module]] = InFp16 if scales else Trainer
+        if steps == "1":
+            trainer = trainer_in(kind, model)
+        else:
+            with pytest.warns(UserWarning, match="gradient_accumulation_steps=4 of accelerate has no effect"):
+                trainer = trainer_in(kind, model)
+        trainer.train(make_classification(16), 2)
+        weights.append(weights_of(model))
+    assert torch.equal(*weights)
+
+
+@on_one_and_two_ranks
+@pytest.mark.parametrize("kind", [Trainer, InFp16])
+def test_trainers_that_accumulate_differently(kind: type[Trainer[nn.Module]]) -> None:
+    """Two trainers of a process take turns, also one within a run of the other, and each gets what it gets alone."""
+
+    def of(seed: int, *callbacks: TrainerCallback) -> tuple[nn.Module, Trainer[nn.Module]]:
+        torch.manual_seed(seed)
+        model = TinyClassifier()
+        return model, trainer_in(kind, model, *callbacks)
+
+    def train(trainer: Trainer[nn.Module], steps: int) -> None:
+        torch.manual_seed(steps)
+        trainer.train(make_classification(22), 1, per_device_batch_size=2, gradient_accumulation_steps=steps)
+
+    alone: list[Tensor] = []
+    for steps in (4, 1):
+        model, trainer = of(steps)
+        for _ in range(2):
+            train(trainer, steps)
+        alone.append(weights_of(model))
+
+    often, updates_often = of(1)
+    rarely, updates_rarely = of(4, Calls(lambda: train(updates_often, 1)))
+    for _ in range(2):
+        train(updates_rarely, 4)
+    assert torch.equal(weights_of(rarely), alone[0])
+    assert torch.equal(weights_of(often), alone[1])
+
+
+@on_one_and_two_ranks
+@pytest.mark.parametrize("second", [InBf16, Trainer], ids=["to bf16", "to what the script was launched with"])
+def test_a_second_precision_in_one_process(second: type[Trainer[nn.Module]]) -> None:
+    """A trainer that needs another precision than an earlier one is refused, and the earlier one stays as it was."""
+    first: type[Trainer[nn.Module]] = Trainer if second is InBf16 else InBf16
+    model = TinyClassifier()
+    earlier = trainer_in(first, model)
+    described = earlier.describe_run()
+    with pytest.raises(UnsupportedConfigurationError, match="an earlier trainer has chosen them") as caught:
+        trainer_in(second, TinyClassifier())
+    wanted, there = ("bf16", "no") if second is InBf16 else ("no", "bf16")
+    assert caught.value.given == f"mixed_precision='{wanted}', after mixed_precision='{there}'"
+    assert earlier.describe_run() == described
+    earlier.train(make_classification(8), 1, per_device_batch_size=2)
+    assert earlier.run_config.mixed_precision == there
+    assert trainer_in(first, TinyClassifier()).describe_run() == described
+    assert dist.is_initialized() == (earlier.run_config.num_processes > 1)
