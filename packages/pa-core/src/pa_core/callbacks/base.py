@@ -161,7 +161,15 @@ class TrainerCallback(ABC, Generic[TrainerT_contra, BatchT_contra, OutputT_contr
         """Called when a ``StopTrainingError`` was raised; ``error`` in ``kwargs`` is that error."""
 
     def on_exception(self, trainer: TrainerT_contra, exception: BaseException, **kwargs: Any) -> None:
-        """Called when an exception, ``KeyboardInterrupt`` included, is about to leave the run: close what is open."""
+        """Called when an exception, ``KeyboardInterrupt`` included, is about to leave the run: close what is open.
+
+        With several processes it may be called on one of them alone, and cannot communicate with the others.
+
+        Args:
+            trainer: The trainer.
+            exception: What is about to leave the run.
+            **kwargs: For later additions.
+        """
 
 
 CallbackLike: TypeAlias = "TrainerCallback[_TrainerT, Any, Any] | type[TrainerCallback[_TrainerT, Any, Any]]"
