@@ -274,3 +274,23 @@ class TestGather:
         """What holds no tensors is refused on every rank, with the name of the function that takes it."""
         with pytest.raises(TypeError, match=r"str.*gather_objects"):
             trainer.gather({"name": "digit"})
+
+
+LEAVES = """
+import atexit
+import torch.distributed as dist
+from torch import nn
+from pa_core import Trainer
+
+atexit.register(lambda: print(f"left: {not dist.is_initialized()}", flush=True))  # runs behind what is registered later
+for _ in range(2):
+    trainer = Trainer(nn.Linear(1, 1), nn.MSELoss(), None, callbacks=[])
+assert trainer.run_config is None and dist.get_world_size() == 2
+"""
+
+
+def test_a_process_leaves_the_others_in_order_when_it_ends(launch: Launch) -> None:
+    """Threads of a process group that is not left can abort a process whose work is done."""
+    launched = launch(LEAVES, ranks=2)
+    assert launched.status == 0
+    assert launched.output.count("left: True") == 2

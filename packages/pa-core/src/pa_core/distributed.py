@@ -5,6 +5,7 @@ Everything here works without a trainer, and on one process without a process gr
 
 from __future__ import annotations
 
+import atexit
 import functools
 import os
 from collections import deque
@@ -30,6 +31,7 @@ __all__ = [
     "gather",
     "gather_objects",
     "gradients_carry_counts",
+    "leave_processes_at_exit",
     "local_process_zero_first",
     "local_process_zero_only",
     "num_local_processes",
@@ -50,6 +52,22 @@ _collectives: Any = dist
 def num_processes() -> int:
     """Return the number of processes of the run, 1 where there is no process group."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def leave_processes_at_exit() -> None:
+    """Make this process leave the others in order when it ends.
+
+    Threads of gloo that are still alive then abort some processes after their work is done, with an exit status that
+    tells the launcher of a failure. Other backends are left alone: leaving may wait for what runs on the device.
+    """
+    if num_processes() > 1 and dist.get_backend() == "gloo":
+        atexit.unregister(_leave_processes)
+        atexit.register(_leave_processes)
+
+
+def _leave_processes() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def sum_over_processes(values: Tensor) -> Tensor:

@@ -160,6 +160,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self._stop: StopTrainingError | None = None
         with supported.refuse_conflicts():
             self._accelerator = self._create_accelerator()
+        distributed.leave_processes_at_exit()
         supported.require_supported(self._accelerator)
         supported.require_whole_model(model)
         supported.warn_of_ignored_settings(self._accelerator)

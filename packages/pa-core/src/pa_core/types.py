@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NotRequired, Protocol, TypeAlias
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from typing_extensions import NotRequired, TypedDict, TypeVar
+from typing_extensions import TypedDict, TypeVar
 
 __all__ = [
     "BatchOutput",
