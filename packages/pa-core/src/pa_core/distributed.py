@@ -38,6 +38,7 @@ __all__ = [
     "num_processes",
     "sum_over_processes",
     "synchronises_every_parameter",
+    "to_device",
     "world_process_zero_only",
     "zero_pass",
 ]
@@ -227,7 +228,7 @@ class GradientAgreement:
 
     def add_to(self, loss: Tensor, values: Sequence[float]) -> Tensor:
         """Return the loss of a synchronised backward pass with the numbers of this process; its value is kept."""
-        numbers = torch.tensor(values, dtype=self._values.dtype, device=self._values.device)
+        numbers = to_device(values, self._values.dtype, self._values.device)
         return loss + (self._values * numbers).sum().to(loss.dtype)
 
     def sums(self) -> Tensor:
@@ -268,10 +269,18 @@ class LateReader:
         return cast("list[float]", on_host.tolist())  # pyright: ignore[reportUnknownMemberType]  # not annotated by torch
 
 
+def to_device(values: Sequence[float], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return a small tensor on the device; on CUDA, nothing waits for the copy, since it starts in pinned memory."""
+    if device.type != "cuda":
+        return torch.tensor(values, dtype=dtype, device=device)
+    return torch.tensor(values, dtype=dtype, pin_memory=True).to(device, non_blocking=True)
+
+
 def _copy_to_host(values: Tensor) -> tuple[Tensor, torch.Event | None]:
     if values.device.type == "cpu":
         return values, None
-    on_host = values.to("cpu", non_blocking=True)
+    on_host = torch.empty_like(values, device="cpu", pin_memory=values.device.type == "cuda")
+    on_host.copy_(values, non_blocking=True)
     copied = torch.Event(values.device)
     copied.record()
     return on_host, copied

@@ -736,7 +736,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             self._item_shares.settle(self._updated_parameters(), sums[2])
 
     def _sum_of_news(self) -> Tensor:
-        return distributed.sum_over_processes(torch.tensor(self._news(), dtype=torch.float32, device=self.device))
+        return distributed.sum_over_processes(distributed.to_device(self._news(), torch.float32, self.device))
 
     @contextmanager
     def _stopping_together(self) -> Generator[None]:
