@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 from torch.utils.data import TensorDataset
@@ -66,9 +68,13 @@ def weights_of(model: nn.Module) -> Tensor:
 
 
 @pytest.mark.runs_on("one_process", "two_ranks")
-@pytest.mark.parametrize("kind", ["sgd", "adam"])
-@pytest.mark.parametrize(("batch_size", "accumulation"), [(1, 1), (1, 3), (2, 2), (3, 1), (2, 3)])
-@pytest.mark.parametrize("num_samples", [12, 13, 15])
+@settings(max_examples=40)
+@given(
+    num_samples=st.integers(2, 30),
+    batch_size=st.integers(1, 5),
+    accumulation=st.integers(1, 4),
+    kind=st.sampled_from(["sgd", "adam"]),
+)
 def test_an_update_is_that_of_the_mean_over_all_its_tokens(
     num_samples: int, batch_size: int, accumulation: int, kind: str
 ) -> None:
