@@ -7,9 +7,11 @@ from pa_core.data.keyed_random import preserved_streams, seed_streams
 from pa_core.data.loader import KeyedDataLoader
 from pa_core.data.loader_defaults import default_loader_options, default_num_workers
 from pa_core.data.order import EpochOrder, epoch_order, extend_key, mix
+from pa_core.data.padding import remove_padding
 from pa_core.data.slice import DataLoaderSlice
 from pa_core.data.split import EvalSplit, Split, TrainSplit
 from pa_core.data.whole_batch import SupportsFetchBatch
+from pa_core.data.worker_seeding import worker_init_fn
 
 __all__ = [
     "DataLoaderSlice",
@@ -26,5 +28,7 @@ __all__ = [
     "mix",
     "move_to_device",
     "preserved_streams",
+    "remove_padding",
     "seed_streams",
+    "worker_init_fn",
 ]

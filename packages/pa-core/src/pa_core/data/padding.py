@@ -1,0 +1,37 @@
+"""Taking the rows away that were added to make tensors of different processes equally long."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+__all__ = ["remove_padding"]
+
+
+def remove_padding(padded_tensor: Tensor, pad_value: float) -> Tensor:
+    """Return the rows of a tensor that are no padding: what ``trainer.gather(tensor, padding_value)`` was given.
+
+    A row, that is what stands at one index of the first dimension, is padding if every element of it is the padding
+    value. So choose a value that no row of your data consists of. Without a padding value, ``gather`` pads nothing
+    and there is nothing to remove.
+
+    Args:
+        padded_tensor: A tensor of shape ``(rows, ...)``, on any device.
+        pad_value: The value that it was padded with; NaN is possible.
+
+    Returns:
+        A tensor of shape ``(remaining rows, ...)``, in the same order.
+
+    Example:
+        >>> import torch
+        >>> remove_padding(torch.tensor([[1, -100], [-100, -100], [2, 3]]), -100)
+        tensor([[   1, -100],
+                [   2,    3]])
+        >>> remove_padding(torch.tensor([1, 2, -1, 3, -1]), -1)
+        tensor([1, 2, 3])
+    """
+    # In the precision of the tensor, in which 0.1 may not be 0.1.
+    padding = padded_tensor.new_full((), pad_value)
+    is_padding = (padded_tensor == padding) | (padded_tensor.isnan() & padding.isnan())
+    if padded_tensor.dim() > 1:
+        is_padding = is_padding.flatten(start_dim=1).all(dim=1)
+    return padded_tensor[~is_padding]
