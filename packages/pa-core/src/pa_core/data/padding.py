@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from torch import Tensor
 
 __all__ = ["remove_padding"]
@@ -29,9 +31,7 @@ def remove_padding(padded_tensor: Tensor, pad_value: float) -> Tensor:
         >>> remove_padding(torch.tensor([1, 2, -1, 3, -1]), -1)
         tensor([1, 2, 3])
     """
-    # In the precision of the tensor, in which 0.1 may not be 0.1.
-    padding = padded_tensor.new_full((), pad_value)
-    is_padding = (padded_tensor == padding) | (padded_tensor.isnan() & padding.isnan())
+    is_padding = padded_tensor.isnan() if math.isnan(pad_value) else padded_tensor == pad_value
     if padded_tensor.dim() > 1:
         is_padding = is_padding.flatten(start_dim=1).all(dim=1)
     return padded_tensor[~is_padding]
