@@ -1,83 +1,18 @@
-"""Files that are either whole or as they were before, and what may go into them."""
+"""What may go into a file that torch.load(weights_only=True) is to read."""
 
 from __future__ import annotations
 
 import collections
-import errno
-import os
 import reprlib
-import secrets
-from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
-from typing import BinaryIO, cast
+from collections.abc import Iterable, Mapping
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from pa_core.errors import CheckpointError
 
-__all__ = ["atomic_write", "ensure_plain"]
-
-
-def atomic_write(path: str | Path, writer: Callable[[BinaryIO], object]) -> None:
-    """Write a file so that no reader, and no crash, ever meets half of it.
-
-    The content goes to a temporary file in the same folder, reaches the disk, and takes the file's name in
-    one step. Whatever fails, a full disk or an interrupt included, a file that stood there stays as it was.
-    Missing folders are made. A symbolic link stays, and what it points to is replaced.
-
-    Args:
-        path: The file.
-        writer: Called once with a binary file that is open for writing.
-
-    Raises:
-        CheckpointError: Something stands at ``path`` that is no file, such as a folder.
-
-    Example:
-        >>> import tempfile
-        >>> folder = tempfile.TemporaryDirectory()
-        >>> path = Path(folder.name, "runs", "first", "weights.pt")
-        >>> atomic_write(path, lambda file: torch.save({"epoch": 3}, file))
-        >>> torch.load(path, weights_only=True), [entry.name for entry in path.parent.iterdir()]
-        ({'epoch': 3}, ['weights.pt'])
-        >>> folder.cleanup()
-    """
-    target = Path(path).resolve()
-    if target.exists() and not target.is_file():
-        raise CheckpointError(
-            "There is something else where a file is to be written.",
-            given=f"{target}, a {'folder' if target.is_dir() else 'device or pipe'}",
-            expected="the path of a file, which may exist already",
-            do="Add a file name to the path, or choose another one.",
-        )
-    target.parent.mkdir(parents=True, exist_ok=True)
-    # not by tempfile, whose files only their owner may read
-    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
-    try:
-        with temporary.open("xb") as file:
-            writer(file)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(target)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    _sync_folder(target.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Have the names in the folder reach the disk, where the system knows such a thing."""
-    if os.name != "posix":
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network file systems sync no folders
-            raise
-    finally:
-        os.close(descriptor)
-
+__all__ = ["ensure_plain"]
 
 # What torch.load(weights_only=True) builds again, by exact type: a subclass would need its class unpickled.
 _SINGLE_VALUES = frozenset({

@@ -1,0 +1,32 @@
+"""What is known of a training state without reading its tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["StateRecord"]
+
+
+@dataclass(frozen=True, slots=True)
+class StateRecord:
+    """What a folder's listing tells about one state.
+
+    Attributes:
+        path: Its directory.
+        sequence: Its place in the order in which the states of the folder were written.
+        run: The run that wrote it; empty where that cannot be known.
+        update: The optimizer updates made before it was written.
+        epoch: The epoch in which it was written.
+        complete: Whether the run had come to its end.
+        problem: What is wrong with it, found by a check of the manifest and of the sizes of the files; None for a
+            state in which that check found nothing.
+    """
+
+    path: Path
+    sequence: int
+    run: str
+    update: int
+    epoch: int
+    complete: bool
+    problem: str | None
