@@ -1,0 +1,33 @@
+"""What TensorBoard would show: the curves and the settings in its event files, read with its own code."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+Curve = list[tuple[int, float]]
+"""The points of a curve: step and value."""
+
+
+def read_curves(folder: Path) -> dict[str, Curve]:
+    """The curves in the event files of one folder, by their names, without those that were purged."""
+    events = _accumulated(folder)
+    return {name: [(point.step, point.value) for point in events.Scalars(name)] for name in events.Tags()["scalars"]}
+
+
+def read_configs(folder: Path) -> list[dict[str, Any]]:
+    """The settings that were stored below a folder: one dictionary for each time that some were."""
+    import yaml  # type: ignore[import-untyped]  # a requirement of accelerate, for which the types are not installed
+
+    return [yaml.safe_load(file.read_text()) for file in sorted(folder.rglob("hparams.yml"))]
+
+
+def _accumulated(folder: Path) -> Any:
+    from tensorboard.backend.event_processing import event_accumulator  # type: ignore[import-untyped]  # it has none
+
+    untyped: Any = event_accumulator
+    events = untyped.EventAccumulator(str(folder), size_guidance={"scalars": 0})
+    events.Reload()
+    return events
