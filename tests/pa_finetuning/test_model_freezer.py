@@ -5,51 +5,19 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import re
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import SGD, Adam, Optimizer
-from typing_extensions import override
 
 from pa_finetuning import ModelFreezer
-
-
-class ConvNet(nn.Module):
-    """A small convolutional network: three layer groups, eleven layers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.5))
-        self.body = nn.Sequential(
-            nn.Conv2d(4, 4, 3),
-            nn.Sequential(nn.BatchNorm2d(4), nn.ReLU()),
-            nn.AdaptiveAvgPool2d(1),
-            nn.Flatten(),
-        )
-        self.head = nn.Linear(4, 2)
-
-    @override
-    def forward(self, images: Tensor) -> Tensor:
-        """Return the scores of a batch of images."""
-        scores: Tensor = self.head(self.body(self.stem(images)))
-        return scores
-
-
-class WithTokens(nn.Module):
-    """Parameters on the model itself, and a weight that the first and the last group share."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.class_token = nn.Parameter(torch.zeros(1, 3))
-        self.embedding = nn.Embedding(5, 3)
-        self.body = nn.Linear(3, 3)
-        self.head = nn.Linear(3, 5, bias=False)
-        self.head.weight = self.embedding.weight
+from tests.pa_finetuning.conv_net import ConvNet, WithTokens, changed, modes, trainable
 
 
 def train(model: nn.Module, optimizer: Optimizer, epochs: int = 2) -> None:
@@ -62,11 +30,6 @@ def train(model: nn.Module, optimizer: Optimizer, epochs: int = 2) -> None:
             optimizer.step()
         model.eval()
         model(torch.randn(2, 1, 6, 6))
-
-
-def changed(before: dict[str, Tensor], model: nn.Module) -> set[str]:
-    """The entries of the state dict that are not bit-identical to those before."""
-    return {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
 
 
 def modules_by_name(model: nn.Module) -> dict[str, nn.Module]:
@@ -96,16 +59,6 @@ def entries(model: nn.Module, prefix: str, *, batch_norm_layers: bool | None = N
     if batch_norm_layers is None:
         return below
     return below & of_batch_norms if batch_norm_layers else below - of_batch_norms
-
-
-def modes(model: nn.Module) -> dict[str, bool]:
-    """Whether each module is in training mode."""
-    return {name: module.training for name, module in modules_by_name(model).items()}
-
-
-def trainable(model: nn.Module) -> set[str]:
-    """The names of the parameters that are not frozen."""
-    return {name for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
 def test_layer_groups_are_the_direct_children() -> None:
@@ -375,8 +328,8 @@ def test_a_shared_parameter_follows_the_last_call_and_is_returned_once() -> None
     optimizer = SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
     for parameter_group in unfrozen.values():
         optimizer.add_param_group(parameter_group)
-    assert {index: len(group["params"]) for index, group in unfrozen.items()} == {0: 2, 1: 2}
-    assert trainable(model) == {"class_token", "embedding.weight", "body.weight", "body.bias"}
+    assert {index: len(group["params"]) for index, group in unfrozen.items()} == {0: 2, 1: 2, 2: 1}
+    assert trainable(model) == {"class_token", "embedding.weight", "body.weight", "body.bias", "head.bias"}
 
 
 def test_a_model_without_modules_inside_is_one_group() -> None:
@@ -404,3 +357,49 @@ def test_integer_parameters_are_left_alone() -> None:
 
     assert not counts.requires_grad
     assert [id(p) for p in unfrozen[0]["params"]] == [id(model[0].weight), id(model[0].bias)]
+
+
+@pytest.mark.parametrize("index", ["0", 0.0, None, True])
+def test_an_index_that_is_no_integer_is_an_error(index: Any) -> None:
+    """A flag or a number in the place of an index is refused, and nothing is frozen or unfrozen."""
+    model = ConvNet()
+    freezer = ModelFreezer(model)
+    freezer.freeze(1, 1)
+    before = trainable(model)
+
+    for call in (freezer.freeze, freezer.unfreeze):
+        with pytest.raises(TypeError, match=rf"{re.escape(repr(index))}.*Expected: an integer.*get_layer_groups"):
+            call(0, index)
+
+    assert trainable(model) == before
+
+
+def test_a_single_group_has_none_before_it_to_freeze() -> None:
+    """``freeze()``, which leaves the last group, says how to freeze a model that is one group."""
+    with pytest.raises(IndexError, match=r"Linear has 1.*0, 0 for the whole"):
+        ModelFreezer(nn.Linear(2, 2)).freeze()
+
+
+def test_a_model_without_parameters_is_an_error() -> None:
+    """A freezer with nothing to freeze is refused when it is made."""
+    with pytest.raises(ValueError, match=r"Given: ReLU without parameters.*Build"):
+        ModelFreezer(nn.ReLU())
+
+
+def test_a_wrapped_model_is_an_error() -> None:
+    """A model that is wrapped for several devices is refused: the wrapper would not see what is unfrozen."""
+    with pytest.raises(TypeError, match=r"Given: a model in DataParallel.*wrap it afterwards"):
+        ModelFreezer(nn.DataParallel(nn.Linear(2, 2)))
+
+
+def test_a_compiled_model_is_frozen_by_the_groups_of_what_was_compiled() -> None:
+    """A freezer looks through ``torch.compile``."""
+    model = ConvNet()
+    compiled = cast("nn.Module", torch.compile(model, backend="eager"))
+
+    freezer = ModelFreezer(compiled)
+    freezer.freeze()
+
+    assert freezer.model is model
+    assert trainable(model) >= {"head.weight", "head.bias"}
+    assert not model.stem[0].weight.requires_grad

@@ -1,7 +1,9 @@
-"""Freezing and unfreezing the parts of a model, for transfer learning in any PyTorch loop."""
+"""Freezing, unfreezing and learning rates for the parts of a model, for transfer learning in any PyTorch loop."""
 
 from __future__ import annotations
 
+from pa_finetuning.gradual_unfreezing import GradualUnfreezing, TrainerLike
+from pa_finetuning.learning_rates import LearningRates
 from pa_finetuning.model_freezer import ModelFreezer
 
-__all__ = ["ModelFreezer"]
+__all__ = ["GradualUnfreezing", "LearningRates", "ModelFreezer", "TrainerLike"]

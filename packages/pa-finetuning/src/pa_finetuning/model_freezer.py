@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPrivateUsage]  # their common base
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.optim import Optimizer
 
 from pa_finetuning.lasting_eval_mode import hold_in_eval_mode, release_mode
+from pa_finetuning.layer_groups import indexes_between, layer_groups, owned_parameters, parameters_of_groups
+from pa_finetuning.learning_rates import LearningRates, falling_rates, rates_by_group
+from pa_finetuning.parameters import can_have_gradients, held_by, is_frozen
 
 __all__ = ["ModelFreezer"]
 
@@ -19,16 +26,25 @@ class ModelFreezer:
 
     Parameters that sit on the model itself, beside its layer groups, belong to the first group: position
     embeddings and class tokens are part of the input. A model that has no modules in it is one group. A
-    parameter that several groups share follows the last call on any of them.
+    parameter that several groups share follows the last call on any of them; where each parameter is wanted once,
+    it counts for the first of its groups.
 
     Making a freezer makes every parameter trainable. A frozen parameter has no gradient, so that an optimizer
     leaves it alone, whatever its momentum or weight decay. Freeze before the model is wrapped for distributed
     training, and wrap it again after a change: ``DistributedDataParallel`` does not notice one.
 
     Args:
-        model: The model, without wrappers.
+        model: The model, without wrappers; of a compiled one, the module that was compiled is taken.
         freeze_batch_norms: Whether ``freeze`` applies to batch norm layers too. By default they go on learning,
             as their statistics have to fit the new data.
+
+    Attributes:
+        model: The module whose children are the layer groups.
+        freeze_batch_norms: As given.
+
+    Raises:
+        ValueError: The model has no parameters.
+        TypeError: The model is wrapped for distributed training.
 
     Example:
         >>> import torch
@@ -45,16 +61,16 @@ class ModelFreezer:
     """
 
     def __init__(self, model: nn.Module, freeze_batch_norms: bool = False) -> None:
-        self.model = model
-        self.freeze_batch_norms = freeze_batch_norms
-        for module in model.modules():
+        self.model: nn.Module = _without_wrappers(model)
+        self.freeze_batch_norms: bool = freeze_batch_norms
+        for module in self.model.modules():
             release_mode(module)
-        for parameter in model.parameters():
-            parameter.requires_grad_(_can_have_gradients(parameter))
+        for parameter in self.model.parameters():
+            parameter.requires_grad_(can_have_gradients(parameter))
 
     def get_layer_groups(self) -> list[nn.Module]:
         """Return the direct children of the model, in order; a model without any is its own only group."""
-        return list(self.model.children()) or [self.model]
+        return layer_groups(self.model)
 
     def get_layers(self) -> list[nn.Module]:
         """Return the modules that have no modules inside them, from all depths, in order."""
@@ -76,15 +92,17 @@ class ModelFreezer:
 
         Raises:
             IndexError: There is no layer group at one of the indexes; nothing was frozen.
+            TypeError: An index is no integer; nothing was frozen.
         """
-        for index in self._indexes_between(from_index, to_index):
+        of_groups = parameters_of_groups(self.model)
+        for index in indexes_between(self.model, from_index, to_index):
             stay_trainable = set[nn.Parameter]()
             for module in self.get_layer_groups()[index].modules():
                 if self._is_exempt(module):
                     stay_trainable.update(module.parameters(recurse=False))
                 elif set_modules_as_eval:
                     hold_in_eval_mode(module)
-            for parameter in self._parameters_of_group(index):
+            for parameter in of_groups[index]:
                 if parameter not in stay_trainable:
                     parameter.requires_grad_(False)
                     parameter.grad = None
@@ -107,40 +125,176 @@ class ModelFreezer:
 
         Raises:
             IndexError: There is no layer group at one of the indexes; nothing was unfrozen.
+            TypeError: An index is no integer; nothing was unfrozen.
         """
         unfrozen: dict[int, dict[str, list[nn.Parameter]]] = {}
-        for index in self._indexes_between(from_index, to_index):
+        of_groups = parameters_of_groups(self.model)
+        for index in indexes_between(self.model, from_index, to_index):
             if set_modules_as_training:
                 group = self.get_layer_groups()[index]
                 for module in group.modules():
                     release_mode(module)
                 group.train()
-            frozen = [p for p in self._parameters_of_group(index) if _can_have_gradients(p) and not p.requires_grad]
+            frozen = list(filter(is_frozen, of_groups[index]))
             for parameter in frozen:
                 parameter.requires_grad_(True)
             if frozen:
                 unfrozen[index] = {"params": frozen}
         return unfrozen
 
-    def _indexes_between(self, one: int, other: int) -> range:
-        num_groups = len(self.get_layer_groups())
-        for index in (one, other):
-            if not -num_groups <= index < num_groups:
-                raise IndexError(
-                    f"There is no layer group {index}: {type(self.model).__name__} has {num_groups}. "
-                    f"Expected: an index from {-num_groups} to {num_groups - 1}; see get_layer_groups()."
-                )
-        first, last = sorted((one % num_groups, other % num_groups))
-        return range(first, last + 1)
+    def get_learning_rates(self, lr: float, factor: float = 1 / 2.6) -> list[float]:
+        """Return a learning rate for each layer group: the further from the output, the smaller by a factor.
 
-    def _parameters_of_group(self, index: int) -> list[nn.Parameter]:
-        on_the_model_itself = list(self.model.parameters(recurse=False)) if index == 0 else []
-        # A dict keeps the order and drops what is there twice.
-        return list(dict.fromkeys([*on_the_model_itself, *self.get_layer_groups()[index].parameters()]))
+        Layers near the input hold what is general and has to change least. Layer groups without parameters do not
+        count as a distance.
+
+        Args:
+            lr: The rate of the last layer group that has parameters.
+            factor: What the rate is multiplied by from one layer group to the one before it. The default is the one
+                of ULMFiT (arXiv 1801.06146, section 3.2).
+
+        Raises:
+            ValueError: The rate or the factor is not positive and finite.
+            TypeError: One of them is no number.
+
+        Example:
+            >>> model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 3), nn.Linear(3, 2))
+            >>> ModelFreezer(model).get_learning_rates(0.1, factor=0.5)
+            [0.025, 0.025, 0.05, 0.1]
+        """
+        owned = owned_parameters(parameters_of_groups(self.model))
+        distances = [sum(map(bool, owned[index + 1 :])) for index in range(len(owned))]
+        return falling_rates(lr, factor, distances)
+
+    def get_parameter_groups(self, learning_rates: LearningRates, include_frozen: bool = False) -> list[dict[str, Any]]:
+        """Return the parameters by layer group, each with its learning rate, as every torch optimizer takes them.
+
+        With the frozen ones included, unfreezing is all that is left to do later: the optimizer leaves a parameter
+        alone as long as it is frozen, keeps no state for it, and its scheduler knows all groups from the start.
+
+        Args:
+            learning_rates: One rate for all layer groups, a list with one for each of them (as
+                ``get_learning_rates`` returns it), or a mapping from indexes to rates.
+            include_frozen: Whether frozen parameters are among them.
+
+        Returns:
+            ``{"params": [...], "lr": rate}`` for each layer group with such parameters, in order. Each parameter is
+            in one of them.
+
+        Raises:
+            ValueError: There is no such parameter, a layer group with such parameters has no rate, or the rates are
+                not one for each layer group.
+            IndexError: A rate is given for a layer group that there is not.
+            TypeError: A rate is no number, or an index no integer.
+
+        Example:
+            >>> import torch
+            >>> model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
+            >>> freezer = ModelFreezer(model)
+            >>> freezer.freeze()
+            >>> parameter_groups = freezer.get_parameter_groups([0.01, 0.1], include_frozen=True)
+            >>> optimizer = torch.optim.AdamW(parameter_groups, weight_decay=0.05)
+            >>> [(group["lr"], len(group["params"])) for group in optimizer.param_groups]
+            [(0.01, 2), (0.1, 2)]
+        """
+        parameters = {
+            index: [p for p in group if p.requires_grad or (include_frozen and is_frozen(p))]
+            for index, group in enumerate(owned_parameters(parameters_of_groups(self.model)))
+        }
+        if not any(parameters.values()):
+            raise ValueError(
+                f"There is no parameter to make groups of: all of {type(self.model).__name__} is frozen. Unfreeze a "
+                "layer group first, or pass include_frozen=True."
+            )
+        return self._with_rates(parameters, learning_rates)
+
+    def add_frozen_parameters(
+        self, optimizer: Optimizer, learning_rates: LearningRates, from_index: int = -1, to_index: int = 0
+    ) -> None:
+        """Add what is frozen to an optimizer that was made without it, with a group for each layer group.
+
+        Do this before a scheduler is made for the optimizer: schedulers of torch do not accept further groups. The
+        optimizer leaves the parameters alone until they are unfrozen, and keeps the state that it has for others.
+
+        Args:
+            optimizer: An optimizer that holds none of the frozen parameters.
+            learning_rates: As for ``get_parameter_groups``.
+            from_index: The index of a layer group at one end of the range whose frozen parameters are added.
+            to_index: The index of the layer group at its other end, which is included.
+
+        Raises:
+            ValueError: There is no frozen parameter, the optimizer holds one of them already, or the rates are wrong,
+                as for ``get_parameter_groups``; nothing was added.
+            IndexError: There is no layer group at one of the indexes; nothing was added.
+            TypeError: A rate is no number, or an index no integer; nothing was added.
+
+        Example:
+            >>> import torch
+            >>> model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
+            >>> freezer = ModelFreezer(model)
+            >>> freezer.freeze()
+            >>> optimizer = torch.optim.SGD(freezer.get_trainable_parameters(), lr=0.1)
+            >>> freezer.add_frozen_parameters(optimizer, freezer.get_learning_rates(0.1, factor=0.5))
+            >>> [group["lr"] for group in optimizer.param_groups]
+            [0.1, 0.05]
+        """
+        indexes = indexes_between(self.model, from_index, to_index)
+        of_groups = parameters_of_groups(self.model)
+        owned = owned_parameters(of_groups[index] for index in indexes)
+        parameters = {index: list(filter(is_frozen, group)) for index, group in zip(indexes, owned, strict=True)}
+        if not any(parameters.values()):
+            raise ValueError(
+                f"There is nothing to add to the optimizer: no parameter of layer groups {list(indexes)} of "
+                f"{type(self.model).__name__} is frozen. Freeze some first; trainable ones are given to the "
+                "optimizer when it is made."
+            )
+        held = held_by(optimizer)
+        doubled = [index for index, group in parameters.items() if not held.isdisjoint(group)]
+        if doubled:
+            raise ValueError(
+                f"Given: {type(optimizer).__name__} that already holds frozen parameters of layer groups {doubled}. "
+                "Expected: one that holds none of them, or their learning rates would not be those given here. Make "
+                "it of get_trainable_parameters(); or make it of get_parameter_groups(learning_rates, "
+                "include_frozen=True), and add nothing."
+            )
+        for parameter_group in self._with_rates(parameters, learning_rates):
+            optimizer.add_param_group(self._named_as_in(optimizer, parameter_group))
+
+    def _with_rates(
+        self, parameters: dict[int, list[nn.Parameter]], learning_rates: LearningRates
+    ) -> list[dict[str, Any]]:
+        rates = rates_by_group(self.model, learning_rates)
+        without_rate = [index for index, group in parameters.items() if group and index not in rates]
+        if without_rate:
+            raise ValueError(
+                f"Given: learning rates for layer groups {sorted(rates)}. Expected: one for each layer group with "
+                f"parameters to train, and there is none for {without_rate}. Add them to the mapping, or freeze these "
+                "groups and leave them out."
+            )
+        return [{"params": group, "lr": rates[index]} for index, group in parameters.items() if group]
+
+    def _named_as_in(self, optimizer: Optimizer, parameter_group: dict[str, Any]) -> dict[str, Any]:
+        """Optimizers that were given names with their parameters take no groups without."""
+        if not any("param_names" in group for group in optimizer.param_groups):
+            return parameter_group
+        names = {parameter: name for name, parameter in self.model.named_parameters()}
+        return {**parameter_group, "params": [(names[parameter], parameter) for parameter in parameter_group["params"]]}
 
     def _is_exempt(self, module: nn.Module) -> bool:
         return isinstance(module, _BatchNorm) and not self.freeze_batch_norms
 
 
-def _can_have_gradients(parameter: nn.Parameter) -> bool:
-    return parameter.is_floating_point() or parameter.is_complex()
+def _without_wrappers(model: nn.Module) -> nn.Module:
+    model = dict(model.named_children()).get("_orig_mod", model)
+    wrapper = type(model)
+    if issubclass(wrapper, (DataParallel, DistributedDataParallel)):
+        raise TypeError(
+            f"Given: a model in {wrapper.__name__}. Expected: the model itself. Pass the module that was wrapped, "
+            "freeze it, and wrap it afterwards: the wrapper does not notice what is frozen or unfrozen later."
+        )
+    if not any(True for _ in model.parameters()):
+        raise ValueError(
+            f"Given: {type(model).__name__} without parameters. Expected: a model with something to freeze. Build its "
+            "layers first."
+        )
+    return model

@@ -1,0 +1,254 @@
+"""Unfreezing a model while it is trained: from the output to the input, one stage after another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from pa_finetuning.layer_groups import owned_parameters, parameters_of_groups, resolve_index
+from pa_finetuning.learning_rates import LearningRates
+from pa_finetuning.model_freezer import ModelFreezer
+from pa_finetuning.parameters import held_by, is_frozen
+
+__all__ = ["GradualUnfreezing", "TrainerLike"]
+
+
+class _RunHistory(Protocol):
+    @property
+    def current_epoch(self) -> int: ...
+
+
+class _RunConfig(Protocol):
+    @property
+    def num_epochs(self) -> int: ...
+
+
+class TrainerLike(Protocol):
+    """What ``GradualUnfreezing`` reads of a trainer; ``pa_core.Trainer`` has it all."""
+
+    @property
+    def optimizer(self) -> Optimizer | None:
+        """The optimizer, None where nothing is trained."""
+        ...
+
+    @property
+    def run_history(self) -> _RunHistory:
+        """Its ``current_epoch`` counts from 1, and is that of a saved run where the run goes on with one."""
+        ...
+
+    @property
+    def run_config(self) -> _RunConfig:
+        """Its ``num_epochs`` is the number of epochs of the run."""
+        ...
+
+    @property
+    def num_epochs_completed(self) -> int:
+        """The epochs of the run that are over."""
+        ...
+
+
+class GradualUnfreezing:
+    """Unfreezes one layer group after another in the course of a run, those near the output first.
+
+    It is what ULMFiT (arXiv 1801.06146, section 3.3) calls gradual unfreezing: the layers that know least of the new
+    task learn first, and those below them are not disturbed by gradients that come from random weights.
+
+    It is a callback for ``pa_core.Trainer``, and needs no trainer: a loop of your own calls ``start_epoch`` before
+    each epoch. The optimizer has to hold what is unfrozen from the start, so that schedulers, checkpoints and training
+    states see the same parameter groups in all stages. Either it was made of
+    ``freezer.get_parameter_groups(learning_rates, include_frozen=True)``, or the callback is given the
+    ``learning_rates`` and adds the groups before the scheduler of the run is made.
+
+    Epochs count as in the history of the run. What has to be unfrozen for an epoch follows from its number alone: a
+    run that goes on from a training state, also in the middle of an epoch, has the same layer groups unfrozen as one
+    that was never interrupted.
+
+    Args:
+        freezer: The freezer, after ``freeze()``: what is frozen now is what the stages unfreeze.
+        learning_rates: With which rates to add the frozen parameters to the optimizer, as
+            ``ModelFreezer.get_parameter_groups`` takes them; None if the optimizer holds them already.
+        epochs_per_stage: Epochs from one stage to the next. In the first stage nothing is unfrozen; with each further
+            stage it is the last layer group that still has frozen parameters.
+        stages: Stages of your own, which override ``epochs_per_stage``: the epoch, from 1, to the index of the layer
+            group from which on everything is unfrozen when that epoch begins.
+        set_modules_as_training: Whether unfrozen modules are put into training mode, as for
+            ``ModelFreezer.unfreeze``.
+
+    Attributes:
+        stages: The epoch at which a stage begins, to the index of the layer group, from the start, from which on
+            everything is unfrozen then.
+
+    Raises:
+        ValueError: Nothing is frozen, a stage would unfreeze nothing, or a number of epochs is not positive.
+        IndexError: A stage names a layer group that there is not.
+        TypeError: An epoch or an index is no integer.
+
+    Example:
+        >>> import torch
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 3), torch.nn.Linear(3, 2))
+        >>> freezer = ModelFreezer(model)
+        >>> freezer.freeze()
+        >>> learning_rates = freezer.get_learning_rates(0.1)
+        >>> optimizer = torch.optim.Adam(freezer.get_parameter_groups(learning_rates, include_frozen=True))
+        >>> unfreezing = GradualUnfreezing(freezer, epochs_per_stage=2)
+        >>> unfreezing.stages
+        {3: 1, 5: 0}
+        >>> for epoch in range(1, 7):
+        ...     unfreezing.start_epoch(epoch)  # and train for an epoch
+        ...     print(epoch, "trains", len(freezer.get_trainable_parameters()), "parameters")
+        1 trains 2 parameters
+        2 trains 2 parameters
+        3 trains 4 parameters
+        4 trains 4 parameters
+        5 trains 6 parameters
+        6 trains 6 parameters
+    """
+
+    def __init__(
+        self,
+        freezer: ModelFreezer,
+        learning_rates: LearningRates | None = None,
+        epochs_per_stage: int = 1,
+        stages: Mapping[int, int] | None = None,
+        set_modules_as_training: bool = True,
+    ) -> None:
+        self.freezer: ModelFreezer = freezer
+        self.learning_rates: LearningRates | None = learning_rates
+        self.set_modules_as_training: bool = set_modules_as_training
+        self.stages: dict[int, int] = (
+            _stages_with_a_group_each(freezer.model, epochs_per_stage)
+            if stages is None
+            else _checked_stages(freezer.model, stages)
+        )
+        self._extended: Optimizer | None = None
+        self._epoch = 0
+
+    def start_epoch(self, epoch: int) -> None:
+        """Unfreeze what is to be trained in an epoch; called again, it changes nothing.
+
+        Args:
+            epoch: The number of the epoch that is about to begin, from 1.
+        """
+        self._epoch = epoch
+        reached = [index for begins_at, index in self.stages.items() if begins_at <= epoch]
+        if reached:
+            self.freezer.unfreeze(min(reached), -1, set_modules_as_training=self.set_modules_as_training)
+
+    def on_prepare_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
+        """Add the frozen parameters to the optimizer, once, where learning rates were given.
+
+        Raises:
+            ValueError: The optimizer holds some of them already, or the rates are wrong.
+        """
+        optimizer = trainer.optimizer
+        if self.learning_rates is not None and optimizer is not None and optimizer is not self._extended:
+            self.freezer.add_frozen_parameters(optimizer, self.learning_rates, min(self.stages.values()), -1)
+            self._extended = optimizer
+
+    def on_training_run_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
+        """Unfreeze what is to be trained in the first epoch of the run.
+
+        Raises:
+            ValueError: The optimizer does not hold what the stages unfreeze.
+        """
+        self._require_held(trainer.optimizer)
+        self.start_epoch(trainer.run_history.current_epoch)
+
+    def on_training_run_epoch_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
+        """Unfreeze what is to be trained in the next epoch, if there is one.
+
+        This event, and not the start of the epoch, is early enough for a model that is trained by several processes.
+        """
+        if trainer.num_epochs_completed < trainer.run_config.num_epochs:
+            self.start_epoch(trainer.run_history.current_epoch + 1)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the stages: a run that goes on keeps those that it began with."""
+        return {"stages": dict(self.stages)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over the stages of a run, and unfreeze what they say for the epoch that goes on.
+
+        Args:
+            state_dict: What ``state_dict`` returned.
+
+        Raises:
+            IndexError: The model has fewer layer groups than that of the saved run.
+        """
+        model, stages = self.freezer.model, state_dict["stages"]
+        self.stages = {epoch: resolve_index(model, index) for epoch, index in stages.items()}
+        self.start_epoch(self._epoch)
+
+    def _require_held(self, optimizer: Optimizer | None) -> None:
+        held = set[Tensor]() if optimizer is None else held_by(optimizer)
+        of_groups = parameters_of_groups(self.freezer.model)
+        lacking = [
+            index
+            for index in range(min(self.stages.values()), len(of_groups))
+            if not held.issuperset(parameter for parameter in of_groups[index] if is_frozen(parameter))
+        ]
+        if lacking:
+            raise ValueError(
+                f"Given: {type(optimizer).__name__} without the frozen parameters of layer groups {lacking}, which "
+                "would be unfrozen and yet not trained. Expected: an optimizer that holds all that the stages unfreeze."
+                " Make it of freezer.get_parameter_groups(learning_rates, include_frozen=True), or pass learning_rates "
+                "to GradualUnfreezing."
+            )
+
+
+def _stages_with_a_group_each(model: nn.Module, epochs_per_stage: int) -> dict[int, int]:
+    if _integer("epochs_per_stage", epochs_per_stage) < 1:
+        raise ValueError(
+            f"Given: epochs_per_stage={epochs_per_stage}. Expected: at least 1. Pass the number of epochs after which "
+            "the next layer group is unfrozen."
+        )
+    indexes = sorted(_groups_to_unfreeze(model), reverse=True)
+    return {1 + epochs_per_stage * number: index for number, index in enumerate(indexes, start=1)}
+
+
+def _checked_stages(model: nn.Module, stages: Mapping[int, int]) -> dict[int, int]:
+    to_unfreeze = _groups_to_unfreeze(model)
+    if not stages:
+        raise ValueError(
+            "Given: stages without an epoch. Expected: {epoch: index of a layer group}. Pass at least one stage, or "
+            "leave stages out for one layer group after another."
+        )
+    checked: dict[int, int] = {}
+    for epoch in sorted(_integer("an epoch of stages", epoch) for epoch in stages):
+        index = resolve_index(model, stages[epoch])
+        if epoch < 1:
+            raise ValueError(f"Given: stages with epoch {epoch}. Expected: epochs from 1. Correct the epoch.")
+        reached = {group for group in to_unfreeze if group >= index}
+        if not reached:
+            raise ValueError(
+                f"Given: stages={dict(stages)!r}, where epoch {epoch} unfreezes nothing. Expected: an index further "
+                "down at each later epoch, with frozen parameters above it. Correct the stage, or remove it."
+            )
+        to_unfreeze -= reached
+        checked[epoch] = index
+    return checked
+
+
+def _groups_to_unfreeze(model: nn.Module) -> set[int]:
+    """The layer groups with frozen parameters; one that several share counts for the last of them."""
+    of_groups = parameters_of_groups(model)
+    owned = reversed(owned_parameters(reversed(of_groups)))
+    indexes = {index for index, group in enumerate(owned) if any(map(is_frozen, group))}
+    if not indexes:
+        raise ValueError(
+            f"There is nothing to unfreeze: no parameter of {type(model).__name__} is frozen. Call freezer.freeze() "
+            "before GradualUnfreezing is made, also in a script that goes on with a saved run."
+        )
+    return indexes
+
+
+def _integer(name: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(
+            f"Given as {name}: {value!r}, of type {type(value).__name__}. Expected: an integer. Pass a number of "
+            "epochs, such as 1."
+        )
+    return value

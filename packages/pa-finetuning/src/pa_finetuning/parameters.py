@@ -1,0 +1,23 @@
+"""What can be said of a single parameter: whether it is frozen, and whether an optimizer holds it."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+__all__ = ["can_have_gradients", "held_by", "is_frozen"]
+
+
+def can_have_gradients(parameter: nn.Parameter) -> bool:
+    """Whether a parameter can be trained: those of quantised layers, which are integers, cannot."""
+    return parameter.is_floating_point() or parameter.is_complex()
+
+
+def is_frozen(parameter: nn.Parameter) -> bool:
+    """Whether a parameter could be trained and is not."""
+    return can_have_gradients(parameter) and not parameter.requires_grad
+
+
+def held_by(optimizer: Optimizer) -> set[Tensor]:
+    """Return all parameters of an optimizer."""
+    return {parameter for group in optimizer.param_groups for parameter in group["params"]}
