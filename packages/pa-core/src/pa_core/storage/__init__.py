@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from pa_core.storage.atomic_file import atomic_write
 from pa_core.storage.background import BackgroundWriter
-from pa_core.storage.encoding import Encoded, JsonScalar, JsonValue, decode, encode
+from pa_core.storage.decoding import decode
+from pa_core.storage.encoding import Encoded, JsonScalar, JsonValue, encode
 from pa_core.storage.host_pool import HostPool
 from pa_core.storage.plain_values import ensure_plain
 from pa_core.storage.retention import states_to_remove

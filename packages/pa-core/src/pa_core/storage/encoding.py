@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import base64
+import collections
+import math
+import reprlib
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias, Union
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, Union, cast
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
-__all__ = ["Encoded", "JsonScalar", "JsonValue", "decode", "encode"]
+from pa_core.errors import CheckpointError
+from pa_core.storage.tensor_memory import is_storable, memory_of, recorded_strides
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+__all__ = ["Encoded", "JsonScalar", "JsonValue", "encode"]
 
 JsonScalar: TypeAlias = bool | int | float | str | None
 JsonValue: TypeAlias = Union[JsonScalar, "list[JsonValue]", "dict[str, JsonValue]"]
+
+_MAX_DEPTH = 100  # reading JSON goes down recursively, and Python's stack ends somewhere below a thousand
+_EXACT_IN_ANY_JSON = 2**53  # up to here, tools whose numbers are doubles read integers as they are
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +34,15 @@ class Encoded:
 
     Attributes:
         document: Holds no object of the encoded value, so later changes of that do not reach it.
-        tensors: The tensors themselves, not copies. A name is the path to the first place where it was found.
+        tensors: The tensors themselves, detached and not copied. A name is the path to the first place where the
+            tensor was found.
+
+    Example:
+        >>> encoded = encode({"weight": torch.ones(2), "step": (3, 0.5)}, "model")
+        >>> encoded.document
+        {'weight': {'$tensor': 'model/weight'}, 'step': {'$tuple': [3, 0.5]}}
+        >>> encoded.tensors
+        {'model/weight': tensor([1., 1.])}
     """
 
     document: JsonValue
@@ -30,25 +52,216 @@ class Encoded:
 def encode(value: object, where: str) -> Encoded:
     """Take a value apart into a JSON document and tensors; ``decode`` builds it again, exactly.
 
+    Accepted are None, booleans, numbers, texts, bytes, torch's sizes, dtypes and devices, tensors and parameters,
+    numpy's arrays and numbers, and lists, tuples, sets and dictionaries (also ``OrderedDict`` and ``Counter``) of
+    all these. Of a tensor its values, dtype, shape and strides are kept: a parameter and what requires a gradient
+    become plain tensors. Tensors with the same memory and layout, such as tied weights, are stored once and come
+    back as one. A number of numpy becomes Python's. Where elements of a tensor share memory, as after ``expand``,
+    each gets its own.
+
     Args:
         value: What is to be stored.
         where: What the caller calls it: the first part of the tensors' names and of the path in a message.
 
     Raises:
         CheckpointError: Something in ``value`` cannot be stored; the first such entry is named.
+
+    Example:
+        >>> encode({"metrics": [0.5, len]}, "history")
+        Traceback (most recent call last):
+        ...
+        pa_core.errors.CheckpointError: This entry cannot be stored in a training state.
+          given:    history['metrics'][1]: builtin_function_or_method <built-in function len>
+          ...
     """
-    raise NotImplementedError
+    encoder = _Encoder()
+    return Encoded(encoder.encode(value, _Place(where, where)), encoder.tensors)
 
 
-def decode(document: JsonValue, tensors: Mapping[str, Tensor]) -> Any:
-    """Build again what ``encode`` took apart.
+class _Place(NamedTuple):
+    """Where in the value something was found."""
 
-    Args:
-        document: ``Encoded.document``.
-        tensors: The tensors of the document by name; they become part of what is returned, uncopied where their
-            strides allow.
+    shown: str
+    """As Python would reach it, for messages."""
+    name: str
+    """As a path, for the names of tensors."""
 
-    Raises:
-        CheckpointError: The document is none that ``encode`` makes, or mentions a tensor that is not there.
-    """
-    raise NotImplementedError
+    def item(self, key: object) -> _Place:
+        step = key if isinstance(key, str) else repr(key)
+        return _Place(f"{self.shown}[{key!r}]", f"{self.name}/{step}")
+
+    def attribute(self, name: str) -> _Place:
+        return _Place(f"{self.shown}.{name}", f"{self.name}.{name}")
+
+    def key(self) -> _Place:
+        return _Place(f"{self.shown}, a key of it", self.name)
+
+    def refusal(self, found: str, do: str) -> CheckpointError:
+        return CheckpointError(
+            "This entry cannot be stored in a training state.",
+            given=f"{self.shown}: {found}",
+            expected="tensors, arrays, numbers, texts, and dictionaries, lists, tuples and sets of them",
+            do=do,
+        )
+
+
+class _Encoder:
+    """One walk through a value that collects its tensors."""
+
+    def __init__(self) -> None:
+        self.tensors: dict[str, Tensor] = {}
+        self._names: dict[Hashable, str] = {}
+        self._open: set[int] = set()
+
+    def encode(self, value: object, place: _Place) -> JsonValue:
+        kind = type(value)
+        if kind in _SINGLE_VALUES:
+            return _SINGLE_VALUES[kind](value)
+        if kind in (Tensor, nn.Parameter):
+            return self._tensor("$tensor", cast("Tensor", value), place)
+        if kind.__module__ == "numpy":
+            return self._numpy(value, place)
+        if kind not in _CONTAINERS:
+            raise place.refusal(f"{kind.__qualname__} {reprlib.repr(value)}", _advice(kind))
+        if id(value) in self._open:
+            raise place.refusal(f"a {kind.__qualname__} that contains itself", "Store it without the cycle.")
+        if len(self._open) == _MAX_DEPTH:
+            raise place.refusal(f"something nested {_MAX_DEPTH} levels deep", "Store it less deeply nested.")
+        self._open.add(id(value))
+        document = self._container(kind, value, place)
+        self._open.remove(id(value))
+        return document
+
+    def _container(self, kind: type, value: object, place: _Place) -> JsonValue:
+        if kind is list:
+            return self._items(cast("list[object]", value), place)
+        if kind is tuple:
+            return {"$tuple": self._items(cast("tuple[object, ...]", value), place)}
+        if kind is set:
+            return {"$set": [self._key(item, place) for item in cast("set[object]", value)]}
+        mapping = cast("Mapping[object, object]", value)
+        if kind is dict and all(type(key) is str and _is_plain_key(key) for key in mapping):
+            return {cast("str", key): self._item(key, item, place) for key, item in mapping.items()}
+        pairs: list[JsonValue] = [
+            [self._key(key, place), self._item(key, item, place)] for key, item in mapping.items()
+        ]
+        document: dict[str, JsonValue] = {_CONTAINERS[kind]: pairs}
+        attributes: dict[str, object] = getattr(value, "__dict__", {})
+        if attributes:
+            document["attributes"] = {
+                name: self.encode(attribute, place.attribute(name)) for name, attribute in attributes.items()
+            }
+        return document
+
+    def _items(self, items: Iterable[object], place: _Place) -> list[JsonValue]:
+        return [self._item(index, item, place) for index, item in enumerate(items)]
+
+    def _item(self, key: object, item: object, place: _Place) -> JsonValue:
+        kind = type(item)  # single values need no place: long lists of numbers are common
+        return _SINGLE_VALUES[kind](item) if kind in _SINGLE_VALUES else self.encode(item, place.item(key))
+
+    def _key(self, key: object, place: _Place) -> JsonValue:
+        if isinstance(key, Tensor):
+            raise place.key().refusal("a tensor", "Use numbers or texts as keys, and a list instead of a set.")
+        return self.encode(key, place.key())
+
+    def _tensor(self, tag: str, tensor: Tensor, place: _Place) -> JsonValue:
+        if not is_storable(tensor):
+            found = f"a tensor of dtype {tensor.dtype}, layout {tensor.layout} on {tensor.device}"
+            raise place.refusal(found, "Store it as dense tensors of the usual dtypes, with .view(torch.uint8) say.")
+        memory = memory_of(tensor)
+        if memory not in self._names:
+            self._names[memory] = self._free_name(place)
+            stored = tensor.detach().resolve_conj().resolve_neg()
+            self.tensors[self._names[memory]] = torch.view_as_real(stored) if stored.is_complex() else stored
+        document: dict[str, JsonValue] = {tag: self._names[memory]}
+        if tensor.is_complex():
+            document["complex"] = True
+        strides = recorded_strides(tensor)
+        if strides is not None:
+            document["strides"] = list(strides)
+        return document
+
+    def _free_name(self, place: _Place) -> str:
+        name = wanted = place.name.encode("utf-8", "backslashreplace").decode()
+        while name in self.tensors or name == "__metadata__":  # which safetensors keeps for itself
+            name = f"{wanted}#{len(self.tensors)}"
+        return name
+
+    def _numpy(self, value: Any, place: _Place) -> JsonValue:
+        import numpy as np
+
+        if type(value) is np.ndarray:
+            # what is read-only, or has strides that tensors cannot have, is copied
+            array = value if value.flags.writeable and value.flags.forc else value.copy()
+            try:
+                tensor: Tensor = torch.from_numpy(array)  # pyright: ignore[reportUnknownMemberType]  # torch does not annotate its argument
+            except (TypeError, ValueError) as error:  # of dtypes and byte orders that torch does not have
+                raise place.refusal(f"an array of {value.dtype}", "Convert it with .astype or .tolist().") from error
+            return self._tensor("$ndarray", tensor, place)
+        kind: type = type(value)
+        number: object = value.item() if issubclass(kind, np.generic) else value
+        if type(number) not in _SINGLE_VALUES:
+            raise place.refusal(f"{kind.__qualname__} {reprlib.repr(value)}", _advice(kind))
+        return _SINGLE_VALUES[type(number)](number)
+
+
+def _int(value: int) -> JsonValue:
+    return value if abs(value) <= _EXACT_IN_ANY_JSON else {"$int": hex(value)}
+
+
+def _float(value: float) -> JsonValue:
+    return value if math.isfinite(value) else {"$float": str(value)}
+
+
+def _str(value: str) -> JsonValue:
+    if _is_plain_text(value):
+        return value
+    return {"$str": base64.b64encode(value.encode("utf-8", "surrogatepass")).decode()}
+
+
+_SINGLE_VALUES: dict[type, Callable[[Any], JsonValue]] = {
+    type(None): lambda value: value,
+    bool: lambda value: value,
+    int: _int,
+    float: _float,
+    complex: lambda value: {"$complex": [_float(value.real), _float(value.imag)]},
+    str: _str,
+    bytes: lambda value: {"$bytes": base64.b64encode(value).decode()},
+    torch.Size: lambda value: {"$size": list(value)},
+    torch.dtype: lambda value: {"$dtype": str(value).removeprefix("torch.")},
+    torch.device: lambda value: {"$device": str(value)},
+}
+"""By exact type: what a subclass adds would be lost."""
+
+_CONTAINERS: dict[type, str] = {
+    list: "",
+    tuple: "$tuple",
+    set: "$set",
+    dict: "$dict",
+    collections.OrderedDict: "$ordered_dict",
+    collections.Counter: "$counter",
+}
+
+
+def _is_plain_text(text: str) -> bool:
+    """Whether it can be written as UTF-8; halves of surrogate pairs cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _is_plain_key(key: str) -> bool:
+    return not key.startswith("$") and _is_plain_text(key)
+
+
+def _advice(kind: type) -> str:
+    if issubclass(kind, Tensor):
+        return (
+            f"Store a plain tensor made of the {kind.__qualname__}, such as .full_tensor() or .to_local() of a DTensor."
+        )
+    if issubclass(kind, dict | list | tuple | set | frozenset | str | int | float | bytearray):
+        return f"Convert the {kind.__qualname__} to one of these types."
+    return "Store what it can be made of again: its state_dict(), its arguments or its name."

@@ -2,14 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import errno
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pa_core.storage.encoding import Encoded, JsonScalar
+from typing_extensions import TypeVar
 
-__all__ = ["State", "is_state", "read_state", "write_state"]
+from pa_core.errors import CheckpointError
+from pa_core.storage.decoding import decode
+from pa_core.storage.digested_file import DigestingReader, DigestingWriter
+from pa_core.storage.encoding import Encoded, JsonScalar, JsonValue, encode
+from pa_core.storage.manifest import (
+    MANIFEST,
+    FileEntry,
+    Manifest,
+    check_summary,
+    damage,
+    has_manifest,
+    manifest_text,
+    read_manifest,
+)
+from pa_core.storage.staging import located, publish, staged
+from pa_core.storage.tensor_file import read_tensors, write_tensors
+
+__all__ = ["DOCUMENTS", "State", "check_files", "is_state", "read_state", "write_state"]
+
+DOCUMENTS = "state.json"
+_TENSORS = ".safetensors"
+
+_ContentT = TypeVar("_ContentT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,9 +45,22 @@ class State:
 
     Attributes:
         path: The directory, as it was asked for.
-        summary: What the writer said about the state, ``run``, ``sequence``, ``update``, ``epoch`` and
+        summary: What the writer said about the state: ``run``, ``sequence``, ``update``, ``epoch`` and
             ``complete`` at least.
         parts: The values by their names; tensors are on the CPU, writable, and independent of the files.
+
+    Example:
+        >>> import tempfile, torch
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> path = Path(folder.name, "state")
+        >>> summary = {"run": "first", "sequence": 1, "update": 480, "epoch": 2, "complete": False}
+        >>> write_state(path, {"model": {"weight": torch.ones(2)}, "position": {"samples": 96}}, summary)
+        >>> state = read_state(path)
+        >>> state.parts, state.summary["update"]
+        ({'model': {'weight': tensor([1., 1.])}, 'position': {'samples': 96}}, 480)
+        >>> sorted(file.name for file in path.iterdir())
+        ['manifest.json', 'model.safetensors', 'state.json']
+        >>> folder.cleanup()
     """
 
     path: Path
@@ -33,16 +73,33 @@ def write_state(
 ) -> None:
     """Write a training state, whole or not at all.
 
+    It is written to a hidden folder beside its place, reaches the disk, and takes its place in one step.
+    Whatever fails, a full disk or an interrupt included, what was there stays. May run in a thread of its own
+    while the training goes on, if nothing changes the tensors meanwhile.
+
     Args:
-        directory: Its path, which may be free, an empty folder, or a state that is then replaced.
-        parts: Values, or what ``encode`` made of them, by names that are identifiers.
+        directory: Its path, which may be free, an empty folder, or a state, which is then replaced: at every
+            instant ``read_state`` finds the old or the new one. Missing folders above it are made.
+        parts: Values, or what ``encode`` made of them, by names that are identifiers. Tensors on an accelerator
+            come to the host one at a time.
         summary: What can be known about the state without reading it: ``run``, ``sequence``, ``update``, ``epoch``
             and ``complete`` at least.
 
     Raises:
         CheckpointError: Something else stands at the path, a value cannot be stored, or the disk does not take it.
     """
-    raise NotImplementedError
+    target = Path(directory).resolve()
+    check_summary(summary)
+    _check_names(parts)
+    encoded = {name: value if isinstance(value, Encoded) else encode(value, name) for name, value in parts.items()}
+    run = str(summary["run"])
+    try:
+        _check_place(target)
+        with staged(target, run) as folder:
+            _write_files(folder, encoded, summary)
+            publish(folder, target, run)
+    except OSError as error:
+        raise _cannot_write(target, error) from error
 
 
 def read_state(directory: str | Path, *, verify: bool = True) -> State:
@@ -50,14 +107,174 @@ def read_state(directory: str | Path, *, verify: bool = True) -> State:
 
     Args:
         directory: Its path.
-        verify: Whether every file is compared with its digest. Sizes and the manifest always are.
+        verify: Whether every file is compared with its digest. The manifest and the sizes always are.
 
     Raises:
         CheckpointError: There is no state, it is damaged, or it was written in a newer format.
     """
-    raise NotImplementedError
+    path = Path(directory)
+    while True:
+        folder = located(path)
+        found = _identity(folder)
+        try:
+            return _read_folder(path, folder, verify=verify)
+        except CheckpointError:
+            if _identity(located(path)) == found:
+                raise
+        # it was replaced by another one while it was read
 
 
 def is_state(path: str | Path) -> bool:
     """Whether there is a training state at the path, whole or damaged."""
-    raise NotImplementedError
+    return has_manifest(located(Path(path)))
+
+
+def check_files(folder: Path, manifest: Manifest) -> None:
+    """Compare what is in the folder with what the manifest lists, by name and size.
+
+    Raises:
+        CheckpointError: A file is missing, has another size, or does not belong there. Hidden files, which file
+            managers and network file systems leave behind, do not matter.
+    """
+    for name, entry in manifest.files.items():
+        try:
+            size = (folder / name).stat().st_size
+        except OSError as error:
+            raise damage(folder / name, f"nothing ({error.strerror})", f"a file of {entry.bytes} bytes") from error
+        if size != entry.bytes:
+            raise damage(folder / name, f"{size} bytes", f"{entry.bytes} bytes")
+    for path in sorted(folder.iterdir()):
+        if path.name not in manifest.files and path.name != MANIFEST and not path.name.startswith("."):
+            raise damage(path, "something that does not belong to the state", f"{MANIFEST} and what it lists")
+
+
+def _identity(folder: Path) -> tuple[int, int] | None:
+    try:
+        found = folder.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns
+
+
+def _read_folder(path: Path, folder: Path, *, verify: bool) -> State:
+    if not folder.is_dir():
+        raise CheckpointError(
+            "There is no training state.",
+            given=f"{path}, {'a file' if folder.exists() else 'where nothing is'}",
+            expected="the directory of a training state",
+            do="Check the path.",
+        )
+    manifest = read_manifest(folder)
+    check_files(folder, manifest)
+
+    def read(name: str, reader: Callable[[DigestingReader, int], _ContentT]) -> _ContentT:
+        return _read_file(folder / name, manifest.files[name], reader, verify=verify)
+
+    documents = read(DOCUMENTS, _read_documents)
+    parts: dict[str, Any] = {}
+    for name, document in documents.items():
+        file_name = name + _TENSORS
+        parts[name] = decode(document, read(file_name, read_tensors) if file_name in manifest.files else {})
+    return State(path, manifest.summary, parts)
+
+
+def _read_documents(file: DigestingReader, size: int) -> dict[str, JsonValue]:
+    documents: dict[str, JsonValue] = json.loads(file.read(size))
+    return documents
+
+
+def _read_file(
+    path: Path, entry: FileEntry, reader: Callable[[DigestingReader, int], _ContentT], *, verify: bool
+) -> _ContentT:
+    try:
+        with path.open("rb") as opened:
+            file = DigestingReader(opened, verify=verify)
+            content = reader(file, entry.bytes)
+    except (OSError, ValueError, RecursionError) as error:
+        raise damage(path, str(error)) from error
+    if verify and file.sha256 != entry.sha256:
+        raise damage(path, f"the SHA-256 digest {file.sha256}", f"the digest {entry.sha256}")
+    return content
+
+
+def _write_files(folder: Path, parts: Mapping[str, Encoded], summary: Mapping[str, JsonScalar]) -> None:
+    """Write all files, the manifest last."""
+    files: dict[str, FileEntry] = {}
+    for name, part in parts.items():
+        if part.tensors:
+            tensors = part.tensors
+            files[name + _TENSORS] = _write_file(folder / (name + _TENSORS), partial(write_tensors, tensors=tensors))
+    files[DOCUMENTS] = _write_file(folder / DOCUMENTS, partial(_write_documents, parts=parts))
+    text = manifest_text(summary, files)
+    _write_file(folder / MANIFEST, lambda file: file.write(text))
+
+
+def _write_documents(file: DigestingWriter, parts: Mapping[str, Encoded]) -> None:
+    """One JSON object, with a line for each part."""
+    opening = "{"
+    for name, part in parts.items():
+        text = json.dumps(part.document, ensure_ascii=False, allow_nan=False)
+        file.write(f'{opening}\n"{name}": {text}'.encode())
+        opening = ","
+    file.write(b"\n}\n" if parts else b"{}\n")
+
+
+def _write_file(path: Path, write: Callable[[DigestingWriter], None]) -> FileEntry:
+    """Have a file reach the disk."""
+    with path.open("xb") as opened:
+        file = DigestingWriter(opened)
+        write(file)
+        opened.flush()
+        os.fsync(opened.fileno())
+    return FileEntry(file.size, file.sha256)
+
+
+def _check_names(names: Iterable[str]) -> None:
+    seen: set[str] = set()
+    for name in names:
+        if not (name.isascii() and name.isidentifier()) or name.lower() in seen:
+            raise CheckpointError(
+                "A part of a training state needs a name of its own that can be part of a file name.",
+                given=repr(name),
+                expected="an identifier of ASCII letters, which differs from the others in more than upper case",
+                do="Rename the part.",
+            )
+        seen.add(name.lower())
+
+
+def _check_place(target: Path) -> None:
+    if is_state(target) or not target.exists():
+        return
+    if not target.is_dir() or any(target.iterdir()):
+        raise CheckpointError(
+            "There is something else where a training state is to be written.",
+            given=f"{target}, a {'folder that is no training state' if target.is_dir() else 'file'}",
+            expected="a free path, an empty folder or a training state, which is then replaced",
+            do="Choose another path, or move away what is there.",
+        )
+
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
+
+
+def _cannot_write(target: Path, error: OSError) -> CheckpointError:
+    existing = next(folder for folder in target.parents if folder.exists())
+    if error.errno in _FULL:
+        expected, advice = (
+            "room for the whole state beside those that are kept",
+            "Free some space, or keep fewer states.",
+        )
+    elif error.errno in _FORBIDDEN:
+        expected, advice = (
+            "a folder that this process may write to",
+            "Choose another folder, or change its permissions.",
+        )
+    else:
+        expected, advice = "a disk that takes it", "See whether the disk is in order, or choose another folder."
+    return CheckpointError(
+        "The training state could not be written; what was there before is as it was.",
+        given=f"{target}, on a disk with {shutil.disk_usage(existing).free:,} free bytes: {error}",
+        expected=expected,
+        do=advice,
+    )

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
-from pa_core.storage.state_directory import State
-from pa_core.storage.state_record import StateRecord
+from pa_core.errors import CheckpointError
+from pa_core.storage.manifest import MANIFEST, read_manifest
+from pa_core.storage.retention import states_to_remove
+from pa_core.storage.staging import discard, leftovers, located, replaced, shown_path
+from pa_core.storage.state_directory import DOCUMENTS, State, check_files, read_state
+from pa_core.storage.state_record import StateRecord, age
 
 __all__ = ["Skipped", "StateFolder", "newest_valid"]
+
+_NAME = re.compile(r"state_(\d+)_update_(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +25,11 @@ class Skipped:
 
     Attributes:
         path: Its directory.
-        reason: What is wrong with it, in the words of the error.
+        reason: What is wrong with it.
+
+    Example:
+        >>> print(Skipped(Path("state_000012_update_480"), "model.safetensors: 96 bytes instead of 128"))
+        Skipped(path=...Path('state_000012_update_480'), reason='model.safetensors: 96 bytes instead of 128')
     """
 
     path: Path
@@ -27,20 +39,58 @@ class Skipped:
 class StateFolder:
     """A folder that holds training states, one directory each.
 
+    Its states are ordered by their sequence, which counts the states that were written to the folder, so the
+    newest one is known without a clock.
+
     Args:
         path: The folder; it need not exist before the first state is written.
+
+    Example:
+        >>> import tempfile
+        >>> from pa_core.storage import write_state
+        >>> temporary = tempfile.TemporaryDirectory()
+        >>> folder = StateFolder(temporary.name)
+        >>> for update in (100, 200, 300):
+        ...     summary = {"run": "first", "sequence": folder.next_sequence(), "epoch": 1, "complete": False}
+        ...     write_state(folder.next_path(update), {"position": update}, {**summary, "update": update})
+        >>> [record.path.name for record in folder.records()]
+        ['state_000001_update_100', 'state_000002_update_200', 'state_000003_update_300']
+        >>> removed = folder.apply_retention(max_checkpoints=1, run="first")
+        >>> newest_valid(temporary.name)[0].parts
+        {'position': 300}
+        >>> temporary.cleanup()
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
 
     def records(self) -> list[StateRecord]:
-        """List the states, oldest first, with the problems that manifests and file sizes reveal."""
-        raise NotImplementedError
+        """List the states, oldest first, with the problems that manifests and file sizes reveal.
+
+        What is no state, nor the remains of one, is not listed.
+
+        Raises:
+            CheckpointError: The folder cannot be read.
+        """
+        if not self.path.exists():
+            return []
+        try:
+            paths = {path for entry in self.path.iterdir() if (path := shown_path(entry)) is not None}
+        except OSError as error:
+            raise CheckpointError(
+                "The folder of training states cannot be read.",
+                given=str(error),
+                expected="a folder",
+                do="Check the path and its permissions.",
+            ) from error
+        return sorted((_record(path) for path in paths if _looks_like_state(path)), key=age)
 
     def next_sequence(self) -> int:
-        """Return 1 more than the highest sequence in the folder; a write that is still going on is not in it yet."""
-        raise NotImplementedError
+        """Return 1 more than the highest sequence in the folder, or 1.
+
+        A state that is still being written does not count yet: ask when the write before has ended.
+        """
+        return 1 + max((record.sequence for record in self.records()), default=0)
 
     def next_path(self, update: int, sequence: int | None = None) -> Path:
         """Return where the next state goes, such as ``state_000012_update_480``.
@@ -49,7 +99,8 @@ class StateFolder:
             update: The optimizer updates made so far.
             sequence: What ``next_sequence`` returned; asked again where it is not given.
         """
-        raise NotImplementedError
+        sequence = self.next_sequence() if sequence is None else sequence
+        return self.path / f"state_{sequence:06d}_update_{update}"
 
     def apply_retention(self, max_checkpoints: int, run: str) -> list[StateRecord]:
         """Remove what ``states_to_remove`` chooses and return it; no half-removed state is ever found.
@@ -58,14 +109,37 @@ class StateFolder:
             ConfigurationError: ``max_checkpoints`` is less than 1.
             CheckpointError: A state cannot be removed.
         """
-        raise NotImplementedError
+        removed = states_to_remove(self.records(), max_checkpoints, run)
+        for record in removed:
+            self._remove(located(record.path), run)
+        return removed
 
     def remove_leftovers(self, run: str) -> None:
         """Remove what a killed process of the run left half-written or half-removed.
 
-        Call it when the run starts, before its first write.
+        Call it when the run starts, before its first write; a write of the same run that is going on would fail.
+
+        Raises:
+            CheckpointError: Something cannot be removed.
         """
-        raise NotImplementedError
+        if not self.path.is_dir():
+            return
+        for directory in replaced(self.path):
+            if _record(directory).run == run:
+                self._remove(directory, run)
+        for directory in leftovers(self.path, run):
+            self._remove(directory, run)
+
+    def _remove(self, directory: Path, run: str) -> None:
+        try:
+            discard(directory, run)
+        except OSError as error:
+            raise CheckpointError(
+                "A training state that is no longer needed could not be removed.",
+                given=f"{directory}: {error}",
+                expected="a folder that this process may change",
+                do="Remove it by hand, or change the permissions of the folder.",
+            ) from error
 
 
 def newest_valid(path: str | Path) -> tuple[State | None, list[Skipped]]:
@@ -75,9 +149,59 @@ def newest_valid(path: str | Path) -> tuple[State | None, list[Skipped]]:
         path: One state, or a folder of states, of which the one with the highest sequence is tried first.
 
     Returns:
-        The state, None where there is none, and those that were passed over, newest first.
+        The state, None where none is valid, and those that were passed over, newest first. Both are empty where
+        there is nothing at all.
 
     Raises:
-        CheckpointError: There is a file at the path.
+        CheckpointError: There is a file at the path, or a folder that cannot be read.
     """
-    raise NotImplementedError
+    path = Path(path)
+    if _looks_like_state(path):
+        candidates = [path]
+    else:
+        candidates = [record.path for record in reversed(StateFolder(path).records())]
+    skipped: list[Skipped] = []
+    for candidate in candidates:
+        try:
+            return read_state(candidate), skipped
+        except CheckpointError as error:
+            skipped.append(Skipped(candidate, _reason(error)))
+    return None, skipped
+
+
+def _looks_like_state(path: Path) -> bool:
+    """Whether this is a state, or what is left of one."""
+    directory = located(path)
+    return directory.is_dir() and (
+        _NAME.fullmatch(path.name) is not None or any((directory / name).exists() for name in (MANIFEST, DOCUMENTS))
+    )
+
+
+def _record(path: Path) -> StateRecord:
+    """What can be known of a state without reading its tensors; where the manifest is damaged, from its name."""
+    directory = located(path)
+    named = _NAME.fullmatch(path.name)
+    sequence, update = (int(named[1]), int(named[2])) if named else (0, 0)
+    try:
+        manifest = read_manifest(directory)
+    except CheckpointError as error:
+        return StateRecord(path, sequence, "", update, 0, complete=False, problem=_reason(error))
+    try:
+        check_files(directory, manifest)
+        problem = None
+    except CheckpointError as error:
+        problem = _reason(error)
+    summary = manifest.summary
+    return StateRecord(
+        path=path,
+        sequence=cast("int", summary["sequence"]),
+        run=cast("str", summary["run"]),
+        update=cast("int", summary["update"]),
+        epoch=cast("int", summary["epoch"]),
+        complete=cast("bool", summary["complete"]),
+        problem=problem,
+    )
+
+
+def _reason(error: CheckpointError) -> str:
+    return f"{error.problem} {error.given} instead of {error.expected}"

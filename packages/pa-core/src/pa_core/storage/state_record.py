@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["StateRecord"]
+__all__ = ["StateRecord", "age"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +21,11 @@ class StateRecord:
         complete: Whether the run had come to its end.
         problem: What is wrong with it, found by a check of the manifest and of the sizes of the files; None for a
             state in which that check found nothing.
+
+    Example:
+        >>> record = StateRecord(Path("states/state_000012_update_480"), 12, "first", 480, 3, False, None)
+        >>> "valid" if record.problem is None else record.problem
+        'valid'
     """
 
     path: Path
@@ -30,3 +35,8 @@ class StateRecord:
     epoch: int
     complete: bool
     problem: str | None
+
+
+def age(record: StateRecord) -> tuple[int, int, str]:
+    """Return what orders states from old to new; no clock takes part in it."""
+    return record.sequence, record.update, record.path.name

@@ -1,0 +1,77 @@
+"""Files whose digest is known when they have been written or read, because every byte passed by once."""
+
+from __future__ import annotations
+
+import hashlib
+from io import BufferedReader, BufferedWriter
+
+__all__ = ["DigestingReader", "DigestingWriter"]
+
+_CHUNK = 1 << 20  # bytes: stays in a core's cache between hashing and copying, and is long enough to let go of the GIL
+
+
+class DigestingWriter:
+    """Hashes what it writes.
+
+    Args:
+        file: Open for writing.
+    """
+
+    def __init__(self, file: BufferedWriter) -> None:
+        self._file = file
+        self._hash = hashlib.sha256()
+        self.size = 0
+        """The bytes written so far."""
+
+    @property
+    def sha256(self) -> str:
+        """The digest of all that was written."""
+        return self._hash.hexdigest()
+
+    def write(self, content: bytes | memoryview) -> None:
+        """Write and hash piece by piece; other threads run meanwhile."""
+        view = memoryview(content)
+        for start in range(0, len(view), _CHUNK):
+            chunk = view[start : start + _CHUNK]
+            self._hash.update(chunk)
+            self._file.write(chunk)
+        self.size += len(view)
+
+
+class DigestingReader:
+    """Hashes what it reads.
+
+    Args:
+        file: Open for reading.
+        verify: Without it nothing is hashed, and ``sha256`` is that of nothing.
+    """
+
+    def __init__(self, file: BufferedReader, *, verify: bool) -> None:
+        self._file = file
+        self._hash = hashlib.sha256()
+        self._verify = verify
+
+    @property
+    def sha256(self) -> str:
+        """The digest of all that was read."""
+        return self._hash.hexdigest()
+
+    def read(self, size: int = -1) -> bytes:
+        """Read this many bytes, or as many as there are; all that is left without a size."""
+        content = self._file.read(size)
+        if self._verify:
+            self._hash.update(content)
+        return content
+
+    def read_into(self, view: memoryview) -> int:
+        """Fill a buffer piece by piece; return how many bytes there were."""
+        filled = 0
+        while filled < len(view):
+            chunk = view[filled : filled + _CHUNK]
+            count = self._file.readinto(chunk)
+            if count == 0:
+                break
+            if self._verify:
+                self._hash.update(chunk[:count])
+            filled += count
+        return filled

@@ -1,0 +1,110 @@
+"""How a directory comes to stand whole under its name, and goes from it whole: by renaming.
+
+All names on the way are hidden ones beside the target: ``.staging.KEY.TOKEN`` while it is written,
+``.NAME.set_aside`` for the old one while a new one takes its place, ``.removed.KEY.TOKEN`` while it is deleted.
+KEY stands for the run, so that a run cleans up after itself and nobody else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import re
+import secrets
+import shutil
+from collections.abc import Generator
+from pathlib import Path
+
+from pa_core.storage.atomic_file import sync_folder
+
+__all__ = ["discard", "leftovers", "located", "publish", "replaced", "shown_path", "staged"]
+
+_SET_ASIDE = re.compile(r"\.(.+)\.set_aside")
+
+
+@contextlib.contextmanager
+def staged(target: Path, run: str) -> Generator[Path]:
+    """Make a folder in which to build what shall stand at ``target``; remove it when that fails.
+
+    Args:
+        target: An absolute path.
+        run: Who writes.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    folder = _hidden(target, run, "staging")
+    try:
+        folder.mkdir()
+        yield folder
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def publish(folder: Path, target: Path, run: str) -> None:
+    """Put a finished folder in its place, in that of an older one if there is one.
+
+    At every instant either the new or the old one is at ``located(target)``, also after a power cut.
+    """
+    aside = _set_aside(target)
+    sync_folder(folder)
+    try:
+        if target.exists():
+            if aside.exists():  # a crash came between publishing and cleaning up
+                discard(aside, run)
+            target.rename(aside)
+        folder.rename(target)
+    except BaseException:
+        if aside.exists() and not target.exists():
+            aside.rename(target)
+        raise
+    sync_folder(target.parent)
+    if aside.exists():
+        discard(aside, run)
+
+
+def discard(directory: Path, run: str) -> None:
+    """Remove a directory so that half of it is never found under its name."""
+    removed = _hidden(directory, run, "removed")
+    directory.rename(removed)
+    shutil.rmtree(removed)
+
+
+def located(target: Path) -> Path:
+    """Return where the directory of that name is: set aside, if a crash came before its successor was there."""
+    if target.exists():
+        return target
+    aside = _set_aside(target.resolve())
+    return aside if aside.exists() else target
+
+
+def shown_path(entry: Path) -> Path | None:
+    """Return the path by which a directory is known; None for what nobody should see."""
+    if match := _SET_ASIDE.fullmatch(entry.name):
+        target = entry.with_name(match[1])
+        return None if target.exists() else target
+    return None if entry.name.startswith(".") else entry
+
+
+def leftovers(folder: Path, run: str) -> list[Path]:
+    """Return what the run has begun to write, or to delete, in the folder."""
+    return sorted([*folder.glob(f".staging.{_key(run)}.*"), *folder.glob(f".removed.{_key(run)}.*")])
+
+
+def replaced(folder: Path) -> list[Path]:
+    """Return what was set aside and not deleted when its successor was there, whoever wrote it."""
+    return [
+        entry for entry in sorted(folder.iterdir()) if _SET_ASIDE.fullmatch(entry.name) and shown_path(entry) is None
+    ]
+
+
+def _hidden(path: Path, run: str, kind: str) -> Path:
+    return path.with_name(f".{kind}.{_key(run)}.{secrets.token_hex(4)}")
+
+
+def _key(run: str) -> str:
+    """A part of a file name, whatever the run is called."""
+    return hashlib.sha256(run.encode("utf-8", "surrogatepass")).hexdigest()[:12]
+
+
+def _set_aside(target: Path) -> Path:
+    return target.with_name(f".{target.name}.set_aside")
