@@ -282,6 +282,17 @@ def test_a_ratio_takes_precedence_over_a_rate() -> None:
     assert values[20] == [0.5, 1.0]
 
 
+def test_a_group_that_is_added_later_is_never_raised_above_its_own_rate() -> None:
+    """A minimum and a starting rate above the rate of a group that comes later do not hold for it."""
+    optimizer = optimizer_of(1.0)
+    scheduler = CosineLrScheduler(optimizer, 4, 1, lr_min=0.5, num_warmup_epochs=2, warmup_starting_lr=0.25)
+    optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))], "lr": 0.125})
+
+    for _ in range(6):
+        scheduler.step()
+        assert rates(optimizer)[1] == 0.125
+
+
 def test_a_starting_rate_without_a_warmup_is_ignored() -> None:
     """Without warm-up the first rate is that of the group, even below the default starting rate."""
     (first, *_) = replace(PLAIN, warmup_starting_lr=1.0).values(1e-7, num_updates=range(1))

@@ -11,6 +11,7 @@ from torch.optim import SGD
 from typing_extensions import override
 
 from pa_core import AnyTrainer, Trainer, TrainerCallback
+from pa_core.distributed import num_processes
 from pa_core.testing import make_regression
 from pa_schedulers import CosineLrScheduler, StatefulSchedulerBase
 
@@ -96,3 +97,40 @@ def test_a_schedule_of_another_field_in_a_run() -> None:
 
     assert optimizer.param_groups[0]["weight_decay"] == 1.5
     assert optimizer.param_groups[0]["lr"] == 0.1
+
+
+class AddBias(TrainerCallback):
+    """Hands the bias to the optimizer after the first epoch, as gradual unfreezing does."""
+
+    @override
+    def on_training_run_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        if trainer.num_epochs_completed == 1:
+            bias = trainer.get_model().get_parameter("bias")
+            trainer.optimizer.add_param_group({"params": [bias.requires_grad_()], "lr": 0.8})
+
+
+@pytest.mark.runs_on("one_process", "two_ranks")
+def test_a_group_that_joins_a_run_follows_the_schedule_from_its_own_rate() -> None:
+    """Gradual unfreezing needs nothing else: the new group has its share of the schedule from the next update on."""
+    model = nn.Linear(4, 1)
+    model.bias.requires_grad_(False)
+    optimizer = SGD([model.weight], lr=0.4)
+    used: list[list[float]] = []
+
+    def note(stepped: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        used.append([group["lr"] for group in stepped.param_groups])
+
+    optimizer.register_step_pre_hook(note)
+    trainer: Trainer[nn.Linear] = Trainer(model, nn.MSELoss(), optimizer, callbacks=[AddBias])
+
+    trainer.train(
+        make_regression(8),
+        num_epochs=4,
+        per_device_batch_size=8 // num_processes(),
+        create_scheduler_fn=CosineLrScheduler.create_scheduler_fn(lr_min=0.0),
+    )
+
+    first, second, third, fourth = used
+    assert (first, second) == ([0.4], [0.4, 0.8])
+    assert third == pytest.approx([0.4 * (2 + 2**0.5) / 4, 0.8 * (2 + 2**0.5) / 4])
+    assert fourth == pytest.approx([0.2, 0.4])

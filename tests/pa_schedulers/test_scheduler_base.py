@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 from typing_extensions import override
 
-from pa_schedulers import SchedulerBase, StatefulSchedulerBase
+from pa_schedulers import CosineLrScheduler, SchedulerBase, StatefulSchedulerBase
 
 
 class Milestones(StatefulSchedulerBase):
@@ -288,14 +288,16 @@ def test_the_state_of_something_else_is_refused() -> None:
     assert scheduler.state_dict() == before
 
 
+class Halve(StatefulSchedulerBase):
+    """Halves the initial value of each group at each update."""
+
+    @override
+    def get_updated_values(self, num_updates: int) -> list[float]:
+        return [value / 2**num_updates for value in self.initial_values]
+
+
 def test_a_group_that_is_added_later_is_scheduled_from_its_own_value() -> None:
     """After ``add_param_group``, as in gradual unfreezing, the new group starts from the value it came with."""
-
-    class Halve(StatefulSchedulerBase):
-        @override
-        def get_updated_values(self, num_updates: int) -> list[float]:
-            return [value / 2**num_updates for value in self.initial_values]
-
     optimizer = two_groups()
     scheduler = Halve(optimizer)
     train(scheduler, optimizer, 2)
@@ -304,3 +306,92 @@ def test_a_group_that_is_added_later_is_scheduled_from_its_own_value() -> None:
     scheduler.step()
 
     assert rates(optimizer) == pytest.approx([0.025, 0.05, 2.0])
+
+
+def test_the_value_that_a_later_group_came_with_is_remembered_by_every_scheduler() -> None:
+    """Also where one value goes to all groups, the new group's own one is kept before it is overwritten."""
+    optimizer = two_groups()
+    scheduler = Recipe(optimizer, lambda _: 0.5)
+    scheduler.step()
+
+    optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))], "lr": 8.0})
+    scheduler.step()
+
+    assert rates(optimizer) == [0.5, 0.5, 0.5]
+    assert scheduler.initial_values == [0.1, 0.2, 8.0]
+
+
+@pytest.mark.parametrize("added_after", [0, 1, 3])
+@pytest.mark.parametrize("with_optimizer", [True, False])
+def test_a_run_to_which_a_group_was_added_is_resumed(added_after: int, with_optimizer: bool) -> None:
+    """A state with more groups than the scheduler was made with goes on exactly, at every step."""
+
+    def add_group(optimizer: Optimizer) -> None:
+        optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))], "lr": 8.0})
+
+    optimizer = two_groups()
+    scheduler = Halve(optimizer)
+    train(scheduler, optimizer, added_after)
+    add_group(optimizer)
+    for _ in range(4):
+        saved = copy.deepcopy(scheduler.state_dict()), copy.deepcopy(optimizer.state_dict())
+        resumed_optimizer = two_groups()
+        resumed = Halve(resumed_optimizer)
+        add_group(resumed_optimizer)
+        resumed.load_state_dict(saved[0])
+        if with_optimizer:
+            resumed_optimizer.load_state_dict(saved[1])
+        uninterrupted = copy.deepcopy((scheduler, optimizer))
+        assert train(resumed, resumed_optimizer, 3) == train(*uninterrupted, 3)
+        train(scheduler, optimizer, 1)
+
+
+def test_a_state_with_other_groups_is_refused_with_the_order_to_do_it_in() -> None:
+    """Groups that are missing, or not yet known to the state, are an error that says what to do first."""
+    scheduler, larger = Halve(two_groups()), Halve(two_groups())
+    larger.optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))], "lr": 8.0})
+    before = scheduler.state_dict()
+
+    with pytest.raises(ValueError, match=r"a state of 3 groups .* with 2\n(.|\n)*Call optimizer.add_param_group"):
+        scheduler.load_state_dict(larger.state_dict())
+    with pytest.raises(ValueError, match=r"a state of 2 groups .* with 3\n(.|\n)*Load the state first"):
+        larger.load_state_dict(before)
+
+    assert scheduler.state_dict() == before
+
+
+def test_the_values_that_a_schedule_starts_from_are_part_of_its_state() -> None:
+    """Loaded into an optimizer that was made with other rates, a state goes on with those it was saved with."""
+    optimizer = two_groups()
+    scheduler = Halve(optimizer)
+    train(scheduler, optimizer, 3)
+
+    other = SGD([{"params": [nn.Parameter(torch.ones(1))]} for _ in range(2)], lr=7.0)
+    resumed = Halve(other)
+    resumed.load_state_dict(scheduler.state_dict())
+
+    for _ in range(3):
+        assert rates(other) == rates(optimizer)
+        resumed.step()
+        scheduler.step()
+
+
+def test_the_state_of_another_class_is_refused() -> None:
+    """A state without what this class keeps is named as such, and nothing of it is taken over."""
+    scheduler = CosineLrScheduler(two_groups(), 10, 10)
+    before = scheduler.state_dict()
+
+    with pytest.raises(ValueError, match=r"without .*'k_decay'(.|\n)*CosineLrScheduler.state_dict"):
+        scheduler.load_state_dict(Milestones(two_groups()).state_dict())
+
+    assert scheduler.state_dict() == before
+
+
+def test_a_field_that_is_no_number_is_refused() -> None:
+    """The two betas of Adam cannot be scheduled as one number."""
+    optimizer = Adam([nn.Parameter(torch.ones(1))])
+
+    with pytest.raises(ValueError, match=r"'betas', which is \(0.9, 0.999\)"):
+        Recipe(optimizer, lambda _: 1.0, field="betas")
+
+    assert "initial_betas" not in optimizer.param_groups[0]

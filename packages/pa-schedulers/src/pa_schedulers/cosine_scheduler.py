@@ -12,9 +12,12 @@ from typing_extensions import override
 
 from pa_core.errors import ConfigurationError
 from pa_core.placeholders import TrainerPlaceholderValues
+from pa_schedulers.argument_checks import require_at_most, require_not_negative, require_positive, require_ratio
 from pa_schedulers.scheduler_base import StatefulSchedulerBase
 
 __all__ = ["CosineLrScheduler"]
+
+_USE_RATIO = "Lower {}, or pass {} for a fraction of the learning rate of each group."
 
 
 class CosineLrScheduler(StatefulSchedulerBase):
@@ -29,7 +32,8 @@ class CosineLrScheduler(StatefulSchedulerBase):
     - from T - C on, and past the end of the run, it is the minimum.
 
     There is no jump between the parts as long as the cosine has an update of its own, that is D > 0. Each
-    group has its own ``lr``; for a group that is added to the optimizer later, it is the rate it came with.
+    group has its own ``lr``; for a group that is added to the optimizer later, it is the rate it came with, and
+    is not raised to a minimum or starting rate above it.
 
     Args:
         optimizer: The optimizer whose learning rates are scheduled.
@@ -77,18 +81,18 @@ class CosineLrScheduler(StatefulSchedulerBase):
         warmup_starting_lr_ratio: float | None = None,
         num_cooldown_epochs: int = 0,
     ) -> None:
-        _require_positive(
+        require_positive(
             total_num_epochs=total_num_epochs,
             num_update_steps_per_epoch=num_update_steps_per_epoch,
             k_decay=k_decay,
         )
-        _require_not_negative(
+        require_not_negative(
             lr_min=lr_min,
             num_warmup_epochs=num_warmup_epochs,
             warmup_starting_lr=warmup_starting_lr,
             num_cooldown_epochs=num_cooldown_epochs,
         )
-        _require_ratio(min_lr_ratio=min_lr_ratio, warmup_starting_lr_ratio=warmup_starting_lr_ratio)
+        require_ratio(min_lr_ratio=min_lr_ratio, warmup_starting_lr_ratio=warmup_starting_lr_ratio)
         _require_room_for_all(total_num_epochs, num_warmup_epochs, num_cooldown_epochs)
         super().__init__(optimizer, param_group_field="lr")
         num_cosine_epochs = total_num_epochs - num_warmup_epochs - num_cooldown_epochs
@@ -177,61 +181,25 @@ class CosineLrScheduler(StatefulSchedulerBase):
 
     def _start(self, peak: float) -> float:
         ratio = self.warmup_starting_lr_ratio
-        return self.warmup_starting_lr if ratio is None else peak * ratio
+        return min(peak, self.warmup_starting_lr) if ratio is None else peak * ratio
 
     def _minimum(self, peak: float) -> float:
-        return self.lr_min if self.min_lr_ratio is None else peak * self.min_lr_ratio
+        return min(peak, self.lr_min) if self.min_lr_ratio is None else peak * self.min_lr_ratio
 
     def _require_rates_below_the_peak(self) -> None:
         for index, peak in enumerate(self.initial_values):
-            _require_at_most(peak, self._minimum(peak), "lr_min", "min_lr_ratio", index)
-            if self.num_warmup_updates > 0:
-                start = self._start(peak)
-                _require_at_most(peak, start, "warmup_starting_lr", "warmup_starting_lr_ratio", index)
+            if self.min_lr_ratio is None:
+                require_at_most(peak, self.lr_min, "lr_min", index, _USE_RATIO.format("lr_min", "min_lr_ratio"))
+            if self.warmup_starting_lr_ratio is None and self.num_warmup_updates > 0:
+                advice = _USE_RATIO.format("warmup_starting_lr", "warmup_starting_lr_ratio")
+                require_at_most(peak, self.warmup_starting_lr, "warmup_starting_lr", index, advice)
 
 
-def _require_positive(**arguments: float) -> None:
-    for name, value in arguments.items():
-        if not 0 < value < math.inf:
-            _refuse(name, value, "a number above 0")
-
-
-def _require_not_negative(**arguments: float) -> None:
-    for name, value in arguments.items():
-        if not 0 <= value < math.inf:
-            _refuse(name, value, "a number of at least 0")
-
-
-def _require_ratio(**arguments: float | None) -> None:
-    for name, value in arguments.items():
-        if value is not None and not 0 <= value <= 1:
-            _refuse(name, value, "a fraction between 0 and 1, or None")
-
-
-def _refuse(name: str, value: float, expected: str) -> None:
-    raise ConfigurationError(
-        f"The schedule cannot be made with this {name}.",
-        given=f"{name}={value!r}",
-        expected=expected,
-        do=f"Correct {name}.",
-    )
-
-
-def _require_room_for_all(total: int, warmup: int, cooldown: int) -> None:
+def _require_room_for_all(total: float, warmup: float, cooldown: float) -> None:
     if warmup + cooldown > total:
         raise ConfigurationError(
             "Warm-up and cool-down are longer than the run.",
             given=f"num_warmup_epochs={warmup}, num_cooldown_epochs={cooldown}, total_num_epochs={total}",
             expected=f"at most {total} epochs of both together",
             do="Shorten them, or train for more epochs.",
-        )
-
-
-def _require_at_most(peak: float, rate: float, name: str, ratio_name: str, group: int) -> None:
-    if rate > peak:
-        raise ConfigurationError(
-            f"The schedule of parameter group {group} starts or ends above its learning rate.",
-            given=f"{name}={rate} for a group with lr={peak}",
-            expected=f"at most {peak}",
-            do=f"Lower {name}, or pass {ratio_name} for a fraction of the learning rate of each group.",
         )

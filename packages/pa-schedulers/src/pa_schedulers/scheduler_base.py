@@ -8,15 +8,16 @@ from collections.abc import Iterable, Sequence
 from numbers import Number
 from typing import Any, cast
 
-from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
 
 from pa_core.errors import ConfigurationError
+from pa_schedulers.param_groups import read_field, write_field
 
 __all__ = ["SchedulerBase", "StatefulSchedulerBase"]
 
 _CURRENT_VALUES = "param_group_values"
+_INITIAL_VALUES = "param_group_initial_values"
 
 
 class SchedulerBase(ABC):
@@ -34,7 +35,7 @@ class SchedulerBase(ABC):
         param_group_field: The field to schedule. It must be a single number in each group.
 
     Raises:
-        ConfigurationError: A parameter group has no such field.
+        ConfigurationError: A parameter group has no such field, or it is not a single number.
 
     Example:
         >>> import torch
@@ -51,19 +52,22 @@ class SchedulerBase(ABC):
     def __init__(self, optimizer: Optimizer, param_group_field: str = "lr") -> None:
         self.optimizer = optimizer
         self.param_group_field = param_group_field
-        self._write(self.initial_values)
+        write_field(optimizer, param_group_field, self.initial_values)
 
     @property
     def initial_values(self) -> list[float]:
         """The value of each parameter group before any scheduling.
 
-        A group that was added to the optimizer later starts from the value it was added with.
+        For a group that was added to the optimizer later, it is the value that it was added with.
         """
-        initial_field = f"initial_{self.param_group_field}"
-        for index, group in enumerate(self.optimizer.param_groups):
-            if initial_field not in group:
-                group[initial_field] = self._current_value(index)
-        return [group[initial_field] for group in self.optimizer.param_groups]
+        present_values = read_field(self.optimizer, self.param_group_field)
+        for group, present_value in zip(self.optimizer.param_groups, present_values, strict=True):
+            group.setdefault(self._initial_field, present_value)
+        return read_field(self.optimizer, self._initial_field)
+
+    @property
+    def _initial_field(self) -> str:
+        return f"initial_{self.param_group_field}"
 
     @abstractmethod
     def get_updated_values(self, num_updates: int) -> float | Iterable[float] | None:
@@ -93,22 +97,28 @@ class SchedulerBase(ABC):
                 expected="0 or more",
                 do="Pass the number of optimizer updates that were done so far.",
             )
+        initial_values = self.initial_values  # of new groups too, before anything is written to them
         values = self.get_updated_values(num_updates)
         if values is not None:
-            self._write(self._one_for_each_group(values))
+            values = _one_for_each_group(values, len(initial_values))
+            write_field(self.optimizer, self.param_group_field, values)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return a copy of every attribute but the optimizer, and the values that are in force.
+        """Return a copy of every attribute but the optimizer, and the initial and present values of the groups.
 
         It is enough for any subclass, as long as its attributes are data.
         """
-        attributes = {name: value for name, value in vars(self).items() if not isinstance(value, Optimizer)}
-        return {**copy.deepcopy(attributes), _CURRENT_VALUES: self._current_values()}
+        return {
+            **copy.deepcopy(self._attributes()),
+            _INITIAL_VALUES: self.initial_values,
+            _CURRENT_VALUES: read_field(self.optimizer, self.param_group_field),
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over what ``state_dict`` returned, and write the values of that moment to the parameter groups.
 
-        The result is the same whether the state of the optimizer is loaded before or after this.
+        The result is the same whether the state of the optimizer is loaded before or after this. Groups that
+        were added to the optimizer in the course of the run must be there again.
 
         Args:
             state_dict: The state of a scheduler of the same class.
@@ -117,58 +127,52 @@ class SchedulerBase(ABC):
             ConfigurationError: The state belongs to another field, to another kind of scheduler or to another
                 number of parameter groups; nothing was changed.
         """
+        self._require_own_kind_of_state(state_dict)
         attributes = copy.deepcopy(state_dict)
-        if attributes.get("param_group_field") != self.param_group_field or _CURRENT_VALUES not in attributes:
+        initial_values, values = attributes.pop(_INITIAL_VALUES), attributes.pop(_CURRENT_VALUES)
+        vars(self).update(attributes)
+        for group, initial_value in zip(self.optimizer.param_groups, initial_values, strict=True):
+            group[self._initial_field] = initial_value
+        write_field(self.optimizer, self.param_group_field, values)
+
+    def _attributes(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if not isinstance(value, Optimizer)}
+
+    def _require_own_kind_of_state(self, state: dict[str, Any]) -> None:
+        missing = {*self._attributes(), _INITIAL_VALUES, _CURRENT_VALUES} - state.keys()
+        if missing or state["param_group_field"] != self.param_group_field:
             raise ConfigurationError(
                 "The state does not belong to this scheduler.",
-                given=f"a state with {', '.join(map(repr, attributes)) or 'nothing'}",
+                given=f"a state with {', '.join(map(repr, state)) or 'nothing'}"
+                + (f", without {', '.join(map(repr, sorted(missing)))}" if missing else ""),
                 expected=f"what {type(self).__name__}.state_dict() returned for {self.param_group_field!r}",
                 do="Load it into a scheduler of the class and the field that it was taken from.",
             )
-        values = self._one_for_each_group(attributes.pop(_CURRENT_VALUES))
-        vars(self).update(attributes)
-        self._write(values)
-
-    def _current_values(self) -> list[float]:
-        return [self._current_value(index) for index in range(len(self.optimizer.param_groups))]
-
-    def _current_value(self, index: int) -> float:
-        group = self.optimizer.param_groups[index]
-        if self.param_group_field not in group:
+        saved, present = len(state[_CURRENT_VALUES]), len(self.optimizer.param_groups)
+        if saved != present:
             raise ConfigurationError(
-                f"Parameter group {index} has no field of this name.",
-                given=f"param_group_field={self.param_group_field!r}",
-                expected=f"one of {', '.join(sorted(group.keys() - {'params'}))}",
-                do=f"Correct the name, or use another optimizer than {type(self.optimizer).__name__}.",
+                "The state was taken with another number of parameter groups.",
+                given=f"a state of {saved} groups for an optimizer with {present}",
+                expected="the same groups, in the same order",
+                do="Call optimizer.add_param_group for groups that were added in the course of the run, and then "
+                "load the state."
+                if saved > present
+                else "Load the state first, and then add the groups that it does not know.",
             )
-        return _plain_number(group[self.param_group_field])
-
-    def _one_for_each_group(self, values: float | Iterable[float]) -> Sequence[float]:
-        num_groups = len(self.optimizer.param_groups)
-        if isinstance(values, Number) or getattr(values, "ndim", None) == 0:
-            return [cast("float", values)] * num_groups
-        for_each_group = list(cast("Iterable[float]", values))
-        if len(for_each_group) != num_groups:
-            raise ConfigurationError(
-                "There are not as many values as parameter groups.",
-                given=f"{len(for_each_group)} values: {for_each_group}",
-                expected=f"{num_groups}, one for each parameter group",
-                do="Return a single number to give all groups the same value.",
-            )
-        return for_each_group
-
-    def _write(self, values: Sequence[float]) -> None:
-        for group, value in zip(self.optimizer.param_groups, values, strict=True):
-            current = group[self.param_group_field]
-            if isinstance(current, Tensor):
-                current.fill_(value)
-            else:
-                # A number of numpy or torch in a group would keep a checkpoint of the optimizer from loading safely.
-                group[self.param_group_field] = _plain_number(value)
 
 
-def _plain_number(value: Any) -> float:
-    return cast("float", value.item() if hasattr(value, "item") else value)
+def _one_for_each_group(values: float | Iterable[float], num_groups: int) -> Sequence[float]:
+    if isinstance(values, Number) or getattr(values, "ndim", None) == 0:
+        return [cast("float", values)] * num_groups
+    for_each_group = list(cast("Iterable[float]", values))
+    if len(for_each_group) != num_groups:
+        raise ConfigurationError(
+            "There are not as many values as parameter groups.",
+            given=f"{len(for_each_group)} values: {for_each_group}",
+            expected=f"{num_groups}, one for each parameter group",
+            do="Return a single number to give all groups the same value.",
+        )
+    return for_each_group
 
 
 class StatefulSchedulerBase(SchedulerBase):
@@ -182,7 +186,7 @@ class StatefulSchedulerBase(SchedulerBase):
         param_group_field: The field to schedule. It must be a single number in each group.
 
     Raises:
-        ConfigurationError: A parameter group has no such field.
+        ConfigurationError: A parameter group has no such field, or it is not a single number.
 
     Example:
         >>> import torch

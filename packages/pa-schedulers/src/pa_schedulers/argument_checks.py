@@ -1,0 +1,70 @@
+"""What schedules refuse: arguments that cannot work, each named with its value before anything was changed."""
+
+from __future__ import annotations
+
+import math
+
+from pa_core.errors import ConfigurationError
+
+__all__ = [
+    "refuse",
+    "require_at_most",
+    "require_not_negative",
+    "require_positive",
+    "require_ratio",
+    "whole_number",
+]
+
+
+def require_positive(**arguments: float) -> None:
+    """Refuse an argument that is not a finite number above 0."""
+    for name, value in arguments.items():
+        if not 0 < value < math.inf:
+            refuse(name, value, "a number above 0")
+
+
+def require_not_negative(**arguments: float) -> None:
+    """Refuse an argument that is not a finite number of at least 0."""
+    for name, value in arguments.items():
+        if not 0 <= value < math.inf:
+            refuse(name, value, "a number of at least 0")
+
+
+def require_ratio(**arguments: float | None) -> None:
+    """Refuse an argument that is neither a fraction nor None."""
+    for name, value in arguments.items():
+        if value is not None and not 0 <= value <= 1:
+            refuse(name, value, "a fraction between 0 and 1, or None")
+
+
+def whole_number(name: str, value: float, minimum: int) -> int:
+    """Return a count as an int; arithmetic on the numbers of a run may have made a float of it.
+
+    Raises:
+        ConfigurationError: It is no whole number, or too small.
+    """
+    # A placeholder that nobody filled in refuses the comparison itself, and NaN fails it.
+    if not value >= minimum or value % 1 != 0:
+        refuse(name, value, f"a whole number of at least {minimum}")
+    return int(value)
+
+
+def refuse(name: str, value: object, expected: str) -> None:
+    """Raise the error that names one argument."""
+    raise ConfigurationError(
+        f"The schedule cannot be made with this {name}.",
+        given=f"{name}={value!r}",
+        expected=expected,
+        do=f"Correct {name}.",
+    )
+
+
+def require_at_most(peak: float, rate: float, name: str, group: int, advice: str) -> None:
+    """Refuse a rate to start or end with that is above the learning rate of a parameter group."""
+    if rate > peak:
+        raise ConfigurationError(
+            f"The schedule of parameter group {group} starts or ends above its learning rate.",
+            given=f"{name}={rate} for a group with lr={peak}",
+            expected=f"at most {peak}",
+            do=advice,
+        )

@@ -1,0 +1,59 @@
+"""Reading and writing one field of all parameter groups of an optimizer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from numbers import Number
+from typing import Any, cast
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from pa_core.errors import ConfigurationError
+
+__all__ = ["plain_number", "read_field", "write_field"]
+
+
+def read_field(optimizer: Optimizer, field: str) -> list[float]:
+    """Return the value of a field in each parameter group.
+
+    Raises:
+        ConfigurationError: A group has no such field, or it is not a single number.
+    """
+    return [_read(optimizer, index, group, field) for index, group in enumerate(optimizer.param_groups)]
+
+
+def _read(optimizer: Optimizer, index: int, group: dict[str, Any], field: str) -> float:
+    if field not in group:
+        raise ConfigurationError(
+            f"Parameter group {index} has no field of this name.",
+            given=repr(field),
+            expected=f"one of {', '.join(sorted(group.keys() - {'params'}))}",
+            do=f"Correct the name, or use another optimizer than {type(optimizer).__name__}.",
+        )
+    value = plain_number(group[field])
+    if not isinstance(value, Number):
+        raise ConfigurationError(
+            f"The field of parameter group {index} is not a single number.",
+            given=f"{field!r}, which is {value!r}",
+            expected="a number, or a tensor with one element",
+            do="Choose another field.",
+        )
+    return cast("float", value)
+
+
+def write_field(optimizer: Optimizer, field: str, values: Sequence[float]) -> None:
+    """Set a field in each parameter group; a tensor is changed in place, as captured optimizers need it."""
+    for group, value in zip(optimizer.param_groups, values, strict=True):
+        current = group[field]
+        if isinstance(current, Tensor):
+            current.fill_(value)
+        else:
+            # A number of numpy or torch in a group would keep a checkpoint of the optimizer from loading safely.
+            group[field] = plain_number(value)
+
+
+def plain_number(value: Any) -> Any:
+    """Return a number of Python for one of numpy or torch, and anything else as it is."""
+    return value.item() if hasattr(value, "item") and math.prod(value.shape) == 1 else value
