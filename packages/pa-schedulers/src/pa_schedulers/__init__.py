@@ -3,6 +3,17 @@
 from __future__ import annotations
 
 from pa_schedulers.cosine_scheduler import CosineLrScheduler
+from pa_schedulers.schedule_plot import ScheduleRow, plot_schedule
 from pa_schedulers.scheduler_base import SchedulerBase, StatefulSchedulerBase
+from pa_schedulers.wsd_scheduler import DecayInfo, PhaseInfo, WSDLrScheduler
 
-__all__ = ["CosineLrScheduler", "SchedulerBase", "StatefulSchedulerBase"]
+__all__ = [
+    "CosineLrScheduler",
+    "DecayInfo",
+    "PhaseInfo",
+    "ScheduleRow",
+    "SchedulerBase",
+    "StatefulSchedulerBase",
+    "WSDLrScheduler",
+    "plot_schedule",
+]

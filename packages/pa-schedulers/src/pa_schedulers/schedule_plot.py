@@ -1,0 +1,197 @@
+"""The values that a schedule will take, before anything is trained: as rows, and as a picture."""
+
+# pyright: reportUnknownMemberType=false
+# (matplotlib leaves the keyword arguments of its methods untyped)
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+from typing_extensions import override
+
+from pa_core.placeholders import TrainerPlaceholderValues, resolve_placeholders
+from pa_core.run_config import check_count
+from pa_core.storage import atomic_write
+from pa_core.types import SchedulerFactory, SchedulerLike
+from pa_schedulers.param_groups import read_field
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["ScheduleRow", "plot_schedule"]
+
+# distinguishable with the common kinds of colour blindness (Okabe and Ito, 2008)
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+
+
+class ScheduleRow(NamedTuple):
+    """What one optimizer update will use.
+
+    Attributes:
+        update: The number of the update in the run, from 1.
+        epoch: The epoch that it belongs to, from 1.
+        values: The value of the scheduled field of each parameter group.
+
+    Example:
+        >>> ScheduleRow(update=1, epoch=1, values=(0.1,)).values
+        (0.1,)
+    """
+
+    update: int
+    epoch: int
+    values: tuple[float, ...]
+
+
+def plot_schedule(
+    create_scheduler_fn: SchedulerFactory[SchedulerLike],
+    optimizer: Optimizer,
+    num_epochs: int,
+    num_update_steps_per_epoch: int,
+    path: str | Path | None = None,
+    *,
+    field: str = "lr",
+    max_num_train_steps: int | None = None,
+    train_dataloader_len: int | None = None,
+    eval_dataloader_len: int | None = None,
+) -> list[ScheduleRow]:
+    """Return the values that each update of a run will use, and draw them if a path is given.
+
+    The scheduler is made and stepped as a trainer does it, with placeholders filled in, on a copy of the parameter
+    groups: nothing is trained, and the optimizer is left as it is. It may be a scheduler of ours or of torch, for as
+    long as it needs nothing but ``step()``. Only the picture needs matplotlib
+    (``pip install "pa-schedulers[plot]"``), whose global state is left alone.
+
+    Args:
+        create_scheduler_fn: What ``Trainer.train`` is given.
+        optimizer: The optimizer of the run, as it is when the run starts.
+        num_epochs: Epochs of the run.
+        num_update_steps_per_epoch: Optimizer updates in one epoch: the batches of an epoch, divided by the
+            accumulation steps and rounded up. A trainer has it in its run config.
+        path: Where to save a picture: a PNG, unless the ending says otherwise. Missing folders are made.
+        field: The field of the parameter groups to look at.
+        max_num_train_steps: Updates after which the run ends; overrides ``num_epochs``, as in a trainer.
+        train_dataloader_len: The number that stands for ``TRAIN_DATALOADER_LEN``, if the schedule needs it.
+        eval_dataloader_len: The number that stands for ``EVAL_DATALOADER_LEN``, if the schedule needs it.
+
+    Raises:
+        ImportError: A path is given, and matplotlib is not installed.
+        ConfigurationError: A count is not positive, or the groups have no such field.
+        TypeError: What was given is no factory, or makes something that ``step()`` does not step.
+
+    Example:
+        >>> from pa_schedulers import CosineLrScheduler
+        >>> optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=1.0)
+        >>> create_scheduler_fn = CosineLrScheduler.create_scheduler_fn(lr_min=0.0)
+        >>> for update, epoch, values in plot_schedule(
+        ...     create_scheduler_fn, optimizer, num_epochs=2, num_update_steps_per_epoch=2
+        ... ):
+        ...     print(update, epoch, [round(value, 3) for value in values])
+        1 1 [1.0]
+        2 1 [1.0]
+        3 2 [0.854]
+        4 2 [0.5]
+    """
+    check_count("num_epochs", num_epochs)
+    check_count("num_update_steps_per_epoch", num_update_steps_per_epoch)
+    num_updates = num_epochs * num_update_steps_per_epoch
+    if max_num_train_steps is not None:
+        check_count("max_num_train_steps", max_num_train_steps)
+        num_updates, num_epochs = max_num_train_steps, math.ceil(max_num_train_steps / num_update_steps_per_epoch)
+    placeholder_values = {
+        TrainerPlaceholderValues.NUM_EPOCHS: num_epochs,
+        TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH: num_update_steps_per_epoch,
+        TrainerPlaceholderValues.TRAIN_DATALOADER_LEN: train_dataloader_len,
+        TrainerPlaceholderValues.EVAL_DATALOADER_LEN: eval_dataloader_len,
+    }
+    known = {placeholder.value: number for placeholder, number in placeholder_values.items() if number is not None}
+    groups = _OptimizerOfNothing(optimizer)
+    scheduler = _create(resolve_placeholders(create_scheduler_fn, known), groups)
+    rows: list[ScheduleRow] = []
+    for update in range(1, num_updates + 1):
+        epoch = 1 + (update - 1) // num_update_steps_per_epoch
+        rows.append(ScheduleRow(update, epoch, tuple(map(float, read_field(groups, field)))))
+        groups.step()
+        scheduler.step()
+    if path is not None:
+        _save_picture(rows, Path(path), field)
+    return rows
+
+
+class _OptimizerOfNothing(Optimizer):
+    """Has the parameter groups of another optimizer, but no parameter to update."""
+
+    def __init__(self, other: Optimizer) -> None:
+        groups: list[dict[str, Any]] = [
+            {"params": [nn.Parameter(torch.empty(0))]}
+            | {name: copy.deepcopy(value) for name, value in group.items() if name not in ("params", "param_names")}
+            for group in other.param_groups
+        ]
+        super().__init__(groups, dict(other.defaults))
+
+    @override
+    def step(self, closure: Callable[[], float] | None = None) -> Any:
+        """Update nothing; torch's schedulers warn if this is not called before they are stepped."""
+
+
+def _create(factory: SchedulerFactory[SchedulerLike], optimizer: Optimizer) -> SchedulerLike:
+    given: object = factory
+    if not callable(given):
+        raise TypeError(
+            f"Given as create_scheduler_fn: an instance of {type(given).__name__}. Expected: a function that takes the "
+            "optimizer and returns a scheduler. Pass the factory that Trainer.train is given."
+        )
+    scheduler = factory(optimizer)
+    made: object = scheduler
+    if not hasattr(made, "step") or isinstance(made, ReduceLROnPlateau):
+        raise TypeError(
+            f"Made by create_scheduler_fn: an instance of {type(made).__name__}. Expected: a scheduler that is stepped "
+            "by step() without arguments. What depends on the course of a run cannot be known before it; derive a "
+            "stateless scheduler of your own from StatefulSchedulerBase."
+        )
+    return scheduler
+
+
+def _save_picture(rows: Sequence[ScheduleRow], path: Path, field: str) -> None:
+    figure = _draw(rows, field)
+    picture_format = path.suffix.removeprefix(".") or "png"
+    atomic_write(path, lambda file: figure.savefig(file, format=picture_format, dpi=150))
+
+
+def _draw(rows: Sequence[ScheduleRow], field: str) -> Figure:
+    """Draw one curve for each parameter group."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+        from matplotlib.ticker import EngFormatter, MaxNLocator
+    except ImportError as error:
+        raise ImportError(
+            'Drawing a schedule needs matplotlib. Install it with: pip install "pa-schedulers[plot]"'
+        ) from error
+    figure = Figure(figsize=(7.0, 3.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    updates = [row.update for row in rows]
+    num_groups = len(rows[0].values)
+    for group, colour in zip(range(num_groups), itertools.cycle(_COLOURS), strict=False):
+        axes.plot(updates, [row.values[group] for row in rows], color=colour, label=f"group {group}")
+    if num_groups > 1:
+        # above the axes, where no curve is
+        axes.legend(frameon=False, fontsize=9, ncols=4, loc="lower right", bbox_to_anchor=(1.0, 1.0))
+    axes.set_title(field, loc="left", fontsize=11)
+    axes.set_xlabel("optimizer updates", fontsize=9)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True, steps=[1, 2, 5, 10]))
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.tick_params(labelsize=9, colors="#444444")
+    axes.grid(color="#e6e6e6", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure

@@ -1,0 +1,381 @@
+"""Warmup-stable-decay: a constant rate that is brought down before each checkpoint, and can always go on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal, Self, TypedDict, cast
+
+from torch.optim import Optimizer
+from typing_extensions import override
+
+from pa_core.errors import ConfigurationError
+from pa_core.placeholders import TrainerPlaceholderValues
+from pa_schedulers.argument_checks import refuse, require_at_most, require_not_negative, require_positive, whole_number
+from pa_schedulers.scheduler_base import StatefulSchedulerBase
+from pa_schedulers.wsd_periods import Period, plan_periods
+
+__all__ = ["DecayInfo", "PhaseInfo", "WSDLrScheduler"]
+
+_WARMUP_START = 1e-6
+_LARGEST_DECAY_OF_SEVERAL = 1 / 3
+# What a continuation keeps of its own when it loads the state of an earlier schedule.
+_PLAN = (
+    "total_steps",
+    "decay_phase_ratio",
+    "lr_min",
+    "warmup_starting_lr",
+    "use_inverse_sqrt_decay",
+    "num_checkpoints",
+    "is_continuation_from_checkpoint",
+)
+
+
+class DecayInfo(TypedDict):
+    """The steps of one period of a ``WSDLrScheduler``.
+
+    Attributes:
+        period_start: Steps before the period.
+        period_end: Steps up to its checkpoint.
+        decay_steps: Steps of its decay.
+        pre_decay_step: Steps before its decay.
+
+    Example:
+        >>> DecayInfo(period_start=0, period_end=100, decay_steps=10, pre_decay_step=90)["period_end"]
+        100
+    """
+
+    period_start: int
+    period_end: int
+    decay_steps: int
+    pre_decay_step: int
+
+
+class PhaseInfo(DecayInfo):
+    """Where in a ``WSDLrScheduler`` a step is, and the period that it is in.
+
+    Attributes:
+        step: The step.
+        phase: ``"warmup"``, ``"stable"``, ``"decay"``, or ``"finished"`` behind the last checkpoint.
+
+    Example:
+        >>> PhaseInfo(
+        ...     step=95, phase="decay", period_start=0, period_end=100, decay_steps=10, pre_decay_step=90
+        ... )["phase"]
+        'decay'
+    """
+
+    step: int
+    phase: Literal["warmup", "stable", "decay", "finished"]
+
+
+class WSDLrScheduler(StatefulSchedulerBase):
+    """Warms the learning rate up, keeps it, and brings it down before each checkpoint.
+
+    This is the schedule of MiniCPM (arXiv 2404.06395): as nothing before the decay depends on the length of the
+    run, a run can be continued for as long as one likes. With several checkpoints, the rate is back at its
+    stable value right after each of them, so that one run gives a model for each of several budgets; this is
+    WSD-S (arXiv 2410.05192).
+
+    With W steps of warm-up and a period from A to E, of which the last D steps decay, and ``lr`` the learning
+    rate of a parameter group, the rate after n steps is
+
+    - linear from ``warmup_starting_lr`` to ``lr`` for n < W;
+    - ``lr`` for n up to E - D;
+    - then, with t = (n - (E - D)) / D, ``lr + (lr_min - lr) * sqrt(t)`` (arXiv 2405.18392), or, inversely
+      proportional, ``1 / (t / lr_min + (1 - t) / lr)`` (arXiv 2410.05192). At E it is exactly ``lr_min``;
+    - ``lr_min`` after the last checkpoint.
+
+    The first period begins at 0 and each further one at the checkpoint before it. A period decays in its last
+    ``int((E - A) * decay_phase_ratio)`` steps; where that is 0, it stays at ``lr``. A single checkpoint is at the
+    end; of several, the first is at a quarter of the steps and each next one at twice the step before. With more
+    than three, the first is so early that the last one is not past the end; with two, the last one is at half of
+    the steps, and what follows is trained at ``lr_min``.
+
+    Each group has its own ``lr``; for a group that is added to the optimizer later, it is the rate it came with,
+    and is not raised to a minimum or starting rate above it.
+
+    **Continuation.** Make the schedule of the further steps with ``is_continuation_from_checkpoint=True`` and
+    load the state of the old one, saved before or after a decay: a fresh stable phase of the new length begins,
+    without warm-up, at the rate of the old one. A state that such a continuation saved in its own course, and
+    that is loaded into one with the same arguments, resumes it instead; after loading a state of an equally
+    long continuation in order to continue that, call ``start_stable_phase()``.
+
+    Args:
+        optimizer: The optimizer whose learning rates are scheduled.
+        num_epochs: Epochs of the run; needs ``num_update_steps_per_epoch``.
+        num_update_steps_per_epoch: Optimizer updates in one epoch.
+        total_steps: Optimizer updates of the run, in the place of the two.
+        num_warmup_steps: Updates in which the rate rises.
+        decay_phase_ratio: The fraction of each period in which the rate decays; the default is what the authors
+            of MiniCPM found to be enough. At most 1/3 with several checkpoints.
+        lr_min: The rate at each checkpoint, the same for all groups. The default is next to nothing for any
+            usual rate.
+        warmup_starting_lr: The rate at the start of the warm-up, the same for all groups.
+        use_inverse_sqrt_decay: Whether the decay follows the square root; if not, it is inversely proportional.
+        num_checkpoints: How many checkpoints to decay for.
+        is_continuation_from_checkpoint: Whether the state of an earlier schedule will be loaded, in order to go
+            on from it.
+
+    Raises:
+        ConfigurationError: The length is given twice or not at all, warm-up and decay do not fit into the first
+            period, a number is out of its range, or a rate to start or end with is above the ``lr`` of a group.
+        TypeError: A placeholder was given that only a trainer can fill in; see ``create_scheduler_fn``.
+
+    Example:
+        >>> import torch
+        >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0)
+        >>> scheduler = WSDLrScheduler(
+        ...     optimizer, total_steps=12, num_warmup_steps=2, warmup_starting_lr=0.2,
+        ...     decay_phase_ratio=0.34, lr_min=0.1,
+        ... )
+        >>> [round(scheduler.get_updated_values(step)[0], 2) for step in range(13)]
+        [0.2, 0.6, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.55, 0.36, 0.22, 0.1]
+        >>> scheduler.get_decay_info()
+        [{'period_start': 0, 'period_end': 12, 'decay_steps': 4, 'pre_decay_step': 8}]
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        num_epochs: int | None = None,
+        num_update_steps_per_epoch: int | None = None,
+        total_steps: int | None = None,
+        num_warmup_steps: int = 0,
+        decay_phase_ratio: float = 0.1,
+        lr_min: float = 1e-6,
+        warmup_starting_lr: float = _WARMUP_START,
+        use_inverse_sqrt_decay: bool = True,
+        num_checkpoints: int = 1,
+        is_continuation_from_checkpoint: bool = False,
+    ) -> None:
+        steps = _total_steps(num_epochs, num_update_steps_per_epoch, total_steps)
+        num_warmup_steps = whole_number("num_warmup_steps", num_warmup_steps, minimum=0)
+        num_checkpoints = whole_number("num_checkpoints", num_checkpoints, minimum=1)
+        require_not_negative(lr_min=lr_min, warmup_starting_lr=warmup_starting_lr)
+        _require_usable_decay(decay_phase_ratio, num_checkpoints, lr_min, use_inverse_sqrt_decay)
+        first, *_ = plan_periods(steps, num_checkpoints, decay_phase_ratio)
+        _require_room_for_warmup(num_warmup_steps, first)
+        super().__init__(optimizer, param_group_field="lr")
+        self.total_steps = steps
+        self.num_warmup_steps = num_warmup_steps
+        self.decay_phase_ratio = decay_phase_ratio
+        self.lr_min = lr_min
+        self.warmup_starting_lr = warmup_starting_lr
+        self.use_inverse_sqrt_decay = use_inverse_sqrt_decay
+        self.num_checkpoints = num_checkpoints
+        self.is_continuation_from_checkpoint = is_continuation_from_checkpoint
+        self._require_rates_below_the_stable_one()
+        self.step_update(0)
+
+    @classmethod
+    def create_scheduler_fn(
+        cls,
+        total_num_epochs: int = TrainerPlaceholderValues.NUM_EPOCHS,
+        num_update_steps_per_epoch: int = TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH,
+        num_warmup_epochs: float | None = None,
+        decay_phase_ratio: float = 0.1,
+        lr_min: float = 1e-6,
+        warmup_starting_lr: float = _WARMUP_START,
+        use_inverse_sqrt_decay: bool = True,
+        num_checkpoints: int = 1,
+        is_continuation_from_checkpoint: bool = False,
+    ) -> Callable[[Optimizer], Self]:
+        """Return a function that makes this scheduler for an optimizer, as ``Trainer.train`` takes it.
+
+        The trainer fills in the length of the run, which is known only when the run starts.
+
+        Args:
+            total_num_epochs: Epochs of the schedule; the default is that of the run.
+            num_update_steps_per_epoch: As for the class; the default is that of the run.
+            num_warmup_epochs: Epochs in which the rate rises, also a fraction of one, rounded down to whole
+                updates; None for no warm-up.
+            decay_phase_ratio: As for the class.
+            lr_min: As for the class.
+            warmup_starting_lr: As for the class.
+            use_inverse_sqrt_decay: As for the class.
+            num_checkpoints: As for the class.
+            is_continuation_from_checkpoint: As for the class.
+
+        Example:
+            >>> import torch
+            >>> create_scheduler = WSDLrScheduler.create_scheduler_fn(
+            ...     total_num_epochs=8, num_update_steps_per_epoch=100, num_warmup_epochs=0.5, num_checkpoints=3
+            ... )
+            >>> scheduler = create_scheduler(torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1))
+            >>> scheduler.get_checkpoint_steps(), scheduler.num_warmup_steps
+            ([200, 400, 800], 50)
+        """
+        return partial(
+            cls,
+            num_epochs=total_num_epochs,
+            num_update_steps_per_epoch=num_update_steps_per_epoch,
+            num_warmup_steps=cast("int", num_update_steps_per_epoch * (num_warmup_epochs or 0) // 1),
+            decay_phase_ratio=decay_phase_ratio,
+            lr_min=lr_min,
+            warmup_starting_lr=warmup_starting_lr,
+            use_inverse_sqrt_decay=use_inverse_sqrt_decay,
+            num_checkpoints=num_checkpoints,
+            is_continuation_from_checkpoint=is_continuation_from_checkpoint,
+        )
+
+    @override
+    def get_updated_values(self, num_updates: int) -> list[float]:
+        """Return the learning rate of each parameter group after a number of updates.
+
+        Args:
+            num_updates: The number of previous updates. Behind the last checkpoint the minimum stays.
+        """
+        period = self._period_of(num_updates)
+        return [self._learning_rate(stable, num_updates, period) for stable in self.initial_values]
+
+    def get_checkpoint_steps(self) -> list[int]:
+        """Return the steps of the checkpoints, where the rate is at its minimum."""
+        return [period.end for period in self._periods()]
+
+    def get_decay_info(self) -> list[DecayInfo]:
+        """Return the steps of each period: where it starts and ends, and where its decay begins."""
+        return [_describe(period) for period in self._periods()]
+
+    def get_phase_info(self, step: int) -> PhaseInfo:
+        """Return the phase and the period that a step is in; a checkpoint belongs to the period that it ends.
+
+        Args:
+            step: A number of updates.
+
+        Raises:
+            ConfigurationError: The step is no whole number, or negative.
+        """
+        step = whole_number("step", step, minimum=0)
+        period = self._period_of(step)
+        phase: Literal["warmup", "stable", "decay", "finished"] = "stable"
+        if step > period.end:
+            phase = "finished"
+        elif step < self.num_warmup_steps:
+            phase = "warmup"
+        elif step >= period.pre_decay_step and period.decay_steps > 0:
+            phase = "decay"
+        return PhaseInfo(step=step, phase=phase, **_describe(period))
+
+    def get_current_phase_info(self) -> PhaseInfo:
+        """Return what ``get_phase_info`` says of the current step."""
+        return self.get_phase_info(self.get_current_step())
+
+    def get_current_step(self) -> int:
+        """Return how many updates there have been, which is how often ``step()`` was called."""
+        return self._num_updates
+
+    def start_stable_phase(self) -> None:
+        """Begin this schedule anew at its stable rate, without warm-up; loading an old state does so by itself."""
+        self.num_warmup_steps = 0
+        self._num_updates = 0
+        self.step_update(0)
+
+    @override
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over a state, in order to resume its schedule or, in a continuation, to go on from it.
+
+        Args:
+            state_dict: What ``state_dict`` returned.
+
+        Raises:
+            ConfigurationError: As for every scheduler; nothing was changed.
+        """
+        plan = {name: vars(self)[name] for name in _PLAN}
+        super().load_state_dict(state_dict)
+        if plan["is_continuation_from_checkpoint"] and not self._goes_on_with(plan):
+            vars(self).update(plan)
+            self.start_stable_phase()
+
+    def _goes_on_with(self, plan: dict[str, Any]) -> bool:
+        """Whether the state that was loaded is one of this very plan, with something left of it."""
+        return plan == {name: vars(self)[name] for name in _PLAN} and self._num_updates < self.total_steps
+
+    def _periods(self) -> list[Period]:
+        return plan_periods(self.total_steps, self.num_checkpoints, self.decay_phase_ratio)
+
+    def _period_of(self, step: int) -> Period:
+        periods = self._periods()
+        return next((period for period in periods if step <= period.end), periods[-1])
+
+    def _learning_rate(self, stable: float, step: int, period: Period) -> float:
+        if step < self.num_warmup_steps:
+            start = min(stable, self.warmup_starting_lr)
+            return start + (stable - start) * (step / self.num_warmup_steps)
+        if step <= period.pre_decay_step or period.decay_steps == 0:
+            return stable
+        minimum = min(stable, self.lr_min)
+        if step >= period.end:
+            return minimum
+        progress = (step - period.pre_decay_step) / period.decay_steps
+        if self.use_inverse_sqrt_decay:
+            decayed = stable + (minimum - stable) * math.sqrt(progress)
+        else:
+            decayed = 1 / (progress / minimum + (1 - progress) / stable)
+        # Rounding may not pass the bounds.
+        return min(stable, max(minimum, decayed))
+
+    def _require_rates_below_the_stable_one(self) -> None:
+        is_used = self.num_warmup_steps > 0 or self.warmup_starting_lr != _WARMUP_START
+        for index, stable in enumerate(self.initial_values):
+            require_at_most(stable, self.lr_min, "lr_min", index, "Lower lr_min.")
+            if is_used:
+                advice = "Lower warmup_starting_lr."
+                require_at_most(stable, self.warmup_starting_lr, "warmup_starting_lr", index, advice)
+
+
+def _describe(period: Period) -> DecayInfo:
+    return DecayInfo(
+        period_start=period.start,
+        period_end=period.end,
+        decay_steps=period.decay_steps,
+        pre_decay_step=period.pre_decay_step,
+    )
+
+
+def _total_steps(num_epochs: float | None, num_update_steps_per_epoch: float | None, total_steps: float | None) -> int:
+    """Return the length of the schedule, which is given in one of two ways."""
+    if total_steps is not None and num_epochs is None and num_update_steps_per_epoch is None:
+        return whole_number("total_steps", total_steps, minimum=1)
+    if total_steps is None and num_epochs is not None and num_update_steps_per_epoch is not None:
+        require_positive(num_epochs=num_epochs, num_update_steps_per_epoch=num_update_steps_per_epoch)
+        steps = num_epochs * num_update_steps_per_epoch
+        return whole_number("num_epochs * num_update_steps_per_epoch", steps, minimum=1)
+    raise ConfigurationError(
+        "The length of the schedule is not clear.",
+        given=f"num_epochs={num_epochs}, num_update_steps_per_epoch={num_update_steps_per_epoch}, "
+        f"total_steps={total_steps}",
+        expected="either total_steps, or both num_epochs and num_update_steps_per_epoch",
+        do="Give the one or the other, and leave the rest out.",
+    )
+
+
+def _require_usable_decay(ratio: float, num_checkpoints: int, lr_min: float, use_inverse_sqrt_decay: bool) -> None:
+    if not 0 <= ratio <= 1:
+        refuse("decay_phase_ratio", ratio, "a fraction between 0 and 1")
+    if num_checkpoints > 1 and ratio > _LARGEST_DECAY_OF_SEVERAL:
+        raise ConfigurationError(
+            "Decays take up too much of a run with several checkpoints.",
+            given=f"decay_phase_ratio={ratio} with num_checkpoints={num_checkpoints}",
+            expected="at most 1/3",
+            do="Lower decay_phase_ratio; 0.1 is usual.",
+        )
+    if lr_min == 0 and not use_inverse_sqrt_decay:
+        raise ConfigurationError(
+            "A decay that is inversely proportional cannot end at 0: it would be there at its first step.",
+            given="lr_min=0 with use_inverse_sqrt_decay=False",
+            expected="lr_min above 0",
+            do="Pass lr_min=1e-6, for example, or use_inverse_sqrt_decay=True.",
+        )
+
+
+def _require_room_for_warmup(num_warmup_steps: int, first: Period) -> None:
+    if num_warmup_steps > first.pre_decay_step:
+        raise ConfigurationError(
+            "Warm-up and decay are longer than the first period.",
+            given=f"num_warmup_steps={num_warmup_steps} before a decay of {first.decay_steps} steps that ends at "
+            f"step {first.end}",
+            expected=f"at most {first.pre_decay_step} steps of warm-up",
+            do="Shorten the warm-up or the decay, plan fewer checkpoints, or train for longer.",
+        )
