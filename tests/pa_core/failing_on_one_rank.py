@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import socket
 import sys
+import tempfile
 import threading
 import time
 from multiprocessing.connection import wait
@@ -54,7 +55,23 @@ class Failure:
 
 
 class Report(TrainerCallback):
-    """Says that it was told of the exception."""
+    """Says that it was told of the exception; saves a training state after the second update, and may then leave."""
+
+    asks_to_leave = False
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+
+    @override
+    def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
+        if update == 1:
+            trainer.request_training_state()
+        if update == 2 and self.asks_to_leave:
+            trainer.request_preemption()
+
+    @override
+    def on_training_state_request(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
+        trainer.save_training_state(self.folder)
 
     @override
     def on_exception(self, trainer: AnyTrainer, exception: BaseException, **kwargs: Any) -> None:
@@ -82,7 +99,8 @@ class FailingDataset(Dataset[tuple[Tensor, Tensor]]):
 def train_and_evaluate(place: str, failure: Failure | None) -> None:
     """Run until the place at which the rank that was given a failure fails; go on as scripts should not."""
     model = TinyClassifier(batch_norm=True)
-    report = Report()
+    report = Report(tempfile.mkdtemp())
+    report.asks_to_leave = place == "on_preemption"
     trainer = Trainer(model, nn.CrossEntropyLoss(), SGD(model.parameters(), lr=0.1), callbacks=[report])
     data: Dataset[Any] = make_classification(40)
     if failure is not None:

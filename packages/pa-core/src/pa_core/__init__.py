@@ -14,6 +14,7 @@ from pa_core.callbacks import (
     PrintProgressCallback,
     ProgressBarCallback,
     SaveBestModelCallback,
+    SaveTrainingStateCallback,
     StepBasedEvaluationCallback,
     TerminateOnNaNCallback,
     TrainerCallback,
@@ -35,6 +36,7 @@ from pa_core.errors import (
     MetricNotFoundError,
     NonFiniteLossError,
     StopTrainingError,
+    TrainingPreempted,
     UnsupportedConfigurationError,
 )
 from pa_core.history_plot import plot_run_history
@@ -73,6 +75,7 @@ __all__ = [
     "RunClock",
     "RunHistory",
     "SaveBestModelCallback",
+    "SaveTrainingStateCallback",
     "SchedulerLike",
     "SizedIterable",
     "StatefulScheduler",
@@ -86,6 +89,7 @@ __all__ = [
     "TrainerPlaceholderValues",
     "TrainerRunConfig",
     "TrainerWithTimmScheduler",
+    "TrainingPreempted",
     "UnsupportedConfigurationError",
     "gather_objects",
     "get_default_callbacks",

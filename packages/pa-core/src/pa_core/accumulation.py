@@ -57,7 +57,13 @@ def count_steps(loader: SizedIterable) -> int:
 
 
 def micro_batches(
-    loader: SizedIterable, batches: Iterable[Any], *, accumulation_steps: int, rank: int, num_processes: int
+    loader: SizedIterable,
+    batches: Iterable[Any],
+    *,
+    accumulation_steps: int,
+    rank: int,
+    num_processes: int,
+    steps_done: int = 0,
 ) -> Iterator[tuple[MicroBatch, Any]]:
     """Iterate over the batches of an epoch together with the part that each has in its update.
 
@@ -68,13 +74,14 @@ def micro_batches(
             shorter, and weighs what it holds.
         rank: The rank of this process.
         num_processes: The number of processes.
+        steps_done: The number of steps of the epoch that lie before the position of a loader of ours.
     """
-    keyed, _ = _keyed_part(loader)
+    keyed, limit = _keyed_part(loader)
     if keyed is None:
         yield from _of_users_loader(len(loader), _known_sizes(loader, num_processes), batches, accumulation_steps)
         return
     arriving = iter(batches)
-    steps = count_steps(loader)
+    steps = len(keyed.split) if limit is None else min(len(keyed.split), limit - steps_done)
     for first in range(0, steps, accumulation_steps):
         group = range(first, min(first + accumulation_steps, steps))
         total = sum(keyed.split.size(step) for step in group)

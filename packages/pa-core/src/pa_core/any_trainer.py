@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 
 from pa_core.run_config import TrainerRunConfig
 from pa_core.tracking import LossTracker, RunHistory
-from pa_core.types import LossFunction, SizedIterable, StatefulScheduler
+from pa_core.types import LossFunction, SizedIterable, StatefulScheduler, SupportsStateDict
 
 if TYPE_CHECKING:
     from pa_core.callbacks.base import CallbackHandler
@@ -49,6 +49,9 @@ class AnyTrainer(ABC):
         gradient_norm: The norm of all gradients before clipping at the last update, as a tensor on the
             device of the run; None unless the run clips by norm.
 
+        preemptible: Whether evaluation epochs look for a request to leave between their batches; a callback sets it
+            on every process when a run starts, and a new run begins without.
+
     Example:
         >>> from pa_core import AnyTrainer, TrainerCallback
         >>> class PrintSamples(TrainerCallback):
@@ -72,6 +75,7 @@ class AnyTrainer(ABC):
     gradient_norm: Tensor | None
     num_updates: int
     num_epochs_completed: int
+    preemptible: bool
 
     @property
     @abstractmethod
@@ -123,3 +127,35 @@ class AnyTrainer(ABC):
     @abstractmethod
     def save_model(self, save_directory: str | Path, max_shard_size: int | str = "5GB") -> None:
         """Export the weights as safetensors."""
+
+    @abstractmethod
+    def save_training_state(
+        self,
+        output_dir: str | Path,
+        checkpoint_kwargs: Mapping[str, Any] | None = None,
+        *,
+        asynchronous: bool = False,
+        sequence: int = 0,
+        on_saved: Callable[[Path], object] | None = None,
+    ) -> None:
+        """Save everything that a run consists of, so that ``train(resume_from=...)`` goes on from there."""
+
+    @abstractmethod
+    def load_training_state(self, input_dir: str | Path) -> dict[str, Any]:
+        """Load model, optimizer and scheduler of a training state, without going on with its run."""
+
+    @abstractmethod
+    def check_training_state(self) -> None:
+        """Refuse, before any time is spent on training, what could not be saved in a training state."""
+
+    @abstractmethod
+    def request_training_state(self) -> None:
+        """Ask that all processes save a training state after the same update."""
+
+    @abstractmethod
+    def request_preemption(self) -> None:
+        """Ask that all processes save a training state after the same update, and end."""
+
+    @abstractmethod
+    def register_for_checkpointing(self, *objects: SupportsStateDict) -> None:
+        """Make objects a part of training states."""

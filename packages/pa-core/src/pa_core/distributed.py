@@ -36,6 +36,7 @@ __all__ = [
     "local_process_zero_only",
     "num_local_processes",
     "num_processes",
+    "rank",
     "sum_over_processes",
     "synchronises_every_parameter",
     "to_device",
@@ -53,6 +54,11 @@ _collectives: Any = dist
 def num_processes() -> int:
     """Return the number of processes of the run, 1 where there is no process group."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def rank() -> int:
+    """Return the number of this process in the run, 0 where there is no process group."""
+    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
 
 
 def leave_processes_at_exit() -> None:

@@ -20,6 +20,7 @@ __all__ = [
     "MetricNotFoundError",
     "NonFiniteLossError",
     "StopTrainingError",
+    "TrainingPreempted",
     "UnsupportedConfigurationError",
 ]
 
@@ -137,6 +138,26 @@ class CheckpointError(ExplainedError, RuntimeError):
         >>> issubclass(CheckpointError, RuntimeError)
         True
     """
+
+
+class TrainingPreempted(SystemExit):  # it is no error, and a script ends by it as by SystemExit
+    """The machine is needed for something else: a training state was saved, and the process ends.
+
+    Like every ``SystemExit`` it ends a script that does not catch it, without a traceback and with its status: 75,
+    which stands for a temporary failure after which to try again (``EX_TEMPFAIL`` of ``sysexits.h``).
+
+    Attributes:
+        STATUS: The exit status.
+
+    Example:
+        >>> TrainingPreempted().code
+        75
+    """
+
+    STATUS = 75
+
+    def __init__(self) -> None:
+        super().__init__(self.STATUS)
 
 
 class MetricNotFoundError(ExplainedError, KeyError):

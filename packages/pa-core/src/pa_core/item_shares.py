@@ -20,6 +20,11 @@ class ItemShares:
 
     Args:
         num_processes: The number of processes, over which gradients are averaged.
+        nominal: The nominal number of a run that goes on; by default it is taken from the first update.
+
+    Attributes:
+        total_of_process: The items of this process in the present update so far.
+        nominal: The nominal number, None before the first update.
 
     Example:
         >>> import torch
@@ -32,9 +37,9 @@ class ItemShares:
         tensor(2.)
     """
 
-    def __init__(self, num_processes: int) -> None:
+    def __init__(self, num_processes: int, nominal: float | None = None) -> None:
         self._num_processes = num_processes
-        self._nominal: float | None = None
+        self.nominal = nominal
         self.total_of_process = 0.0
 
     def weigh(self, items: int) -> float:
@@ -44,7 +49,7 @@ class ItemShares:
             items: The number of items that the mean was taken over.
         """
         self.total_of_process += items
-        return items / (self._nominal or 1.0)
+        return items / (self.nominal or 1.0)
 
     def settle(self, parameters: list[Tensor], total: float | Tensor) -> None:
         """Turn the gradients of an update into those of the mean over its items, and begin the next update.
@@ -54,9 +59,9 @@ class ItemShares:
             total: The items of the update on all processes. A tensor on the device is not waited for, except after the
                 first update.
         """
-        nominal = self._nominal or 1.0
-        if self._nominal is None:
-            self._nominal = _power_of_two(float(total) / self._num_processes)
+        nominal = self.nominal or 1.0
+        if self.nominal is None:
+            self.nominal = _power_of_two(float(total) / self._num_processes)
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         if gradients:
             # Without any item all gradients are zero, and stay so.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, cast
@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from torch.utils.data import Dataset, IterableDataset
 from typing_extensions import override
 
-from pa_core import _accelerate, checkpoint, distributed, failures, supported
+from pa_core import _accelerate, checkpoint, distributed, failures, supported, training_state
 from pa_core.accumulation import MicroBatch, count_steps, micro_batches
 from pa_core.any_trainer import AnyTrainer
 from pa_core.callbacks.base import CallbackHandler, CallbackLike
@@ -36,13 +36,21 @@ from pa_core.data.user_loader import (
     is_slice,
     plain_dataloader,
 )
-from pa_core.errors import BatchOutputError, ConfigurationError, NonFiniteLossError, StopTrainingError
+from pa_core.errors import (
+    BatchOutputError,
+    ConfigurationError,
+    NonFiniteLossError,
+    StopTrainingError,
+    TrainingPreempted,
+)
 from pa_core.exports import save_safetensors
 from pa_core.item_shares import ItemShares
 from pa_core.placeholders import TrainerPlaceholderValues, resolve_placeholders
 from pa_core.run_config import TrainerRunConfig, check_clip_threshold, check_count
 from pa_core.step_output import check_step_output, count_items
+from pa_core.storage import encode
 from pa_core.tracking import InMemoryRunHistory, LossTracker, RunHistory
+from pa_core.training_state import Phase, Position, SavedRun, StateRequest, StateSaver, Wish
 from pa_core.types import (
     BatchT,
     LossFunction,
@@ -52,12 +60,17 @@ from pa_core.types import (
     SchedulerLike,
     SchedulerT,
     SizedIterable,
+    SupportsStateDict,
 )
 
 __all__ = ["Trainer"]
 
 _UPDATES_UNTIL_READ = 2
 """On an accelerator: the copy of what the processes agreed on has arrived by then, and nobody waits for it."""
+
+
+class _EvaluationInterrupted(BaseException):
+    """Leaves an evaluation that is not brought to its end; no ``except Exception`` of a user's is to catch it."""
 
 
 class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
@@ -116,6 +129,14 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
     scheduler: SchedulerT | None
     create_scheduler_fn: SchedulerFactory[SchedulerT] | None
     callback_handler: CallbackHandler[Self]
+    _stop: StopTrainingError | None
+    _items_of_step: int | None
+    _counts_items: bool | None
+    _saved_run: SavedRun | None
+    _begins_at: Phase | None
+    _interruptible: Phase | None
+    _interrupted_evaluation: Phase | None
+    _streams_before_evaluation: dict[str, Any] | None
 
     def __init__(
         self,
@@ -144,29 +165,23 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self._eval_dl_kwargs: dict[str, Any] = {}
         self._gradient_clip_norm: float | None = None
         self._loss_tracker = LossTracker()
-        self._is_training = False
         self._seed: int | None = None
-        self.num_updates: int = 0
-        self.num_epochs_completed: int = 0
-        self._samples_of_group = 0
-        self._last_batch_size = 0
-        self._items_of_step: int | None = None
-        self._counts_items: bool | None = None
         self._users_model: ModelT_co | None = None
         self._undo_preparation: Callable[[], None] | None = None
         self._agreement: distributed.GradientAgreement | None = None
         self._calls_of_step: distributed.CallsOfStep | None = None
         self._wrapped_trainable: list[bool] = []
-        self._stop: StopTrainingError | None = None
+        self._state_saver = StateSaver()
+        self._settings: dict[str, Any] | None = None
+        self._asked_of_optimizer: list[dict[str, Any]] = []
+        self._saved_along: list[SupportsStateDict] = []
         with supported.refuse_conflicts():
             self._accelerator = self._create_accelerator()
         distributed.leave_processes_at_exit()
         supported.require_supported(self._accelerator)
         supported.require_whole_model(model)
         supported.warn_of_ignored_settings(self._accelerator)
-        self._skipped_update = False
-        self._item_shares = ItemShares(self._accelerator.num_processes)
-        self._late_reader = distributed.LateReader(delay=0)
+        self._begin_bookkeeping(is_training=False)
         self.callback_handler.call_event("on_init_end", self)
 
     # The two entries: training and evaluation
@@ -187,6 +202,9 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         collate_fn: Callable[[list[Any]], BatchT] | None = None,
         *,
         gradient_clip_norm: float | None = None,
+        resume_from: str | Path | None = None,
+        resume_missing: Literal["error", "start"] = "error",
+        resume_allow: Collection[str] = (),
     ) -> None:
         """Run a training run: epochs of training, each followed by an evaluation if there is a dataset for it.
 
@@ -214,9 +232,20 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             collate_fn: Makes a batch of a list of samples, for both loaders.
             gradient_clip_norm: Scale all gradients together so that their norm is at most this;
                 ``gradient_norm`` holds the norm that was measured.
+            resume_from: A training state to go on from, or a folder of them, of which the newest valid one is taken.
+                ``num_epochs`` is the total of the run, those before the interruption included; a run that was complete
+                is put back as it ended, and ``train()`` returns.
+            resume_missing: ``"start"`` begins a new run where ``resume_from`` holds no state at all, so that a job
+                script is the same when it is started and when it is started again.
+            resume_allow: Differences from the saved run that change what it means, and are refused unless they are
+                named here: of "samples_per_update", "dataset_length", "shuffle", "drop_last", "loader", "model",
+                "optimizer" and "scheduler".
 
         Raises:
             ConfigurationError: An argument cannot work.
+            FileNotFoundError: There is no training state to go on from.
+            CheckpointError: No training state is valid, or the run would not go on as the one that was saved.
+            TrainingPreempted: All processes were asked to make room; a training state was saved.
             NonFiniteLossError: ``TerminateOnNaNCallback`` ended the run; its last events have been called.
         """
         check_count("num_epochs", num_epochs)
@@ -227,6 +256,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         check_clip_threshold("gradient_clip_value", gradient_clip_value)
         check_clip_threshold("gradient_clip_norm", gradient_clip_norm)
         _check_optimizer(self.model, self.optimizer)
+        training_state.check_allowed_names(resume_allow)
         self.train_dataset = train_dataset
         self.eval_dataset = eval_dataset
         self.collate_fn = collate_fn
@@ -234,6 +264,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self.create_scheduler_fn = create_scheduler_fn  # pyright: ignore[reportIncompatibleVariableOverride]
         self._gradient_clip_norm = gradient_clip_norm
         with self._run(is_training=True):
+            self._find_saved_run(resume_from, resume_missing)
             self.train_dataloader = self.create_train_dataloader(per_device_batch_size, train_dataloader_kwargs)
             check_loader(self.train_dataloader, "create_train_dataloader")
             self.eval_dataloader = None
@@ -250,11 +281,14 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
                 max_num_train_steps,
                 gradient_clip_value,
             )
+            self._asked_of_optimizer = training_state.hyperparameters(self.optimizer)
             self.scheduler = self.create_scheduler()  # pyright: ignore[reportIncompatibleVariableOverride]  # as above
             # Not before: a run that cannot start costs nothing of what the last one recorded.
             if reset_run_history:
                 self._reset_run_history()
+            self._go_on_with_saved_run(resume_allow)
             self._run_training()
+            self._state_saver.settle()
         if isinstance(self._stop, NonFiniteLossError):
             raise self._stop
 
@@ -437,24 +471,34 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             with self._stopping_together():
                 self.training_run_start()
                 self._call_event("on_training_run_start")
-            for epoch in range(self.run_config.num_epochs):
-                self._start_keyed_epoch(epoch)
+            self._go_on_between_epochs()
+            while not self._is_complete():
+                self._start_keyed_epoch(self.num_epochs_completed)
                 self._run_epoch()
         except StopTrainingError as error:
             self._stop = error
             self.callback_handler.call_event("on_stop_training_error", self, error=error)
         self.training_run_end()
         self.callback_handler.call_event("on_training_run_end", self)
+        self._go_on_from_the_end()
+        self._reach_safe_point(Phase.NOTHING)
+
+    def _is_complete(self) -> bool:
+        """Whether no epoch is left, for a run that goes on perhaps before its first one."""
+        return self._begins_at is Phase.NOTHING or self.num_epochs_completed >= self.run_config.num_epochs
 
     def _run_epoch(self) -> None:
-        self._run_train_epoch(self.train_dataloader)
+        """Train an epoch, unless it is trained already, and evaluate."""
+        if not self._begins(Phase.EVALUATION):
+            self._run_train_epoch(self.train_dataloader)
         if self.eval_dataloader is not None:
-            self._run_eval_epoch(self.eval_dataloader)
+            self._evaluate_epoch(self.eval_dataloader)
         self.num_epochs_completed += 1
         with self._stopping_together():
             self.training_run_epoch_end()
             self._call_event("on_training_run_epoch_end")
         self.run_history._increment_epoch()  # pyright: ignore[reportPrivateUsage]  # only trainers count epochs
+        self._reach_safe_point(Phase.EPOCH)
 
     def _run_train_epoch(self, train_dl: SizedIterable[BatchT]) -> None:
         """Train on each batch of the loader.
@@ -464,12 +508,13 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         """
         self._wrap_again_if_parameters_were_frozen()
         self._loss_tracker.reset()
-        self._samples_of_group = 0
+        self._samples_of_group = self._samples_of_epoch = self._steps_of_epoch = 0
         self._item_shares.forget()
         with self._stopping_together():
             self.train_epoch_start()
             self._call_event("on_train_epoch_start")
-        for step, (micro_batch, batch) in enumerate(self._micro_batches(train_dl), start=1):
+        self._go_on_in_mid_epoch(train_dl)
+        for step, (micro_batch, batch) in enumerate(self._micro_batches(train_dl), start=self._steps_of_epoch + 1):
             self._run_train_step(batch, micro_batch, step)
             if self.num_updates == self.run_config.max_num_train_steps:
                 break
@@ -485,6 +530,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             self.backward_step(self._weighted(loss, micro_batch))
         self._samples_of_group += micro_batch.global_samples or self._last_batch_size * self._accelerator.num_processes
         if micro_batch.ends_group:
+            self._steps_of_epoch = step
             self._agree_on_update()
             self._update()
 
@@ -530,11 +576,15 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self.optimizer_zero_grad()
         clock = self.run_history.clock
         clock.samples += self._samples_of_group
+        self._samples_of_epoch += self._samples_of_group
         self._samples_of_group = 0
         if not self._skipped_update:
             self.num_updates += 1
             clock.update += 1
+            self._is_at_update = True
             self._call_event("on_optimizer_step_end", update=self.num_updates)
+            self._is_at_update = False
+            self._reach_safe_point(Phase.STEP)
 
     def _clip_gradients(self) -> None:
         """Clip the gradients as ``train()`` was told to, once per update, after any scaling is undone."""
@@ -584,6 +634,14 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self.evaluation_run_end()
         self.callback_handler.call_event("on_evaluation_run_end", self)
 
+    def _evaluate_epoch(self, valid_dl: SizedIterable[BatchT]) -> None:
+        """Evaluate after a training epoch, or leave the run with the evaluation still to be done."""
+        try:
+            with self._interruptible_evaluation(Phase.EVALUATION):
+                self._run_eval_epoch(valid_dl)
+        except _EvaluationInterrupted:
+            self._reach_safe_point(Phase.EVALUATION)
+
     def _run_eval_epoch(
         self, valid_dl: SizedIterable[BatchT], is_training: bool = True, *, is_intermediate: bool = False
     ) -> None:
@@ -605,6 +663,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
                 loader = self.eval_dataloader if is_own_loader and self.eval_dataloader is not None else valid_dl
                 for step, batch in enumerate(self._batches(loader), start=1):
                     self._run_eval_step(batch, step)
+                    self._leave_evaluation_if_asked()
             with self._stopping_together():
                 self.eval_epoch_end()
             self._record_epoch_loss("eval_loss_epoch" if is_training else "evaluation_loss")
@@ -629,16 +688,22 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         """Choose the epoch whose order the training loader follows; loaders of the user's own keep their own."""
         loader = innermost(self.train_dataloader)
         if is_keyed(loader):
-            loader.start_epoch(epoch)
+            position = self._saved_run.position.samples if self._saved_run and self._begins_in_mid_epoch else 0
+            loader.start_epoch(epoch, min(position, loader.split.num_samples))
 
     def _micro_batches(self, train_dl: SizedIterable[BatchT]) -> Iterator[tuple[MicroBatch, BatchT]]:
-        return micro_batches(
+        """The rest of the epoch, unless the run had its last update before it was interrupted."""
+        if self.num_updates == self.run_config.max_num_train_steps:
+            return iter(())
+        parts = micro_batches(
             train_dl,
             self._batches(train_dl),
             accumulation_steps=self.run_config.gradient_accumulation_steps,
             rank=self._accelerator.process_index,
             num_processes=self._accelerator.num_processes,
+            steps_done=self._steps_of_epoch,
         )
+        return self._replayed(parts, train_dl) if self._begins_in_mid_epoch else parts
 
     def _batches(self, loader: SizedIterable[BatchT]) -> Iterable[BatchT]:
         """The batches on the device; only a loader that is no DataLoader has to be helped with that."""
@@ -693,8 +758,14 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         )
 
     def _news(self) -> list[float]:
-        """What all processes must know before an update: a wish to stop, its reason, and the items of this process."""
-        return [self._stop is not None, _is_not_finite(self._stop), self._item_shares.total_of_process]
+        """What all processes must know before an update: what this one wishes for and why, and its items."""
+        return [
+            self._stop is not None,
+            _is_not_finite(self._stop),
+            self._saving.is_asked,
+            self._leaving.is_asked,
+            self._item_shares.total_of_process,
+        ]
 
     def _call_event(self, event: str, **kwargs: Any) -> None:
         """Call an event that may stop the run.
@@ -702,14 +773,14 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         With several processes, a callback that stops does not keep the others from being called: one of them may
         gather, and would wait for this process.
         """
-        if self._accelerator.num_processes == 1:
-            self.callback_handler.call_event(event, self, **kwargs)
-            return
         for listener in self.callback_handler.listeners(event):
             try:
                 listener(self, **kwargs)
             except StopTrainingError as error:
                 self._stop_at_the_next_agreement(error)
+            except _EvaluationInterrupted:
+                if not self._is_at_update:
+                    raise
 
     def _stop_at_the_next_agreement(self, error: StopTrainingError) -> None:
         """Stop at once on one process; of several, take part in what the others have begun until all know."""
@@ -728,12 +799,21 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
                 self._item_shares.settle(self._updated_parameters(), self._item_shares.total_of_process)
             return
         sums = self._sum_of_news() if self._agreement is None else self._agreement.sums()
-        answers = self._late_reader.read(sums[:2])
-        if answers is not None and answers[0] > 0:
-            raise _agreed_stop(self._stop, not_finite=answers[1] > 0)
+        items = sums[-1]
+        answers = self._late_reader.read(sums[:-1])
+        if answers is not None:
+            self._heed(answers)
         # A process that has had no sample yet cannot know whether the others count items.
-        if self._counts_items or (self._counts_items is None and sums[2].item() > 0):
-            self._item_shares.settle(self._updated_parameters(), sums[2])
+        if self._counts_items or (self._counts_items is None and items.item() > 0):
+            self._item_shares.settle(self._updated_parameters(), items)
+
+    def _heed(self, answers: list[float]) -> None:
+        """Do what some process wishes for, on this one too."""
+        stop, not_finite, saving, leaving = answers
+        self._saving.agree(saving)
+        self._leaving.agree(leaving)
+        if stop > 0:
+            raise _agreed_stop(self._stop, not_finite=not_finite > 0)
 
     def _sum_of_news(self) -> Tensor:
         return distributed.sum_over_processes(distributed.to_device(self._news(), torch.float32, self.device))
@@ -746,9 +826,205 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         except StopTrainingError as error:
             self._stop_at_the_next_agreement(error)
         if self._accelerator.num_processes > 1:
-            answers = distributed.LateReader(delay=0).read(self._sum_of_news().cpu())
-            if answers is not None and answers[0] > 0:
-                raise _agreed_stop(self._stop, not_finite=answers[1] > 0)
+            self._heed(self._exchange_news())
+
+    def _exchange_news(self) -> list[float]:
+        return cast("list[float]", self._sum_of_news()[:-1].tolist())  # pyright: ignore[reportUnknownMemberType]  # not annotated by torch
+
+    # What the loop stands on: training states
+
+    def _find_saved_run(self, resume_from: str | Path | None, resume_missing: Literal["error", "start"]) -> None:
+        """Find what the run goes on with, and take the seed from it, before the loaders are made."""
+        state = None if resume_from is None else training_state.find_state(resume_from, resume_missing)
+        if state is not None:
+            self._saved_run = SavedRun(state)
+            self._seed = self._saved_run.seed
+        self._state_saver.begin_run(None if self._saved_run is None else self._saved_run.name)
+
+    def _go_on_with_saved_run(self, allowed: Collection[str]) -> None:
+        """Put everything back but what callbacks set up when the run starts."""
+        self._settings = self._describe_settings()
+        saved = self._saved_run
+        if saved is None:
+            return
+        differences = saved.compare(self._settings, allowed)
+        differences += saved.restore(self, self._describe_run_to_save(saved.position), allowed)
+        if differences:
+            self.print(training_state.describe_differences(differences))
+        self.num_updates, self.num_epochs_completed = saved.position.updates, saved.position.epochs
+        self._item_shares = ItemShares(self._accelerator.num_processes, saved.nominal_items)
+        self._begins_at = saved.position.phase
+        if saved.was_complete and self._settings["max_num_train_steps"] > saved.settings["max_num_train_steps"]:
+            self._begins_at = Phase.EPOCH
+        loader = innermost(self.train_dataloader)
+        if is_keyed(loader) and loader.shuffle == saved.settings["shuffle"]:
+            loader.algorithm = saved.algorithm
+
+    @property
+    def _begins_in_mid_epoch(self) -> bool:
+        return self._begins_at in (Phase.STEP, Phase.INTERMEDIATE_EVALUATION)
+
+    def _begins(self, phase: Phase) -> bool:
+        """Whether the run goes on in a phase; asked once, when it is reached."""
+        begins = self._begins_at is phase
+        if begins:
+            self._begins_at = None
+        return begins
+
+    def _go_on_between_epochs(self) -> None:
+        """Give callbacks and random streams what they had, in the place where the saved run had got to."""
+        if self._saved_run is None or self._begins_in_mid_epoch:
+            return
+        self._saved_run.restore_callbacks(self)
+        self._saved_run.restore_streams(self)
+        self._begins(Phase.EPOCH)
+
+    def _go_on_in_mid_epoch(self, train_dl: SizedIterable[BatchT]) -> None:
+        """As above, within a training epoch whose first events have been called again."""
+        saved = self._saved_run
+        if saved is None or not self._begins_in_mid_epoch:
+            return
+        loader = innermost(train_dl)
+        self._samples_of_epoch, self._steps_of_epoch = saved.position.samples, saved.position.steps
+        if is_keyed(loader):
+            global_batch = (loader.batch_size or 1) * loader.num_processes
+            self._steps_of_epoch = math.ceil(self._samples_of_epoch / global_batch)
+        saved.restore_losses(self)
+        saved.restore_callbacks(self)
+        saved.restore_streams(self)
+        if saved.position.phase is Phase.INTERMEDIATE_EVALUATION:
+            self._is_at_update = True
+            try:
+                self.run_evaluation_epoch(is_intermediate=True)
+            except _EvaluationInterrupted:
+                self._reach_safe_point(Phase.STEP)
+            self._is_at_update = False
+        if is_keyed(loader):
+            self._begins_at = None
+
+    def _replayed(
+        self, parts: Iterator[tuple[MicroBatch, BatchT]], train_dl: SizedIterable[BatchT]
+    ) -> Iterator[tuple[MicroBatch, BatchT]]:
+        """Pass over the batches of a loader of the user's own that were trained on before the interruption."""
+        self._begins_at = None
+        for _ in range(self._steps_of_epoch):
+            next(parts, None)
+        # It may have drawn from the random streams for the first batch already, as it had before the interruption.
+        for number, part in enumerate(parts):
+            if number == 0 and self._saved_run is not None:
+                self._saved_run.restore_streams(self)
+            yield part
+
+    def _go_on_from_the_end(self) -> None:
+        """Leave the random streams as a run that was complete had left them, and its last state as the last one."""
+        if self._saved_run is not None and self._begins(Phase.NOTHING):
+            self._saved_run.restore_streams(self)
+            self._state_saver.begin_run(self._saved_run.name)
+
+    def _reach_safe_point(self, phase: Phase) -> None:
+        """Save what was asked for: here, everything that the run consists of belongs to the same update.
+
+        Args:
+            phase: What comes next.
+        """
+        if self._accelerator.num_processes == 1:
+            self._saving.agree(self._saving.is_asked)
+            self._leaving.agree(self._leaving.is_asked)
+        if self._saving.take():
+            self._call_event("on_training_state_request", update=self.num_updates)
+        is_leaving = self._leaving.take()
+        if is_leaving:
+            self._call_event("on_preemption")
+        if self._state_saver.has_requests:
+            self._save_requested_states(phase)
+        if is_leaving:
+            self._state_saver.settle()
+            raise TrainingPreempted
+        self._interrupted_evaluation = None
+
+    def _save_requested_states(self, phase: Phase) -> None:
+        if phase is not Phase.NOTHING:
+            with self._stopping_together():
+                self._call_event("on_training_state_save")
+        position = self._position(self._interrupted_evaluation or phase)
+        parts = training_state.capture(self, self._describe_run_to_save(position))
+        self._state_saver.fulfil(parts, position)
+
+    def _position(self, phase: Phase) -> Position:
+        is_in_epoch = phase in (Phase.STEP, Phase.INTERMEDIATE_EVALUATION)
+        return Position(
+            phase,
+            epochs=self.num_epochs_completed,
+            updates=self.num_updates,
+            samples=self._samples_of_epoch if is_in_epoch else 0,
+            steps=self._steps_of_epoch if is_in_epoch else 0,
+        )
+
+    def _describe_run_to_save(self, position: Position) -> training_state.Run:
+        loader = innermost(self.train_dataloader)
+        return training_state.Run(
+            position=position,
+            seed=self._seed or 0,
+            algorithm=loader.order.algorithm if is_keyed(loader) else None,
+            settings=self._settings or {},
+            hyperparameters=self._asked_of_optimizer,
+            nominal_items=self._item_shares.nominal,
+            scaler=self._accelerator.scaler,
+            objects=self._saved_along,
+            streams=self._streams_before_evaluation if self._interrupted_evaluation else None,
+        )
+
+    def _describe_settings(self) -> dict[str, Any]:
+        """What a run that goes on with a state of this one is compared with."""
+        config, innermost_loader = self.run_config, innermost(self.train_dataloader)
+        loader = innermost_loader if is_keyed(innermost_loader) else None
+        global_batch = config.train_per_device_batch_size * config.num_processes
+        return {
+            "num_epochs": config.num_epochs,
+            "max_num_train_steps": config.max_num_train_steps,
+            "num_processes": config.num_processes,
+            "train_per_device_batch_size": config.train_per_device_batch_size,
+            "gradient_accumulation_steps": config.gradient_accumulation_steps,
+            "samples_per_update": config.train_total_batch_size,
+            "dataset_length": None if loader is None else loader.split.num_samples,
+            "shuffle": None if loader is None else loader.shuffle,
+            "drop_last": f"from batches of {global_batch}" if loader is not None and loader.drop_last else False,
+            "loader": "keyed" if loader else f"{type(innermost_loader).__name__} on {config.num_processes} processes",
+            "num_update_steps_per_epoch": config.num_update_steps_per_epoch,
+            "gradient_clip_value": config.gradient_clip_value,
+            "gradient_clip_norm": config.gradient_clip_norm,
+            "mixed_precision": config.mixed_precision,
+            "optimizer": type(self.optimizer).__name__,
+            "scheduler": None if self.scheduler is None else type(self.scheduler).__name__,
+            "length of the schedule": None if self.scheduler is None else config.max_num_train_steps,
+        }
+
+    @contextmanager
+    def _interruptible_evaluation(self, phase: Phase) -> Generator[None]:
+        """Within the context, an evaluation may be left for good, to be done again by the run that goes on."""
+        if not self.preemptible or self._interruptible is not None:
+            yield
+            return
+        self._interruptible = phase
+        self._streams_before_evaluation = training_state.capture_streams(self.device)
+        try:
+            yield
+        except _EvaluationInterrupted:
+            self._interrupted_evaluation = phase
+            raise
+        finally:
+            self._interruptible = None
+
+    def _leave_evaluation_if_asked(self) -> None:
+        """Look between two batches whether the run has to make room; all processes leave after the same batch."""
+        if self._interruptible is None or self._num_evaluations_under_way > 1:
+            return
+        if self._accelerator.num_processes == 1:
+            self._leaving.agree(self._leaving.is_asked)
+        elif is_dataloader(innermost(self.eval_dataloader)):
+            self._leaving.agree(self._exchange_news()[-1])
+        if self._leaving.is_agreed:
+            raise _EvaluationInterrupted
 
     # What the loop stands on: preparing a run, and leaving everything as it was
 
@@ -870,12 +1146,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
     @contextmanager
     def _run(self, *, is_training: bool) -> Generator[None]:
         """Begin a run, and leave the user's objects as they were however it ends."""
-        self._is_training = is_training
-        self._stop = None
-        self._counts_items = None
-        self._item_shares = ItemShares(self._accelerator.num_processes)
-        self._late_reader = distributed.LateReader(delay=0 if self.device.type == "cpu" else _UPDATES_UNTIL_READ)
-        self.num_updates = self.num_epochs_completed = 0
+        self._begin_bookkeeping(is_training=is_training)
         drawn = int(torch.randint(2**63 - 1, ()).item())
         self._seed = distributed.agree_on_integer(drawn, self.device)
         self.run_history.clock.start()
@@ -884,14 +1155,38 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         except BaseException as exception:
             with failures.ending_process_unless_all_fail(exception):
                 self.callback_handler.call_event("on_exception", self, exception=exception)
+                self._state_saver.abandon()
                 self._end_workers()
             raise
         finally:
+            self._is_training = False
             self.run_history.clock.stop()
             self._end_workers()
             self._unwrap_model()
             self._forget_gradients()
         self.callback_handler.warn_of_unfired_events()
+
+    def _begin_bookkeeping(self, *, is_training: bool) -> None:
+        """Forget what the loop noted down in an earlier run."""
+        self._is_training = is_training
+        self.num_updates: int = 0
+        self.num_epochs_completed: int = 0
+        self._samples_of_epoch = self._steps_of_epoch = self._samples_of_group = self._last_batch_size = 0
+        self._skipped_update = self._is_at_update = False
+        self._items_of_step = None
+        self._counts_items = None
+        self._item_shares = ItemShares(self._accelerator.num_processes)
+        self._stop = None
+        self._late_reader = distributed.LateReader(delay=0 if self.device.type == "cpu" else _UPDATES_UNTIL_READ)
+        self._saving = Wish()
+        self._leaving = Wish()
+        self._saved_run = None
+        self._begins_at = None
+        self.preemptible: bool = False
+        self._num_evaluations_under_way = 0
+        self._interruptible = None
+        self._interrupted_evaluation = None
+        self._streams_before_evaluation = None
 
     def _end_workers(self) -> None:
         for loader in map(innermost, (self.train_dataloader, self.eval_dataloader)):
@@ -903,12 +1198,14 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         """Within the context the model is the module without wrappers; losses and modes of training come back."""
         wrapped, losses_of_training = self.model, self._loss_tracker
         modes = [(module, module.training) for module in wrapped.modules()]
+        self._num_evaluations_under_way += 1
         self.model = cast("ModelT_co", _accelerate.unwrap(wrapped))
         self._loss_tracker = LossTracker()
         try:
             distributed.broadcast_buffers(self.model)
             yield
         finally:
+            self._num_evaluations_under_way -= 1
             self.model = wrapped  # pyright: ignore[reportIncompatibleVariableOverride]  # narrower than any module
             self._loss_tracker = losses_of_training
             for module, training in modes:
@@ -1057,7 +1354,9 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
                 expected="train(..., eval_dataset=...)",
                 do="Pass an evaluation dataset, or remove the callback that evaluates.",
             )
-        self._run_eval_epoch(self.eval_dataloader, is_intermediate=is_intermediate)
+        is_between_steps = is_intermediate and self._is_at_update and self._num_evaluations_under_way == 0
+        with self._interruptible_evaluation(Phase.INTERMEDIATE_EVALUATION) if is_between_steps else nullcontext():
+            self._run_eval_epoch(self.eval_dataloader, is_intermediate=is_intermediate)
 
     @override
     def save_checkpoint(
@@ -1134,6 +1433,115 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             save_safetensors(
                 self._accelerator, self.get_model(keep_torch_compile=False), save_directory, max_shard_size
             )
+
+    @override
+    def save_training_state(
+        self,
+        output_dir: str | Path,
+        checkpoint_kwargs: Mapping[str, Any] | None = None,
+        *,
+        asynchronous: bool = False,
+        sequence: int = 0,
+        on_saved: Callable[[Path], object] | None = None,
+    ) -> None:
+        """Save everything that a run consists of, so that ``train(resume_from=...)`` goes on from there.
+
+        Every process must call this, and the first one writes. Within a run the state is captured at the next moment
+        at which everything belongs to the same update: after the events of the present update, or of the present epoch.
+
+        Args:
+            output_dir: The directory of the state, which is whole or is not there. A state that is there is replaced.
+            checkpoint_kwargs: Further entries, which ``load_training_state`` returns.
+            asynchronous: Whether training goes on while the state is written, from a copy in host memory.
+            sequence: Its place among the states of a folder, of which the newest one has the highest.
+            on_saved: Called with the directory, on the process that writes, once the state is there; in a thread if
+                asynchronous.
+
+        Raises:
+            ConfigurationError: There has not been any training yet.
+            CheckpointError: Something in it could not be loaded again, or it could not be written; what was there
+                stays. Within a run this is raised when the state is captured; if asynchronous, with the next one or
+                when the run ends.
+        """
+        if self._settings is None:
+            raise ConfigurationError(
+                "There is no run whose state could be saved.",
+                given="save_training_state() before train()",
+                expected="a run that has begun",
+                do="Call save_checkpoint() to save a model that was not trained here.",
+            )
+        extras = encode(dict(checkpoint_kwargs or {}), "extras")
+        request = StateRequest(Path(output_dir), extras, asynchronous, sequence, on_saved)
+        self._state_saver.ask(request)
+        if not self._is_training:
+            self._save_requested_states(Phase.NOTHING)
+
+    @override
+    def load_training_state(self, input_dir: str | Path) -> dict[str, Any]:
+        """Load model, optimizer and scheduler of a training state, without going on with its run.
+
+        Every process must call this. Pass ``resume_from`` to ``train()`` to go on with the run.
+
+        Args:
+            input_dir: A training state, or a folder of them, of which the newest valid one is taken.
+
+        Returns:
+            What was passed to ``save_training_state`` as ``checkpoint_kwargs``.
+
+        Raises:
+            FileNotFoundError: There is no training state.
+            CheckpointError: None is valid, or it is that of another model or optimizer.
+        """
+        saved = SavedRun(training_state.read_same_state(input_dir))
+        saved.restore_training(self, self._accelerator.scaler)
+        return saved.extras
+
+    @override
+    def check_training_state(self) -> None:
+        """Refuse, before any time is spent on training, what could not be saved in a training state.
+
+        Every process must call this, within a run.
+
+        Raises:
+            CheckpointError: Something in the state is neither a tensor nor plain; it is named.
+        """
+        position = self._position(Phase.EPOCH)
+        self._state_saver.check(training_state.capture(self, self._describe_run_to_save(position)))
+
+    @override
+    def request_training_state(self) -> None:
+        """Ask that all processes save a training state after the same update: ``on_training_state_request`` fires.
+
+        One process may ask alone, for example because some time has passed on its clock.
+        """
+        self._saving.is_asked = True
+
+    @override
+    def request_preemption(self) -> None:
+        """Ask that all processes save a training state after the same update, and end: ``on_preemption`` fires.
+
+        One process may ask alone, also from a signal handler. ``train()`` then raises ``TrainingPreempted``.
+        """
+        self._leaving.is_asked = True
+
+    @override
+    def register_for_checkpointing(self, *objects: SupportsStateDict) -> None:
+        """Make objects a part of training states, in this order.
+
+        Args:
+            *objects: Anything with ``state_dict()``, of tensors and plain values, and ``load_state_dict()``. The
+                model, the loss function, the optimizer, the scheduler and callbacks are saved without.
+
+        Raises:
+            TypeError: An object has no such methods.
+        """
+        for one in objects:
+            if not (hasattr(one, "state_dict") and hasattr(one, "load_state_dict")):
+                raise TypeError(
+                    f"Given: an object of type {type(one).__name__}. Expected: one with state_dict() and "
+                    "load_state_dict(). Give its class these methods."
+                )
+        self._saved_along.extend(objects)
 
 
 def _warn_of_padding(loader: object) -> None:

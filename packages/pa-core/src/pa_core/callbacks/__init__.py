@@ -21,6 +21,7 @@ from pa_core.callbacks.limits import (
 from pa_core.callbacks.placement import MoveModulesToDeviceCallback
 from pa_core.callbacks.saving import SaveBestModelCallback
 from pa_core.callbacks.stopping import TerminateOnNaNCallback
+from pa_core.callbacks.training_states import SaveTrainingStateCallback
 from pa_core.errors import StopTrainingError
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "PrintProgressCallback",
     "ProgressBarCallback",
     "SaveBestModelCallback",
+    "SaveTrainingStateCallback",
     "StepBasedEvaluationCallback",
     "StopTrainingError",
     "TerminateOnNaNCallback",

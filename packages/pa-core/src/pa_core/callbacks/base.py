@@ -21,6 +21,11 @@ When each event fires:
         on_training_run_epoch_end
       on_training_run_end
 
+    ``on_training_state_request`` and ``on_preemption`` fire after the update at which all processes know of such a
+    request, ``on_training_state_save`` before a training state is captured. A run that goes on from a training state
+    fires the start events that came before it again (of the run, and of the epoch if it is in the middle of one), and
+    then gives each callback the state that it had.
+
     evaluate()
       on_prepare_start
       on_evaluation_run_start
@@ -64,8 +69,8 @@ class TrainerCallback(ABC, Generic[TrainerT_contra, BatchT_contra, OutputT_contr
     Override the events that you need; those left alone are never called and cost nothing. The trainer is passed to
     each of them, and ``**kwargs`` takes what later versions may add.
 
-    A callback with state that a resumed run needs (a best value, a counter) offers ``state_dict()`` and
-    ``load_state_dict()``.
+    A callback with state that a resumed run needs (a best value, a counter) offers ``state_dict()``, of tensors and
+    plain values, and ``load_state_dict()``. Both are called on every process; the state of the first one is kept.
 
     Example:
         >>> from pa_core import AnyTrainer, TrainerCallback
@@ -159,6 +164,21 @@ class TrainerCallback(ABC, Generic[TrainerT_contra, BatchT_contra, OutputT_contr
 
     def on_stop_training_error(self, trainer: TrainerT_contra, **kwargs: Any) -> None:
         """Called when a ``StopTrainingError`` was raised; ``error`` in ``kwargs`` is that error."""
+
+    def on_training_state_request(self, trainer: TrainerT_contra, update: int, **kwargs: Any) -> None:
+        """Called when all processes know that one of them called ``trainer.request_training_state()``: save one.
+
+        Args:
+            trainer: The trainer.
+            update: The number of optimizer updates of this run so far.
+            **kwargs: For later additions.
+        """
+
+    def on_preemption(self, trainer: TrainerT_contra, **kwargs: Any) -> None:
+        """Called when all processes know that the run has to make room: save a training state, which is waited for."""
+
+    def on_training_state_save(self, trainer: TrainerT_contra, **kwargs: Any) -> None:
+        """Called before a training state is captured: settle what is pending, such as losses not yet looked at."""
 
     def on_exception(self, trainer: TrainerT_contra, exception: BaseException, **kwargs: Any) -> None:
         """Called when an exception, ``KeyboardInterrupt`` included, is about to leave the run: close what is open.

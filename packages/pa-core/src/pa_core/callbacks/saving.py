@@ -76,14 +76,12 @@ class SaveBestModelCallback(TrainerCallback):
         self.save_scheduler = save_scheduler
         self.load_saved_checkpoint = load_saved_checkpoint
         self.best = BestMetric(greater_is_better)
-        self._continues_a_run = False
 
     @override
     def on_training_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         """Forget the best value of earlier runs, if so wanted."""
-        if self.reset_on_train and not self._continues_a_run:
+        if self.reset_on_train:
             self.best.reset()
-        self._continues_a_run = False
 
     @override
     def on_training_run_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
@@ -121,9 +119,8 @@ class SaveBestModelCallback(TrainerCallback):
         return self.best.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over a best value; the next training run continues from it."""
+        """Go on from the best value of a run that is resumed."""
         self.best.load_state_dict(state_dict)
-        self._continues_a_run = True
 
     def _what_identifies_the_best(self) -> dict[str, Any]:
         return {

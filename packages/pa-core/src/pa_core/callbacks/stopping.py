@@ -90,6 +90,11 @@ class TerminateOnNaNCallback(TrainerCallback):
         """Wait for the losses that have not been looked at yet."""
         self._require_finite(self._losses.wait_for_all())
 
+    @override
+    def on_training_state_save(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        """Wait for the losses that have not been looked at yet: a lost run is not to be gone on with."""
+        self._require_finite(self._losses.wait_for_all())
+
     def _look_at(self, trainer: AnyTrainer, loss: Tensor, phase: str, step: int) -> None:
         if loss.is_cpu:
             value = loss.item()

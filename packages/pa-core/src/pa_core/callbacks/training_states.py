@@ -1,0 +1,179 @@
+"""Saving training states from time to time, and before the machine is taken away."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from typing_extensions import override
+
+from pa_core import distributed
+from pa_core.any_trainer import AnyTrainer
+from pa_core.callbacks.base import TrainerCallback
+from pa_core.errors import ConfigurationError
+from pa_core.run_config import check_count
+from pa_core.storage import StateFolder
+from pa_core.training_state import SignalWatch
+
+__all__ = ["SaveTrainingStateCallback"]
+
+
+class SaveTrainingStateCallback(TrainerCallback):
+    """Saves training states, from which ``train(resume_from=save_dir)`` goes on.
+
+    Each state has a directory of its own in ``save_dir``, which is whole or is not there. What could not be saved, and
+    a folder that cannot be written to, is an error before the first step.
+
+    Args:
+        save_dir: The folder of the states, made if it is missing; on several machines, one that all of them share.
+        save_every_n_epochs: Save after every so many epochs.
+        save_every_n_steps: Save after every so many optimizer updates.
+        save_at_end: Save when the run is complete, so that a script that is started again does not run it twice.
+        max_checkpoints: How many states of this run are kept, the newest ones; None keeps all. States of other runs
+            in the folder are never removed.
+        save_every_n_seconds: Save when so much time has passed since the last state, by the clock of the first process.
+        asynchronous: Copy what is saved to host memory, which takes as much of it again, and write the files while
+            the training goes on. An error in writing is raised with the next state, or when the run ends.
+        stop_on_signals: Signals or their names, such as ``("SIGTERM", "SIGUSR1")``, that announce the end of the
+            machine's time: a state is saved after the update that is under way, or in the middle of an evaluation,
+            and ``train()`` raises ``TrainingPreempted``, which ends a script with the status 75. The default leaves
+            all signals to the script.
+
+    Raises:
+        ConfigurationError: An interval is not positive, or a signal is unknown.
+
+    Example:
+        >>> import tempfile, torch
+        >>> from pa_core import SaveTrainingStateCallback, Trainer
+        >>> def trainer(folder):
+        ...     model = torch.nn.Linear(1, 1)
+        ...     optimizer = torch.optim.Adam(model.parameters())
+        ...     save = SaveTrainingStateCallback(folder, save_every_n_steps=4, max_checkpoints=2)
+        ...     return Trainer(model, torch.nn.MSELoss(), optimizer, callbacks=[save])
+        >>> samples = torch.utils.data.TensorDataset(torch.ones(80, 1), torch.ones(80, 1))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     first = trainer(folder)
+        ...     first.train(samples, num_epochs=1)
+        ...     again = trainer(folder)
+        ...     again.train(samples, num_epochs=2, resume_from=folder)
+        setting              saved  asked  used
+        num_epochs           1      2      2
+        max_num_train_steps  10     20     20
+        >>> again.num_updates, again.run_history.current_epoch
+        (20, 3)
+    """
+
+    def __init__(
+        self,
+        save_dir: str | Path = "training_states",
+        save_every_n_epochs: int | None = None,
+        save_every_n_steps: int | None = None,
+        save_at_end: bool = True,
+        max_checkpoints: int | None = None,
+        *,
+        save_every_n_seconds: float | None = None,
+        asynchronous: bool = False,
+        stop_on_signals: Iterable[str | int] = (),
+    ) -> None:
+        counts = {
+            "save_every_n_epochs": save_every_n_epochs,
+            "save_every_n_steps": save_every_n_steps,
+            "max_checkpoints": max_checkpoints,
+        }
+        for name, count in counts.items():
+            if count is not None:
+                check_count(name, count)
+        if save_every_n_seconds is not None and not save_every_n_seconds > 0:
+            raise ConfigurationError(
+                "save_every_n_seconds is not usable.",
+                given=f"save_every_n_seconds={save_every_n_seconds!r}",
+                expected="a positive number, or None",
+                do="Pass save_every_n_seconds=600 to save every ten minutes, for example.",
+            )
+        self.save_dir = Path(save_dir)
+        self.save_every_n_epochs = save_every_n_epochs
+        self.save_every_n_steps = save_every_n_steps
+        self.save_every_n_seconds = save_every_n_seconds
+        self.save_at_end = save_at_end
+        self.max_checkpoints = max_checkpoints
+        self.asynchronous = asynchronous
+        self._signals = tuple(stop_on_signals)
+        self._watch = SignalWatch(self._signals, lambda: None)
+        self._last_sequence = 0
+        self._last_save = 0.0
+
+    @override
+    def on_training_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        """Find out, before any time is spent, whether states can be saved, and begin to watch for signals."""
+        if distributed.rank() == 0:
+            self.save_dir.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=self.save_dir).close()
+        trainer.check_training_state()
+        self._last_save = time.monotonic()
+        self._watch = SignalWatch(self._signals, trainer.request_preemption)
+        self._watch.start()
+        trainer.preemptible = bool(self._signals)
+
+    @override
+    def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
+        """Save if it is time, or have all processes do so if it is time on the clock of the first one."""
+        if self.save_every_n_steps is not None and update % self.save_every_n_steps == 0:
+            self._save(trainer)
+        elif self._is_due() and distributed.rank() == 0:
+            trainer.request_training_state()
+
+    @override
+    def on_training_state_request(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
+        """Save, if this callback may have asked for it."""
+        if self.save_every_n_seconds is not None:
+            self._save(trainer)
+
+    @override
+    def on_training_run_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        """Save if it is time."""
+        if self.save_every_n_epochs is not None and trainer.num_epochs_completed % self.save_every_n_epochs == 0:
+            self._save(trainer)
+
+    @override
+    def on_preemption(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        """Save the last state of this process."""
+        self._save(trainer)
+
+    @override
+    def on_training_run_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        """Save the state of the complete run."""
+        self._watch.stop()
+        if self.save_at_end:
+            self._save(trainer)
+
+    @override
+    def on_exception(self, trainer: AnyTrainer, exception: BaseException, **kwargs: Any) -> None:
+        """Leave signals to the script again."""
+        self._watch.stop()
+
+    def _is_due(self) -> bool:
+        interval = self.save_every_n_seconds
+        return interval is not None and time.monotonic() - self._last_save >= interval
+
+    def _save(self, trainer: AnyTrainer) -> None:
+        self._last_save = time.monotonic()
+        folder = StateFolder(self.save_dir)
+        # The last one may still be on its way to the disk.
+        self._last_sequence = max(self._last_sequence + 1, folder.next_sequence())
+        trainer.save_training_state(
+            folder.next_path(trainer.num_updates, self._last_sequence),
+            asynchronous=self.asynchronous,
+            sequence=self._last_sequence,
+            on_saved=self._tidy_up,
+        )
+
+    def _tidy_up(self, newest: Path) -> None:
+        """Remove what is too old, and what an earlier process of this run has left half written."""
+        folder = StateFolder(self.save_dir)
+        run = next(record.run for record in folder.records() if record.path == newest)
+        folder.remove_leftovers(run)
+        if self.max_checkpoints is not None:
+            folder.apply_retention(self.max_checkpoints, run)

@@ -1,0 +1,30 @@
+"""Everything that a run consists of: captured between two updates, and put back so that the run goes on from there."""
+
+from __future__ import annotations
+
+from pa_core.training_state.content import Run, SavedRun, capture
+from pa_core.training_state.finding import find_state, read_same_state
+from pa_core.training_state.optimizer_state import hyperparameters
+from pa_core.training_state.position import Phase, Position
+from pa_core.training_state.random_streams import capture_streams
+from pa_core.training_state.saving import StateRequest, StateSaver, Wish
+from pa_core.training_state.settings import check_allowed_names, describe_differences
+from pa_core.training_state.signals import SignalWatch
+
+__all__ = [
+    "Phase",
+    "Position",
+    "Run",
+    "SavedRun",
+    "SignalWatch",
+    "StateRequest",
+    "StateSaver",
+    "Wish",
+    "capture",
+    "capture_streams",
+    "check_allowed_names",
+    "describe_differences",
+    "find_state",
+    "hyperparameters",
+    "read_same_state",
+]

@@ -1,0 +1,167 @@
+"""The state of an optimizer, with the names of the parameters that it belongs to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from pa_core.errors import CheckpointError
+from pa_core.types import StatefulScheduler
+
+__all__ = [
+    "apply_hyperparameters",
+    "capture_optimizer",
+    "hyperparameters",
+    "restore_optimizer",
+]
+
+
+def capture_optimizer(optimizer: Optimizer, model: nn.Module) -> dict[str, Any]:
+    """Return the state of an optimizer, the names of its parameters, and those parameters that the model does not hold.
+
+    Args:
+        optimizer: The optimizer.
+        model: The model without wrappers.
+    """
+    names = _names(model)
+    groups = [[names.get(id(parameter)) for parameter in group["params"]] for group in optimizer.param_groups]
+    others = [parameter.detach() for parameter in _parameters(optimizer) if id(parameter) not in names]
+    return {"state": optimizer.state_dict(), "parameters": groups, "parameters_beside_the_model": others}
+
+
+def restore_optimizer(optimizer: Optimizer, model: nn.Module, captured: Mapping[str, Any]) -> None:
+    """Put an optimizer back to what ``capture_optimizer`` returned.
+
+    Groups that were added in mid-run, for layers that were unfrozen, are added again.
+
+    Args:
+        optimizer: The optimizer, as the script made it.
+        model: The model without wrappers.
+        captured: What ``capture_optimizer`` returned.
+
+    Raises:
+        CheckpointError: The groups hold other parameters than those of the state; nothing was changed.
+    """
+    saved_groups = cast("list[list[str | None]]", captured["parameters"])
+    _require_same_parameters(_group_names(optimizer, model), saved_groups)
+    by_name = dict(model.named_parameters(remove_duplicate=False))
+    for names in saved_groups[len(optimizer.param_groups) :]:
+        optimizer.add_param_group({"params": [by_name[name] for name in names if name is not None]})
+    state = cast("dict[str, Any]", captured["state"])
+    optimizer.load_state_dict(state)
+    _keep_precision(optimizer, state["state"])
+    with torch.no_grad():
+        known = {id(parameter) for parameter in model.parameters()}
+        others = [parameter for parameter in _parameters(optimizer) if id(parameter) not in known]
+        for parameter, saved in zip(others, captured["parameters_beside_the_model"], strict=True):
+            parameter.copy_(saved)
+
+
+def hyperparameters(optimizer: Optimizer) -> list[dict[str, Any]]:
+    """Return the plain settings of each group, such as the learning rate: what a script asks of its optimizer."""
+    return [
+        {name: _number(value) for name, value in group.items() if name != "params" and _is_setting(value)}
+        for group in optimizer.param_groups
+    ]
+
+
+def apply_hyperparameters(
+    optimizer: Optimizer,
+    scheduler: StatefulScheduler | None,
+    before: Sequence[Mapping[str, Any]],
+    asked: Sequence[Mapping[str, Any]],
+) -> None:
+    """Take over what a script asks of its optimizer now and did not before.
+
+    A learning rate is changed in proportion, so that a scheduler goes on from the same place of its curve.
+
+    Args:
+        optimizer: The optimizer with the state of the saved run.
+        scheduler: The scheduler with the state of the saved run.
+        before: What ``hyperparameters`` returned when the saved run began.
+        asked: What it returned when this run began.
+    """
+    for index, (group, old, new) in enumerate(zip(optimizer.param_groups, before, asked, strict=False)):
+        for name in sorted(new.keys() & old.keys()):
+            if new[name] == old[name]:
+                continue
+            if name == "lr" and old["lr"]:
+                _scale_rate(group, scheduler, index, new["lr"] / old["lr"])
+            elif name != "initial_lr":
+                group[name] = new[name]
+
+
+def _scale_rate(group: dict[str, Any], scheduler: object, index: int, factor: float) -> None:
+    for name in ("lr", "initial_lr"):
+        if name in group:
+            group[name] = group[name] * factor
+    base_rates = getattr(scheduler, "base_lrs", None)
+    if isinstance(base_rates, list):
+        base_rates[index] = base_rates[index] * factor
+
+
+def _require_same_parameters(given: list[list[str | None]], saved: list[list[str | None]]) -> None:
+    for number, (names, expected) in enumerate(zip(given, saved, strict=False)):
+        if names != expected:
+            raise _other_parameters(f"group {number} with {_list(names)}", f"group {number} with {_list(expected)}")
+    if len(given) > len(saved):
+        raise _other_parameters(f"{len(given)} groups", f"{len(saved)} groups")
+    for number, names in enumerate(saved[len(given) :], start=len(given)):
+        if None in names:
+            raise _other_parameters(
+                f"{len(given)} groups", f"{len(saved)} groups, and group {number} with parameters beside the model"
+            )
+
+
+def _other_parameters(given: str, expected: str) -> CheckpointError:
+    return CheckpointError(
+        "The optimizer holds other parameters than the one that was saved.",
+        given=f"an optimizer of {given}",
+        expected=expected,
+        do="Create the optimizer as the saved run did, in the same order, or begin a new run.",
+    )
+
+
+_SHOWN_NAMES = 4
+
+
+def _list(names: Sequence[str | None]) -> str:
+    shown = ", ".join(name or "a parameter beside the model" for name in names[:_SHOWN_NAMES])
+    more = len(names) - _SHOWN_NAMES
+    return f"{shown} and {more} more" if more > 0 else shown or "no parameters"
+
+
+def _keep_precision(optimizer: Optimizer, saved: Mapping[int, Mapping[str, Any]]) -> None:
+    """Torch casts state to the precision of the parameter; an optimizer may keep its own in a higher one."""
+    for number, parameter in enumerate(_parameters(optimizer)):
+        state = optimizer.state.get(parameter)
+        for name, value in saved.get(number, {}).items():
+            if state is not None and isinstance(value, Tensor) and state[name].dtype != value.dtype:
+                state[name] = value.to(state[name].device)
+
+
+def _names(model: nn.Module) -> dict[int, str]:
+    return {id(parameter): name for name, parameter in model.named_parameters()}
+
+
+def _group_names(optimizer: Optimizer, model: nn.Module) -> list[list[str | None]]:
+    names = _names(model)
+    return [[names.get(id(parameter)) for parameter in group["params"]] for group in optimizer.param_groups]
+
+
+def _parameters(optimizer: Optimizer) -> list[Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _is_setting(value: object) -> bool:
+    is_number = isinstance(value, bool | int | float | str | None)
+    are_numbers = isinstance(value, tuple) and all(_is_setting(item) for item in cast("tuple[object, ...]", value))
+    return is_number or are_numbers or (isinstance(value, Tensor) and value.numel() == 1)
+
+
+def _number(value: Any) -> Any:
+    return value.item() if isinstance(value, Tensor) else value

@@ -1,0 +1,186 @@
+"""When and by whom training states are written: asked for at any time, written by the first process, told to all."""
+
+from __future__ import annotations
+
+import secrets
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pa_core import distributed
+from pa_core.errors import CheckpointError
+from pa_core.storage import BackgroundWriter, Encoded, HostPool, encode, write_state
+from pa_core.training_state.position import Phase, Position
+
+__all__ = ["StateRequest", "StateSaver", "Wish"]
+
+
+@dataclass
+class Wish:
+    """Something that any process may ask for, and that all of them then do after the same update.
+
+    Attributes:
+        is_asked: Whether this process asks for it.
+        is_agreed: Whether all processes know.
+    """
+
+    is_asked: bool = False
+    is_agreed: bool = False
+
+    def agree(self, number_asking: float) -> None:
+        """Take note of how many processes ask."""
+        if number_asking > 0:
+            self.is_asked, self.is_agreed = False, True
+
+    def take(self) -> bool:
+        """Return whether all are to do it now, and begin anew."""
+        agreed, self.is_agreed = self.is_agreed, False
+        return agreed
+
+
+@dataclass(frozen=True)
+class StateRequest:
+    """A training state that someone asked for.
+
+    Attributes:
+        directory: Where it will be.
+        extras: Further entries.
+        asynchronous: Whether training goes on while it is written.
+        sequence: Its place among the states of a folder.
+        on_saved: Called with the directory, by the process that writes, once it is there.
+    """
+
+    directory: Path
+    extras: Encoded
+    asynchronous: bool = False
+    sequence: int = 0
+    on_saved: Callable[[Path], object] | None = None
+
+
+class StateSaver:
+    """Writes the states that were asked for; every process calls each method, and the first one writes.
+
+    Attributes:
+        run: The name of the run, which tells its states from those of others in the same folder.
+    """
+
+    def __init__(self) -> None:
+        self.run = secrets.token_hex(8)
+        self._requests: list[StateRequest] = []
+        self._writes_in_background = False
+        self._pool: HostPool | None = None
+        self._writer: BackgroundWriter | None = None
+
+    @property
+    def has_requests(self) -> bool:
+        """Whether a state waits for the moment at which it can be saved."""
+        return bool(self._requests)
+
+    def begin_run(self, run: str | None = None) -> None:
+        """Forget requests of an earlier run, and take the name of the run that goes on, or a new one."""
+        self._requests.clear()
+        self.run = secrets.token_hex(8) if run is None else run
+
+    def ask(self, request: StateRequest) -> None:
+        """Have a state saved at the next moment at which everything belongs to the same update."""
+        self._requests.append(request)
+        self._writes_in_background |= request.asynchronous
+
+    def fulfil(self, parts: Mapping[str, Any], position: Position) -> None:
+        """Write every state that was asked for.
+
+        Args:
+            parts: What the state holds.
+            position: Where the run stands.
+
+        Raises:
+            CheckpointError: It could not be written, or the one before it, in the background, could not.
+            OSError: As above.
+        """
+        self.settle()
+        requests, self._requests = self._requests, []
+        problem: Exception | None = None
+        if distributed.rank() == 0:
+            try:
+                encoded = {name: encode(part, name) for name, part in parts.items()}
+                for request in requests:
+                    self._write(request, encoded, position)
+            except (CheckpointError, OSError) as error:
+                problem = error
+        _raise_on_all(problem)
+
+    def check(self, parts: Mapping[str, Any]) -> None:
+        """Refuse, before any time is spent on training, what could not be saved later.
+
+        Raises:
+            CheckpointError: Something in the state is neither a tensor nor plain.
+        """
+        for name, part in parts.items():
+            encode(part, name)
+
+    def settle(self) -> None:
+        """Wait for what is being written in the background.
+
+        Raises:
+            CheckpointError: It could not be written.
+            OSError: As above.
+        """
+        if not self._writes_in_background:
+            return
+        problem: Exception | None = None
+        try:
+            if self._writer is not None:
+                self._writer.wait()
+        except (CheckpointError, OSError) as error:
+            problem = error
+        _raise_on_all(problem)
+
+    def abandon(self) -> None:
+        """Let what is being written come to its end when the run fails, without a word to other processes."""
+        self._requests.clear()
+        try:
+            if self._writer is not None:
+                self._writer.wait()
+        except (CheckpointError, OSError) as error:
+            warnings.warn(f"The last training state could not be written: {error}", UserWarning, stacklevel=2)
+
+    def _write(self, request: StateRequest, parts: Mapping[str, Encoded], position: Position) -> None:
+        summary = self._summary(request, position)
+        parts = {**parts, "extras": request.extras}
+
+        def write(parts: Mapping[str, Encoded]) -> None:
+            write_state(request.directory, parts, summary)
+            if request.on_saved is not None:
+                request.on_saved(request.directory)
+
+        if not request.asynchronous:
+            write(parts)
+            return
+        if self._writer is None or self._pool is None:
+            self._writer, self._pool = BackgroundWriter(), HostPool()
+        self._writer.wait()  # it reads the buffers that are filled next
+        copied = self._pool.copy(parts)
+        self._writer.submit(lambda: write(copied))
+
+    def _summary(self, request: StateRequest, position: Position) -> dict[str, str | int | bool]:
+        return {
+            "run": self.run,
+            "sequence": request.sequence,
+            "update": position.updates,
+            "epoch": position.epochs,
+            "complete": position.phase is Phase.NOTHING,
+            "saved_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "torch": str(torch.__version__),
+        }
+
+
+def _raise_on_all(problem: Exception | None) -> None:
+    """A state that one process could not write is missing for all of them."""
+    for error in distributed.gather_objects(problem):
+        if error is not None:
+            raise error

@@ -1,0 +1,133 @@
+"""What may differ between a run and the one that goes on with its training state, and what may not."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pa_core.errors import CheckpointError, ConfigurationError
+
+__all__ = [
+    "ALLOWABLE",
+    "Difference",
+    "check_allowed_names",
+    "compare_settings",
+    "describe_differences",
+    "refuse_differences",
+]
+
+ALLOWABLE = {
+    "samples_per_update": "the updates of an epoch would lie elsewhere, and schedules count updates",
+    "dataset_length": "the order of the samples is another one, and a position in it means other samples",
+    "shuffle": "the order of the samples is another one, and some would be seen twice and others never",
+    "drop_last": "other samples are left out at the end of an epoch",
+    "loader": "a position in the order of one loader means nothing in that of another",
+    "model": "weights that the state does not have, or has in another shape, stay as the script made them",
+    "optimizer": "what the optimizer has gathered, such as momentum, cannot be taken over",
+    "scheduler": "the schedule begins anew",
+}
+"""Differences that change what a run means, by the name that allows each, and why they are refused otherwise."""
+
+_KEPT = {"seed", "length of the schedule"}
+"""Settings that stay what they were, whatever is asked."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One setting that is not what it was when the state was saved.
+
+    Attributes:
+        name: The setting; that of one in ``ALLOWABLE`` has to be allowed.
+        saved: What it was.
+        asked: What the script asks for now.
+        used: What the run will use.
+
+    Example:
+        >>> Difference("num_epochs", saved=10, asked=20, used=20).name
+        'num_epochs'
+    """
+
+    name: str
+    saved: Any
+    asked: Any
+    used: Any
+
+
+def compare_settings(saved: Mapping[str, Any], asked: Mapping[str, Any]) -> list[Difference]:
+    """Return the settings that differ, in the order in which they are listed.
+
+    Args:
+        saved: The settings of the run that was saved.
+        asked: Those of the run that goes on with it.
+
+    Example:
+        >>> compare_settings({"num_epochs": 3, "seed": 7}, {"num_epochs": 5, "seed": 8})
+        [Difference(name='num_epochs', saved=3, asked=5, used=5), Difference(name='seed', saved=7, asked=8, used=7)]
+    """
+    differences: list[Difference] = []
+    for name in (*asked, *(name for name in saved if name not in asked)):
+        before, now = saved.get(name), asked.get(name)
+        if before != now:
+            differences.append(Difference(name, before, now, before if name in _KEPT else now))
+    return differences
+
+
+def check_allowed_names(allowed: Collection[str]) -> None:
+    """Refuse names that allow nothing.
+
+    Raises:
+        ConfigurationError: A name is no key of ``ALLOWABLE``.
+    """
+    if isinstance(allowed, str) or not set(allowed) <= ALLOWABLE.keys():
+        raise ConfigurationError(
+            "This is no list of differences that can be allowed.",
+            given=f"resume_allow={allowed!r}",
+            expected=f"a collection of some of: {', '.join(ALLOWABLE)}",
+            do='Write for example resume_allow=("samples_per_update",).',
+        )
+
+
+def refuse_differences(differences: Iterable[Difference], allowed: Collection[str], advice: Mapping[str, str]) -> None:
+    """Refuse differences that change what the run means and were not allowed.
+
+    Args:
+        differences: What differs.
+        allowed: Names of ``ALLOWABLE``.
+        advice: By name, what to do so that a difference goes away.
+
+    Raises:
+        CheckpointError: At least one is not allowed.
+    """
+    refused = [one for one in differences if one.name in ALLOWABLE and one.name not in allowed]
+    if not refused:
+        return
+    names = ", ".join(f'"{one.name}"' for one in refused)
+    reasons = "; ".join(f"{one.name}: {ALLOWABLE[one.name]}" for one in refused)
+    ways = " ".join(advice[one.name] for one in refused if one.name in advice)
+    raise CheckpointError(
+        "The run would not go on as the one that was saved.",
+        given=", ".join(f"{one.name}={one.asked}" for one in refused),
+        expected=f"{', '.join(f'{one.name}={one.saved}' for one in refused)} ({reasons})",
+        do=f"{ways} Or allow it by name: resume_allow=({names},).".strip(),
+    )
+
+
+def describe_differences(differences: Iterable[Difference]) -> str:
+    """Return a table of what was saved, what is asked for, and what is used.
+
+    Example:
+        >>> print(describe_differences([Difference("num_epochs", 10, 20, 20)]))
+        setting     saved  asked  used
+        num_epochs  10     20     20
+    """
+    rows = [["setting", "saved", "asked", "used"]]
+    rows += [[one.name, *map(_text, (one.saved, one.asked, one.used))] for one in differences]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
+
+
+def _text(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
