@@ -81,6 +81,10 @@ class _Decoder:
         return self._built[name]
 
 
+def _bytes(text: str) -> bytes:
+    return base64.b64decode(text, validate=True)
+
+
 def _dtype(name: str) -> torch.dtype:
     dtype: object = getattr(torch, name)
     if not isinstance(dtype, torch.dtype):
@@ -107,8 +111,8 @@ _FROM_ITEMS: dict[str, Callable[[list[Any]], Any]] = {
 _FROM_TEXT: dict[str, Callable[[str], Any]] = {
     "$int": lambda text: int(text, 16),
     "$float": float,
-    "$str": lambda text: base64.b64decode(text).decode("utf-8", "surrogatepass"),
-    "$bytes": base64.b64decode,
+    "$str": lambda text: _bytes(text).decode("utf-8", "surrogatepass"),
+    "$bytes": _bytes,
     "$dtype": _dtype,
     "$device": torch.device,
 }

@@ -120,7 +120,7 @@ class _Encoder:
         if kind in (Tensor, nn.Parameter):
             return self._tensor("$tensor", cast("Tensor", value), place)
         if kind.__module__ == "numpy":
-            return self._numpy(value, place)
+            return self._numpy(value, kind, place)
         if kind not in _CONTAINERS:
             raise place.refusal(f"{kind.__qualname__} {reprlib.repr(value)}", _advice(kind))
         if id(value) in self._open:
@@ -146,11 +146,13 @@ class _Encoder:
             [self._key(key, place), self._item(key, item, place)] for key, item in mapping.items()
         ]
         document: dict[str, JsonValue] = {_CONTAINERS[kind]: pairs}
-        attributes: dict[str, object] = getattr(value, "__dict__", {})
+        attributes: dict[str, JsonValue] = {
+            name: self.encode(attribute, place.attribute(name))
+            for name, attribute in getattr(value, "__dict__", {}).items()
+            if name != "__orig_class__"  # what OrderedDict[str, int]() leaves behind
+        }
         if attributes:
-            document["attributes"] = {
-                name: self.encode(attribute, place.attribute(name)) for name, attribute in attributes.items()
-            }
+            document["attributes"] = attributes
         return document
 
     def _items(self, items: Iterable[object], place: _Place) -> list[JsonValue]:
@@ -188,10 +190,10 @@ class _Encoder:
             name = f"{wanted}#{len(self.tensors)}"
         return name
 
-    def _numpy(self, value: Any, place: _Place) -> JsonValue:
+    def _numpy(self, value: Any, kind: type, place: _Place) -> JsonValue:
         import numpy as np
 
-        if type(value) is np.ndarray:
+        if kind is np.ndarray:
             # what is read-only, or has strides that tensors cannot have, is copied
             array = value if value.flags.writeable and value.flags.forc else value.copy()
             try:
@@ -199,8 +201,7 @@ class _Encoder:
             except (TypeError, ValueError) as error:  # of dtypes and byte orders that torch does not have
                 raise place.refusal(f"an array of {value.dtype}", "Convert it with .astype or .tolist().") from error
             return self._tensor("$ndarray", tensor, place)
-        kind: type = type(value)
-        number: object = value.item() if issubclass(kind, np.generic) else value
+        number: object = value.item() if np.generic in kind.__mro__ else value
         if type(number) not in _SINGLE_VALUES:
             raise place.refusal(f"{kind.__qualname__} {reprlib.repr(value)}", _advice(kind))
         return _SINGLE_VALUES[type(number)](number)

@@ -11,7 +11,7 @@ from pa_core.storage.tensor_file import DTYPE_NAMES
 
 __all__ = ["is_storable", "memory_of", "recorded_strides", "with_strides"]
 
-_COMPLEX = frozenset({torch.complex32, torch.complex64, torch.complex128})
+_COMPLEX = frozenset({torch.complex64, torch.complex128})
 
 
 def is_storable(tensor: Tensor) -> bool:
