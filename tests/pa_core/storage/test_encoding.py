@@ -312,7 +312,6 @@ _REFUSED: list[tuple[object, str, str]] = [
     ([torch.ones(2, device="meta")], "state[0]: a tensor of dtype torch.float32", "Store it as dense tensors"),
     ([torch.ones(2).to_sparse()], "layout torch.sparse_coo", "Store it as dense tensors"),
     ([torch.empty(2, dtype=torch.float8_e8m0fnu)], "dtype torch.float8_e8m0fnu", ".view(torch.uint8)"),
-    ([torch.empty(2, dtype=torch.complex32)], "dtype torch.complex32", ".view(torch.uint8)"),
     ([_freed()], "state[0]: a tensor", "Store it as dense tensors"),
     ([np.array([None])], "state[0]: an array of object", ".tolist()"),
     ([np.array([1], dtype=">i4")], "state[0]: an array of >i4", ".astype"),
