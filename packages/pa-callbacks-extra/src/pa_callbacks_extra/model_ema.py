@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
-from itertools import compress
-from typing import Any, TypeAlias, cast
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any, cast
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from typing_extensions import override
 
+from pa_callbacks_extra.tensor_pairs import TensorPairs, named_tensors
 from pa_core.errors import ConfigurationError
 
 __all__ = ["ModelEma"]
@@ -22,26 +24,33 @@ class ModelEma(nn.Module):
 
     Each update moves every parameter and every floating-point buffer of the copy to
     ``decay * average + (1 - decay) * value``, in one fused pass without temporaries. Tied weights are averaged
-    once. Other buffers, such as the counters of batch norm layers, are copied, and so are buffers with
-    infinities in them, such as attention masks, which have no average.
+    once. Frozen weights are averaged like all others, so that they may be unfrozen at any time. Tensors of whole
+    numbers, such as the counters of batch norm layers, are copied, and so are tensors that hold infinities when the
+    average is made, such as attention masks, which have no average.
 
-    The average has the precision of the weights. In bfloat16, whose numbers are 0.4 % apart, an average with
-    a slow decay does not move at all: keep the weights in float32 and let autocast compute in bfloat16, as
-    mixed precision does.
+    The average is kept in the precision of the weights, or in float32 where they have less: in bfloat16, whose numbers
+    are 0.4 % apart, an average with a slow decay would not move at all. The average of a model in bfloat16 is
+    therefore a model in float32 of twice its size, and an update takes a temporary as large as one of its tensors.
+    ``applied_to`` evaluates and saves it in the precision of the model.
 
-    Calling this module calls the copy, which is in eval mode and not trainable.
+    Calling this module calls the copy, which is in eval mode and not trainable. Its state dict holds the average and
+    what the next updates depend on.
 
     Args:
         model: The model. A distributed or compiled wrapper around it is left out of the copy. Make the
-            average before layers are converted to ``SyncBatchNorm``, so that it can be evaluated on one
-            process.
+            average before layers are converted to ``SyncBatchNorm``, so that the copy has the original ones.
         decay: How much of the average each update keeps, from 0 (the copy is the model) to 1 (it never
             changes). The average looks back over about ``1 / (1 - decay)`` updates: the default suits long
             trainings.
+        warm_up: Whether the decay is lower at first, so that the untrained weights are soon forgotten: update ``n``,
+            counted from 1, keeps ``min(decay, (1 + n) / (10 + n))``. This is the rule of TensorFlow's
+            ``tf.train.ExponentialMovingAverage``. A decay of 0.9999 is reached after 90,000 updates.
 
     Attributes:
         module: The averaged model.
         decay: As given.
+        warm_up: As given.
+        num_updates: The number of updates so far.
 
     Raises:
         ConfigurationError: The decay is not between 0 and 1.
@@ -55,9 +64,14 @@ class ModelEma(nn.Module):
         >>> ema.update(model)
         >>> ema(torch.ones(1, 1))
         tensor([[0.2500]])
+        >>> with ema.applied_to(model):
+        ...     model.weight.item()
+        0.25
+        >>> model.weight.item()
+        1.0
     """
 
-    def __init__(self, model: nn.Module, decay: float = 0.9999) -> None:
+    def __init__(self, model: nn.Module, decay: float = 0.9999, *, warm_up: bool = False) -> None:
         super().__init__()
         if not 0 <= decay <= 1:
             raise ConfigurationError(
@@ -67,14 +81,16 @@ class ModelEma(nn.Module):
                 do="Pass how much of the average each update keeps, for example 0.999.",
             )
         self.decay = decay
-        self.module = copy.deepcopy(_without_wrappers(model)).eval().requires_grad_(False)
-        self._is_averaged = [_has_an_average(tensor) for tensor in _tensors(self.module)]
+        self.warm_up = warm_up
+        self.num_updates = 0
+        self.module = _independent_copy(_without_wrappers(model))
+        self._copied = _names_without_average(_without_wrappers(model))
+        self._pairs: WeakKeyDictionary[nn.Module, TensorPairs] | None = None
 
     @override
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.module(*args, **kwargs)
 
-    @torch.no_grad()
     def update(self, model: nn.Module) -> None:
         """Move the average towards the present values of the model; call it after each optimizer update.
 
@@ -82,63 +98,102 @@ class ModelEma(nn.Module):
             model: The model that the average was made of, with or without wrappers.
 
         Raises:
-            ConfigurationError: The model has other parameters or buffers than the average; nothing was
-                changed.
+            ConfigurationError: The model has other parameters or buffers than the average, or is on another device;
+                nothing was changed.
         """
-        averages, values = _tensors(self.module), _tensors(_without_wrappers(model))
-        if _kinds(averages) != _kinds(values):
-            raise _another_model(self.module, _without_wrappers(model))
-        torch._foreach_lerp_(  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]  # no public one is fused
-            list(compress(averages, self._is_averaged)),
-            list(compress(values, self._is_averaged)),
-            1 - self.decay,
-        )
-        for copied, value, is_averaged in zip(averages, values, self._is_averaged, strict=True):
-            if not is_averaged:
-                copied.copy_(value)
+        pairs = self._pairs_with(model)
+        self.num_updates += 1
+        pairs.lerp(1 - self._decay_of_update(self.num_updates))
 
+    def reset(self, model: nn.Module) -> None:
+        """Begin anew: make the average equal to the present values of the model, and forget all updates.
 
-def _tensors(module: nn.Module) -> list[Tensor]:
-    """Return the parameters and then the buffers, each tensor once."""
-    return [*module.parameters(), *module.buffers()]
+        Args:
+            model: The model that the average was made of, with or without wrappers.
 
+        Raises:
+            ConfigurationError: As for ``update``.
+        """
+        self._pairs_with(model).copy()
+        self.num_updates = 0
+        self._copied = _names_without_average(_without_wrappers(model))
+        self._pairs = None
 
-_Kind: TypeAlias = tuple[torch.Size, torch.dtype, torch.device]
+    @contextmanager
+    def applied_to(self, model: nn.Module) -> Generator[None]:
+        """Within the context the model has the averaged weights, for evaluating or saving it; do not train it there.
 
+        The model's own weights come back whatever happens. No weight is copied, unless the average has another
+        precision than the model. Gradients, modes, hooks and wrappers of the model are not touched.
 
-def _kinds(tensors: Iterable[Tensor]) -> list[_Kind]:
-    return [(tensor.shape, tensor.dtype, tensor.device) for tensor in tensors]
+        Args:
+            model: The model that the average was made of, with or without wrappers.
 
+        Raises:
+            ConfigurationError: As for ``update``.
+        """
+        with self._pairs_with(model).averages_in_place():
+            yield
 
-def _has_an_average(tensor: Tensor) -> bool:
-    if not (tensor.is_floating_point() or tensor.is_complex()):
-        return False
-    return isinstance(tensor, nn.Parameter) or bool(tensor.isfinite().all())
+    @override
+    def get_extra_state(self) -> dict[str, Any]:
+        """Return what belongs to the state beside the tensors."""
+        return {"num_updates": self.num_updates, "copied": sorted(self._copied)}
+
+    @override
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        """Take over what ``get_extra_state`` returned."""
+        self.num_updates = state["num_updates"]
+        self._copied = frozenset(state["copied"])
+        self._pairs = None
+
+    @override
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what a copy finds out for itself."""
+        state: dict[str, Any] = super().__getstate__()  # type: ignore[no-untyped-call]  # torch does not annotate it
+        return {**state, "_pairs": None}
+
+    def _decay_of_update(self, number: int) -> float:
+        return min(self.decay, (1 + number) / (10 + number)) if self.warm_up else self.decay
+
+    def _pairs_with(self, model: nn.Module) -> TensorPairs:
+        """Finding the tensors takes longer than averaging those of a small model, so they are kept while they last."""
+        inner = _without_wrappers(model)
+        pairs = None if self._pairs is None else self._pairs.get(inner)
+        if pairs is None or not pairs.are_current():
+            pairs = TensorPairs(self.module, inner, self._copied)
+            self._pairs = WeakKeyDictionary({inner: pairs})
+        return pairs
 
 
 def _without_wrappers(model: nn.Module) -> nn.Module:
     while True:
         if isinstance(model, DistributedDataParallel | DataParallel):
             model = cast("nn.Module", model.module)
-        elif isinstance(inside_compiled := getattr(model, "_orig_mod", None), nn.Module):
-            model = inside_compiled
-        else:
+            continue
+        attributes = vars(model)
+        inside_compiled = attributes.get("_modules", {}).get("_orig_mod", attributes.get("_orig_mod"))
+        if inside_compiled is None:
             return model
+        model = inside_compiled
 
 
-def _another_model(average: nn.Module, model: nn.Module) -> ConfigurationError:
-    expected, given = _describe_tensors(average), _describe_tensors(model)
-    names = sorted(name for name in {*expected, *given} if expected.get(name) != given.get(name))
-    return ConfigurationError(
-        "The model is not the one that the average was made of, or has changed since.",
-        given=", ".join(f"{name}: {given.get(name, 'not there')}" for name in names),
-        expected=", ".join(f"{name}: {expected.get(name, 'not there')}" for name in names),
-        do="Make a new ModelEma of the changed model; if only the device is another, move the ModelEma there.",
-    )
+def _independent_copy(model: nn.Module) -> nn.Module:
+    """Copy a model so that no two of its tensors share memory, in at least the precision of float32."""
+    duplicate = copy.deepcopy(model).eval().requires_grad_(False)
+    for tensor in named_tensors(duplicate).values():
+        if tensor.is_floating_point() and tensor.element_size() < torch.float32.itemsize:
+            tensor.data = tensor.data.float()
+        elif not isinstance(tensor, nn.Parameter):
+            tensor.data = tensor.data.clone()  # copied buffers share memory, or repeat it, where the originals do
+    return duplicate
 
 
-def _describe_tensors(module: nn.Module) -> dict[str, str]:
-    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    return {
-        name: f"{tensor.dtype} of shape {tuple(tensor.shape)} on {tensor.device}" for name, tensor in tensors.items()
-    }
+def _names_without_average(model: nn.Module) -> frozenset[str]:
+    return frozenset(name for name, tensor in named_tensors(model).items() if not _has_an_average(tensor))
+
+
+def _has_an_average(tensor: Tensor) -> bool:
+    if not (tensor.is_floating_point() or tensor.is_complex()):
+        return False
+    return tensor.requires_grad or bool(tensor.isfinite().all())

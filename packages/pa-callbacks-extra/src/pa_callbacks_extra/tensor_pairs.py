@@ -1,0 +1,173 @@
+"""The tensors of a model beside those of its average, found once and used for many updates."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import contextmanager
+from itertools import chain
+from operator import attrgetter, is_, methodcaller
+from typing import TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from pa_core.errors import ConfigurationError
+
+__all__ = ["TensorPairs", "named_tensors"]
+
+_SHOWN_DIFFERENCES = 8  # enough to see what changed, few enough to read
+
+_shape, _dtype, _values = attrgetter("shape"), attrgetter("dtype"), methodcaller("values")
+
+_Lists: TypeAlias = tuple[list[Tensor], list[Tensor]]
+
+
+class TensorPairs:
+    """Each tensor of an averaged model with the one of the model that it follows, tied tensors once.
+
+    Args:
+        average: The averaged model.
+        model: The model, without wrappers.
+        copied: The names of the tensors that are copied, not averaged, as ``named_tensors`` names them.
+
+    Raises:
+        ConfigurationError: The two have other tensors, tie others, or are on different devices.
+
+    Example:
+        >>> average, model = nn.Linear(1, 1).requires_grad_(False), nn.Linear(1, 1)
+        >>> pairs = TensorPairs(average, model, copied=frozenset())
+        >>> pairs.lerp(1.0)
+        >>> torch.equal(average.weight, model.weight), pairs.are_current()
+        (True, True)
+        >>> model.weight = nn.Parameter(torch.ones(1, 1))
+        >>> pairs.are_current()
+        False
+    """
+
+    def __init__(self, average: nn.Module, model: nn.Module, copied: frozenset[str]) -> None:
+        _require_same_tensors(average, model)
+        averages, values = named_tensors(average), named_tensors(model)
+        pairs = [(averages[name], values[name], name in copied) for name in averages]
+        self._all: _Lists = _lists((average, value) for average, value, _ in pairs)
+        self._copied: _Lists = _lists((average, value) for average, value, is_copied in pairs if is_copied)
+        averaged = [(average, value) for average, value, is_copied in pairs if not is_copied]
+        # All tensors of one kind go in one pass. Those of another precision than their average go one by one, so that
+        # only one at a time is converted.
+        alike = [pair for pair in averaged if pair[0].dtype == pair[1].dtype]
+        self._converted: _Lists = _lists(pair for pair in averaged if pair[0].dtype != pair[1].dtype)
+        self._fused: list[_Lists] = [
+            _lists(pair for pair in alike if (pair[0].device, pair[0].dtype) == group)
+            for group in dict.fromkeys((pair[0].device, pair[0].dtype) for pair in alike)
+        ]
+        self._containers = list(_containers(model))
+        self._members = _members(self._containers)
+        # Modules are moved and converted as a whole: one tensor of the average stands for all.
+        self._tensors = [*self._all[0][:1], *self._all[1]]
+        self._kinds = _kinds(self._tensors)
+
+    def are_current(self) -> bool:
+        """Return whether both modules still hold these very tensors, with the same shape, precision and device."""
+        members = _members(self._containers)
+        return (
+            len(members) == len(self._members)
+            and all(map(is_, members, self._members))
+            and _kinds(self._tensors) == self._kinds
+        )
+
+    @torch.no_grad()
+    def lerp(self, weight: float) -> None:
+        """Move each average towards its value by a fraction of the distance, and copy what is not averaged.
+
+        Args:
+            weight: The fraction, from 0 to 1.
+        """
+        for averages, values in self._fused:
+            torch._foreach_lerp_(averages, values, weight)  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]  # no public one is fused
+        for average, value in zip(*self._converted, strict=True):
+            average.lerp_(value.to(average.dtype), weight)
+        _copy(self._copied)
+
+    @torch.no_grad()
+    def copy(self) -> None:
+        """Make each average equal to its value."""
+        _copy(self._all)
+
+    @contextmanager
+    def averages_in_place(self) -> Generator[None]:
+        """Within the context, the tensors of the model have the values of their averages, without a copy."""
+        own = [value.data for value in self._all[1]]
+        try:
+            for average, value in zip(*self._all, strict=True):
+                value.data = average.data.to(value.dtype)
+            yield
+        finally:
+            for value, data in zip(self._all[1], own, strict=True):
+                value.data = data
+
+
+def named_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Return the parameters and buffers of a module, each tensor once, under the first of its names in the alphabet."""
+    return {min(names): tensor for tensor, names in _tensors_with_names(module)}
+
+
+def _tensors_with_names(module: nn.Module) -> list[tuple[Tensor, list[str]]]:
+    """The order of registration does not matter, since it changes where a tensor is taken out and put in again."""
+    found: dict[int, tuple[Tensor, list[str]]] = {}
+    for named in (module.named_parameters, module.named_buffers):
+        for name, tensor in named(remove_duplicate=False):
+            found.setdefault(id(tensor), (tensor, []))[1].append(name)
+    return list(found.values())
+
+
+def _lists(pairs: Iterable[tuple[Tensor, Tensor]]) -> _Lists:
+    listed = list(pairs)
+    return [average for average, _ in listed], [value for _, value in listed]
+
+
+def _copy(tensors: _Lists) -> None:
+    averages, values = tensors
+    if averages:
+        torch._foreach_copy_(averages, values)  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]  # no public one is fused
+
+
+def _containers(module: nn.Module) -> Iterable[dict[str, object]]:
+    for submodule in module.modules():
+        yield from (vars(submodule)[name] for name in ("_parameters", "_buffers", "_modules"))
+
+
+def _members(containers: list[dict[str, object]]) -> list[object]:
+    return list(chain.from_iterable(map(_values, containers)))
+
+
+def _kinds(tensors: list[Tensor]) -> tuple[list[object], ...]:
+    """Describe the tensors, list by list: a tuple for each of them would take half as long again."""
+    return list(map(_shape, tensors)), list(map(_dtype, tensors)), list(map(Tensor.get_device, tensors))
+
+
+def _require_same_tensors(average: nn.Module, model: nn.Module) -> None:
+    expected, given = _describe_tensors(average), _describe_tensors(model)
+    differing = [name for name in {**expected, **given} if expected.get(name) != given.get(name)]
+    if differing:
+        raise ConfigurationError(
+            "The model is not the one that the average was made of, or has changed since.",
+            given=_list_tensors(differing, given),
+            expected=_list_tensors(differing, expected),
+            do="Make a new ModelEma of the changed model; if only the device is another, move the ModelEma there.",
+        )
+
+
+def _describe_tensors(module: nn.Module) -> dict[str, str]:
+    """Describe each tensor under each of its names, without its precision, which may be that of the average or not."""
+    described: dict[str, str] = {}
+    for tensor, names in _tensors_with_names(module):
+        description = f"shape {tuple(tensor.shape)} on {tensor.device}"
+        if len(names) > 1:
+            description += f", one tensor with the names {', '.join(sorted(names))}"
+        described.update(dict.fromkeys(names, description))
+    return described
+
+
+def _list_tensors(names: list[str], described: Mapping[str, str]) -> str:
+    shown = [f"{name}: {described.get(name, 'not there')}" for name in names[:_SHOWN_DIFFERENCES]]
+    hidden = len(names) - len(shown)
+    return "; ".join(shown) + (f"; and {hidden} more" if hidden else "")
