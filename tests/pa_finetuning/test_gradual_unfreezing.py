@@ -194,6 +194,18 @@ def test_rates_for_an_optimizer_that_holds_all_are_an_error() -> None:
         GradualUnfreezing(freezer, learning_rates=0.01).on_prepare_start(trainer)
 
 
+def test_only_what_the_stages_unfreeze_is_added() -> None:
+    """A layer group that stays frozen needs no learning rate, and is not added to the optimizer."""
+    freezer = make_freezer()
+    optimizer = SGD(freezer.get_trainable_parameters(), lr=0.1)
+
+    GradualUnfreezing(freezer, learning_rates={2: 0.02, 1: 0.01}, stages={2: 1}).on_prepare_start(
+        make_trainer(optimizer)
+    )
+
+    assert [group["lr"] for group in optimizer.param_groups] == [0.1, 0.01, 0.02]
+
+
 def test_what_only_evaluates_is_left_alone() -> None:
     """A trainer without an optimizer can be prepared for an evaluation."""
     freezer = make_freezer()

@@ -58,6 +58,14 @@ def test_the_factor_is_that_of_ulmfit_unless_another_is_given() -> None:
     assert ModelFreezer(ConvNet()).get_learning_rates(0.26) == pytest.approx([0.26 / 2.6**2, 0.1, 0.26])
 
 
+def test_a_group_that_only_shares_parameters_is_no_distance() -> None:
+    """A head whose weight is that of the embedding does not make the group before it learn more slowly."""
+    model = WithTokens()
+    model.head.register_parameter("bias", None)
+
+    assert ModelFreezer(model).get_learning_rates(0.1, factor=0.5) == [0.05, 0.1, 0.1]
+
+
 @pytest.mark.parametrize(
     ("learning_rates", "expected"),
     [
@@ -198,6 +206,18 @@ def test_a_tied_weight_is_added_with_the_group_that_is() -> None:
     freezer.add_frozen_parameters(optimizer, 0.1, 1, -1)
 
     assert optimizer.param_groups[1]["params"] == [model.head.weight]
+
+
+def test_a_tied_weight_is_added_once() -> None:
+    """Where both of its groups are added, a shared weight goes with the first one."""
+    model = WithTokens()
+    freezer = ModelFreezer(model)
+    freezer.freeze(0, -1)
+    optimizer = SGD([nn.Parameter(torch.zeros(1))], lr=0.3)
+
+    freezer.add_frozen_parameters(optimizer, 0.1)
+
+    assert [len(group["params"]) for group in optimizer.param_groups] == [1, 2, 2, 1]
 
 
 def test_an_optimizer_with_named_parameters_gets_names() -> None:
