@@ -13,12 +13,14 @@ from pa_core import (
     PrintProgressCallback,
     ProgressBarCallback,
     SaveBestModelCallback,
+    SaveTrainingStateCallback,
     StepBasedEvaluationCallback,
     StopTrainingError,
     TerminateOnNaNCallback,
     TrainerCallback,
     get_default_callbacks,
 )
+from pa_core import LogMetricsCallback as PrintMetricsCallback  # what the reference calls it in one place
 
 __all__ = [
     "DEFAULT_CALLBACKS",
@@ -28,9 +30,11 @@ __all__ = [
     "LimitEvalStepsCallback",
     "LogMetricsCallback",
     "MoveModulesToDeviceCallback",
+    "PrintMetricsCallback",
     "PrintProgressCallback",
     "ProgressBarCallback",
     "SaveBestModelCallback",
+    "SaveTrainingStateCallback",
     "StepBasedEvaluationCallback",
     "StopTrainingError",
     "TerminateOnNaNCallback",

@@ -10,6 +10,7 @@ from pa_core import (
     local_process_zero_only,
     world_process_zero_only,
 )
+from pa_core.data import remove_padding, worker_init_fn
 
 __all__ = [
     "DataLoaderSlice",
@@ -17,5 +18,7 @@ __all__ = [
     "ModelEma",
     "local_process_zero_first",
     "local_process_zero_only",
+    "remove_padding",
+    "worker_init_fn",
     "world_process_zero_only",
 ]

@@ -1,0 +1,14 @@
+"""Calling the scripts that stand beside the tests."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+from typing import Any
+
+SCRIPTS = Path(__file__).parent / "scripts"
+
+
+def names_of(script: str) -> dict[str, Any]:
+    """What a script defines, without running its ``main``."""
+    return runpy.run_path(str(SCRIPTS / script), run_name=script)

@@ -1,0 +1,341 @@
+"""What the samples of the reference show, each in a function: callbacks, metrics, schedulers, frozen layers."""
+
+# Written as users write, who annotate nothing: that it runs is what the tests are about, not what its types are.
+# mypy: ignore-errors
+# pyright: basic, reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false
+# pyright: reportOptionalMemberAccess=false
+# ruff: noqa: D102, D103, RET503
+
+import os
+from collections import defaultdict
+from functools import partial
+
+import pandas as pd
+import torch
+from sklearn.datasets import load_digits
+from torch import nn, optim
+from torch.optim import lr_scheduler
+from torch.utils.data import DataLoader, TensorDataset
+from torchmetrics import Accuracy, MetricCollection, Precision, Recall
+
+from pytorch_accelerated import Trainer, TrainerPlaceholderValues, notebook_launcher
+from pytorch_accelerated.callbacks import LogMetricsCallback, TrainerCallback
+from pytorch_accelerated.finetuning import ModelFreezer
+from pytorch_accelerated.schedulers import CosineLrScheduler, StatefulSchedulerBase
+from pytorch_accelerated.schedulers.scheduler_base import SchedulerBase
+
+
+def digits(first, last):
+    scanned = load_digits()
+    images = torch.tensor(scanned.images, dtype=torch.float32).unsqueeze(1) / 16
+    return TensorDataset(images[first:last], torch.tensor(scanned.target)[first:last])
+
+
+def create_model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+
+
+def create_metrics(num_classes):
+    return MetricCollection(
+        {
+            "accuracy": Accuracy(task="multiclass", num_classes=num_classes),
+            "precision": Precision(task="multiclass", num_classes=num_classes),
+            "recall": Recall(task="multiclass", num_classes=num_classes),
+        }
+    )
+
+
+class TrainerWithMetrics(Trainer):
+    """Metrics as a part of the loop."""
+
+    def __init__(self, num_classes, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.metrics = create_metrics(num_classes)
+
+    def calculate_eval_batch_loss(self, batch):
+        output = super().calculate_eval_batch_loss(batch)
+        self.metrics.update(output["model_outputs"].argmax(dim=-1), batch[1])
+        return output
+
+    def eval_epoch_end(self):
+        for name, value in self.metrics.compute().items():
+            self.run_history.update_metric(name, value.cpu())
+        self.metrics.reset()
+
+
+class MetricsCallback(TrainerCallback):
+    """Metrics beside any loop; the constructor leaves that of the base class out."""
+
+    def __init__(self, num_classes):
+        self.metrics = create_metrics(num_classes)
+
+    def on_training_run_start(self, trainer, **kwargs):
+        self.metrics.to(trainer.device)
+
+    def on_evaluation_run_start(self, trainer, **kwargs):
+        self.metrics.to(trainer._eval_dataloader.device)
+
+    def on_eval_step_end(self, trainer, batch, batch_output, **kwargs):
+        self.metrics.update(batch_output["model_outputs"].argmax(dim=-1), batch[1])
+
+    def on_eval_epoch_end(self, trainer, **kwargs):
+        for name, value in self.metrics.compute().items():
+            trainer.run_history.update_metric(name, value.cpu())
+        self.metrics.reset()
+
+
+def metrics_in_loop_and_in_callback():
+    in_loop = TrainerWithMetrics(10, create_model(), nn.CrossEntropyLoss(), None, callbacks=[])
+    in_callback = Trainer(create_model(), nn.CrossEntropyLoss(), None, callbacks=[MetricsCallback(num_classes=10)])
+    recorded = []
+    for trainer in (in_loop, in_callback):
+        trainer.evaluate(digits(0, 300), per_device_batch_size=64)
+        recorded.append({name: float(trainer.run_history.get_latest_metric(name)) for name in ("accuracy", "recall")})
+    ((images, labels),) = DataLoader(digits(0, 300), batch_size=300)
+    by_hand = (create_model()(images).argmax(-1) == labels).float().mean().item()
+    return (*recorded, by_hand)
+
+
+class Client:
+    """A tracking server's client, reduced to lists."""
+
+    def __init__(self):
+        self.uri, self.tags, self.logged = None, {}, []
+
+    def set_tracking_uri(self, uri):
+        self.uri = uri
+
+    def set_tags(self, tags):
+        self.tags.update(tags)
+
+    def log_metrics(self, metrics):
+        self.logged.append(metrics)
+
+
+mlflow = Client()
+
+
+class TrackingServerCallback(LogMetricsCallback):
+    """Logs to a platform of one's own."""
+
+    def __init__(self):
+        mlflow.set_tracking_uri(os.environ["MLFLOW_TRACKING_URI"])
+
+    def on_training_run_start(self, trainer, **kwargs):
+        mlflow.set_tags(trainer.run_config.to_dict())
+
+    def log_metrics(self, trainer, metrics):
+        if trainer.run_config.is_world_process_zero:
+            mlflow.log_metrics(metrics)
+
+
+def custom_logging():
+    os.environ["MLFLOW_TRACKING_URI"] = "https://tracking.example"
+    model = create_model()
+    trainer = Trainer(
+        model, nn.CrossEntropyLoss(), optim.SGD(model.parameters(), lr=0.1), callbacks=[TrackingServerCallback]
+    )
+    trainer.train(digits(0, 128), num_epochs=2, eval_dataset=digits(128, 192), per_device_batch_size=32)
+    return mlflow, trainer
+
+
+class WritePredictions(TrainerCallback):
+    """Writes a table with a line for each evaluated sample."""
+
+    def __init__(self, path="predictions.csv") -> None:
+        super().__init__()
+        self.path = path
+        self.columns = defaultdict(list)
+
+    def on_eval_step_end(self, trainer, batch, batch_output, **kwargs):
+        _, labels = batch
+        predicted = trainer.gather(batch_output["model_outputs"]).argmax(dim=-1)
+        self.columns["predicted"] += predicted.cpu().tolist()
+        self.columns["label"] += trainer.gather(labels).cpu().tolist()
+
+    def on_eval_epoch_end(self, trainer, **kwargs):
+        trainer._accelerator.wait_for_everyone()
+        if trainer.run_config.is_local_process_zero:
+            pd.DataFrame.from_dict(self.columns).to_csv(self.path, index=False)
+
+
+def table_of_predictions(path):
+    model = create_model()
+    trainer = Trainer(model, nn.CrossEntropyLoss(), None, callbacks=[WritePredictions(path)])
+    trainer.evaluate(digits(0, 101))
+    trainer._accelerator.wait_for_everyone()
+    ((images, labels),) = DataLoader(digits(0, 101), batch_size=101)
+    return pd.read_csv(path).to_dict("list"), {"predicted": model(images).argmax(-1).tolist(), "label": labels.tolist()}
+
+
+class CheckShapes(TrainerCallback):
+    """Listens to an event that the trainer below invents."""
+
+    num_checked = 0
+
+    def check_train_batch(self, trainer, images, labels):
+        batch_size = trainer.run_config["train_per_device_batch_size"]
+        assert images.shape == (batch_size, 1, 8, 8)
+        assert labels.shape == (batch_size,)
+        self.num_checked += 1
+
+
+class TrainerWithCustomEvent(Trainer):
+    """Calls an event of its own for each training batch."""
+
+    def calculate_train_batch_loss(self, batch) -> dict:
+        images, labels = batch
+        self.callback_handler.call_event("check_train_batch", trainer=self, images=images, labels=labels)
+        return super().calculate_train_batch_loss(batch)
+
+
+def custom_event():
+    model = create_model()
+    check = CheckShapes()
+    trainer = TrainerWithCustomEvent(
+        model, nn.CrossEntropyLoss(), optim.SGD(model.parameters(), lr=0.1), callbacks=[check]
+    )
+    trainer.train(digits(0, 256), num_epochs=1, per_device_batch_size=16)
+    return check.num_checked, trainer.run_config.num_update_steps_per_epoch
+
+
+class NoteRates(TrainerCallback):
+    """The learning rate that each batch is trained with."""
+
+    def __init__(self):
+        self.rates = []
+
+    def on_train_step_end(self, trainer, batch, batch_output, **kwargs):
+        self.rates.append(trainer.optimizer.param_groups[0]["lr"])
+
+
+def rates_of(create_scheduler_fn, num_epochs=8):
+    model = create_model()
+    notes = NoteRates()
+    trainer = Trainer(model, nn.CrossEntropyLoss(), optim.SGD(model.parameters(), lr=0.1), callbacks=[notes])
+    trainer.train(
+        train_dataset=digits(0, 64),
+        num_epochs=num_epochs,
+        per_device_batch_size=8,
+        create_scheduler_fn=create_scheduler_fn,
+    )
+    return notes.rates, trainer.run_config.num_update_steps_per_epoch
+
+
+def step_after_each_update():
+    return rates_of(partial(lr_scheduler.StepLR, step_size=7, gamma=0.1))
+
+
+def step_after_each_seventh_epoch():
+    epochs_step_size = 7
+    return rates_of(
+        partial(
+            lr_scheduler.StepLR,
+            step_size=TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH * epochs_step_size,
+            gamma=0.1,
+        )
+    )
+
+
+def one_cycle():
+    return rates_of(
+        partial(
+            lr_scheduler.OneCycleLR,
+            max_lr=0.2,
+            epochs=TrainerPlaceholderValues.NUM_EPOCHS,
+            steps_per_epoch=TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH,
+        )
+    )
+
+
+def cosine_with_warmup():
+    return rates_of(CosineLrScheduler.create_scheduler_fn(num_warmup_epochs=5))
+
+
+class LowerAtEpochs(StatefulSchedulerBase):
+    """Halves the rate of each group when certain epochs begin."""
+
+    def __init__(self, optimizer, epochs=(2, 4, 5), num_steps_per_epoch=100):
+        super().__init__(optimizer, param_group_field="lr")
+        self.updates = {num_steps_per_epoch * epoch for epoch in epochs}
+
+    def get_updated_values(self, num_updates: int):
+        if num_updates in self.updates:
+            return [group[self.param_group_field] / 2 for group in self.optimizer.param_groups]
+
+
+class GrowWeightDecay(StatefulSchedulerBase):
+    """Raises the weight decay by a tenth after every few updates."""
+
+    def __init__(self, optimizer, every=1000):
+        super().__init__(optimizer, param_group_field="weight_decay")
+        self.every = every
+
+    def get_updated_values(self, num_updates: int):
+        if num_updates > 0 and num_updates % self.every == 0:
+            return [group[self.param_group_field] * 1.1 for group in self.optimizer.param_groups]
+
+
+class PolynomialLr(SchedulerBase):
+    """Computes from the number of updates that it is given."""
+
+    def get_updated_values(self, num_updates: int):
+        return 0.1 * (1 - num_updates / 20) ** 2
+
+
+def lower_at_epochs():
+    return rates_of(partial(LowerAtEpochs, num_steps_per_epoch=TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH))
+
+
+def plain_loop(create_scheduler_fn, field, num_epochs=2, num_update_steps_per_epoch=8):
+    """A loop without a trainer; the scheduler counts itself, or is told."""
+    model, loss_func = create_model(), nn.CrossEntropyLoss()
+    optimizer = optim.SGD(model.parameters(), lr=0.1, weight_decay=0.01)
+    scheduler = create_scheduler_fn(optimizer)
+    values = []
+    for current_epoch in range(num_epochs):
+        num_updates = current_epoch * num_update_steps_per_epoch
+        for xb, yb in DataLoader(digits(0, 64), batch_size=8):
+            loss = loss_func(model(xb), yb)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            num_updates += 1
+            if isinstance(scheduler, StatefulSchedulerBase):
+                scheduler.step()
+            else:
+                scheduler.step_update(num_updates)
+            values.append(optimizer.param_groups[0][field])
+    return values
+
+
+class NestedModel(nn.Module):
+    """Three layer groups, the second with layers at two depths."""
+
+    def __init__(self):
+        super().__init__()
+        self.entry = nn.Linear(6, 5)
+        self.body = nn.Sequential(
+            nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.ReLU())
+        )
+        self.exit = nn.Linear(3, 2)
+
+    def forward(self, x):
+        return self.exit(self.body(self.entry(x)))
+
+
+def layer_groups():
+    model = NestedModel()
+    return model, ModelFreezer(model)
+
+
+def in_a_notebook(num_processes):
+    losses = []
+
+    def main():
+        rates_of(None, num_epochs=1)
+        losses.append(True)
+
+    notebook_launcher(main, num_processes=num_processes)
+    return losses

@@ -1,0 +1,129 @@
+"""Scripts in the style of the usual gallery, which know only the names of pytorch-accelerated, run and learn."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.launching import Launch
+from tests.pa_compat.script_runs import SCRIPTS, names_of
+
+everywhere = pytest.mark.runs_on("one_process", "two_ranks", "bf16")
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_of_its_own(shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scripts save where they are started."""
+    monkeypatch.chdir(shared_tmp_path)
+
+
+def run(script: str) -> dict[str, Any]:
+    """What the ``main`` of a script returns."""
+    result: dict[str, Any] = names_of(script)["main"]()
+    return result
+
+
+@everywhere
+def test_a_model_that_takes_a_dict() -> None:
+    """Dict batches go to the model as keyword arguments; metrics of the loop and of a callback agree."""
+    recorded = run("dict_batches.py")
+
+    assert recorded["accuracy"][-1] > 0.9
+    wrong = [round((1 - accuracy) * 149) for accuracy in recorded["accuracy"]]
+    assert recorded["mistakes"] == wrong
+    assert recorded["train_loss_epoch"][-1] < recorded["train_loss_epoch"][0] / 2
+
+
+@everywhere
+def test_detection_with_lists_of_different_lengths(shared_tmp_path: Path) -> None:
+    """Batches are lists; the output of the model differs in evaluation, and its detections are gathered."""
+    recorded = run("detection.py")
+
+    assert recorded["train_loss_epoch"][-1] < recorded["train_loss_epoch"][0] / 2
+    assert max(recorded["agreement"]) > 0.65
+    assert recorded["num_detections"] > 50
+    assert (shared_tmp_path / "detector.pt").exists()
+
+
+@everywhere
+def test_classification_of_padded_sequences() -> None:
+    """Sentences are padded batch by batch; predictions are gathered with a padding value that is removed again."""
+    recorded = run("text_classification.py")
+
+    assert recorded["num_judged"] == recorded["num_long_enough"]
+    assert max(recorded["accuracy"]) > 0.5  # of four chapters
+    assert recorded["train_loss_epoch"][-1] < recorded["train_loss_epoch"][0] / 2
+
+
+@everywhere
+def test_transfer_learning_with_staged_unfreezing() -> None:
+    """A head is trained while the rest stays as it is, then everything with rates of its own, and improves."""
+    recorded = run("staged_unfreezing.py")
+
+    assert recorded["stem_kept"]
+    assert recorded["stem_changed"]
+    assert recorded["unfrozen_groups"] == [0, 1]
+    assert max(recorded["of_all"]) > max(recorded["of_head"][0], 0.8)
+
+
+@everywhere
+def test_progressive_resizing_over_several_runs() -> None:
+    """One trainer goes on with larger images; the history and the count of epochs go on with it."""
+    recorded = run("progressive_resizing.py")
+
+    assert recorded["epochs"] == [(8, 1), (8, 2), (12, 3), (12, 4), (16, 5), (16, 6)]
+    assert len(recorded["eval_loss_epoch"]) == 6
+    assert recorded["eval_loss_epoch"][-1] < recorded["eval_loss_epoch"][0] * 0.7
+
+
+@everywhere
+def test_mixup_with_averaged_weights() -> None:
+    """Mixtures with soft targets train a model whose plain evaluation, and that of its average, are good."""
+    recorded = run("mixup_with_ema.py")
+
+    assert recorded["accuracy"][-1] > 0.9
+    assert recorded["ema_accuracy"][-1] > 0.9
+
+
+RUN_ALL = """
+import json, runpy, sys
+from pathlib import Path
+
+batch_size = int(sys.argv[1])
+results = {}
+for script in sys.argv[2:]:
+    results[Path(script).name] = runpy.run_path(script, run_name="imported")["main"](per_device_batch_size=batch_size)
+from accelerate import PartialState
+if PartialState().is_main_process:
+    print("RESULTS", json.dumps(results))
+"""
+EXACT = ["dict_batches.py", "detection.py", "text_classification.py", "staged_unfreezing.py", "progressive_resizing.py"]
+
+
+def test_two_ranks_give_the_values_of_one_process(launch: Launch) -> None:
+    """With the same samples in an update, losses and metrics on two ranks are those of one process.
+
+    The scripts use the trainer, schedulers, frozen layers, early stopping and the best model.
+    """
+    paths = [str(SCRIPTS / script) for script in EXACT]
+    launched = launch(RUN_ALL, "16", *paths, ranks=2)
+    assert launched.status == 0
+    (line,) = [line for line in launched.output.splitlines() if line.startswith("RESULTS")]
+    on_two_ranks = json.loads(line.removeprefix("RESULTS"))
+
+    for script in EXACT:
+        on_one_process = json.loads(json.dumps(names_of(script)["main"](per_device_batch_size=32)))
+        flat = flatten(on_one_process)
+        assert flatten(on_two_ranks[script]) == pytest.approx(flat, rel=1e-3, abs=1e-4), script
+
+
+def flatten(values: Any) -> list[float]:
+    """All numbers of nested lists and dicts, in order."""
+    if isinstance(values, dict):
+        return [number for value in values.values() for number in flatten(value)]
+    if isinstance(values, list):
+        return [number for value in values for number in flatten(value)]
+    return [float(values)]

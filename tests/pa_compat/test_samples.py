@@ -1,0 +1,186 @@
+"""Each code sample of the reference runs, written as a user writes it, on the names that the reference gives.
+
+The functions that are called here are in ``scripts/reference_samples.py`` and its neighbours.
+"""
+
+from __future__ import annotations
+
+import math
+import sysconfig
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate.utils import write_basic_config
+
+from pytorch_accelerated.schedulers import CosineLrScheduler
+from tests.launching import run_command
+from tests.pa_compat.script_runs import SCRIPTS, names_of
+
+everywhere = pytest.mark.runs_on("one_process", "two_ranks", "bf16")
+
+
+@pytest.fixture(scope="module")
+def samples() -> dict[str, Any]:
+    """The samples, by name."""
+    return names_of("reference_samples.py")
+
+
+@everywhere
+def test_sample_quickstart() -> None:
+    """The first script trains, evaluates after each epoch, and tests at the end."""
+    train_losses, evaluation_loss = names_of("quickstart.py")["main"]()
+
+    assert len(train_losses) == 8
+    assert train_losses[-1] < train_losses[0] / 3
+    assert evaluation_loss < 0.5
+
+
+def test_sample_launching_with_a_configuration_file(tmp_path: Path) -> None:
+    """``accelerate launch --config_file`` starts the same script, with arguments of its own."""
+    config = tmp_path / "accelerate_config.yaml"
+    write_basic_config(save_location=str(config))  # what `accelerate config default` calls
+    accelerate = str(Path(sysconfig.get_path("scripts"), "accelerate"))
+    command = [accelerate, "launch", "--config_file", str(config), str(SCRIPTS / "quickstart.py"), "2"]
+    launched = run_command(command, folder=tmp_path)
+
+    assert launched.status == 0
+    assert "Training ended: 2 epochs" in launched.output
+
+
+def test_sample_running_in_a_notebook(samples: dict[str, Any]) -> None:
+    """A training function is given to ``notebook_launcher``, in a notebook or in a debugger."""
+    assert samples["in_a_notebook"](num_processes=1) == [True]
+
+
+@everywhere
+def test_sample_metrics_in_the_loop_and_in_a_callback(samples: dict[str, Any]) -> None:
+    """Metrics of torchmetrics count the same in a subclass of the trainer and in a callback."""
+    in_loop, in_callback, by_hand = samples["metrics_in_loop_and_in_callback"]()
+
+    assert in_loop == in_callback
+    assert in_loop["accuracy"] == pytest.approx(by_hand, abs=0.01)  # of 300 digits, in the precision of the run
+
+
+@everywhere
+def test_sample_a_custom_logging_callback(samples: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    """A logger for another platform gets the run config once, and each metric of each epoch from one process."""
+    client, trainer = samples["custom_logging"]()
+
+    assert client.uri == "https://tracking.example"
+    assert client.tags["num_epochs"] == 2
+    logged = ["train_loss_epoch", "eval_loss_epoch"] * 2 if trainer.run_config.is_world_process_zero else []
+    assert [name for metrics in client.logged for name in metrics] == logged
+    assert capsys.readouterr().out == ""
+
+
+@everywhere
+def test_sample_saving_predictions(samples: dict[str, Any], shared_tmp_path: Path) -> None:
+    """The table of predictions has a line for each evaluated sample, once and in order."""
+    table, expected = samples["table_of_predictions"](shared_tmp_path / "predictions.csv")
+
+    assert table["label"] == expected["label"]
+    differ = sum(one != other for one, other in zip(table["predicted"], expected["predicted"], strict=True))
+    assert differ <= 1  # in bf16, two logits may be equal
+
+
+@everywhere
+def test_sample_a_custom_event(samples: dict[str, Any]) -> None:
+    """An event of the user's own is called for each batch, and the run config is read by key."""
+    num_checked, num_updates = samples["custom_event"]()
+
+    assert num_checked == num_updates
+
+
+@everywhere
+def test_sample_a_scheduler_is_stepped_after_each_update(samples: dict[str, Any]) -> None:
+    """StepLR with a step size of 7 lowers the rate after every seventh update."""
+    rates, _ = samples["step_after_each_update"]()
+
+    assert rates == pytest.approx([0.1 * 0.1 ** (update // 7) for update in range(len(rates))])
+
+
+@everywhere
+def test_sample_a_step_size_in_epochs(samples: dict[str, Any]) -> None:
+    """A placeholder times seven lowers the rate after every seventh epoch."""
+    rates, updates_per_epoch = samples["step_after_each_seventh_epoch"]()
+
+    assert rates == pytest.approx([0.1] * 7 * updates_per_epoch + [0.01] * updates_per_epoch)
+
+
+@everywhere
+def test_sample_placeholders_of_one_cycle(samples: dict[str, Any]) -> None:
+    """Placeholders stretch one cycle over the run, whose last update is made with next to no rate."""
+    rates, updates_per_epoch = samples["one_cycle"]()
+
+    assert len(rates) == 8 * updates_per_epoch
+    assert max(rates) == pytest.approx(0.2, rel=0.01)
+    assert rates[-1] == pytest.approx(0.2 / 25 / 1e4)
+
+
+@everywhere
+def test_sample_a_scheduler_of_this_library(samples: dict[str, Any]) -> None:
+    """The cosine schedule learns the length of the run from the trainer, and warms up for five epochs."""
+    rates, updates_per_epoch = samples["cosine_with_warmup"]()
+
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+    schedule = CosineLrScheduler(optimizer, 8, updates_per_epoch, num_warmup_epochs=5)
+    steps = [0, *range(len(rates) - 1)]  # the first step computes the value for no previous update
+    assert rates == pytest.approx([schedule.get_updated_values(step)[0] for step in steps])
+    assert rates.index(max(rates)) == 5 * updates_per_epoch + 1
+
+
+@everywhere
+def test_sample_timm_schedules() -> None:
+    """Schedules that are told of epochs, or of updates, follow the run; so does a stateless one, stepped by hand."""
+    result = names_of("timm_schedules.py")["main"]()
+
+    per_epoch = len(result["rates_by_epoch"]) // 4
+    cosine = [0.5 * (1 + math.cos(math.pi * epoch / 4)) for epoch in range(4)]
+    assert result["rates_by_epoch"] == pytest.approx([0.4 * factor for factor in cosine for _ in range(per_epoch)])
+    assert result["metrics_of_scheduler"] == result["losses"]
+    warmup = result["rates_by_update"][:per_epoch]
+    assert warmup == pytest.approx([0.4 * (update + 1) / (per_epoch + 1) for update in range(per_epoch)])
+    assert result["rates_by_update"][2 * per_epoch] == pytest.approx(0.2)
+    assert result["rates_by_hand"] == [0.4 * 0.5 ** (update // 10) for update in range(4 * per_epoch)]
+
+
+@everywhere
+def test_sample_a_milestone_scheduler(samples: dict[str, Any]) -> None:
+    """A schedule of one's own halves the rate when its epochs begin, and otherwise leaves it alone."""
+    rates, per_epoch = samples["lower_at_epochs"]()
+
+    assert rates[0] == 0.1
+    halved_before = [update for update in range(1, len(rates)) if rates[update] != rates[update - 1]]
+    assert halved_before == [epoch * per_epoch + 1 for epoch in (2, 4, 5)]
+    assert rates[-1] == pytest.approx(0.1 / 8)
+
+
+def test_sample_scheduling_weight_decay(samples: dict[str, Any]) -> None:
+    """In a loop without a trainer, a schedule grows another field than the learning rate."""
+    values = samples["plain_loop"](partial(samples["GrowWeightDecay"], every=4), "weight_decay")
+
+    assert values == pytest.approx([0.01 * 1.1 ** ((update - 1) // 4) for update in range(1, 17)])
+
+
+def test_sample_a_stateless_scheduler_in_a_loop_of_ones_own(samples: dict[str, Any]) -> None:
+    """A schedule that is told the number of updates gives the value of that number."""
+    values = samples["plain_loop"](samples["PolynomialLr"], "lr")
+
+    assert values == pytest.approx([0.1 * (1 - update / 20) ** 2 for update in range(1, 17)])
+
+
+def test_sample_layer_groups(samples: dict[str, Any]) -> None:
+    """Layer groups are the modules that are attributes of the model; layers are the modules without modules."""
+    model, freezer = samples["layer_groups"]()
+
+    assert freezer.get_layer_groups() == [model.entry, model.body, model.exit]
+    kinds = [type(layer).__name__ for layer in freezer.get_layers()]
+    assert kinds == ["Linear", "Linear", "BatchNorm1d", "Linear", "BatchNorm1d", "ReLU", "Linear"]
+    freezer.freeze()
+    trainable = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    batch_norms = {f"body.{name}.{kind}" for name in ("1", "2.1") for kind in ("weight", "bias")}
+    assert trainable == {"exit.weight", "exit.bias"} | batch_norms
+    assert set(freezer.unfreeze()) == {0, 1}
