@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -12,9 +13,15 @@ Curve = list[tuple[int, float]]
 
 
 def read_curves(folder: Path) -> dict[str, Curve]:
-    """The curves in the event files of one folder, by their names, without those that were purged."""
+    """The curves in the event files of one folder, by their names, without points that were purged."""
     events = _accumulated(folder)
-    return {name: [(point.step, point.value) for point in events.Scalars(name)] for name in events.Tags()["scalars"]}
+    names: list[str] = events.Tags()["scalars"]
+    return {name: sorted((point.step, point.value) for point in events.Scalars(name)) for name in names}
+
+
+def wait_for_the_next_file() -> None:
+    """Wait until a new event file is read behind those that are there: they are named by the second."""
+    time.sleep(1 - time.time() % 1)
 
 
 def read_configs(folder: Path) -> list[dict[str, Any]]:

@@ -18,7 +18,7 @@ from pa_core.experiment_trackers import (
     open_trackers,
     require_trackers,
 )
-from tests.event_files import read_configs, read_curves
+from tests.event_files import read_configs, read_curves, wait_for_the_next_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,6 +50,7 @@ def test_a_run_that_goes_on_replaces_what_came_after(tmp_path: Path) -> None:
     for step in (1, 2, 3):
         first.log({"loss": 1.0}, step)
     first.finish()
+    wait_for_the_next_file()
 
     again = open_trackers("tensorboard", "digits", logging_dir=tmp_path, run_ids=first.run_ids, last_step=2)
     again.log({"loss": 0.5}, step=3)

@@ -1,0 +1,134 @@
+"""What metrics of torchmetrics have accumulated: taken out, put back, and computed over all processes."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
+
+import torch
+from torch import Tensor
+
+from pa_core.distributed import gather_objects
+
+if TYPE_CHECKING:
+    from torchmetrics import Metric, MetricCollection
+
+__all__ = ["MetricStates", "compute_over_processes", "fits", "has_samples", "put_back", "take_out"]
+
+MetricStates: TypeAlias = dict[str, dict[str, Any]]
+"""For each metric by its path: how often it was updated, and its states on the CPU."""
+
+
+def take_out(metrics: MetricCollection) -> MetricStates:
+    """Return a copy of what the metrics of this process have accumulated.
+
+    Example:
+        >>> from torchmetrics import MetricCollection
+        >>> from torchmetrics.aggregation import SumMetric
+        >>> metrics = MetricCollection({"total": SumMetric()})
+        >>> metrics.update(3.0)
+        >>> states = take_out(metrics)
+        >>> states
+        {'total': {'updates': 1, 'states': {'sum_value': tensor(3.)}}}
+        >>> metrics.reset()
+        >>> put_back(metrics, states)
+        >>> metrics.compute()
+        {'total': tensor(3.)}
+    """
+    return {
+        path: {
+            "updates": metric.update_count,
+            "states": {name: _copied(state, torch.device("cpu")) for name, state in metric.metric_state.items()},
+        }
+        for path, metric in _walk(metrics)
+    }
+
+
+def fits(metrics: MetricCollection, taken: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Whether states were taken out of such metrics."""
+    of_metrics = {path: metric.metric_state.keys() for path, metric in _walk(metrics)}
+    return of_metrics == {path: one["states"].keys() for path, one in taken.items()}
+
+
+def put_back(metrics: MetricCollection, taken: Mapping[str, Mapping[str, Any]]) -> None:
+    """Let the metrics go on from what ``take_out`` returned, which has to fit."""
+    for path, metric in _walk(metrics):
+        _set(metric, taken[path]["states"], taken[path]["updates"])
+
+
+def has_samples(taken: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Whether the metrics had been updated when their states were taken out."""
+    # A metric that has others inside may count otherwise, ClasswiseWrapper from 1.
+    innermost = [path for path in taken if not any(other.startswith(f"{path}.") for other in taken)]
+    return any(taken[path]["updates"] for path in innermost)
+
+
+def compute_over_processes(metrics: MetricCollection, earlier: Sequence[MetricStates] = ()) -> dict[str, Any]:
+    """Compute the metrics over the samples of all processes; every process must call this.
+
+    Usually torchmetrics does that by itself. It exchanges states one by one, and cannot where a process had fewer
+    batches than another one, or none: that process would wait, or send what the others cannot read. Then all states
+    are exchanged as a whole here, and reduced as torchmetrics would.
+
+    Args:
+        metrics: The metrics of this process.
+        earlier: States that belong to the same samples, the same ones on every process: those of the processes of an
+            interrupted run.
+    """
+    updates = [metric.update_count for _, metric in _walk(metrics)]
+    if not earlier and all(others == updates for others in gather_objects(updates)):
+        return metrics.compute()
+    of_processes = [*earlier, *gather_objects(take_out(metrics))]
+    merged = copy.deepcopy(metrics)
+    _merge(merged, [states for states in of_processes if has_samples(states)])
+    return merged.compute()
+
+
+def _merge(metrics: MetricCollection, parts: Sequence[MetricStates]) -> None:
+    """Give each metric the states of several processes together, and keep it from exchanging them once more."""
+    for path, metric in _walk(metrics):
+        reductions = cast("dict[str, Callable[[Any], Any] | None]", metric._reductions)  # pyright: ignore[reportPrivateUsage]  # no public way
+        states = {
+            name: _reduced([part[path]["states"][name] for part in parts], reduction)
+            for name, reduction in reductions.items()
+        }
+        _set(metric, states, sum(part[path]["updates"] for part in parts))
+        metric.distributed_available_fn = _is_not_distributed
+
+
+def _reduced(parts: list[Any], reduction: Callable[[Any], Any] | None) -> Any:
+    """Put the states of several processes together: lists behind each other, tensors on top of each other."""
+    together: Any = [item for part in parts for item in part] if isinstance(parts[0], list) else torch.stack(parts)
+    return together if reduction is None or len(together) == 0 else reduction(together)
+
+
+def _is_not_distributed() -> bool:
+    return False
+
+
+def _set(metric: Metric, states: Mapping[str, Any], updates: int) -> None:
+    for name, state in states.items():
+        setattr(metric, name, _copied(state, metric.device))
+    metric._update_count = updates  # pyright: ignore[reportPrivateUsage]  # what asks for it has no other way
+    metric._computed = None  # pyright: ignore[reportPrivateUsage]  # the value of other states
+
+
+def _copied(state: object, device: torch.device) -> Any:
+    """Return a tensor, or whatever a list holds, on another device and with a memory of its own."""
+    if isinstance(state, Tensor):
+        return state.detach().to(device, copy=True)
+    if isinstance(state, list | tuple):
+        items = [_copied(item, device) for item in cast("Iterable[object]", state)]
+        return items if isinstance(state, list) else tuple(items)
+    return copy.deepcopy(state)
+
+
+def _walk(metrics: MetricCollection) -> Iterator[tuple[str, Metric]]:
+    """Each metric with its path, wrapped ones included."""
+    from torchmetrics import Metric
+
+    modules = cast("Iterator[tuple[str, torch.nn.Module]]", metrics.named_modules())
+    for path, module in modules:
+        if isinstance(module, Metric):
+            yield path, module

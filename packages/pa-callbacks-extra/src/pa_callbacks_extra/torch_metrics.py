@@ -1,0 +1,372 @@
+"""Computing metrics of torchmetrics in training and evaluation."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor
+from typing_extensions import TypeVar, override
+
+from pa_callbacks_extra.metric_states import (
+    MetricStates,
+    compute_over_processes,
+    fits,
+    has_samples,
+    put_back,
+    take_out,
+)
+from pa_core.any_trainer import AnyTrainer
+from pa_core.callbacks.base import TrainerCallback
+from pa_core.distributed import gather_objects, num_processes
+from pa_core.errors import ConfigurationError, UnsupportedConfigurationError
+
+if TYPE_CHECKING:
+    from torchmetrics import Metric, MetricCollection
+
+    from pa_core.tracking import RunHistory
+
+__all__ = ["TorchMetricsCallback"]
+
+# The bounds let type checkers take the arguments of a plain lambda for Any; without one, pyright takes object.
+BatchT_contra = TypeVar("BatchT_contra", bound=Any, default=Any, contravariant=True)
+OutputT_contra = TypeVar("OutputT_contra", bound=Any, default=Any, contravariant=True)
+
+_OF_THE_TRAINER = ("train_loss_epoch", "eval_loss_epoch", "evaluation_loss")
+
+
+def _model_outputs(_batch: Any, output: Any) -> Any:
+    return output["model_outputs"]
+
+
+def _second_of_batch(batch: Any, _output: Any) -> Any:
+    return batch[1]
+
+
+class TorchMetricsCallback(TrainerCallback[AnyTrainer, BatchT_contra, OutputT_contra]):
+    """Computes metrics of torchmetrics over epochs, and records them in the run history.
+
+    A metric called ``accuracy`` is recorded as ``train_accuracy`` at the end of a training epoch, as
+    ``eval_accuracy`` after an evaluation within a training run, and as ``evaluation_accuracy`` by ``evaluate()``. A
+    single metric is called by the name of its class. Of a metric that is a vector, each element is recorded, as
+    ``eval_recall_0`` and so on.
+
+    Values are those of all samples of all processes, each counted once. Training and evaluation have copies of the
+    metrics of their own, so that an evaluation within a training epoch disturbs nothing; what was passed in is left
+    alone. They are placed on the device of the run. The metrics of a training epoch that is interrupted are part of
+    training states.
+
+    With types, write ``TorchMetricsCallback[Batch, Output](...)``: checkers then compare both functions with them.
+
+    Place it in front of callbacks that watch or log its metrics. For a second set of metrics with other predictions,
+    derive a class from this one: a trainer has one callback of each class.
+
+    Args:
+        metrics: A metric, or a ``MetricCollection`` that gives each of them a name.
+        predictions: Called with a batch and with what ``calculate_*_batch_loss`` returned for it, returns what the
+            metrics take first. The default is ``output["model_outputs"]``.
+        targets: Called likewise, returns what the metrics take second; None for metrics that take predictions alone.
+            The default is ``batch[1]``.
+        in_training: Whether to compute them over training epochs. They are then those of a model that changes, and
+            cost time in each step.
+        in_evaluation: Whether to compute them over evaluations.
+
+    Attributes:
+        train_metrics: The copy that belongs to the training, None without one.
+        eval_metrics: The copy that belongs to the evaluation, None without one.
+
+    Raises:
+        ConfigurationError: What was passed in is no metric, a name is the trainer's own, or another callback
+            records a metric under the same name.
+        UnsupportedConfigurationError: torchmetrics is not installed.
+
+    Example:
+        >>> import torch
+        >>> from torchmetrics import MetricCollection
+        >>> from torchmetrics.classification import MulticlassAccuracy
+        >>> from pa_callbacks_extra import TorchMetricsCallback
+        >>> from pa_core import Trainer
+        >>> from pa_core.testing import TinyClassifier, make_classification
+        >>> metrics = TorchMetricsCallback(MetricCollection({"accuracy": MulticlassAccuracy(num_classes=3)}))
+        >>> trainer = Trainer(TinyClassifier(), torch.nn.CrossEntropyLoss(), None, callbacks=[metrics])
+        >>> trainer.evaluate(make_classification(30))
+        >>> 0 <= trainer.run_history.get_latest_metric("evaluation_accuracy") <= 1
+        True
+    """
+
+    def __init__(
+        self,
+        metrics: Metric | MetricCollection,
+        *,
+        predictions: Callable[[BatchT_contra, OutputT_contra], Any] = _model_outputs,
+        targets: Callable[[BatchT_contra, OutputT_contra], Any] | None = _second_of_batch,
+        in_training: bool = False,
+        in_evaluation: bool = True,
+    ) -> None:
+        collection = _as_collection(metrics)
+        _check_functions(predictions, targets)
+        if not (in_training or in_evaluation):
+            raise ConfigurationError(
+                "The metrics would never be computed.",
+                given="in_training=False, in_evaluation=False",
+                expected="one of them, or both",
+                do="Pass in_evaluation=True, or leave the callback out.",
+            )
+        self._declared_names = _declared_names(collection, in_training, in_evaluation)
+        self._predictions = predictions
+        self._targets = targets
+        self.train_metrics: MetricCollection | None = collection.clone() if in_training else None
+        self.eval_metrics: MetricCollection | None = collection.clone() if in_evaluation else None
+        self._evaluated: list[MetricCollection] = []
+        self._prefix_of_evaluation = "eval_"
+        self._earlier: list[MetricStates] = []
+        self._begins_run = True
+        self._own_names: set[str] = set()
+        self._num_recorded: dict[str, int] = {}
+
+    def update_metrics(self, metrics: MetricCollection, batch: BatchT_contra, output: OutputT_contra) -> None:
+        """Update the metrics with a batch; override this for metrics that take more than two arguments.
+
+        Args:
+            metrics: The metrics of the training or the evaluation.
+            batch: The batch, on the device.
+            output: What ``calculate_*_batch_loss`` returned for it.
+        """
+        arguments = [self._predictions(batch, output)]
+        if self._targets is not None:
+            arguments.append(self._targets(batch, output))
+        # Metrics may keep what they are given, and with it the graph of each batch.
+        metrics.update(*_detached(arguments))
+
+    # Training epochs
+
+    @override
+    def on_prepare_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        """Refuse names that another callback of this kind has too, and take note that a run begins."""
+        for other in trainer.callback_handler.callbacks:
+            if isinstance(other, TorchMetricsCallback) and other is not self:
+                for name in sorted(self._declared_names & other._declared_names):
+                    raise _collision(name, type(cast("object", other)).__name__)
+        self._begins_run = True
+
+    @override
+    def on_training_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        """Forget what a run before was stopped in, and place the metrics on the device."""
+        self._begin(trainer, "eval_")
+        if self.train_metrics is not None:
+            self.train_metrics.to(trainer.device).reset()
+
+    @override
+    def on_train_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        """Take note of what was recorded before this run, which by now is reset or restored."""
+        self._note_recorded(trainer.run_history)
+
+    @override
+    def on_train_step_end(
+        self, trainer: AnyTrainer, batch: BatchT_contra, batch_output: OutputT_contra, **kwargs: Any
+    ) -> None:
+        """Update the metrics of the training."""
+        if self.train_metrics is not None:
+            self.update_metrics(self.train_metrics, batch, batch_output)
+
+    @override
+    def on_train_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        """Record the metrics of the training."""
+        if self.train_metrics is not None:
+            self._record(trainer.run_history, "train_", compute_over_processes(self.train_metrics, self._earlier))
+            self.train_metrics.reset()
+            self._earlier = []
+
+    @override
+    def on_training_run_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        """Refuse names under which another callback has recorded something too."""
+        self._refuse_names_of_others(trainer.run_history)
+
+    # Evaluations
+
+    @override
+    def on_evaluation_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        """Take note that ``evaluate()`` runs."""
+        self._begin(trainer, "evaluation_")
+
+    @override
+    def on_eval_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        """Begin an evaluation, perhaps within another one: that of averaged weights, for example."""
+        self._note_recorded(trainer.run_history)
+        if self.eval_metrics is not None:
+            metrics = self.eval_metrics.clone() if self._evaluated else self.eval_metrics
+            metrics.to(trainer.device).reset()
+            self._evaluated.append(metrics)
+
+    @override
+    def on_eval_step_end(
+        self, trainer: AnyTrainer, batch: BatchT_contra, batch_output: OutputT_contra, **kwargs: Any
+    ) -> None:
+        """Update the metrics of the evaluation."""
+        if self.eval_metrics is not None:
+            self.update_metrics(self._evaluated[-1], batch, batch_output)
+
+    @override
+    def on_eval_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        """Record the metrics of the evaluation."""
+        if self.eval_metrics is not None:
+            values = compute_over_processes(self._evaluated.pop())
+            self._record(trainer.run_history, self._prefix_of_evaluation, values)
+
+    @override
+    def on_evaluation_run_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        """Refuse names under which another callback has recorded something too."""
+        self._refuse_names_of_others(trainer.run_history)
+
+    def _begin(self, trainer: AnyTrainer, prefix_of_evaluation: str) -> None:
+        self._prefix_of_evaluation = prefix_of_evaluation
+        self._evaluated = []
+        self._earlier = []
+
+    # What a resumed run goes on from
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the metrics of the training have accumulated on each process; every process must call this."""
+        if self.train_metrics is None:
+            return {"processes": [], "earlier": []}
+        return {"processes": gather_objects(take_out(self.train_metrics)), "earlier": self._earlier}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from what ``state_dict`` returned, on as many processes, or on fewer or more.
+
+        With other metrics than before, an epoch that was interrupted is computed over its remaining samples, with a
+        warning.
+        """
+        processes: list[MetricStates] = state_dict["processes"]
+        with_samples = [states for states in (*state_dict["earlier"], *processes) if has_samples(states)]
+        if self.train_metrics is None or not with_samples:
+            return
+        if not all(fits(self.train_metrics, states) for states in with_samples):
+            warnings.warn(
+                "The metrics of the training are not those of the training state. Of the epoch that goes on they see "
+                "the samples that are left.",
+                UserWarning,
+                stacklevel=2,
+            )
+        elif len(processes) == num_processes():
+            self._earlier = list(state_dict["earlier"])
+            put_back(self.train_metrics, processes[_rank()])
+        else:
+            self._earlier = with_samples
+
+    # Recording
+
+    def _record(self, history: RunHistory, prefix: str, values: Mapping[str, Any]) -> None:
+        numbers = dict[str, float]()
+        for name, number in _numbers_in(values):
+            if prefix + name in numbers or prefix + name in _OF_THE_TRAINER:
+                raise _collision(prefix + name, "another metric of this callback, or the trainer itself")
+            numbers[prefix + name] = number
+        full_names = {history.metric_name_prefix + name: name for name in numbers}
+        self._own_names |= full_names.keys()
+        self._refuse_names_of_others(history)
+        for full_name, name in full_names.items():
+            history.update_metric(name, numbers[name])
+            self._num_recorded[full_name] = _num_values(history, full_name)
+
+    def _note_recorded(self, history: RunHistory) -> None:
+        if self._begins_run:
+            self._begins_run = False
+            self._num_recorded = {name: _num_values(history, name) for name in history.get_metric_names()}
+
+    def _refuse_names_of_others(self, history: RunHistory) -> None:
+        for name in self._own_names & set(history.get_metric_names()):
+            if _num_values(history, name) > self._num_recorded.get(name, 0):
+                raise _collision(name, "another callback, or the trainer")
+
+
+def _rank() -> int:
+    return torch.distributed.get_rank() if num_processes() > 1 else 0
+
+
+def _num_values(history: RunHistory, name: str) -> int:
+    return sum(1 for _ in history.get_metric_values(name))
+
+
+def _numbers_in(values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """The numbers that are recorded: the value of a metric, or each element of a vector under a name of its own."""
+    for name, value in values.items():
+        tensor = torch.as_tensor(value) if isinstance(value, Tensor | float | int) else None
+        if tensor is None or tensor.dim() > 1:
+            what = f"a {type(value).__name__}" if tensor is None else f"a tensor of shape {tuple(tensor.shape)}"
+            raise ConfigurationError(
+                "The value of a metric cannot be recorded.",
+                given=f"{name}: {what}",
+                expected="a number, or a vector of numbers",
+                do="Use a metric that averages, or override update_metrics and keep it for yourself.",
+            )
+        if tensor.dim() == 0:
+            yield name, tensor.item()
+        else:
+            yield from ((f"{name}_{index}", element.item()) for index, element in enumerate(tensor))
+
+
+def _detached(value: object) -> Any:
+    """Return tensors, also those in lists, tuples and mappings, without their graphs."""
+    if isinstance(value, Tensor):
+        return value.detach()
+    if isinstance(value, Mapping):
+        mapping = cast("Mapping[object, object]", value)
+        return {key: _detached(item) for key, item in mapping.items()}
+    if isinstance(value, list | tuple):
+        return [_detached(item) for item in cast("Iterable[object]", value)]
+    return value
+
+
+def _as_collection(metrics: object) -> MetricCollection:
+    try:
+        from torchmetrics import Metric, MetricCollection
+    except ModuleNotFoundError as error:
+        raise UnsupportedConfigurationError(
+            "torchmetrics is not installed.",
+            given=str(error),
+            expected="a package torchmetrics",
+            do="pip install 'pa-callbacks-extra[torchmetrics]'",
+        ) from error
+    if isinstance(metrics, Metric):
+        return MetricCollection([metrics])
+    if isinstance(metrics, MetricCollection) and len(metrics):
+        return metrics
+    raise ConfigurationError(
+        "This is no metric.",
+        given=f"metrics={metrics!r}",
+        expected="a metric of torchmetrics, or a MetricCollection with at least one",
+        do='Pass MetricCollection({"accuracy": ...}), for example.',
+    )
+
+
+def _check_functions(predictions: object, targets: object) -> None:
+    for name, function in (("predictions", predictions), ("targets", targets)):
+        if not callable(function) and not (function is None and name == "targets"):
+            raise ConfigurationError(
+                f"{name} is no function.",
+                given=f"{name}={function!r}",
+                expected="a function of a batch and of what the step returned for it",
+                do=f'Pass {name}=lambda batch, output: output["model_outputs"], for example.',
+            )
+
+
+def _declared_names(collection: MetricCollection, in_training: bool, in_evaluation: bool) -> set[str]:
+    """The names in the run history, as far as they are known before the metrics are computed."""
+    prefixes = [*(["train_"] if in_training else []), *(["eval_", "evaluation_"] if in_evaluation else [])]
+    names = {f"{prefix}{name}" for prefix, name in itertools.product(prefixes, collection.keys())}
+    for name in names.intersection(_OF_THE_TRAINER):
+        raise _collision(name, "the trainer itself")
+    return names
+
+
+def _collision(name: str, other: str) -> ConfigurationError:
+    return ConfigurationError(
+        "A metric has the name of another one.",
+        given=f"{name}, which is recorded by {other} too",
+        expected="a name of its own for each metric",
+        do="Give the metric another name in the MetricCollection.",
+    )

@@ -1,0 +1,316 @@
+"""Sending metrics, settings and the progress of training to experiment trackers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from typing_extensions import override
+
+from pa_core.any_trainer import AnyTrainer
+from pa_core.callbacks.console import LogMetricsCallback
+from pa_core.callbacks.scalar_transfer import ScalarTransfer
+from pa_core.distributed import sum_over_processes
+from pa_core.experiment_trackers import ExperimentTrackers, open_trackers, require_trackers
+from pa_core.run_config import check_count
+
+__all__ = ["TrackerCallback"]
+
+_BYTES_IN_GIB = 2**30
+
+
+@dataclass(eq=False)
+class _Report:
+    """Values of one step, some of which are still on their way from an accelerator."""
+
+    step: int
+    values: dict[str, float]
+    num_missing: int
+
+
+@dataclass
+class _Window:
+    """What a report looks back on: the training since the report before, or since the epoch began.
+
+    Attributes:
+        loss_totals: The sum of the losses of all processes and the number of their samples when it began.
+        samples: The reading of the clock when it began.
+        seconds: The reading of the clock when it began, put forward by the time of evaluations since.
+        paused_at: The reading of the clock when the evaluation began that is going on.
+    """
+
+    loss_totals: Tensor | None = None
+    samples: int = 0
+    seconds: float = 0.0
+    paused_at: float | None = None
+
+
+class TrackerCallback(LogMetricsCallback):
+    """Sends metrics and settings to TensorBoard, MLflow, Weights & Biases and other experiment trackers.
+
+    Each metric of the run history is sent when it was updated: after training epochs, evaluations and ``evaluate()``.
+    The run config is sent once, when training starts. Every ``every_n_updates`` updates the state of the training is
+    sent too:
+
+    - ``train/loss``: the mean over the samples of all processes since the last time, within an epoch;
+    - ``train/learning_rate``: what the update was made with; ``train/learning_rate_0`` and so on with several
+      parameter groups;
+    - ``train/gradient_norm``: before clipping, where the run clips by norm (``gradient_clip_norm=math.inf`` measures
+      the norm and clips nothing);
+    - ``train/samples_per_second``: of all processes, without the time of evaluations;
+    - ``train/accelerator_memory_gib``: the most that tensors have taken so far, on a CUDA device of the first process.
+
+    The x axis is the number of optimizer updates. It goes on over several calls of ``train()`` and over interruptions,
+    and so does the run in MLflow, TensorBoard, Trackio and Weights & Biases; other trackers begin a new run. Trackers
+    are open during ``train()`` and ``evaluate()`` and finished at their end, also after an exception. Only the first
+    process opens and writes.
+
+    Between reports nothing is read from an accelerator, and what a report needs of it is waited for by nobody: it is
+    sent when it has arrived, a few updates later.
+
+    Args:
+        trackers: One name or several of ``pa_core.experiment_trackers.known_trackers()``; their packages have to be
+            installed.
+        project_name: What the trackers call the project. With TensorBoard it names the folder of the run in
+            ``logging_dir``, so that each run needs a name of its own.
+        logging_dir: The folder of trackers that write files of their own; ``tensorboard --logdir runs`` shows the
+            default.
+        config: Settings to record besides the run config, which they win over.
+        init_kwargs: For each tracker by its name, further arguments of its own, for example
+            ``{"wandb": {"mode": "offline"}}``.
+        every_n_updates: After how many updates the state of the training is sent. The default is enough for a smooth
+            curve, and a small share of the time even with a tracker on another machine.
+
+    Raises:
+        ConfigurationError: There is no such tracker, a tracker refuses its arguments, or ``every_n_updates`` is
+            no positive number.
+        UnsupportedConfigurationError: The package of a tracker is not installed.
+
+    Example:
+        >>> import tempfile, torch
+        >>> from pa_callbacks_extra import TrackerCallback
+        >>> from pa_core import Trainer
+        >>> model = torch.nn.Linear(1, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> samples = torch.utils.data.TensorDataset(torch.ones(8, 1), torch.ones(8, 1))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     track = TrackerCallback("tensorboard", "line", logging_dir=folder)
+        ...     Trainer(model, torch.nn.MSELoss(), optimizer, callbacks=[track]).train(samples, num_epochs=1)
+    """
+
+    def __init__(
+        self,
+        trackers: str | Iterable[str],
+        project_name: str,
+        *,
+        logging_dir: str | Path = "runs",
+        config: Mapping[str, object] = MappingProxyType({}),
+        init_kwargs: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+        every_n_updates: int = 50,
+    ) -> None:
+        check_count("every_n_updates", every_n_updates)
+        self.tracker_names = require_trackers(trackers)
+        self.project_name = project_name
+        self.logging_dir = logging_dir
+        self.config = config
+        self.init_kwargs = init_kwargs
+        self.every_n_updates = every_n_updates
+        self._open: ExperimentTrackers | None = None
+        self._run_ids: dict[str, str] = {}
+        self._config_is_stored = False
+        self._updates_of_earlier_runs = 0
+        self._updates_of_this_run = 0
+        self._window = _Window()
+        self._learning_rates: list[float | Tensor] = []
+        self._under_way = ScalarTransfer[tuple[_Report, str]]()
+
+    # When trackers are opened and finished
+
+    @override
+    def on_prepare_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        """Go on counting where the run before has ended."""
+        super().on_prepare_start(trainer, **kwargs)
+        self._updates_of_earlier_runs += self._updates_of_this_run
+        self._updates_of_this_run = 0
+        self._window = _Window()
+        self._under_way.clear()
+
+    @override
+    def on_evaluation_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        """Open the trackers."""
+        self._open_trackers(trainer)
+
+    @override
+    def on_train_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        """Begin to look at the training of this epoch."""
+        super().on_train_epoch_start(trainer, **kwargs)
+        self._window.loss_totals = None
+        self._look_at_clock(trainer)
+        self._learning_rates = _learning_rates_of(trainer.optimizer)
+        self._updates_of_this_run = trainer.num_updates
+
+    @override
+    def on_train_step_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        """Open the trackers before the first step: a run that is resumed has its state only since a moment ago."""
+        if self._open is None or not self._config_is_stored:
+            opened = self._open_trackers(trainer)
+            if not self._config_is_stored:
+                opened.store_config({**trainer.run_config.to_dict(), **self.config})
+                self._config_is_stored = True
+
+    @override
+    def on_training_run_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        """Finish the trackers."""
+        self._send(self._under_way.wait_for_all())
+        self._finish_trackers()
+
+    @override
+    def on_evaluation_run_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        """Send what is left, and finish the trackers."""
+        super().on_evaluation_run_end(trainer, **kwargs)
+        self._finish_trackers()
+
+    @override
+    def on_exception(self, trainer: AnyTrainer, exception: BaseException, **kwargs: Any) -> None:
+        """Finish the trackers; what is still on an accelerator is not waited for."""
+        self._finish_trackers()
+
+    def _open_trackers(self, trainer: AnyTrainer) -> ExperimentTrackers:
+        if self._open is None:
+            self._open = open_trackers(
+                self.tracker_names,
+                self.project_name,
+                logging_dir=self.logging_dir,
+                init_kwargs=self.init_kwargs,
+                run_ids=self._run_ids,
+                last_step=self._updates_of_earlier_runs + trainer.num_updates,
+            )
+            self._run_ids |= self._open.run_ids
+        return self._open
+
+    def _finish_trackers(self) -> None:
+        opened, self._open = self._open, None
+        if opened is not None:
+            opened.finish()
+
+    # What is sent after epochs
+
+    @override
+    def log_metrics(self, trainer: AnyTrainer, metrics: dict[str, float]) -> None:
+        """Send metrics of the run history, behind everything that was to be sent before."""
+        self._send(self._under_way.wait_for_all())
+        values = {**metrics, "epoch": trainer.run_history.current_epoch}
+        self._open_trackers(trainer).log(values, self._updates_of_earlier_runs + trainer.num_updates)
+
+    # What is sent every few updates
+
+    @override
+    def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
+        """Count the update, and report on the training when it is time."""
+        self._updates_of_this_run = update
+        step = self._updates_of_earlier_runs + update
+        if step % self.every_n_updates == 0:
+            self._report(trainer, step)
+        if (step + 1) % self.every_n_updates == 0:
+            self._learning_rates = _learning_rates_of(trainer.optimizer)
+        self._send(self._under_way.arrived())
+
+    @override
+    def on_eval_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        """Stop the time of the training."""
+        super().on_eval_epoch_start(trainer, **kwargs)
+        if self._window.paused_at is None:
+            self._window.paused_at = trainer.run_history.clock.seconds
+
+    @override
+    def on_eval_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        """Let the time of the training go on, and send the metrics of the evaluation."""
+        super().on_eval_epoch_end(trainer, **kwargs)
+        if self._window.paused_at is not None:
+            self._window.seconds += trainer.run_history.clock.seconds - self._window.paused_at
+            self._window.paused_at = None
+
+    def _report(self, trainer: AnyTrainer, step: int) -> None:
+        """Send what is known of the training; every process has to call this."""
+        totals = sum_over_processes(trainer.loss_tracker.totals().to(trainer.device))
+        before = torch.zeros_like(totals) if self._window.loss_totals is None else self._window.loss_totals
+        loss_and_samples = totals - before.to(totals)
+        values: dict[str, float | Tensor] = {
+            "train/loss": loss_and_samples[0] / loss_and_samples[1],
+            **self._learning_rates_by_name(),
+            **self._samples_per_second(trainer),
+            **_accelerator_memory(trainer.device),
+            "epoch": trainer.run_history.current_epoch,
+        }
+        if trainer.gradient_norm is not None:
+            values["train/gradient_norm"] = trainer.gradient_norm
+        self._window.loss_totals = totals
+        self._look_at_clock(trainer)
+        if trainer.run_config.is_world_process_zero:
+            self._send_when_known(step, values)
+
+    def _look_at_clock(self, trainer: AnyTrainer) -> None:
+        clock = trainer.run_history.clock
+        self._window.samples, self._window.seconds = clock.samples, clock.seconds
+
+    def _learning_rates_by_name(self) -> dict[str, float | Tensor]:
+        rates, name = self._learning_rates, "train/learning_rate"
+        return {name: rates[0]} if len(rates) == 1 else {f"{name}_{index}": rate for index, rate in enumerate(rates)}
+
+    def _samples_per_second(self, trainer: AnyTrainer) -> dict[str, float]:
+        clock = trainer.run_history.clock
+        seconds = clock.seconds - self._window.seconds
+        return {"train/samples_per_second": (clock.samples - self._window.samples) / seconds} if seconds > 0 else {}
+
+    def _send_when_known(self, step: int, values: Mapping[str, float | Tensor]) -> None:
+        on_device = {name: value for name, value in values.items() if isinstance(value, Tensor)}
+        on_host: dict[str, float] = {name: value for name, value in values.items() if not isinstance(value, Tensor)}
+        report = _Report(step, on_host, num_missing=len(on_device))
+        for name, value in on_device.items():
+            self._under_way.send(value, tag=(report, name))
+
+    def _send(self, arrived: Iterable[tuple[tuple[_Report, str], float]]) -> None:
+        for (report, name), value in arrived:
+            report.values[name] = value
+            report.num_missing -= 1
+            if report.num_missing == 0 and self._open is not None:
+                self._open.log(report.values, report.step)
+
+    # What a resumed run goes on from
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the x axis is, and which runs the trackers go on with: only the first process knows those."""
+        totals = self._window.loss_totals
+        return {
+            "updates_of_earlier_runs": self._updates_of_earlier_runs,
+            "loss_totals": None if totals is None else [float(total) for total in totals],
+            "config_is_stored": self._config_is_stored,
+            "run_ids": dict(self._run_ids),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from what ``state_dict`` returned on the first process, before the trackers are opened."""
+        totals = state_dict["loss_totals"]
+        self._window.loss_totals = None if totals is None else torch.tensor(totals, dtype=torch.float64)
+        self._updates_of_earlier_runs = state_dict["updates_of_earlier_runs"]
+        self._updates_of_this_run = 0
+        self._config_is_stored = state_dict["config_is_stored"]
+        self._run_ids = dict(state_dict["run_ids"])
+
+
+def _learning_rates_of(optimizer: Optimizer) -> list[float | Tensor]:
+    """The rates of the next update; a rate that is a tensor is copied, since schedulers change it in place."""
+    rates = [group["lr"] for group in optimizer.param_groups]
+    return [rate.clone() if isinstance(rate, Tensor) else float(rate) for rate in rates]
+
+
+def _accelerator_memory(device: torch.device) -> dict[str, float]:
+    if device.type != "cuda":
+        return {}
+    return {"train/accelerator_memory_gib": torch.cuda.max_memory_allocated(device) / _BYTES_IN_GIB}

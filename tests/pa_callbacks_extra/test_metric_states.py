@@ -1,0 +1,131 @@
+"""Metrics over several processes, some of which had fewer batches than others, or none."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import Tensor
+from torchmetrics import MetricCollection
+from torchmetrics.aggregation import CatMetric, MaxMetric, MeanMetric, SumMetric
+from torchmetrics.classification import BinaryAccuracy, BinaryAUROC, BinaryPrecision, MulticlassRecall
+from torchmetrics.regression import PearsonCorrCoef
+from torchmetrics.retrieval import RetrievalMAP
+from torchmetrics.wrappers import ClasswiseWrapper
+
+from pa_callbacks_extra.metric_states import compute_over_processes, fits, has_samples, put_back, take_out
+from pa_core.distributed import num_processes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+RANK = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
+
+
+@dataclass(frozen=True)
+class Case:
+    """Metrics, and what each batch gives them."""
+
+    make: Callable[[], MetricCollection]
+    arguments: Callable[[Tensor, Tensor], tuple[Tensor, ...]]
+
+    def update(self, metrics: MetricCollection, number: int) -> None:
+        """Update metrics with a batch of three samples, the same ones for the same number."""
+        predictions = torch.rand(3, generator=torch.Generator().manual_seed(number))
+        metrics.update(*self.arguments(predictions, torch.tensor([0, 1, number % 2])))
+
+
+CASES = {
+    "one argument, each reduction": Case(
+        lambda: MetricCollection({"sum": SumMetric(), "mean": MeanMetric(), "max": MaxMetric(), "all": CatMetric()}),
+        lambda predictions, _targets: (predictions,),
+    ),
+    "counts that two share, all samples": Case(
+        lambda: MetricCollection(
+            {"accuracy": BinaryAccuracy(), "precision": BinaryPrecision(), "auroc": BinaryAUROC(thresholds=None)}
+        ),
+        lambda predictions, targets: (predictions, targets),
+    ),
+    "one inside another": Case(
+        lambda: MetricCollection({"recall": ClasswiseWrapper(MulticlassRecall(num_classes=2, average=None))}),
+        lambda predictions, targets: (predictions.round().long(), targets),
+    ),
+    "moments, reduced by the metric": Case(
+        lambda: MetricCollection({"correlation": PearsonCorrCoef()}),
+        lambda predictions, targets: (predictions, targets + predictions**2),
+    ),
+    "lists that are exchanged item by item": Case(
+        lambda: MetricCollection({"ranking": RetrievalMAP()}),
+        lambda predictions, targets: (predictions, targets, (predictions > 0.5).long()),
+    ),
+}
+
+
+@pytest.mark.runs_on("one_process", "two_ranks")
+@pytest.mark.parametrize("batches_of_ranks", [(3, 3), (3, 1), (2, 0)], ids=str)
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_each_batch_counts_once_whichever_process_had_it(case: Case, batches_of_ranks: tuple[int, ...]) -> None:
+    """The value of all processes is that of one process with all batches, in whatever way they were dealt."""
+    metrics, of_one_process = case.make(), case.make()
+    for rank, count in enumerate(batches_of_ranks[: num_processes()]):
+        for number in range(count):
+            case.update(of_one_process, 10 * rank + number)
+            if rank == RANK:
+                case.update(metrics, 10 * rank + number)
+
+    values, expected = compute_over_processes(metrics), compute_alone(of_one_process)
+
+    assert values.keys() == expected.keys()
+    for name, value in values.items():
+        torch.testing.assert_close(value, expected[name], msg=name)
+
+
+def compute_alone(metrics: MetricCollection) -> dict[str, Tensor]:
+    """Compute as in a process that has no others."""
+    modules: Any = metrics.modules()
+    for module in modules:
+        module.distributed_available_fn = lambda: False
+    return metrics.compute()
+
+
+@pytest.mark.runs_on("one_process", "two_ranks")
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_computing_leaves_the_metrics_as_they_are(case: Case) -> None:
+    """A value may be asked for in mid-epoch: afterwards each process goes on with its own samples."""
+    metrics = case.make()
+    for number in range(1 + (RANK == 0)):
+        case.update(metrics, number)
+    before = take_out(metrics)
+    compute_over_processes(metrics)
+    torch.testing.assert_close(take_out(metrics), before)
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_what_was_taken_out_can_be_put_back(case: Case) -> None:
+    """Fresh metrics with the states of others go on like those, and the states stay what they were."""
+    metrics, again = case.make(), case.make()
+    for number in (1, 2):
+        case.update(metrics, number)
+    taken = take_out(metrics)
+    kept = copy.deepcopy(taken)
+    assert has_samples(taken)
+    assert not has_samples(take_out(again))
+    assert fits(again, taken)
+
+    put_back(again, taken)
+    for each in (metrics, again):
+        case.update(each, 3)
+
+    torch.testing.assert_close(again.compute(), metrics.compute())
+    torch.testing.assert_close(taken, kept)
+
+
+def test_states_of_other_metrics_do_not_fit() -> None:
+    """States under other names, or of another kind, are told apart."""
+    taken = take_out(MetricCollection({"a": SumMetric()}))
+    assert fits(MetricCollection({"a": SumMetric()}), taken)
+    assert not fits(MetricCollection({"b": SumMetric()}), taken)
+    assert not fits(MetricCollection({"a": MaxMetric()}), taken)

@@ -1,0 +1,249 @@
+"""What a tracker shows of a run: each metric, the settings and the progress, on one x axis, whatever happens."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD
+from torch.optim.lr_scheduler import StepLR
+from typing_extensions import override
+
+from pa_callbacks_extra import TrackerCallback
+from pa_core import AnyTrainer, StopTrainingError, Trainer, TrainerCallback
+from pa_core.distributed import num_processes
+from pa_core.errors import ConfigurationError, ExplainedError, UnsupportedConfigurationError
+from pa_core.experiment_trackers import known_trackers, require_trackers
+from pa_core.testing import make_regression
+from tests.event_files import Curve, read_configs, read_curves, wait_for_the_next_file
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+DATASET = make_regression(30)
+
+
+class Fail(TrainerCallback):
+    """Raises after so many updates."""
+
+    def __init__(self, after: int, error: BaseException) -> None:
+        self.after = after
+        self.error = error
+
+    @override
+    def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
+        if update == self.after:
+            raise self.error
+
+
+class NoteSums(TrainerCallback):
+    """Notes the sum of the losses of all samples so far, after each update of an epoch, over all processes."""
+
+    def __init__(self) -> None:
+        self.sums: list[float] = []
+
+    @override
+    def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
+        totals: Tensor = trainer.gather(trainer.loss_tracker.totals()[None])
+        self.sums.append(float(totals[:, 0].sum()))
+
+
+def make_trainer(*callbacks: TrainerCallback, num_groups: int = 1) -> Trainer[nn.Linear]:
+    """A trainer of a linear model, the same one on every call."""
+    torch.default_generator.manual_seed(0)
+    model = nn.Linear(4, 1)
+    groups = [{"params": [parameter]} for parameter in model.parameters()][: num_groups if num_groups > 1 else 0]
+    return Trainer(model, nn.MSELoss(), SGD(groups or model.parameters(), lr=0.1), callbacks=callbacks)
+
+
+def tracker(folder: Path, every: int = 2) -> TrackerCallback:
+    """What most tests track with."""
+    return TrackerCallback("tensorboard", "run", logging_dir=folder, every_n_updates=every, config={"note": (1, None)})
+
+
+def assert_curve(curve: Curve, steps: list[int], values: list[float]) -> None:
+    """The curve has these points and no others."""
+    assert [step for step, _ in curve] == steps
+    assert [value for _, value in curve] == pytest.approx(values)
+
+
+@pytest.mark.runs_on("one_process", "two_ranks")
+def test_a_run_is_shown_with_all_that_belongs_to_it(shared_tmp_path: Path) -> None:
+    """Epoch metrics, loss, rate, norm and speed of all processes, and the settings, written once, at the right step."""
+    note = NoteSums()
+    trainer = make_trainer(tracker(shared_tmp_path), note)
+
+    trainer.train(
+        DATASET,
+        num_epochs=2,
+        eval_dataset=DATASET,
+        per_device_batch_size=10 // num_processes(),
+        gradient_clip_norm=math.inf,
+        create_scheduler_fn=lambda optimizer: StepLR(optimizer, step_size=1, gamma=0.5),
+    )
+
+    history = trainer.run_history
+    curves = read_curves(shared_tmp_path / "run")
+    sums = note.sums
+    for name in ("train_loss_epoch", "eval_loss_epoch"):
+        assert_curve(curves.pop(name), [3, 6], [float(value) for value in history.get_metric_values(name)])
+    # the second update, which closes a window of two; the first of the second epoch, alone in its window; two more
+    losses = [sums[1] / 20, sums[3] / 10, (sums[5] - sums[3]) / 20]
+    assert_curve(curves.pop("train/loss"), [2, 4, 6], losses)
+    assert_curve(curves.pop("train/learning_rate"), [2, 4, 6], [0.1 * 0.5**update for update in (1, 3, 5)])
+    assert_curve(curves.pop("epoch"), [2, 3, 3, 4, 6, 6, 6], [1, 1, 1, 2, 2, 2, 2])
+    norms = curves.pop("train/gradient_norm")
+    assert_curve(norms[-1:], [6], [float(cast("Tensor", trainer.gradient_norm))])
+    assert all(speed > 0 for _, speed in curves.pop("train/samples_per_second"))
+    assert curves == {}
+    (config,) = read_configs(shared_tmp_path / "run")
+    assert config["num_epochs"] == 2
+    assert config["gradient_clip_value"] == "None"
+    assert config["train_dl_kwargs.shuffle"] is True
+    assert config["note"] == "(1, None)"
+    assert config["seed"] == str(trainer.run_config.seed)
+
+
+def test_runs_follow_each_other_on_one_axis(tmp_path: Path) -> None:
+    """A second training and an evaluation go on where the first training ended, in the same run, settings once."""
+    trainer = make_trainer(tracker(tmp_path, every=4))
+    trainer.train(DATASET, num_epochs=1, per_device_batch_size=10)
+    trainer.train(DATASET, num_epochs=2, per_device_batch_size=10)
+    trainer.evaluate(DATASET)
+    curves = read_curves(tmp_path / "run")
+    assert [step for step, _ in curves["train_loss_epoch"]] == [3, 6, 9]
+    assert [step for step, _ in curves["train/loss"]] == [4, 8]
+    assert [step for step, _ in curves["evaluation_loss"]] == [9]
+    assert len(read_configs(tmp_path / "run")) == 1
+
+
+@pytest.mark.parametrize("error", [OSError("disk"), KeyboardInterrupt(), StopTrainingError("enough")], ids=repr)
+def test_what_was_sent_before_an_exception_is_kept(tmp_path: Path, error: BaseException) -> None:
+    """However a run ends, the trackers are finished, and the next run goes on with them."""
+    fail = Fail(2, error)
+    track = tracker(tmp_path)
+    trainer = make_trainer(track, fail)
+    try:
+        trainer.train(DATASET, num_epochs=1, per_device_batch_size=10)
+    except BaseException as raised:
+        assert raised is error  # noqa: PT017 - not every one of them is raised
+    assert track._open is None  # pyright: ignore[reportPrivateUsage]  # nothing else tells that they are finished
+    fail.after = 0
+    trainer.train(DATASET, num_epochs=1, per_device_batch_size=10)
+    curves = read_curves(tmp_path / "run")
+    assert [step for step, _ in curves["train/loss"]] == [2, 4]
+    assert [step for step, _ in curves["train_loss_epoch"]] == [5]
+
+
+class Interrupt(TrainerCallback):
+    """Takes the state of a tracker after some updates, and ends the run a little later."""
+
+    def __init__(self, track: TrackerCallback) -> None:
+        self.track = track
+        self.state: dict[str, Any] = {}
+
+    @override
+    def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
+        if update == 5:
+            self.state = self.track.state_dict()
+        if update == 8:
+            raise KeyboardInterrupt
+
+
+class Resume(TrainerCallback):
+    """Puts a tracker into a state in mid-epoch, as a trainer does that goes on from a training state."""
+
+    def __init__(self, track: TrackerCallback, state: dict[str, Any], update: int) -> None:
+        self.track = track
+        self.state = state
+        self.update = update
+
+    @override
+    def on_training_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        trainer.num_updates = self.update
+
+    @override
+    def on_train_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        self.track.load_state_dict(self.state)
+
+
+def test_a_resumed_run_goes_on_in_the_same_curve(tmp_path: Path) -> None:
+    """What an interrupted run had sent after its state was saved is replaced, and the settings stay as they are."""
+    track = tracker(tmp_path)
+    interrupt = Interrupt(track)
+    trainer = make_trainer(track, interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train(DATASET, num_epochs=3, per_device_batch_size=10)
+    assert [step for step, _ in read_curves(tmp_path / "run")["train/loss"]] == [2, 4, 6, 8]
+    wait_for_the_next_file()
+
+    track = tracker(tmp_path)
+    trainer = make_trainer(track, Resume(track, interrupt.state, update=5))
+    trainer.train(DATASET, num_epochs=1, per_device_batch_size=10)
+
+    curves = read_curves(tmp_path / "run")
+    assert [step for step, _ in curves["train/loss"]] == [2, 4, 6, 8]
+    assert [step for step, _ in curves["train_loss_epoch"]] == [3, 8]
+    assert len(read_configs(tmp_path / "run")) == 1
+
+
+def test_each_parameter_group_has_its_rate(tmp_path: Path) -> None:
+    """With several parameter groups there is a curve of the learning rate for each."""
+    make_trainer(tracker(tmp_path), num_groups=2).train(DATASET, num_epochs=1)
+    curves = read_curves(tmp_path / "run")
+    assert {name for name in curves if "rate" in name} == {"train/learning_rate_0", "train/learning_rate_1"}
+
+
+def test_between_reports_nothing_is_read_from_tensors() -> None:
+    """A tracker reads no tensor in the updates between its reports: on an accelerator each reading is a wait."""
+
+    def readings(*callbacks: TrainerCallback) -> int:
+        trainer = make_trainer(*callbacks)
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            trainer.train(DATASET, num_epochs=1, per_device_batch_size=2)
+        counted: Any = profile.key_averages()
+        return sum(entry.count for entry in counted if entry.key == "aten::_local_scalar_dense")
+
+    rare = TrackerCallback("tensorboard", "run", every_n_updates=1000)
+    assert readings(rare) == readings()
+    assert readings(TrackerCallback("tensorboard", "run", every_n_updates=1)) > readings()
+
+
+@pytest.mark.parametrize(
+    ("make", "kind", "told"),
+    [
+        (lambda: TrackerCallback("tensorbord", "run"), ConfigurationError, "'tensorbord'"),
+        (lambda: TrackerCallback([], "run"), ConfigurationError, "no name"),
+        (lambda: TrackerCallback("tensorboard", "run", every_n_updates=0), ConfigurationError, "every_n_updates=0"),
+        (lambda: TrackerCallback(missing(), "run"), UnsupportedConfigurationError, "pip install"),
+    ],
+)
+def test_a_wrong_tracker_is_refused_at_once(
+    make: Callable[[], TrackerCallback], kind: type[ExplainedError], told: str
+) -> None:
+    """A wrong name, a missing package or a wrong number is told when the callback is made."""
+    with pytest.raises(kind, match=told):
+        make()
+
+
+def missing() -> str:
+    """A tracker whose package is not installed."""
+    for name in known_trackers():
+        try:
+            require_trackers(name)
+        except UnsupportedConfigurationError:
+            return name
+    raise AssertionError("every tracker is installed")
+
+
+def test_a_tracker_that_refuses_its_arguments_ends_the_run_before_its_first_step(tmp_path: Path) -> None:
+    """Arguments that a tracker does not take are told before anything was trained."""
+    wrong = TrackerCallback("tensorboard", "run", logging_dir=tmp_path, init_kwargs={"tensorboard": {"colour": 1}})
+    trainer = make_trainer(wrong)
+    with pytest.raises(ConfigurationError, match="colour"):
+        trainer.train(DATASET, num_epochs=1)
+    assert trainer.run_history.clock.update == 0
