@@ -59,7 +59,8 @@ def publish(folder: Path, target: Path, run: str) -> None:
         raise
     sync_folder(target.parent)
     if aside.exists():
-        discard(aside, run)
+        with contextlib.suppress(OSError):  # the new one is there, and the next write removes this
+            discard(aside, run)
 
 
 def discard(directory: Path, run: str) -> None:

@@ -273,7 +273,7 @@ def _cannot_write(target: Path, error: OSError) -> CheckpointError:
     else:
         expected, advice = "a disk that takes it", "See whether the disk is in order, or choose another folder."
     return CheckpointError(
-        "The training state could not be written; what was there before is as it was.",
+        "The training state could not be written; nothing that was there before is lost.",
         given=f"{target}, on a disk with {shutil.disk_usage(existing).free:,} free bytes: {error}",
         expected=expected,
         do=advice,
