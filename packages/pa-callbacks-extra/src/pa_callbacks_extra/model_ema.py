@@ -16,7 +16,7 @@ from typing_extensions import override
 from pa_callbacks_extra.tensor_pairs import TensorPairs, named_tensors
 from pa_core.errors import ConfigurationError
 
-__all__ = ["ModelEma"]
+__all__ = ["ModelEma", "check_decay"]
 
 
 class ModelEma(nn.Module):
@@ -73,13 +73,7 @@ class ModelEma(nn.Module):
 
     def __init__(self, model: nn.Module, decay: float = 0.9999, *, warm_up: bool = False) -> None:
         super().__init__()
-        if not 0 <= decay <= 1:
-            raise ConfigurationError(
-                "The decay of the average is not a fraction.",
-                given=f"decay={decay!r}",
-                expected="a number from 0 to 1",
-                do="Pass how much of the average each update keeps, for example 0.999.",
-            )
+        check_decay(decay)
         self.decay = decay
         self.warm_up = warm_up
         self.num_updates = 0
@@ -164,6 +158,24 @@ class ModelEma(nn.Module):
             pairs = TensorPairs(self.module, inner, self._copied)
             self._pairs = WeakKeyDictionary({inner: pairs})
         return pairs
+
+
+def check_decay(decay: float) -> None:
+    """Refuse a decay that is not a fraction.
+
+    Args:
+        decay: How much of an average an update is to keep.
+
+    Raises:
+        ConfigurationError: It is not between 0 and 1.
+    """
+    if not 0 <= decay <= 1:
+        raise ConfigurationError(
+            "The decay of the average is not a fraction.",
+            given=f"decay={decay!r}",
+            expected="a number from 0 to 1",
+            do="Pass how much of the average each update keeps, for example 0.999.",
+        )
 
 
 def _without_wrappers(model: nn.Module) -> nn.Module:

@@ -1,0 +1,233 @@
+"""Averaging the weights of a run, and keeping the best average."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from typing_extensions import override
+
+from pa_callbacks_extra.model_ema import ModelEma, check_decay
+from pa_callbacks_extra.tensor_pairs import named_tensors
+from pa_core.any_trainer import AnyTrainer
+from pa_core.callbacks.base import CallbackHandler, CallbackLike
+from pa_core.callbacks.saving import SaveBestModelCallback
+from pa_core.distributed import broadcast_buffers
+from pa_core.errors import ConfigurationError
+from pa_core.run_config import check_count
+
+__all__ = ["ModelEmaCallback"]
+
+_PREFIX = "ema_model_"
+
+
+class ModelEmaCallback(SaveBestModelCallback):
+    """Maintains the exponential moving average of the weights of a run, evaluates it and saves it.
+
+    The average begins with the weights at the start of each training run and moves after each optimizer update. The
+    model itself is trained as without this callback, and has its own weights at the end of the run; the average is in
+    the file, and in ``ema``.
+
+    After each epoch the average is evaluated like the model, with the model's own code, precision and hooks: its
+    weights are put into the model for that time. What is recorded meanwhile has the prefix ``ema_model_``, so that
+    there is an ``ema_model_eval_loss_epoch``. The average is saved whenever ``watch_metric`` is better than before. The
+    file is a checkpoint of the model with averaged weights, for ``trainer.load_checkpoint``.
+
+    On several processes the average is the same on all of them; its buffers, such as the running statistics of batch
+    norm layers, are those of the first process.
+
+    Place it behind the callbacks whose metrics are part of the evaluation, and before those that log metrics, stop
+    early, or convert layers to ``SyncBatchNorm``.
+
+    Args:
+        decay: How much of the average each optimizer update keeps, from 0 to 1. It looks back over about
+            ``1 / (1 - decay)`` updates: by default 100.
+        evaluate_during_training: Whether the average is evaluated after each epoch, which takes as long as the
+            evaluation of the model does, and the best one is saved. If False, the newest one is saved after each epoch.
+        save_path: The file; it should end in ``.pt``.
+        watch_metric: The metric to judge by, as it is named in the run history.
+        greater_is_better: Whether a higher value is better. The default suits a loss.
+        model_ema: Makes the average, called with the model and ``decay=...``. For a decay that warms up, pass
+            ``functools.partial(ModelEma, warm_up=True)``.
+        callbacks: Callbacks, as classes or instances, for the evaluation of the average; no others are called in it.
+            A callback that measures something can be given here as well as to the trainer.
+        update_every_n_steps: The number of optimizer updates from one update of the average to the next, which keeps
+            ``decay`` to the power of that number, so that it looks back as far as with the default.
+
+    Attributes:
+        best: The best value and its epoch.
+        callbacks: The callbacks for the evaluation of the average.
+
+    Raises:
+        ConfigurationError: The decay is not between 0 and 1, or ``update_every_n_steps`` is not a positive whole
+            number; or, when a run starts, there is nothing to evaluate the average on.
+        MetricNotFoundError: ``watch_metric`` was not recorded by the end of the first epoch.
+
+    Example:
+        >>> import tempfile, torch
+        >>> from pa_callbacks_extra import ModelEmaCallback
+        >>> from pa_core import Trainer
+        >>> model = torch.nn.Linear(1, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> samples = torch.utils.data.TensorDataset(torch.ones(8, 1), torch.ones(8, 1))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     average = ModelEmaCallback(decay=0.5, save_path=f"{folder}/ema_model.pt")
+        ...     trainer = Trainer(model, torch.nn.MSELoss(), optimizer, callbacks=[average])
+        ...     trainer.train(samples, num_epochs=3, eval_dataset=samples)
+        ...     saved = torch.load(f"{folder}/ema_model.pt", weights_only=True)
+        >>> torch.equal(saved["model_state_dict"]["weight"], average.ema.module.state_dict()["weight"])
+        True
+        >>> len(list(trainer.run_history.get_metric_values("ema_model_eval_loss_epoch")))
+        3
+    """
+
+    def __init__(
+        self,
+        decay: float = 0.99,
+        evaluate_during_training: bool = True,
+        save_path: str | Path = "ema_model.pt",
+        watch_metric: str = "ema_model_eval_loss_epoch",
+        greater_is_better: bool = False,
+        model_ema: Callable[..., ModelEma] = ModelEma,
+        callbacks: Iterable[CallbackLike[AnyTrainer]] = (),
+        *,
+        update_every_n_steps: int = 1,
+    ) -> None:
+        check_decay(decay)
+        check_count("update_every_n_steps", update_every_n_steps)
+        super().__init__(
+            save_path,
+            watch_metric,
+            greater_is_better,
+            save_optimizer=False,
+            save_scheduler=False,
+            load_saved_checkpoint=False,
+        )
+        self.decay = decay
+        self.evaluate_during_training = evaluate_during_training
+        self.model_ema = model_ema
+        self.callbacks = CallbackHandler(callbacks).callbacks
+        self.update_every_n_steps = update_every_n_steps
+        self._ema: ModelEma | None = None
+        self._users_model: nn.Module | None = None
+
+    @property
+    def ema(self) -> ModelEma:
+        """The average of the current or last training run.
+
+        Raises:
+            ConfigurationError: There was no training run yet.
+        """
+        if self._ema is None:
+            raise ConfigurationError(
+                "There is no average yet.",
+                given=f"a {type(self).__name__} that has not seen a training run",
+                expected="the average of a training run",
+                do="Call trainer.train() first; the average begins when the run starts.",
+            )
+        return self._ema
+
+    @contextmanager
+    def averaged_weights(self, trainer: AnyTrainer) -> Generator[None]:
+        """Within the context the model of a run has the averaged weights, for evaluating or saving it in other ways.
+
+        Every process must call this.
+
+        Args:
+            trainer: The trainer.
+
+        Raises:
+            ConfigurationError: The model has changed since the run started.
+        """
+        broadcast_buffers(self.ema.module)
+        with self.ema.applied_to(trainer.model):
+            yield
+
+    @override
+    def on_prepare_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        """Take note of what the model is made of, before its methods are replaced for mixed precision."""
+        model = trainer.get_model(keep_torch_compile=False)
+        self._users_model = copy.deepcopy(model, {id(tensor): tensor for tensor in named_tensors(model).values()})
+
+    @override
+    def on_evaluation_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        """Keep the average of the last training run."""
+        self._users_model = None
+
+    @override
+    def on_training_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        """Begin a new average with the weights of the model."""
+        super().on_training_run_start(trainer, **kwargs)
+        if self.evaluate_during_training and trainer.eval_dataloader is None:
+            raise ConfigurationError(
+                "There is nothing to evaluate the average on.",
+                given=f"{type(self).__name__}(evaluate_during_training=True) in a run without an evaluation dataset",
+                expected="an evaluation dataset",
+                do="Pass eval_dataset to train(), or evaluate_during_training=False to save the newest average.",
+            )
+        self._ema = self.model_ema(self._users_model, decay=self.decay**self.update_every_n_steps).to(trainer.device)
+        self._ema.reset(trainer.model)
+        self._users_model = None
+
+    @override
+    def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
+        """Move the average."""
+        if update % self.update_every_n_steps == 0:
+            self.ema.update(trainer.model)
+
+    @override
+    def on_training_run_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        """Evaluate the average and save it if it is better than before, or save it in any case."""
+        if self.evaluate_during_training:
+            self.evaluate_average(trainer)
+            super().on_training_run_epoch_end(trainer, **kwargs)
+        else:
+            self._save(trainer, {"epoch": trainer.run_history.current_epoch})
+
+    @override
+    def on_training_run_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        """Leave the same average on all processes."""
+        broadcast_buffers(self.ema.module)
+
+    def evaluate_average(self, trainer: AnyTrainer) -> None:
+        """Run one evaluation epoch with the averaged weights, and leave everything else as it was.
+
+        Args:
+            trainer: The trainer, in a training run.
+        """
+        history = trainer.run_history
+        prefix = history.metric_name_prefix
+        with self.averaged_weights(trainer), trainer.callback_handler.replaced_by(self.callbacks):
+            history.set_metric_name_prefix(prefix + _PREFIX)
+            try:
+                trainer.run_evaluation_epoch()
+            finally:
+                history.set_metric_name_prefix(prefix)
+
+    @override
+    def save_best(self, trainer: AnyTrainer) -> None:
+        """Write the file; override this to save something else or in another form."""
+        best = {"watch_metric": self.watch_metric, "best_value": self.best.value, "best_epoch": self.best.epoch}
+        self._save(trainer, best)
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        """Return the average, the best value and its epoch."""
+        return {"best": super().state_dict(), "average": None if self._ema is None else dict(self._ema.state_dict())}
+
+    @override
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from the average and the best value of a run that is resumed."""
+        super().load_state_dict(state_dict["best"])
+        if state_dict["average"] is not None:
+            self.ema.load_state_dict(state_dict["average"])
+
+    def _save(self, trainer: AnyTrainer, description: dict[str, Any]) -> None:
+        with self.averaged_weights(trainer):
+            trainer.save_checkpoint(
+                self.save_path, checkpoint_kwargs=description, save_optimizer=False, save_scheduler=False
+            )

@@ -1,0 +1,501 @@
+"""The average of a training run: what it is, how it is evaluated and saved, and what it leaves alone."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD
+from torch.utils.data import TensorDataset
+from typing_extensions import override
+
+from pa_callbacks_extra import ModelEma, ModelEmaCallback
+from pa_core import (
+    AnyTrainer,
+    LogMetricsCallback,
+    SaveBestModelCallback,
+    StopTrainingError,
+    Trainer,
+    TrainerCallback,
+)
+from pa_core.testing import RecordingCallback, TinyClassifier, make_classification
+
+EVERYWHERE = ("one_process", "two_ranks", "bf16")
+
+
+def values(model: nn.Module) -> dict[str, Tensor]:
+    """A copy of all tensors of the state dict."""
+    return {name: value.clone() for name, value in model.state_dict().items() if isinstance(value, Tensor)}
+
+
+def require_equal(first: dict[str, Tensor], second: dict[str, Tensor]) -> None:
+    """Both have the same names and, to the last bit, the same values."""
+    assert first.keys() == second.keys()
+    for name, value in first.items():
+        assert torch.equal(value, second[name]), name
+
+
+def make_trainer(*callbacks: TrainerCallback, model: nn.Module | None = None, lr: float = 0.5) -> Trainer[nn.Module]:
+    """A trainer of a small classifier with batch norm, the same one each time."""
+    torch.default_generator.manual_seed(0)
+    model = TinyClassifier(batch_norm=True) if model is None else model
+    return Trainer(model, nn.CrossEntropyLoss(), SGD(model.parameters(), lr=lr), callbacks=callbacks)
+
+
+def train(trainer: Trainer[Any], num_epochs: int = 3, **kwargs: Any) -> None:
+    """Train on 48 samples and evaluate on as many others."""
+    torch.default_generator.manual_seed(1)
+    data = make_classification(48)
+    trainer.train(data, num_epochs, **{"eval_dataset": make_classification(48, seed=1), **kwargs})
+
+
+class AverageByHand(TrainerCallback):
+    """Averages the state dict of the model after every so many updates, and notes it at the end of each epoch."""
+
+    def __init__(self, decay: float, every: int = 1) -> None:
+        self.decay = decay
+        self.every = every
+        self.average: dict[str, Tensor] = {}
+        self.after_epochs: list[dict[str, Tensor]] = []
+
+    @override
+    def on_training_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        self.average = values(trainer.get_model(keep_torch_compile=False))
+
+    @override
+    def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
+        if update % self.every == 0:
+            for name, value in values(trainer.get_model(keep_torch_compile=False)).items():
+                share = self.decay if value.is_floating_point() else 0
+                self.average[name] = (share * self.average[name] + (1 - share) * value).to(value.dtype)
+
+    @override
+    def on_training_run_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        self.after_epochs.append(dict(self.average))
+
+
+class Scores(TrainerCallback):
+    """Records a score in each evaluation epoch."""
+
+    def __init__(self, scores: list[float]) -> None:
+        self.scores = iter(scores)
+
+    @override
+    def on_eval_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        trainer.run_history.update_metric("score", next(self.scores))
+
+
+@pytest.mark.runs_on(*EVERYWHERE)
+@pytest.mark.parametrize(("every", "accumulation"), [(1, 1), (3, 1), (2, 2)])
+def test_the_average_follows_the_updates_of_a_run(shared_tmp_path: Path, every: int, accumulation: int) -> None:
+    """After a run the average is that of its updates, the same on all ranks, with the buffers of the first one."""
+    by_hand = AverageByHand(decay=0.8**every, every=every)
+    callback = ModelEmaCallback(0.8, save_path=shared_tmp_path / "ema.pt", update_every_n_steps=every)
+    trainer = make_trainer(callback, by_hand)
+
+    train(trainer, gradient_accumulation_steps=accumulation)
+
+    average = values(callback.ema.module)
+    assert callback.ema.num_updates == trainer.num_updates // every
+    for name, value in average.items():
+        of_first_rank: Tensor = trainer.gather(by_hand.average[name][None])[0]
+        torch.testing.assert_close(value, of_first_rank)
+        of_all_ranks: Tensor = trainer.gather(value[None])
+        assert all(torch.equal(of_one, value) for of_one in of_all_ranks), name
+
+
+@pytest.mark.runs_on(*EVERYWHERE)
+def test_the_average_is_evaluated_as_the_model_is(shared_tmp_path: Path) -> None:
+    """What is recorded of the average is, to the last bit, what evaluating a model with these weights gives."""
+    callback = ModelEmaCallback(0.8, save_path=shared_tmp_path / "ema.pt")
+    trainer = make_trainer(callback)
+
+    train(trainer)
+
+    history = trainer.run_history
+    recorded = list(history.get_metric_values("ema_model_eval_loss_epoch"))
+    assert len(recorded) == len(list(history.get_metric_values("eval_loss_epoch"))) == 3
+    own = values(trainer.model)
+    with callback.ema.applied_to(trainer.model):
+        trainer.evaluate(reset_run_history=False)
+    assert history.get_latest_metric("evaluation_loss") == recorded[-1]
+    assert history.get_latest_metric("eval_loss_epoch") != recorded[-1]
+    require_equal(values(trainer.model), own)
+    assert "forward" not in vars(callback.ema.module)
+
+
+@pytest.mark.runs_on(*EVERYWHERE)
+def test_the_best_average_is_saved(shared_tmp_path: Path) -> None:
+    """The file has the average of the best epoch, by a metric that a callback measured on the average."""
+    path = shared_tmp_path / "folder" / "ema.pt"
+    by_hand = AverageByHand(decay=0.5)
+    callback = ModelEmaCallback(
+        0.5, True, path, "ema_model_score", greater_is_better=True, callbacks=[Scores([1.0, 3.0, 2.0])]
+    )
+    trainer = make_trainer(callback, by_hand)
+
+    train(trainer)
+    trainer.gather(torch.zeros(1))  # wait until the first rank has written
+
+    saved = torch.load(path, weights_only=True)
+    assert {key: value for key, value in saved.items() if key != "model_state_dict"} == {
+        "watch_metric": "ema_model_score",
+        "best_value": 3.0,
+        "best_epoch": 2,
+    }
+    if trainer.run_config.is_world_process_zero:
+        for name, value in saved["model_state_dict"].items():
+            torch.testing.assert_close(value, by_hand.after_epochs[1][name])
+    assert not torch.equal(saved["model_state_dict"]["layers.0.weight"], values(trainer.model)["layers.0.weight"])
+    fresh = make_trainer()
+    fresh.load_checkpoint(path)
+    require_equal(values(fresh.model), saved["model_state_dict"])
+
+
+@pytest.mark.runs_on(*EVERYWHERE)
+def test_without_evaluation_the_newest_average_is_saved(shared_tmp_path: Path) -> None:
+    """With `evaluate_during_training=False` the file is that of the last epoch, and no evaluation is needed."""
+    path = shared_tmp_path / "ema.pt"
+    callback = ModelEmaCallback(0.5, evaluate_during_training=False, save_path=path)
+    trainer = make_trainer(callback)
+
+    train(trainer, eval_dataset=None)
+    trainer.gather(torch.zeros(1))  # wait until the first rank has written
+
+    saved = torch.load(path, weights_only=True)
+    assert saved["epoch"] == 3
+    require_equal(saved["model_state_dict"], values(callback.ema.module))
+    assert set(trainer.run_history.get_metric_names()) == {"train_loss_epoch"}
+
+
+@pytest.mark.runs_on(*EVERYWHERE)
+@pytest.mark.parametrize("evaluate", [True, False])
+def test_the_training_is_the_same_as_without(shared_tmp_path: Path, evaluate: bool) -> None:
+    """Weights, buffers and losses of a run with dropout are, to the last bit, those of a run without an average."""
+
+    def run(*callbacks: TrainerCallback) -> tuple[dict[str, Tensor], list[float]]:
+        torch.default_generator.manual_seed(0)
+        model = nn.Sequential(nn.Dropout(0.2), TinyClassifier(batch_norm=True))
+        trainer = make_trainer(*callbacks, model=model)
+        train(trainer)
+        return values(trainer.model), list(map(float, trainer.run_history.get_metric_values("eval_loss_epoch")))
+
+    weights, losses = run()
+    with_average = run(ModelEmaCallback(0.8, evaluate, shared_tmp_path / "ema.pt"))
+
+    require_equal(with_average[0], weights)
+    assert with_average[1] == losses
+
+
+class Note(TrainerCallback):
+    """Notes what a trainer is like just before the average is evaluated, and when an error leaves the run."""
+
+    def __init__(self) -> None:
+        self.notes: list[tuple[Any, ...]] = []
+        self.weights: list[dict[str, Tensor]] = []
+
+    def note(self, trainer: AnyTrainer) -> None:
+        """Note it."""
+        modes = [module.training for module in trainer.model.modules()]
+        loader, tracker = trainer.eval_dataloader, trainer.loss_tracker
+        callbacks = list(trainer.callback_handler.callbacks)
+        self.notes.append((trainer.model, modes, trainer.run_history.metric_name_prefix, callbacks, loader, tracker))
+        self.weights.append(values(trainer.get_model()))
+
+    @override
+    def on_training_run_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        self.note(trainer)
+
+    @override
+    def on_stop_training_error(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        self.note(trainer)
+
+    @override
+    def on_exception(self, trainer: AnyTrainer, exception: BaseException, **kwargs: Any) -> None:
+        self.note(trainer)
+
+
+class Fail(TrainerCallback):
+    """Raises an error in the second step of an evaluation."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    @override
+    def on_eval_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
+        if kwargs["step"] == 2:
+            raise self.error
+
+
+@pytest.mark.runs_on(*EVERYWHERE)
+@pytest.mark.parametrize("error", [RuntimeError("broken"), KeyboardInterrupt(), StopTrainingError("enough")])
+def test_a_failing_evaluation_leaves_everything_as_it_was(shared_tmp_path: Path, error: BaseException) -> None:
+    """Model, weights, modes, prefix, callbacks, loader and losses are those of before when an evaluation fails."""
+    note = Note()
+    trainer = make_trainer(note, ModelEmaCallback(0.5, save_path=shared_tmp_path / "ema.pt", callbacks=[Fail(error)]))
+    trainer.run_history.set_metric_name_prefix("first_")
+
+    with contextlib.nullcontext() if isinstance(error, StopTrainingError) else pytest.raises(type(error)):
+        train(trainer)
+
+    assert len(note.notes) == 2
+    assert note.notes[0] == note.notes[1]
+    assert note.notes[0][2] == "first_"
+    require_equal(note.weights[0], note.weights[1])
+    require_equal(values(trainer.model), note.weights[0])
+    assert not (shared_tmp_path / "ema.pt").exists()
+
+
+@pytest.mark.runs_on(*EVERYWHERE)
+def test_only_the_given_callbacks_see_the_evaluation_of_the_average(shared_tmp_path: Path) -> None:
+    """Callbacks of the trainer are not called in it; those given are, whether as instances or as classes."""
+    of_trainer, of_average = RecordingCallback(), RecordingCallback()
+    callback = ModelEmaCallback(0.5, save_path=shared_tmp_path / "ema.pt", callbacks=[of_average, LogMetricsCallback])
+    trainer = make_trainer(of_trainer, callback)
+
+    train(trainer)
+
+    assert of_trainer.events.count("on_eval_epoch_start") == of_average.events.count("on_eval_epoch_start") == 3
+    steps = len(cast("Any", trainer.eval_dataloader))
+    epoch = ["on_eval_epoch_start", *["on_eval_step_start", "on_eval_step_end"] * steps, "on_eval_epoch_end"]
+    assert of_average.events == 3 * epoch
+    assert isinstance(callback.callbacks[1], LogMetricsCallback)
+
+
+class KeepLogged(LogMetricsCallback):
+    """Keeps what would be printed."""
+
+    def __init__(self) -> None:
+        self.logged: list[str] = []
+
+    @override
+    def log_metrics(self, trainer: AnyTrainer, metrics: dict[str, float]) -> None:
+        self.logged += metrics
+
+
+def test_metrics_of_the_average_can_be_logged_and_watched(tmp_path: Path) -> None:
+    """Loggers and other callbacks behind this one see the metrics of the average in the same epoch."""
+    log = KeepLogged()
+    best = SaveBestModelCallback(tmp_path / "best.pt", watch_metric="ema_model_eval_loss_epoch")
+    trainer = make_trainer(ModelEmaCallback(0.5, save_path=tmp_path / "ema.pt"), best, log)
+
+    train(trainer, num_epochs=2)
+
+    assert log.logged == 2 * ["train_loss_epoch", "eval_loss_epoch", "ema_model_eval_loss_epoch"]
+    assert best.best.value == min(map(float, trainer.run_history.get_metric_values("ema_model_eval_loss_epoch")))
+
+
+def test_the_average_can_be_saved_in_other_ways(tmp_path: Path) -> None:
+    """Another callback may evaluate or export the model with its averaged weights, for example as safetensors."""
+    from safetensors.torch import load_file
+
+    class Export(TrainerCallback):
+        @override
+        def on_training_run_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+            with callback.averaged_weights(trainer):
+                trainer.save_model(tmp_path / "exported")
+
+    callback = ModelEmaCallback(0.5, False, tmp_path / "ema.pt")
+    trainer = make_trainer(callback, Export())
+
+    train(trainer)
+
+    require_equal(load_file(tmp_path / "exported" / "model.safetensors"), values(callback.ema.module))
+
+
+def test_a_decay_may_warm_up(tmp_path: Path) -> None:
+    """What makes the average is called with the model and the decay, so that its options can be set."""
+    callback = ModelEmaCallback(0.999, False, tmp_path / "ema.pt", model_ema=partial(ModelEma, warm_up=True))
+    plain = ModelEmaCallback(0.999, False, tmp_path / "ema.pt")
+
+    for used in (callback, plain):
+        trainer = make_trainer(used)
+        train(trainer)
+
+    weight, warmed_up, slow = (
+        values(module)["layers.0.weight"] for module in (trainer.model, callback.ema.module, plain.ema.module)
+    )
+    assert callback.ema.warm_up
+    assert (warmed_up - weight).norm() < 0.5 * (slow - weight).norm()
+
+
+class Scaled(Trainer[nn.Module]):
+    """A trainer whose accelerator scales losses, as accelerate does for fp16."""
+
+    @override
+    def _create_accelerator(self) -> Any:
+        accelerator: Any = super()._create_accelerator()
+        accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1000)
+        return accelerator
+
+
+@pytest.mark.runs_on("one_process", "two_ranks")
+def test_an_update_that_was_skipped_does_not_move_the_average(shared_tmp_path: Path) -> None:
+    """Where the gradients of fp16 overflow, neither the model nor the average takes a step."""
+    inputs, targets = make_classification(16).tensors
+    inputs = inputs.clone()
+    inputs[0] = 1e38
+    model = nn.Linear(4, 3)
+    nn.init.zeros_(model.weight)
+    by_hand = AverageByHand(decay=0.5)
+    callback = ModelEmaCallback(0.5, False, shared_tmp_path / "ema.pt")
+    optimizer = SGD(model.parameters(), lr=0.1)
+    trainer = Scaled(model, nn.CrossEntropyLoss(), optimizer, callbacks=[callback, by_hand])
+
+    trainer.train(TensorDataset(inputs, targets), 1, per_device_batch_size=2)
+
+    assert callback.ema.num_updates == trainer.num_updates == trainer.run_config.num_update_steps_per_epoch - 1
+    for name, value in values(callback.ema.module).items():
+        torch.testing.assert_close(value, by_hand.average[name])
+
+
+@pytest.mark.runs_on(*EVERYWHERE)
+def test_the_average_of_a_compiled_model(shared_tmp_path: Path) -> None:
+    """A compiled model is evaluated with the averaged weights, and saved under the plain names."""
+    path = shared_tmp_path / "ema.pt"
+
+    def run(model: nn.Module) -> tuple[ModelEmaCallback, Trainer[nn.Module]]:
+        callback = ModelEmaCallback(0.5, save_path=path)
+        trainer = make_trainer(callback, model=model)
+        train(trainer, num_epochs=2)
+        return callback, trainer
+
+    torch.default_generator.manual_seed(0)
+    plain, trainer_of_plain = run(TinyClassifier(batch_norm=True))
+    torch.default_generator.manual_seed(0)
+    compiled_model = cast("nn.Module", torch.compile(TinyClassifier(batch_norm=True), backend="aot_eager"))
+    compiled, trainer_of_compiled = run(compiled_model)
+
+    assert torch.load(path, weights_only=True)["model_state_dict"].keys() == plain.ema.module.state_dict().keys()
+    for name, value in values(compiled.ema.module).items():
+        torch.testing.assert_close(value, values(plain.ema.module)[name], rtol=0.02, atol=0.02)
+    losses = [
+        float(trainer.run_history.get_latest_metric("ema_model_eval_loss_epoch"))
+        for trainer in (trainer_of_plain, trainer_of_compiled)
+    ]
+    assert losses[0] == pytest.approx(losses[1], rel=0.02)
+
+
+class Unfreeze(TrainerCallback):
+    """Unfreezes the first layer after the first epoch."""
+
+    @override
+    def on_training_run_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        trainer.get_model().requires_grad_(True)
+
+
+@pytest.mark.runs_on(*EVERYWHERE)
+def test_weights_may_be_frozen_at_first(shared_tmp_path: Path) -> None:
+    """A layer that is unfrozen in the middle of a run is averaged from then on, on all ranks alike."""
+    torch.default_generator.manual_seed(0)
+    model = TinyClassifier(batch_norm=True)
+    model.layers[0].requires_grad_(False)
+    by_hand = AverageByHand(decay=0.8)
+    callback = ModelEmaCallback(0.8, save_path=shared_tmp_path / "ema.pt")
+    trainer = make_trainer(callback, by_hand, Unfreeze(), model=model)
+
+    train(trainer)
+
+    weights = [average["layers.0.weight"] for average in by_hand.after_epochs]
+    assert torch.equal(weights[0], weights[0])
+    assert not torch.equal(weights[0], weights[1])
+    average = values(callback.ema.module)["layers.0.weight"]
+    torch.testing.assert_close(average, weights[-1])
+    of_all_ranks: Tensor = trainer.gather(average[None])
+    assert all(torch.equal(of_one, average) for of_one in of_all_ranks)
+
+
+@pytest.mark.runs_on(*EVERYWHERE)
+def test_each_run_has_an_average_of_its_own(shared_tmp_path: Path) -> None:
+    """A second run begins a new average with its own weights; `evaluate()` in between leaves the last one alone."""
+    callback = ModelEmaCallback(1.0, save_path=shared_tmp_path / "ema.pt")
+    trainer = make_trainer(callback)
+    start = values(trainer.model)
+
+    train(trainer)
+    first = callback.ema
+    require_equal({**values(first.module), **_counters(trainer.model)}, {**start, **_counters(trainer.model)})
+    trainer.evaluate(reset_run_history=False)
+    assert callback.ema is first
+    between = values(trainer.model)
+    train(trainer)
+
+    require_equal({**values(callback.ema.module), **_counters(trainer.model)}, {**between, **_counters(trainer.model)})
+    assert callback.best.epoch == 1
+
+
+def _counters(model: nn.Module) -> dict[str, Tensor]:
+    return {name: value for name, value in values(model).items() if not value.is_floating_point()}
+
+
+@contextlib.contextmanager
+def changed_weight(trainer: AnyTrainer) -> Generator[None]:
+    """Within the context the model lacks its last layer."""
+    model = cast("Any", trainer.get_model())
+    layer, model.layers[-1] = model.layers[-1], nn.Identity()
+    yield
+    model.layers[-1] = layer
+
+
+def test_a_model_that_changes_in_a_run_is_an_error(tmp_path: Path) -> None:
+    """A layer that is taken out while the average follows it is named."""
+
+    class TakeOut(TrainerCallback):
+        def __init__(self) -> None:
+            self.taken_out: Iterator[Any] | None = None
+
+        @override
+        def on_training_run_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+            with changed_weight(trainer):
+                callback.ema.update(trainer.model)
+
+    callback = ModelEmaCallback(0.5, False, tmp_path / "ema.pt")
+
+    with pytest.raises(ValueError, match=r"layers.3.weight: not there(.|\n)*layers.3.weight: shape \(3, 8\)"):
+        train(make_trainer(callback, TakeOut()))
+
+
+def test_a_run_without_anything_to_evaluate_is_an_error(tmp_path: Path) -> None:
+    """The default wants to evaluate the average: where there is no dataset for it, the run does not begin."""
+    trainer = make_trainer(ModelEmaCallback(save_path=tmp_path / "ema.pt"))
+    weights = values(trainer.model)
+
+    with pytest.raises(ValueError, match=r"evaluate_during_training=True(.|\n)*Pass eval_dataset to train\(\)"):
+        train(trainer, eval_dataset=None)
+
+    require_equal(values(trainer.model), weights)
+
+
+def test_a_metric_that_was_never_recorded_is_an_error_that_lists_those_that_were(tmp_path: Path) -> None:
+    """A misspelt metric is an error in the first epoch."""
+    callback = ModelEmaCallback(save_path=tmp_path / "ema.pt", watch_metric="ema_accuracy")
+
+    with pytest.raises(KeyError, match=r"watch_metric='ema_accuracy'(.|\n)*ema_model_eval_loss_epoch, eval_loss_epoch"):
+        train(make_trainer(callback))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ({"decay": 1.5}, "decay=1.5"),
+        ({"decay": float("nan")}, "decay=nan"),
+        ({"update_every_n_steps": 0}, "update_every_n_steps=0"),
+        ({"callbacks": [RecordingCallback, RecordingCallback]}, "second callback of class RecordingCallback"),
+    ],
+)
+def test_impossible_arguments_are_refused(arguments: dict[str, Any], named: str) -> None:
+    """What cannot work is refused when the callback is made."""
+    with pytest.raises(ValueError, match=named):
+        ModelEmaCallback(**arguments)
+
+
+def test_there_is_no_average_before_a_run() -> None:
+    """Asking for it says when there will be one."""
+    with pytest.raises(ValueError, match=r"Call trainer.train\(\) first"):
+        _ = ModelEmaCallback().ema
