@@ -425,6 +425,8 @@ def test_the_averaged_weights_are_in_the_model_for_a_while() -> None:
             inside = values(model)
             assert all(torch.equal(inside[name], average) for name, average in averages.items())
             assert all(parameter.requires_grad for parameter in model.parameters())
+            model.double()
+            model.layers[1] = nn.Identity()
             raise Evaluated
 
     with pytest.raises(Evaluated):

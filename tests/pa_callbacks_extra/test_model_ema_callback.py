@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -52,7 +51,8 @@ def train(trainer: Trainer[Any], num_epochs: int = 3, **kwargs: Any) -> None:
     """Train on 48 samples and evaluate on as many others."""
     torch.default_generator.manual_seed(1)
     data = make_classification(48)
-    trainer.train(data, num_epochs, **{"eval_dataset": make_classification(48, seed=1), **kwargs})
+    arguments: dict[str, Any] = {"eval_dataset": make_classification(48, seed=1), **kwargs}
+    trainer.train(data, num_epochs, **arguments)
 
 
 class AverageByHand(TrainerCallback):
@@ -314,12 +314,12 @@ def test_a_decay_may_warm_up(tmp_path: Path) -> None:
     callback = ModelEmaCallback(0.999, False, tmp_path / "ema.pt", model_ema=partial(ModelEma, warm_up=True))
     plain = ModelEmaCallback(0.999, False, tmp_path / "ema.pt")
 
-    for used in (callback, plain):
-        trainer = make_trainer(used)
+    trainers = [make_trainer(callback), make_trainer(plain)]
+    for trainer in trainers:
         train(trainer)
 
     weight, warmed_up, slow = (
-        values(module)["layers.0.weight"] for module in (trainer.model, callback.ema.module, plain.ema.module)
+        values(module)["layers.0.weight"] for module in (trainers[0].model, callback.ema.module, plain.ema.module)
     )
     assert callback.ema.warm_up
     assert (warmed_up - weight).norm() < 0.5 * (slow - weight).norm()
@@ -396,6 +396,7 @@ def test_weights_may_be_frozen_at_first(shared_tmp_path: Path) -> None:
     torch.default_generator.manual_seed(0)
     model = TinyClassifier(batch_norm=True)
     model.layers[0].requires_grad_(False)
+    frozen = values(model)["layers.0.weight"]
     by_hand = AverageByHand(decay=0.8)
     callback = ModelEmaCallback(0.8, save_path=shared_tmp_path / "ema.pt")
     trainer = make_trainer(callback, by_hand, Unfreeze(), model=model)
@@ -403,8 +404,8 @@ def test_weights_may_be_frozen_at_first(shared_tmp_path: Path) -> None:
     train(trainer)
 
     weights = [average["layers.0.weight"] for average in by_hand.after_epochs]
-    assert torch.equal(weights[0], weights[0])
-    assert not torch.equal(weights[0], weights[1])
+    torch.testing.assert_close(weights[0], frozen)
+    assert not torch.allclose(weights[1], frozen)
     average = values(callback.ema.module)["layers.0.weight"]
     torch.testing.assert_close(average, weights[-1])
     of_all_ranks: Tensor = trainer.gather(average[None])
@@ -434,31 +435,20 @@ def _counters(model: nn.Module) -> dict[str, Tensor]:
     return {name: value for name, value in values(model).items() if not value.is_floating_point()}
 
 
-@contextlib.contextmanager
-def changed_weight(trainer: AnyTrainer) -> Generator[None]:
-    """Within the context the model lacks its last layer."""
-    model = cast("Any", trainer.get_model())
-    layer, model.layers[-1] = model.layers[-1], nn.Identity()
-    yield
-    model.layers[-1] = layer
+class TakeOutLastLayer(TrainerCallback):
+    """Takes a layer out of the model after the first update."""
+
+    @override
+    def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
+        cast("TinyClassifier", trainer.get_model()).layers[-1] = nn.Identity()
 
 
 def test_a_model_that_changes_in_a_run_is_an_error(tmp_path: Path) -> None:
-    """A layer that is taken out while the average follows it is named."""
-
-    class TakeOut(TrainerCallback):
-        def __init__(self) -> None:
-            self.taken_out: Iterator[Any] | None = None
-
-        @override
-        def on_training_run_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-            with changed_weight(trainer):
-                callback.ema.update(trainer.model)
-
-    callback = ModelEmaCallback(0.5, False, tmp_path / "ema.pt")
+    """A layer that is taken out while the average follows it is named, with what it should have been."""
+    trainer = make_trainer(TakeOutLastLayer(), ModelEmaCallback(0.5, False, tmp_path / "ema.pt"))
 
     with pytest.raises(ValueError, match=r"layers.3.weight: not there(.|\n)*layers.3.weight: shape \(3, 8\)"):
-        train(make_trainer(callback, TakeOut()))
+        train(trainer)
 
 
 def test_a_run_without_anything_to_evaluate_is_an_error(tmp_path: Path) -> None:

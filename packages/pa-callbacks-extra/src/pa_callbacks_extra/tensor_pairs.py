@@ -96,11 +96,16 @@ class TensorPairs:
     def averages_in_place(self) -> Generator[None]:
         """Within the context, the tensors of the model have the values of their averages, without a copy."""
         own = [value.data for value in self._all[1]]
+        contents = [dict(container) for container in self._containers]
         try:
             for average, value in zip(*self._all, strict=True):
                 value.data = average.data.to(value.dtype)
             yield
         finally:
+            # Preparing a run may have put other buffers in the place of these.
+            for container, content in zip(self._containers, contents, strict=True):
+                container.clear()
+                container.update(content)
             for value, data in zip(self._all[1], own, strict=True):
                 value.data = data
 
