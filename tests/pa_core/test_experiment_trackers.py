@@ -115,8 +115,8 @@ class Tracker:
     requires_logging_directory = True
     tracker = None
 
-    def __init__(self, project_name: str, logging_dir: str, fails_to: str = "") -> None:
-        self.called = [f"made for {project_name}"]
+    def __init__(self, project: str, folder: str, fails_to: str = "", name: str = "a run") -> None:
+        self.called = [f"made for {name} of {project}"]
         self.fails_to = fails_to
         made.append(self)
 
@@ -145,11 +145,13 @@ def two_of_our_own(monkeypatch: pytest.MonkeyPatch) -> list[Tracker]:
 
 def test_a_tracker_of_ones_own_is_used_by_its_name(two_of_our_own: list[Tracker], tmp_path: Path) -> None:
     """What a program has registered with accelerate is opened, written to and finished like the others."""
-    trackers = open_trackers("first", "digits", logging_dir=tmp_path, config={"epochs": 1})
+    trackers = open_trackers(
+        "first", "digits", logging_dir=tmp_path, config={"epochs": 1}, init_kwargs={"first": {"name": "run 7"}}
+    )
     trackers.log({"loss": 0.5}, step=1)
     trackers.finish()
     (tracker,) = two_of_our_own
-    assert tracker.called == ["made for digits", "start", "store_init_configuration", "log", "finish"]
+    assert tracker.called == ["made for run 7 of digits", "start", "store_init_configuration", "log", "finish"]
 
 
 @pytest.mark.parametrize("failing", ["start", "store_init_configuration", "finish"])

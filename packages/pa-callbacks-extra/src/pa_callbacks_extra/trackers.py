@@ -17,7 +17,7 @@ from pa_core.any_trainer import AnyTrainer
 from pa_core.callbacks.console import LogMetricsCallback
 from pa_core.callbacks.scalar_transfer import ScalarTransfer
 from pa_core.distributed import sum_over_processes
-from pa_core.experiment_trackers import ExperimentTrackers, open_trackers, require_trackers
+from pa_core.experiment_trackers import ExperimentTrackers, flatten_config, open_trackers, require_trackers
 from pa_core.run_config import check_count
 
 __all__ = ["TrackerCallback"]
@@ -123,7 +123,7 @@ class TrackerCallback(LogMetricsCallback):
         self.every_n_updates = every_n_updates
         self._open: ExperimentTrackers | None = None
         self._run_ids: dict[str, str] = {}
-        self._config_is_stored = False
+        self._stored_config: dict[str, bool | int | float | str] | None = None
         self._updates_of_earlier_runs = 0
         self._updates_of_this_run = 0
         self._window = _Window()
@@ -158,11 +158,11 @@ class TrackerCallback(LogMetricsCallback):
     @override
     def on_train_step_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         """Open the trackers before the first step: a run that is resumed has its state only since a moment ago."""
-        if self._open is None or not self._config_is_stored:
+        if self._open is None or self._stored_config is None:
             opened = self._open_trackers(trainer)
-            if not self._config_is_stored:
-                opened.store_config({**trainer.run_config.to_dict(), **self.config})
-                self._config_is_stored = True
+            if self._stored_config is None:
+                self._stored_config = flatten_config({**trainer.run_config.to_dict(), **self.config})
+                opened.store_config(self._stored_config)
 
     @override
     def on_training_run_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
@@ -187,6 +187,7 @@ class TrackerCallback(LogMetricsCallback):
                 self.tracker_names,
                 self.project_name,
                 logging_dir=self.logging_dir,
+                config=self._stored_config,
                 init_kwargs=self.init_kwargs,
                 run_ids=self._run_ids,
                 last_step=self._updates_of_earlier_runs + trainer.num_updates,
@@ -290,7 +291,7 @@ class TrackerCallback(LogMetricsCallback):
         return {
             "updates_of_earlier_runs": self._updates_of_earlier_runs,
             "loss_totals": None if totals is None else [float(total) for total in totals],
-            "config_is_stored": self._config_is_stored,
+            "stored_config": self._stored_config,
             "run_ids": dict(self._run_ids),
         }
 
@@ -300,7 +301,7 @@ class TrackerCallback(LogMetricsCallback):
         self._window.loss_totals = None if totals is None else torch.tensor(totals, dtype=torch.float64)
         self._updates_of_earlier_runs = state_dict["updates_of_earlier_runs"]
         self._updates_of_this_run = 0
-        self._config_is_stored = state_dict["config_is_stored"]
+        self._stored_config = state_dict["stored_config"]
         self._run_ids = dict(state_dict["run_ids"])
 
 

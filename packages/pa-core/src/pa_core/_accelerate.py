@@ -381,14 +381,14 @@ def installed_trackers() -> tuple[str, ...]:
     return tuple(sorted(names & available | names - of_accelerate))
 
 
-def start_tracker(name: str, project_name: str, logging_dir: str | Path, **kwargs: Any) -> TrackerLike:
+def start_tracker(name: str, project_name: str, logging_dir: str | Path, kwargs: dict[str, Any]) -> TrackerLike:
     """Start a tracker of accelerate without an Accelerator; to be called on the first process only.
 
     Args:
         name: One of ``installed_trackers``.
         project_name: What the tracker calls the project.
         logging_dir: The folder of trackers that write files of their own.
-        **kwargs: Passed on to the tracker.
+        kwargs: Further arguments of the tracker's own.
     """
     from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 

@@ -130,8 +130,7 @@ class ExperimentTrackers:
         Args:
             config: Settings by their names.
         """
-        for tracker in self._trackers.values():
-            tracker.store_init_configuration(dict(flatten_config(config)))
+        _store(config, self._trackers.values())
 
     def finish(self) -> None:
         """Write what is left and end the runs, each even if another one fails; does nothing the second time."""
@@ -155,7 +154,8 @@ def open_trackers(
         project_name: What the trackers call the project. TensorBoard takes it for a folder in ``logging_dir``.
         logging_dir: The folder of trackers that write files of their own; ``tensorboard --logdir runs`` shows the
             default.
-        config: What the run was started with; nested mappings and values that are no numbers are made plain.
+        config: What the run was started with, in any form that ``flatten_config`` takes. A run that goes on has it
+            already, and is given it again only by Trackio, which would forget it.
         init_kwargs: For each tracker by its name, further arguments of its own, which win over ours.
         run_ids: The ``run_ids`` of trackers that were open before: their runs go on, with MLflow, TensorBoard, Trackio
             and Weights & Biases. Others begin a new run.
@@ -178,26 +178,28 @@ def open_trackers(
             opened.callback(trackers[name].finish)
             if name in _CONTINUATIONS:
                 ids[name] = _CONTINUATIONS[name].id_of(trackers[name].tracker)
-        result = ExperimentTrackers(trackers, ids)
         if config is not None:
-            result.store_config(config)
+            _store(config, [one for name, one in trackers.items() if not _has_config(name, run_ids)])
         opened.pop_all()
-    return result
+    return ExperimentTrackers(trackers, ids)
 
 
 @dataclass(frozen=True)
 class _Continuation:
-    """How a tracker names a run, and by which arguments it goes on with one."""
+    """How a tracker names a run, by which arguments it goes on with one, and whether the config is lost by that."""
 
     id_of: Callable[[Any], str]
     arguments: Callable[[str, int], dict[str, Any]]
+    forgets_config: bool = False
 
 
 _CONTINUATIONS = {
     "mlflow": _Continuation(lambda run: str(run.info.run_id), lambda run, step: {"run_id": run}),
     # A folder is the run; what was written there for later steps is not shown any more.
     "tensorboard": _Continuation(lambda writer: str(writer.log_dir), lambda run, step: {"purge_step": step + 1}),
-    "trackio": _Continuation(lambda run: str(run.name), lambda run, step: {"name": run, "resume": "allow"}),
+    "trackio": _Continuation(
+        lambda run: str(run.name), lambda run, step: {"name": run, "resume": "allow"}, forgets_config=True
+    ),
     "wandb": _Continuation(lambda run: str(run.id), lambda run, step: {"id": run, "resume": "allow"}),
 }
 
@@ -208,9 +210,19 @@ def _going_on(name: str, run_id: str | None, last_step: int) -> dict[str, Any]:
     return _CONTINUATIONS[name].arguments(run_id, last_step)
 
 
+def _has_config(name: str, run_ids: Mapping[str, str]) -> bool:
+    return name in run_ids and name in _CONTINUATIONS and not _CONTINUATIONS[name].forgets_config
+
+
+def _store(config: Mapping[str, object], trackers: Iterable[_accelerate.TrackerLike]) -> None:
+    plain = flatten_config(config)
+    for tracker in trackers:
+        tracker.store_init_configuration(dict(plain))
+
+
 def _start(name: str, project_name: str, logging_dir: str | Path, kwargs: dict[str, Any]) -> _accelerate.TrackerLike:
     try:
-        return _accelerate.start_tracker(name, project_name, logging_dir, **kwargs)
+        return _accelerate.start_tracker(name, project_name, logging_dir, kwargs)
     except Exception as error:
         raise ConfigurationError(
             f"The tracker {name!r} cannot be opened.",
