@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch.optim import SGD
+from torch.optim.lr_scheduler import StepLR
 
 from pa_finetuning import GradualUnfreezing, ModelFreezer
 from tests.pa_finetuning.conv_net import ConvNet, WithTokens, modes, trainable
@@ -170,6 +171,7 @@ def make_trainer(optimizer: SGD | None) -> Any:
     """What the events read of a trainer: the optimizer, the epoch, the length of the run."""
     return SimpleNamespace(
         optimizer=optimizer,
+        scheduler=None,
         run_history=SimpleNamespace(current_epoch=1),
         run_config=SimpleNamespace(num_epochs=3),
         num_epochs_completed=0,
@@ -192,6 +194,19 @@ def test_rates_for_an_optimizer_that_holds_all_are_an_error() -> None:
 
     with pytest.raises(ValueError, match=r"SGD that already holds.*groups \[0, 1, 2\]"):
         GradualUnfreezing(freezer, learning_rates=0.01).on_prepare_start(trainer)
+
+
+def test_a_scheduler_that_was_made_too_early_is_an_error() -> None:
+    """A scheduler that knows nothing of the added groups would fail after the first update."""
+    freezer = make_freezer()
+    optimizer = SGD(freezer.get_trainable_parameters(), lr=0.1)
+    trainer = make_trainer(optimizer)
+    trainer.scheduler = StepLR(optimizer, 1)
+    unfreezing = GradualUnfreezing(freezer, learning_rates=0.01)
+    unfreezing.on_prepare_start(trainer)
+
+    with pytest.raises(ValueError, match=r"StepLR made for 1 .*all 4.*create_scheduler_fn"):
+        unfreezing.on_training_run_start(trainer)
 
 
 def test_only_what_the_stages_unfreeze_is_added() -> None:

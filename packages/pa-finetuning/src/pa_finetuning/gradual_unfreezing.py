@@ -35,6 +35,11 @@ class TrainerLike(Protocol):
         ...
 
     @property
+    def scheduler(self) -> object:
+        """The scheduler of the run, None without one."""
+        ...
+
+    @property
     def run_history(self) -> _RunHistory:
         """Its ``current_epoch`` counts from 1, and is that of a saved run where the run goes on with one."""
         ...
@@ -152,9 +157,11 @@ class GradualUnfreezing:
         """Unfreeze what is to be trained in the first epoch of the run.
 
         Raises:
-            ValueError: The optimizer does not hold what the stages unfreeze.
+            ValueError: The optimizer does not hold what the stages unfreeze, or the scheduler was made before the
+                optimizer did.
         """
         self._require_held(trainer.optimizer)
+        _require_rate_for_each_group(trainer.scheduler, trainer.optimizer)
         self.start_epoch(trainer.run_history.current_epoch)
 
     def on_training_run_epoch_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
@@ -197,6 +204,19 @@ class GradualUnfreezing:
                 " Make it of freezer.get_parameter_groups(learning_rates, include_frozen=True), or pass learning_rates "
                 "to GradualUnfreezing."
             )
+
+
+def _require_rate_for_each_group(scheduler: object, optimizer: Optimizer | None) -> None:
+    """Schedulers of torch know the groups that were there when they were made, and fail at the first step later."""
+    groups = [] if optimizer is None else optimizer.param_groups
+    num_scheduled = len(getattr(scheduler, "base_lrs", groups))
+    if num_scheduled < len(groups):
+        raise ValueError(
+            f"Given: {type(scheduler).__name__} made for {num_scheduled} parameter groups, before the frozen ones were "
+            f"added. Expected: a scheduler of all {len(groups)}. Pass create_scheduler_fn to the run; or make the "
+            "optimizer of freezer.get_parameter_groups(learning_rates, include_frozen=True), then the scheduler, and "
+            "give GradualUnfreezing no learning_rates."
+        )
 
 
 def _stages_with_a_group_each(model: nn.Module, epochs_per_stage: int) -> dict[int, int]:
