@@ -14,11 +14,13 @@ import secrets
 import shutil
 from collections.abc import Generator
 from pathlib import Path
+from typing import NamedTuple
 
 from pa_core.storage.atomic_file import sync_folder
 
-__all__ = ["discard", "leftovers", "located", "publish", "replaced", "shown_path", "staged"]
+__all__ = ["Found", "discard", "find", "leftovers", "located", "publish", "replaced", "shown_path", "staged"]
 
+_ATTEMPTS = 5  # to look in both places: while one is looked at, the directory may move to the other
 _SET_ASIDE = re.compile(r"\.(.+)\.set_aside")
 
 
@@ -70,12 +72,27 @@ def discard(directory: Path, run: str) -> None:
     shutil.rmtree(removed)
 
 
+class Found(NamedTuple):
+    """Where a directory is at this moment, and what tells it from one that replaces it; zeros where none is."""
+
+    path: Path
+    inode: int
+    changed: int
+
+
+def find(target: Path) -> Found:
+    """Find the directory of that name: set aside, if its successor is not there yet."""
+    places = (target, _set_aside(target.resolve()))
+    for place in places * _ATTEMPTS:
+        with contextlib.suppress(OSError):
+            status = place.stat()
+            return Found(place, status.st_ino, status.st_mtime_ns)
+    return Found(target, 0, 0)
+
+
 def located(target: Path) -> Path:
-    """Return where the directory of that name is: set aside, if a crash came before its successor was there."""
-    if target.exists():
-        return target
-    aside = _set_aside(target.resolve())
-    return aside if aside.exists() else target
+    """Return where the directory of that name is, or would be."""
+    return find(target).path
 
 
 def shown_path(entry: Path) -> Path | None:

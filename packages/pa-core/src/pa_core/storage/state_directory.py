@@ -28,7 +28,7 @@ from pa_core.storage.manifest import (
     manifest_text,
     read_manifest,
 )
-from pa_core.storage.staging import located, publish, staged
+from pa_core.storage.staging import find, located, publish, staged
 from pa_core.storage.tensor_file import read_tensors, write_tensors
 
 __all__ = ["DOCUMENTS", "State", "check_files", "is_state", "read_state", "write_state"]
@@ -113,13 +113,13 @@ def read_state(directory: str | Path, *, verify: bool = True) -> State:
         CheckpointError: There is no state, it is damaged, or it was written in a newer format.
     """
     path = Path(directory)
+    found = find(path)
     while True:
-        folder = located(path)
-        found = _identity(folder)
         try:
-            return _read_folder(path, folder, verify=verify)
+            return _read_folder(path, found.path, verify=verify)
         except CheckpointError:
-            if _identity(located(path)) == found:
+            before, found = found, find(path)
+            if found == before:
                 raise
         # it was replaced by another one while it was read
 
@@ -146,14 +146,6 @@ def check_files(folder: Path, manifest: Manifest) -> None:
     for path in sorted(folder.iterdir()):
         if path.name not in manifest.files and path.name != MANIFEST and not path.name.startswith("."):
             raise damage(path, "something that does not belong to the state", f"{MANIFEST} and what it lists")
-
-
-def _identity(folder: Path) -> tuple[int, int] | None:
-    try:
-        found = folder.stat()
-    except OSError:
-        return None
-    return found.st_ino, found.st_mtime_ns
 
 
 def _read_folder(path: Path, folder: Path, *, verify: bool) -> State:
