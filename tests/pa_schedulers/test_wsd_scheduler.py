@@ -128,6 +128,25 @@ def test_the_last_rate_is_held_behind_the_last_checkpoint(schedule: Schedule, ra
     assert held == {schedule.lr_min if scheduler.get_decay_info()[-1]["decay_steps"] else rate}
 
 
+@pytest.mark.parametrize("rate", [0.11, 0.19, 0.22, 0.38, 0.44])
+def test_rounding_passes_no_bound(rate: float) -> None:
+    """Also where x is not 1 / (1 / x), the rate before a decay is exact, and a decay to the same rate is none."""
+    decaying = Schedule(lr_min=0.001, use_inverse_sqrt_decay=False, decay_phase_ratio=0.5)
+    level = replace(decaying, lr_min=rate)
+
+    assert 1 / (1 / rate) != rate
+    assert decaying.values(rate, steps=range(50, 51)) == [[rate]]
+    assert level.values(rate, steps=range(101)) == [[rate]] * 101
+
+
+def test_a_period_that_is_too_short_for_a_decay_has_none() -> None:
+    """Where the ratio leaves no whole step, the rate stays, also behind the end, and the phase says so."""
+    scheduler = Schedule(total_steps=9).scheduler(1.0)
+
+    assert [scheduler.get_updated_values(step) for step in range(20)] == [[1.0]] * 20
+    assert [scheduler.get_phase_info(step)["phase"] for step in range(11)] == ["stable"] * 10 + ["finished"]
+
+
 @pytest.mark.parametrize("use_inverse_sqrt_decay", [True, False])
 def test_there_is_no_jump_but_the_one_behind_a_checkpoint(use_inverse_sqrt_decay: bool) -> None:
     """With many steps, neighbouring rates are close at each seam; only a checkpoint goes straight back up."""
@@ -311,17 +330,19 @@ def test_the_constructor_applies_the_starting_rate() -> None:
 
 
 def test_a_group_that_is_added_later_follows_from_its_own_rate() -> None:
-    """It is stable at the rate it came with, and decays with the others, never above its own rate."""
-    scheduler = Schedule(total_steps=10, decay_phase_ratio=0.5).scheduler(1.0)
+    """It takes part in warm-up and decay with the rate it came with, and is never raised above that."""
+    schedule = Schedule(total_steps=10, num_warmup_steps=4, warmup_starting_lr=0.5, decay_phase_ratio=0.5)
+    scheduler = schedule.scheduler(1.0)
     scheduler.step()
     for rate in (4.0, 0.001):
         scheduler.optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))], "lr": rate})
 
-    used = []
+    used: list[list[float]] = []
     for _ in range(10):
         scheduler.step()
         used.append(rates_of(scheduler))
 
+    assert used[1] == [0.75, 2.25, 0.001]
     assert used[3] == [1.0, 4.0, 0.001]
     assert used[-1] == [0.01, 0.01, 0.001]
     assert used[-2] == pytest.approx([1 - 0.99 * math.sqrt(0.8), 4 - 3.99 * math.sqrt(0.8), 0.001])

@@ -1,0 +1,144 @@
+"""Saving before and after each decay of a warmup-stable-decay schedule, and going on from what was saved."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from typing_extensions import override
+
+from pa_core import distributed
+from pa_core.any_trainer import AnyTrainer
+from pa_core.callbacks import TrainerCallback
+from pa_core.errors import ConfigurationError
+from pa_core.storage import StateFolder
+from pa_schedulers.wsd_scheduler import WSDLrScheduler
+
+__all__ = ["WSDCheckpointCallback"]
+
+
+class WSDCheckpointCallback(TrainerCallback):
+    """Saves a run with a ``WSDLrScheduler`` before each of its decays and after it.
+
+    After exactly so many updates as the names say, ``save_dir`` has
+
+    - ``checkpoint_<step>_wsd_pre_decay``, a training state: from it the stable phase goes on as if there had been no
+      decay, and ``train(resume_from=...)`` does the decay again;
+    - ``checkpoint_<step>_wsd_post_decay.pt``, an export with the weights of the checkpoint, as ``save_checkpoint``
+      writes it.
+
+    To train for longer, start a run with ``initial_checkpoint`` and a schedule made with
+    ``is_continuation_from_checkpoint=True``. It begins with weights and optimizer of the checkpoint and a stable phase
+    of the new length; its updates are counted from 1. From before the decay it is the schedule of arXiv 2404.06395,
+    from after it the simplified one of arXiv 2410.05192. A run that is resumed does not load it a second time.
+
+    Args:
+        save_dir: The folder of what is saved, made if it is missing; on several machines, one that all of them share.
+        save_optimizer: Whether exports have the state of the optimizer. Training states always do.
+        save_scheduler: Whether exports have the state of the scheduler. Training states always do.
+        initial_checkpoint: What to go on from: a training state (or a folder of them, of which the newest one is
+            taken), or the file of an export.
+
+    Raises:
+        ConfigurationError: When a run starts: its scheduler is no ``WSDLrScheduler``, or is no continuation although
+            there is an initial checkpoint; or the run would replace its own initial checkpoint.
+
+    Example:
+        >>> import tempfile, torch
+        >>> from pa_core import Trainer
+        >>> from pa_schedulers import WSDLrScheduler
+        >>> model = torch.nn.Linear(1, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> samples = torch.utils.data.TensorDataset(torch.ones(80, 1), torch.ones(80, 1))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     save = WSDCheckpointCallback(folder)
+        ...     trainer = Trainer(model, torch.nn.MSELoss(), optimizer, callbacks=[save])
+        ...     trainer.train(samples, num_epochs=2, create_scheduler_fn=WSDLrScheduler.create_scheduler_fn())
+        ...     sorted(path.name for path in Path(folder).iterdir())
+        ['checkpoint_18_wsd_pre_decay', 'checkpoint_20_wsd_post_decay.pt']
+    """
+
+    def __init__(
+        self,
+        save_dir: str | Path = "checkpoints",
+        save_optimizer: bool = True,
+        save_scheduler: bool = True,
+        initial_checkpoint: str | Path | None = None,
+    ) -> None:
+        self.save_dir = Path(save_dir)
+        self.save_optimizer = save_optimizer
+        self.save_scheduler = save_scheduler
+        self.initial_checkpoint = None if initial_checkpoint is None else Path(initial_checkpoint)
+
+    @override
+    def on_training_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        """Find out, before any time is spent, whether the run can be saved; load the initial checkpoint."""
+        scheduler = _scheduler_of(trainer)
+        if distributed.rank() == 0:
+            self.save_dir.mkdir(parents=True, exist_ok=True)
+        trainer.check_training_state()
+        is_resumed = trainer.num_updates > 0
+        if self.initial_checkpoint is not None and not is_resumed:
+            self._require_a_continuation(scheduler, self.initial_checkpoint)
+            self._continue_from(self.initial_checkpoint, trainer, scheduler)
+
+    @override
+    def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
+        """Save if a decay begins or has ended."""
+        scheduler = _scheduler_of(trainer)
+        step = scheduler.get_current_step()
+        phase = scheduler.get_phase_info(step)
+        if step == phase["pre_decay_step"]:
+            sequence = StateFolder(self.save_dir).next_sequence()
+            trainer.save_training_state(self._pre_decay_path(step), sequence=sequence)
+        if step == phase["period_end"]:
+            trainer.save_checkpoint(
+                self._post_decay_path(step), save_optimizer=self.save_optimizer, save_scheduler=self.save_scheduler
+            )
+
+    def _pre_decay_path(self, step: int) -> Path:
+        return self.save_dir / f"checkpoint_{step}_wsd_pre_decay"
+
+    def _post_decay_path(self, step: int) -> Path:
+        return self.save_dir / f"checkpoint_{step}_wsd_post_decay.pt"
+
+    def _continue_from(self, checkpoint: Path, trainer: AnyTrainer, scheduler: WSDLrScheduler) -> None:
+        if checkpoint.is_dir():
+            trainer.load_training_state(checkpoint)
+        else:
+            trainer.load_checkpoint(checkpoint)
+        # Also where the export has no state of the scheduler, or that of a continuation like this one.
+        scheduler.start_stable_phase()
+
+    def _require_a_continuation(self, scheduler: WSDLrScheduler, checkpoint: Path) -> None:
+        if not scheduler.is_continuation_from_checkpoint:
+            raise ConfigurationError(
+                "The schedule would not go on from the initial checkpoint, but where that one had got to.",
+                given=f"initial_checkpoint={str(checkpoint)!r} with a WSDLrScheduler that is no continuation",
+                expected="is_continuation_from_checkpoint=True",
+                do="Pass WSDLrScheduler.create_scheduler_fn(is_continuation_from_checkpoint=True) to train(), or "
+                "resume_from to go on with the same run.",
+            )
+        for period in scheduler.get_decay_info():
+            written = (self._pre_decay_path(period["pre_decay_step"]), self._post_decay_path(period["period_end"]))
+            for path in map(Path.resolve, written):
+                if path.exists() and checkpoint.resolve() in (path, *path.parents):
+                    raise ConfigurationError(
+                        "The run would replace the checkpoint that it goes on from.",
+                        given=f"save_dir={str(self.save_dir)!r} and initial_checkpoint={str(checkpoint)!r}, of which "
+                        f"{path.name} would be written again",
+                        expected="a folder of its own for each run",
+                        do="Choose another save_dir.",
+                    )
+
+
+def _scheduler_of(trainer: AnyTrainer) -> WSDLrScheduler:
+    scheduler = trainer.scheduler
+    if not isinstance(scheduler, WSDLrScheduler):
+        raise ConfigurationError(
+            "There are no decays to save before and after.",
+            given=f"WSDCheckpointCallback in a run whose scheduler is {type(scheduler).__name__}",
+            expected="a WSDLrScheduler",
+            do="Pass create_scheduler_fn=WSDLrScheduler.create_scheduler_fn() to train(), or leave the callback out.",
+        )
+    return scheduler
