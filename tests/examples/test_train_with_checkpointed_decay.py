@@ -1,0 +1,35 @@
+"""The example of a checkpointed decay prints the truth about each of its checkpoints, and trains on from one."""
+
+from __future__ import annotations
+
+import re
+import runpy
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from tests.launching import Launch
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "train_with_checkpointed_decay.py"
+
+
+def test_each_checkpoint_is_a_finished_model(launch: Launch) -> None:
+    """The shares that are printed are those of the saved weights over the 357 test digits, counted by hand."""
+    launched = launch(EXAMPLE, "--epochs=4", "--output=saved")
+
+    assert launched.status == 0
+    example: dict[str, Any] = runpy.run_path(str(EXAMPLE))
+    model: torch.nn.Module = example["create_trainer"](example["WSDCheckpointCallback"](launch.folder)).model
+    ((pixels, digits),) = DataLoader(example["load_data"]()[1], batch_size=357)
+
+    def share(export: str) -> str:
+        content = torch.load(launch.folder / "saved" / export, weights_only=True)
+        model.load_state_dict(content["model_state_dict"])
+        return f"{(model(pixels).argmax(dim=1) == digits).sum().item() / 357:.1%}"
+
+    printed = re.findall(r"After (\d+) updates: ([\d.]+%)", launched.output)
+    assert printed == [(str(n), share(f"first/checkpoint_{n}_wsd_post_decay.pt")) for n in (23, 46, 92)]
+    assert f"Recognised {share('longer/checkpoint_92_wsd_post_decay.pt')} of the test digits" in launched.output
+    assert (launch.folder / "saved" / "first" / "checkpoint_88_wsd_pre_decay").is_dir()
