@@ -49,6 +49,8 @@ class AnyTrainer(ABC):
         gradient_norm: The norm of all gradients before clipping at the last update, as a tensor on the
             device of the run; None unless the run clips by norm.
 
+        was_complete: Whether the run goes on from the training state of a complete one, and nothing is left of it to do.
+            Its first and its last event are called.
         preemptible: Whether evaluation epochs look for a request to leave between their batches; a callback sets it
             on every process when a run starts, and a new run begins without.
 
@@ -75,6 +77,7 @@ class AnyTrainer(ABC):
     gradient_norm: Tensor | None
     num_updates: int
     num_epochs_completed: int
+    was_complete: bool
     preemptible: bool
 
     @property

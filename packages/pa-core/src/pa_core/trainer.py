@@ -856,6 +856,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self._begins_at = saved.position.phase
         if saved.was_complete and self._settings["max_num_train_steps"] > saved.settings["max_num_train_steps"]:
             self._begins_at = Phase.EPOCH
+        self.was_complete = self._begins_at is Phase.NOTHING
         loader = innermost(self.train_dataloader)
         if is_keyed(loader) and loader.shuffle == saved.settings["shuffle"]:
             loader.algorithm = saved.algorithm
@@ -916,10 +917,9 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             yield part
 
     def _go_on_from_the_end(self) -> None:
-        """Leave the random streams as a run that was complete had left them, and its last state as the last one."""
+        """Leave the random streams as a run that was complete had left them."""
         if self._saved_run is not None and self._begins(Phase.NOTHING):
             self._saved_run.restore_streams(self)
-            self._state_saver.begin_run(self._saved_run.name)
 
     def _reach_safe_point(self, phase: Phase) -> None:
         """Save what was asked for: here, everything that the run consists of belongs to the same update.
@@ -1183,6 +1183,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self._saved_run = None
         self._begins_at = None
         self.preemptible: bool = False
+        self.was_complete: bool = False
         self._num_evaluations_under_way = 0
         self._interruptible = None
         self._interrupted_evaluation = None

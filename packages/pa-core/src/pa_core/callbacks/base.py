@@ -24,7 +24,7 @@ When each event fires:
     ``on_training_state_request`` and ``on_preemption`` fire after the update at which all processes know of such a
     request, ``on_training_state_save`` before a training state is captured. A run that goes on from a training state
     fires the start events that came before it again (of the run, and of the epoch if it is in the middle of one), and
-    then gives each callback the state that it had.
+    then gives each callback the state that it had. Before that, ``on_train_steps_passed_over`` fires in mid-epoch.
 
     evaluate()
       on_prepare_start
@@ -91,6 +91,15 @@ class TrainerCallback(ABC, Generic[TrainerT_contra, BatchT_contra, OutputT_contr
 
     def on_train_epoch_start(self, trainer: TrainerT_contra, **kwargs: Any) -> None:
         """Called when a training epoch starts."""
+
+    def on_train_steps_passed_over(self, trainer: TrainerT_contra, steps: int, **kwargs: Any) -> None:
+        """Called when a run goes on in mid-epoch: once, or after each batch that a loader has to fetch again.
+
+        Args:
+            trainer: The trainer.
+            steps: The number of steps of the epoch that lie behind.
+            **kwargs: For later additions.
+        """
 
     def on_train_step_start(self, trainer: TrainerT_contra, **kwargs: Any) -> None:
         """Called before each training batch."""

@@ -86,6 +86,12 @@ class ProgressBarCallback(TrainerCallback):
         self._train = None if display is None else EpochProgress(display, shows_learning_rate=True)
 
     @override
+    def on_train_steps_passed_over(self, trainer: AnyTrainer, steps: int, **kwargs: Any) -> None:
+        """Go on from where the epoch was interrupted, or show how far the loader is on its way there."""
+        if self._train is not None:
+            self._train.pass_over(steps)
+
+    @override
     def on_train_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: BatchOutput, **kwargs: Any) -> None:
         """Count the batch."""
         if self._train is not None:
@@ -192,6 +198,11 @@ class PrintProgressCallback(TrainerCallback):
     def on_train_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         """Print the number of the epoch."""
         _print(trainer, f"Starting epoch {trainer.run_history.current_epoch}")
+        self._training_since = trainer.run_history.clock.seconds
+
+    @override
+    def on_train_steps_passed_over(self, trainer: AnyTrainer, steps: int, **kwargs: Any) -> None:
+        """Leave out the time in which nothing was trained."""
         self._training_since = trainer.run_history.clock.seconds
 
     @override

@@ -73,6 +73,14 @@ class EpochProgress:
                 self._loss = loss
             self._display.show(self._batches, self._figures(trainer, now))
 
+    def pass_over(self, batches: int) -> None:
+        """Take note that so many batches of the epoch lie behind, none of which was trained on here."""
+        self._batches = batches
+        self._started = time.monotonic()
+        if self._started >= self._next_refresh:
+            self._next_refresh = self._started + self._display.seconds_between
+            self._display.show(batches, "passing over what was trained on before")
+
     def pause(self) -> None:
         """Stop the clock while another epoch runs in between."""
         self._paused = time.monotonic()

@@ -93,7 +93,7 @@ class SaveBestModelCallback(TrainerCallback):
     @override
     def on_training_run_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         """Load the best model, if so wanted and if there is one."""
-        if self.load_saved_checkpoint and self.best.value is not None:
+        if self.load_saved_checkpoint and self.best.value is not None and not trainer.was_complete:
             self.load_best(trainer)
 
     def save_best(self, trainer: AnyTrainer) -> None:

@@ -146,7 +146,7 @@ class SaveTrainingStateCallback(TrainerCallback):
     def on_training_run_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         """Save the state of the complete run."""
         self._watch.stop()
-        if self.save_at_end:
+        if self.save_at_end and not trainer.was_complete:
             self._save(trainer)
 
     @override

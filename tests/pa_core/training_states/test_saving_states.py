@@ -1,0 +1,112 @@
+"""When states are saved, where, and how many of them are kept."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typing_extensions import override
+
+from pa_core import AnyTrainer, CheckpointError, SaveTrainingStateCallback, TrainerCallback, distributed
+from pa_core.storage import StateFolder
+from tests.pa_core.training_states.small_runs import InterruptAt, Interrupted, make_trainer, train
+
+
+def updates_in(folder: Path) -> list[int]:
+    """The updates after which the states in a folder were saved, in the order of saving."""
+    return [record.update for record in StateFolder(folder).records()]
+
+
+@pytest.mark.runs_on("one_process", "two_ranks")
+def test_states_are_saved_at_the_intervals_and_at_the_end(shared_tmp_path: Path) -> None:
+    """After every so many updates, after every so many epochs, and once when the run is complete."""
+    per_epoch = 7 if distributed.num_processes() == 1 else 4
+    folders = {name: shared_tmp_path / name for name in ("steps", "epochs", "end", "never")}
+    train(make_trainer(SaveTrainingStateCallback(folders["steps"], save_every_n_steps=3, save_at_end=False)))
+    train(make_trainer(SaveTrainingStateCallback(folders["epochs"], save_every_n_epochs=2, save_at_end=False)))
+    train(make_trainer(SaveTrainingStateCallback(folders["end"])))
+    train(make_trainer(SaveTrainingStateCallback(folders["never"], save_at_end=False)))
+    assert updates_in(folders["steps"]) == list(range(3, 3 * per_epoch + 1, 3))
+    assert updates_in(folders["epochs"]) == [2 * per_epoch]
+    assert updates_in(folders["end"]) == [3 * per_epoch]
+    assert updates_in(folders["never"]) == []
+    assert [record.complete for record in StateFolder(folders["end"]).records()] == [True]
+
+
+@pytest.mark.runs_on("one_process", "two_ranks")
+def test_states_are_saved_when_time_has_passed_on_the_clock_of_the_first_process(shared_tmp_path: Path) -> None:
+    """All processes save after the same update, whatever their own clocks say."""
+
+    class SlowThirdUpdate(TrainerCallback):
+        @override
+        def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
+            if update == 3 and distributed.rank() == 0:
+                time.sleep(1.1)
+
+    states = SaveTrainingStateCallback(shared_tmp_path, save_every_n_seconds=1.0, save_at_end=False)
+    train(make_trainer(SlowThirdUpdate(), states), num_epochs=1)
+    # Of several processes, the others hear of it with the next update.
+    assert updates_in(shared_tmp_path) == [3 if distributed.num_processes() == 1 else 4]
+
+
+def test_only_the_newest_states_of_a_run_are_kept(tmp_path: Path) -> None:
+    """Those of other runs in the folder stay, and a resumed run counts its own from before the interruption."""
+    train(make_trainer(SaveTrainingStateCallback(tmp_path)), num_epochs=1)
+    states = SaveTrainingStateCallback(tmp_path, save_every_n_steps=1, max_checkpoints=2)
+    with pytest.raises(Interrupted):
+        train(make_trainer(states, InterruptAt("on_train_step_end", 4)))
+    assert updates_in(tmp_path) == [7, 3, 4]
+    train(
+        make_trainer(SaveTrainingStateCallback(tmp_path, save_every_n_steps=5, max_checkpoints=2)), resume_from=tmp_path
+    )
+    assert updates_in(tmp_path) == [7, 20, 21]
+
+
+def test_what_a_killed_process_left_half_written_is_removed_by_the_run_that_goes_on(tmp_path: Path) -> None:
+    """It is never taken for a state before that."""
+    with pytest.raises(Interrupted):
+        train(
+            make_trainer(SaveTrainingStateCallback(tmp_path, save_every_n_steps=2), InterruptAt("on_train_step_end", 4))
+        )
+    process = os.fork()
+    if process == 0:  # a process that is killed while it writes
+        original = os.fsync
+        vars(os)["fsync"] = lambda descriptor: os.kill(os.getpid(), 9) or original(descriptor)
+        train(make_trainer(SaveTrainingStateCallback(tmp_path, save_every_n_steps=1)), resume_from=tmp_path)
+    assert os.waitpid(process, 0)[1] == 9
+    hidden = [entry.name for entry in tmp_path.iterdir() if entry.name.startswith(".")]
+    assert hidden
+    train(make_trainer(SaveTrainingStateCallback(tmp_path)), resume_from=tmp_path)
+    assert not [entry.name for entry in tmp_path.iterdir() if entry.name.startswith(".")]
+    assert updates_in(tmp_path) == [2, 4, 21]
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_state_that_cannot_be_written_ends_the_run_with_the_reason(tmp_path: Path, asynchronous: bool) -> None:
+    """At once or, written in the background, with the next state or the end of the run; earlier states stay."""
+
+    class TakeFolderAway(TrainerCallback):
+        @override
+        def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
+            if update == 5:
+                while updates_in(tmp_path / "states") != [2, 4]:
+                    time.sleep(0.01)
+                (tmp_path / "states").rename(tmp_path / "kept")
+                (tmp_path / "states").write_text("no folder")
+
+    states = SaveTrainingStateCallback(tmp_path / "states", save_every_n_steps=2, asynchronous=asynchronous)
+    with pytest.raises((CheckpointError, OSError), match="states"):
+        train(make_trainer(states, TakeFolderAway()))
+    assert updates_in(tmp_path / "kept") == [2, 4]
+
+
+def test_a_folder_that_cannot_be_written_to_is_an_error_before_the_first_step(tmp_path: Path) -> None:
+    """Not after an hour."""
+    (tmp_path / "file").write_text("")
+    trainer = make_trainer(SaveTrainingStateCallback(tmp_path / "file"))
+    with pytest.raises(OSError, match="file"):
+        train(trainer)
+    assert trainer.num_updates == 0
