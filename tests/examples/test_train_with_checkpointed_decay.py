@@ -30,6 +30,6 @@ def test_each_checkpoint_is_a_finished_model(launch: Launch) -> None:
         return f"{(model(pixels).argmax(dim=1) == digits).sum().item() / 357:.1%}"
 
     printed = re.findall(r"After (\d+) updates: ([\d.]+%)", launched.output)
-    assert printed == [(str(n), share(f"first/checkpoint_{n}_wsd_post_decay.pt")) for n in (23, 46, 92)]
-    assert f"Recognised {share('longer/checkpoint_92_wsd_post_decay.pt')} of the test digits" in launched.output
-    assert (launch.folder / "saved" / "first" / "checkpoint_88_wsd_pre_decay").is_dir()
+    assert printed == [(str(n), share(f"first/checkpoint_{n}_wsd_post_decay.pt")) for n in (45, 90, 180)]
+    assert f"Recognised {share('longer/checkpoint_180_wsd_post_decay.pt')} of the test digits" in launched.output
+    assert (launch.folder / "saved" / "first" / "checkpoint_171_wsd_pre_decay").is_dir()
