@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -37,9 +38,21 @@ def make_trainer(*callbacks: TrainerCallback, lr: float = 0.1) -> Trainer[nn.Lin
     return Trainer(model, nn.MSELoss(), SGD(model.parameters(), lr=lr), callbacks=callbacks)
 
 
-def epochs_run(scores: Sequence[float], callback: EarlyStoppingCallback) -> int:
+class LoadState(TrainerCallback):
+    """Gives a callback a state when a run goes on, as a trainer does that resumes."""
+
+    def __init__(self, callback: EarlyStoppingCallback, state: dict[str, Any]) -> None:
+        self.callback = callback
+        self.state = state
+
+    @override
+    def on_training_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        self.callback.load_state_dict(self.state)
+
+
+def epochs_run(scores: Sequence[float], callback: EarlyStoppingCallback, *others: TrainerCallback) -> int:
     """The number of epochs of a run that reaches the given scores, one in each epoch, and may end early."""
-    trainer = make_trainer(RecordScores(scores), callback)
+    trainer = make_trainer(RecordScores(scores), callback, *others)
     trainer.train(make_regression(8), num_epochs=len(scores))
     return len(list(trainer.run_history.get_metric_values("score")))
 
@@ -109,6 +122,14 @@ def test_a_training_that_has_converged_ends() -> None:
     assert recorder.events[-2:] == ["on_stop_training_error", "on_training_run_end"]
 
 
+@pytest.mark.runs_on("two_ranks")
+def test_ranks_that_measured_different_values_stop_together() -> None:
+    """Where each rank has a metric of its own, that of the first rank ends the run, on all ranks."""
+    scores = [5, 4, 3, 3, 3, 3] if dist.get_rank() == 0 else [5, 6, 7, 8, 9, 10]
+
+    assert epochs_run(scores, watch_score(patience=2)) == 5
+
+
 def test_the_error_says_why_the_run_ended() -> None:
     """Who listens for the stop learns the metric, its value, its best value, and for how long it has waited."""
 
@@ -152,9 +173,9 @@ def test_a_resumed_run_goes_on_with_value_and_count(interrupted_after: int) -> N
     before = watch_score(patience=3)
     assert epochs_run(scores[:interrupted_after], before) == interrupted_after
     after = watch_score(patience=3)
-    after.load_state_dict(json.loads(json.dumps(before.state_dict())))
+    resume = LoadState(after, json.loads(json.dumps(before.state_dict())))
 
-    assert epochs_run(scores[interrupted_after:], after) == 8 - interrupted_after
+    assert epochs_run(scores[interrupted_after:], after, resume) == 8 - interrupted_after
     assert epochs_run([9, 8, 7], after) == 3, "the run after the resumed one is a new one"
 
 

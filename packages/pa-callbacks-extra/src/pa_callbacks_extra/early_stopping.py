@@ -87,16 +87,13 @@ class EarlyStoppingCallback(TrainerCallback):
         self.reset_on_train = reset_on_train
         self.best = BestMetric(greater_is_better, min_change=early_stopping_threshold)
         self.epochs_without_improvement = 0
-        self._continues_a_run = False
 
     @override
     def on_training_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         """Start to count, and forget the best value of earlier runs, if so wanted."""
-        if not self._continues_a_run:
-            self.epochs_without_improvement = 0
-            if self.reset_on_train:
-                self.best.reset()
-        self._continues_a_run = False
+        self.epochs_without_improvement = 0
+        if self.reset_on_train:
+            self.best.reset()
 
     @override
     def on_training_run_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
@@ -118,7 +115,6 @@ class EarlyStoppingCallback(TrainerCallback):
         return {"best": self.best.state_dict(), "epochs_without_improvement": self.epochs_without_improvement}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over what ``state_dict`` returned; the next training run continues from it."""
+        """Go on from the best value and the count of a run that is resumed."""
         self.best.load_state_dict(state_dict["best"])
         self.epochs_without_improvement = state_dict["epochs_without_improvement"]
-        self._continues_a_run = True
