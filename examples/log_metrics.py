@@ -46,7 +46,7 @@ def recognised(batch: Batch, output: BatchOutput) -> Tensor:
     return logits.argmax(dim=1)
 
 
-def main(epochs: int = 10, output: Path = Path("outputs")) -> None:
+def main(epochs: int = 5, output: Path = Path("outputs")) -> None:
     """Train, write curves below ``output``, and print the accuracy on the test digits."""
     torch.manual_seed(0)  # pyright: ignore[reportUnknownMemberType]  # torch leaves it untyped
     train_dataset, eval_dataset, test_dataset = load_data()
@@ -94,7 +94,7 @@ def main(epochs: int = 10, output: Path = Path("outputs")) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Train a small network on digits, and write curves for TensorBoard.")
-    parser.add_argument("--epochs", type=int, default=10, help="how often to go over the training digits")
+    parser.add_argument("--epochs", type=int, default=5, help="how often to go over the training digits")
     parser.add_argument("--output", type=Path, default=Path("outputs"), help="the folder for the curves")
     arguments = parser.parse_args()
     main(arguments.epochs, arguments.output)
