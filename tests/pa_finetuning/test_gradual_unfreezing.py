@@ -175,6 +175,7 @@ def make_trainer(optimizer: SGD | None) -> Any:
         run_history=SimpleNamespace(current_epoch=1),
         run_config=SimpleNamespace(num_epochs=3),
         num_epochs_completed=0,
+        num_updates=0,
     )
 
 

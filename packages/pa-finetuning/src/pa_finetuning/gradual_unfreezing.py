@@ -54,6 +54,11 @@ class TrainerLike(Protocol):
         """The epochs of the run that are over."""
         ...
 
+    @property
+    def num_updates(self) -> int:
+        """The updates of the run so far; more than 0 when a run starts that goes on with a saved one."""
+        ...
+
 
 class GradualUnfreezing:
     """Unfreezes one layer group after another in the course of a run, those near the output first.
@@ -156,13 +161,17 @@ class GradualUnfreezing:
     def on_training_run_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
         """Unfreeze what is to be trained in the first epoch of the run.
 
+        A run that goes on has unfrozen it before; ``load_state_dict`` sees to the rest.
+
         Raises:
             ValueError: The optimizer does not hold what the stages unfreeze, or the scheduler was made before the
                 optimizer did.
         """
         self._require_held(trainer.optimizer)
         _require_rate_for_each_group(trainer.scheduler, trainer.optimizer)
-        self.start_epoch(trainer.run_history.current_epoch)
+        self._epoch = trainer.run_history.current_epoch
+        if trainer.num_updates == 0:
+            self.start_epoch(self._epoch)
 
     def on_training_run_epoch_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
         """Unfreeze what is to be trained in the next epoch, if there is one.
