@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from pytorch_accelerated import callbacks, tracking
+from pytorch_accelerated import TrainerPlaceholderValues, callbacks, tracking
 from pytorch_accelerated.trainer import Trainer
+from pytorch_accelerated.utils import ModelEma
 
 SCHEDULE = (
     "k_decay=1.0, lr_min=1e-6, min_lr_ratio=None, num_warmup_epochs=0, warmup_starting_lr=1e-6, "
@@ -23,7 +24,8 @@ SIGNATURES = {
     "trainer.Trainer": "model, loss_func, optimizer, callbacks=DEFAULT_CALLBACKS, run_history=None",
     "trainer.Trainer.train": "self, train_dataset, num_epochs, eval_dataset=None, per_device_batch_size=8, "
     "max_num_train_steps=None, gradient_accumulation_steps=1, gradient_clip_value=None, create_scheduler_fn=None, "
-    "train_dataloader_kwargs=None, eval_dataloader_kwargs=None, reset_run_history=True, collate_fn=None, *, resume_from=None",
+    "train_dataloader_kwargs=None, eval_dataloader_kwargs=None, reset_run_history=True, collate_fn=None, *, "
+    "resume_from=None",
     "trainer.Trainer.evaluate": "self, dataset=None, per_device_batch_size=8, dataloader_kwargs=None, collate_fn=None",
     "trainer.Trainer.save_checkpoint": "self, save_path, checkpoint_kwargs=None, save_optimizer=True, "
     "save_scheduler=True, save_per_node=True",
@@ -86,6 +88,8 @@ SIGNATURES = {
     "save_every_n_steps=None, save_at_end=True, max_checkpoints=None",
     "callbacks.EarlyStoppingCallback": "early_stopping_patience=1, early_stopping_threshold=0.01, "
     "watch_metric='eval_loss_epoch', greater_is_better=False, reset_on_train=True",
+    "callbacks.ModelEmaCallback": "decay=0.99, evaluate_during_training=True, save_path='ema_model.pt', "
+    "watch_metric='ema_model_eval_loss_epoch', greater_is_better=False, model_ema=ModelEma, callbacks=()",
     "callbacks.LimitBatchesCallback": "num_batches",
     "callbacks.StepBasedEvaluationCallback": "eval_every_n_steps",
     "callbacks.LimitEvalStepsCallback": "num_eval_steps, limit_intermediate_only=True",
@@ -162,14 +166,12 @@ def documented(path: str) -> Any:
 
 def parameters_of(text: str) -> list[inspect.Parameter]:
     """The parameters that a text writes down."""
-    names = {"DEFAULT_CALLBACKS": callbacks.DEFAULT_CALLBACKS, "Values": _placeholders()}
+    names = {
+        "DEFAULT_CALLBACKS": callbacks.DEFAULT_CALLBACKS,
+        "ModelEma": ModelEma,
+        "Values": TrainerPlaceholderValues,
+    }
     return list(inspect.signature(eval(f"lambda {text}: None", names)).parameters.values())
-
-
-def _placeholders() -> Any:
-    from pytorch_accelerated import TrainerPlaceholderValues
-
-    return TrainerPlaceholderValues
 
 
 @pytest.mark.parametrize("path", SIGNATURES)

@@ -49,7 +49,7 @@ DOCUMENTED: dict[str, dict[ModuleType, list[str]]] = {
             "TrainerCallback",
             "get_default_callbacks",
         ],
-        pa_callbacks_extra: ["EarlyStoppingCallback"],
+        pa_callbacks_extra: ["EarlyStoppingCallback", "ModelEmaCallback"],
     },
     "pytorch_accelerated.tracking": {pa_core: ["InMemoryRunHistory", "LossTracker", "RunHistory"]},
     "pytorch_accelerated.run_config": {pa_core: ["TrainerRunConfig"]},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pa_callbacks_extra import EarlyStoppingCallback
+from pa_callbacks_extra import EarlyStoppingCallback, ModelEmaCallback
 from pa_core import (
     DEFAULT_CALLBACKS,
     CallbackHandler,
@@ -29,6 +29,7 @@ __all__ = [
     "LimitBatchesCallback",
     "LimitEvalStepsCallback",
     "LogMetricsCallback",
+    "ModelEmaCallback",
     "MoveModulesToDeviceCallback",
     "PrintMetricsCallback",
     "PrintProgressCallback",

@@ -1,0 +1,129 @@
+"""What docs/migrating.md says of callbacks: a test for each row."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import nn
+from typing_extensions import override
+
+from pa_core import AnyTrainer, MetricNotFoundError
+from pytorch_accelerated import Trainer
+from pytorch_accelerated.callbacks import (
+    LogMetricsCallback,
+    ModelEmaCallback,
+    PrintProgressCallback,
+    SaveBestModelCallback,
+    TrainerCallback,
+)
+from pytorch_accelerated.utils import ModelEma
+from tests.pa_compat.migrating.small_runs import make_trainer, samples
+
+
+def test_new_events() -> None:
+    """Each of the further events reaches a callback that has a method of this name."""
+    called: list[str] = []
+
+    class Fails(TrainerCallback):
+        @override
+        def on_prepare_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+            called.append("on_prepare_start")
+
+        @override
+        def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
+            called.append("on_optimizer_step_end")
+
+        @override
+        def on_train_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+            raise KeyError
+
+        @override
+        def on_exception(self, trainer: AnyTrainer, exception: BaseException, **kwargs: Any) -> None:
+            called.append("on_exception")
+
+    with pytest.raises(KeyError):
+        make_trainer(Trainer, Fails).train(samples(4), 1)
+    assert called == ["on_prepare_start", "on_optimizer_step_end", "on_exception"]
+
+
+def test_typo() -> None:
+    """A method that nobody would ever call is told of, with the event that may have been meant."""
+
+    class Misspelt(TrainerCallback):
+        def on_train_epoch_ends(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+            """Never called."""
+
+    with pytest.warns(UserWarning, match="on_train_epoch_end\\b"):
+        make_trainer(Trainer, Misspelt)
+
+
+def test_unknown_metric(tmp_path: Path) -> None:
+    """The error lists the metrics that there are."""
+    save = SaveBestModelCallback(tmp_path / "best.pt", watch_metric="acuracy")
+    with pytest.raises(MetricNotFoundError, match="eval_loss_epoch, train_loss_epoch"):
+        make_trainer(Trainer, save).train(samples(4), 1, eval_dataset=samples(4))
+
+
+def test_late_metrics() -> None:
+    """A metric that is recorded when the epoch is over is logged with that epoch."""
+    logged: list[tuple[int, str]] = []
+
+    class Late(TrainerCallback):
+        @override
+        def on_training_run_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+            trainer.run_history.update_metric("late", 1.0)
+
+    class Log(LogMetricsCallback):
+        @override
+        def log_metrics(self, trainer: AnyTrainer, metrics: dict[str, float]) -> None:
+            logged.extend((trainer.run_history.current_epoch, name) for name in metrics)
+
+    make_trainer(Trainer, Late, Log).train(samples(4), 2)
+    assert logged == [(1, "train_loss_epoch"), (1, "late"), (2, "train_loss_epoch"), (2, "late")]
+
+
+@pytest.mark.runs_on("one_process", "two_ranks")
+def test_ema_moves(shared_tmp_path: Path) -> None:
+    """The average has moved as often as the weights."""
+    moved: list[int] = []
+
+    class NoteMoves(ModelEma):
+        @override
+        def update(self, model: nn.Module) -> None:
+            moved.append(1)
+            super().update(model)
+
+    average = ModelEmaCallback(save_path=shared_tmp_path / "ema.pt", model_ema=NoteMoves)
+    trainer = make_trainer(Trainer, average)
+    trainer.train(samples(16), 2, eval_dataset=samples(4), per_device_batch_size=2)
+    assert len(moved) == trainer.run_history.clock.update > 2
+
+
+@pytest.mark.runs_on("one_process", "two_ranks")
+def test_ema_end(shared_tmp_path: Path) -> None:
+    """The model is where a run without averaging ends; the file has the average."""
+    plain = make_trainer(lr=1e-3)
+    torch.default_generator.manual_seed(0)
+    plain.train(samples(16), 2, eval_dataset=samples(4))
+    average = ModelEmaCallback(decay=0.5, evaluate_during_training=False, save_path=shared_tmp_path / "ema.pt")
+    averaged = make_trainer(Trainer, average, lr=1e-3)
+    torch.default_generator.manual_seed(0)
+    averaged.train(samples(16), 2, eval_dataset=samples(4))
+
+    weight: Any = averaged.model.weight
+    assert torch.equal(weight, cast("Any", plain.model.weight))
+    saved = torch.load(shared_tmp_path / "ema.pt", weights_only=True)["model_state_dict"]["weight"]
+    assert torch.equal(saved, cast("Any", average.ema.module.weight))
+    assert not torch.equal(saved, weight)
+
+
+def test_console(capsys: pytest.CaptureFixture[str]) -> None:
+    """A run ends with a table of its metrics."""
+    make_trainer(Trainer, PrintProgressCallback).train(samples(4), 2)
+    printed = capsys.readouterr().out
+    assert "Starting epoch 2" in printed
+    assert re.search(r"metric +last +best +epoch\n +train_loss_epoch", printed)

@@ -1,0 +1,129 @@
+"""What docs/migrating.md says of data: a test for each row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+from typing_extensions import override
+
+from pa_core import AnyTrainer
+from pytorch_accelerated import Trainer
+from pytorch_accelerated.callbacks import TrainerCallback
+from tests.pa_compat.migrating.small_runs import NoteBatches, make_trainer, samples
+
+everywhere = pytest.mark.runs_on("one_process", "two_ranks", "bf16")
+
+
+def order_of(seed: int, global_batch_size: int = 6) -> list[list[int]]:
+    """The samples of each update, of all processes."""
+    notes = NoteBatches()
+    trainer = make_trainer(Trainer, notes)
+    torch.default_generator.manual_seed(seed)
+    trainer.train(samples(24), 2, per_device_batch_size=global_batch_size // trainer._accelerator.num_processes)  # pyright: ignore[reportPrivateUsage]  # as users do
+    gathered = trainer.gather(torch.tensor(notes.trained))
+    updates = gathered.reshape(trainer.run_config.num_processes, len(notes.trained), -1).transpose(0, 1)
+    return [sorted(int(number) for number in update.flatten()) for update in updates]
+
+
+@pytest.mark.runs_on("one_process", "two_ranks")
+def test_order() -> None:
+    """The samples of an update follow from the seed, and are these on any number of processes."""
+    updates = order_of(seed=0)
+    assert updates == order_of(seed=0)
+    assert updates != order_of(seed=1)
+    assert updates[:4] != updates[4:]
+    assert updates[0] == [4, 7, 10, 12, 18, 22]
+
+
+def test_seed() -> None:
+    """Each run draws once from the global generator of torch, and none of the others is touched."""
+    torch.default_generator.manual_seed(0)
+    trainer = make_trainer()
+    torch.default_generator.manual_seed(0)
+    trainer.train(samples(4), 1)
+    after = torch.rand(3)
+    torch.default_generator.manual_seed(0)
+    expected_seed = int(torch.randint(2**63 - 1, ()).item())
+    assert trainer.run_config.seed == expected_seed
+    assert torch.equal(after, torch.rand(3))
+
+
+class Noisy(Dataset[tuple[Tensor, Tensor]]):
+    """Adds noise to its samples, which are not in memory as tensors."""
+
+    def __len__(self) -> int:
+        """The number of samples."""
+        return 8
+
+    @override
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return torch.tensor([float(index), np.random.rand()]).double(), torch.zeros(1).double()
+
+
+def noise(num_workers: int, **kwargs: Any) -> dict[int, float]:
+    """The noise that each sample got in training."""
+    found: dict[int, float] = {}
+
+    class Note(TrainerCallback):
+        @override
+        def on_train_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
+            found.update({int(number): float(value) for number, value in batch[0]})
+
+    torch.default_generator.manual_seed(0)
+    trainer = make_trainer(Trainer, Note)
+    torch.default_generator.manual_seed(0)
+    trainer.train(Noisy(), 1, per_device_batch_size=2, train_dataloader_kwargs={"num_workers": num_workers, **kwargs})
+    return found
+
+
+def test_augmentation() -> None:
+    """What a sample draws does not depend on the number of workers, unless that is switched off."""
+    assert noise(0) == noise(2)
+    assert noise(0, keyed_augmentation=False) != noise(0)
+
+
+def test_workers() -> None:
+    """Data in memory is loaded without workers; other data by at most 16, which stay for the next epoch."""
+    trainer = make_trainer()
+    trainer.train_dataset = samples(4)
+    assert trainer.get_default_train_dl_kwargs(1)["num_workers"] == 0
+    trainer.train_dataset = Noisy()
+    assert 0 <= trainer.get_default_train_dl_kwargs(1)["num_workers"] <= 16
+    loader: Any = trainer.create_train_dataloader(2, {"num_workers": 1})
+    assert loader.persistent_workers
+
+
+@everywhere
+def test_evaluation() -> None:
+    """Seven samples in batches of two are seven samples on any number of processes, in their order."""
+    notes = NoteBatches()
+    make_trainer(Trainer, notes).evaluate(samples(7), per_device_batch_size=2)
+    assert notes.evaluated == list(range(7))
+
+
+@everywhere
+def test_gather() -> None:
+    """Different numbers of rows are gathered as they are, or padded where that is asked for."""
+    trainer = make_trainer()
+    rank = trainer._accelerator.process_index  # pyright: ignore[reportPrivateUsage]  # as users do
+    world = trainer._accelerator.num_processes  # pyright: ignore[reportPrivateUsage]  # as above
+    rows = torch.full((1 + rank,), rank)
+    assert trainer.gather(rows).tolist() == [0, 1, 1][: 1 if world == 1 else 3]
+    assert trainer.gather(rows, padding_value=-1).tolist() == ([0] if world == 1 else [0, -1, 1, 1])
+
+
+def test_loader() -> None:
+    """The loaders of a run are of torch's class, with what scripts read of them."""
+    trainer = make_trainer()
+    dataset = samples(7)
+    trainer.train(dataset, 1, eval_dataset=dataset, per_device_batch_size=2)
+    for loader in (trainer._train_dataloader, trainer._eval_dataloader):  # pyright: ignore[reportPrivateUsage]  # as users do
+        assert isinstance(loader, DataLoader)
+        known: Any = loader
+        assert (len(known), known.dataset, known.batch_size) == (4, dataset, 2)
+        assert known.device == trainer.device

@@ -1,0 +1,101 @@
+"""What docs/migrating.md says of schedulers and fine-tuning: a test for each row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from typing_extensions import override
+
+from pa_core import (
+    AnyTrainer,
+    ConfigurationError,
+)
+from pytorch_accelerated import Trainer
+from pytorch_accelerated.callbacks import TrainerCallback
+from pytorch_accelerated.finetuning import ModelFreezer
+from pytorch_accelerated.schedulers import CosineLrScheduler, StatefulSchedulerBase
+from tests.pa_compat.migrating.small_runs import linear, make_trainer, samples
+
+
+@pytest.mark.parametrize("wrong", [{"lr_min": 1.0}, {"num_warmup_epochs": 5}])
+def test_impossible_schedule(wrong: dict[str, Any]) -> None:
+    """A schedule that would rise instead of falling, or never fall, is an error when the run starts."""
+    with pytest.raises(ConfigurationError):
+        make_trainer().train(samples(4), 2, create_scheduler_fn=CosineLrScheduler.create_scheduler_fn(**wrong))
+
+
+def test_same_start() -> None:
+    """Two runs of one trainer with one factory begin at the same rate."""
+    starts: list[float] = []
+
+    class NoteStart(TrainerCallback):
+        @override
+        def on_training_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+            starts.append(trainer.optimizer.param_groups[0]["lr"])
+
+    trainer = make_trainer(Trainer, NoteStart)
+    for _ in range(2):
+        trainer.train(samples(16), 2, create_scheduler_fn=CosineLrScheduler.create_scheduler_fn())
+    assert starts == [1e-4, 1e-4]
+
+
+def test_wrong_number() -> None:
+    """Two values for one parameter group are an error that leaves the group as it is."""
+
+    class TwoValues(StatefulSchedulerBase):
+        @override
+        def get_updated_values(self, num_updates: int) -> list[float]:
+            return [0.5, 0.25]
+
+    optimizer = torch.optim.SGD(linear().parameters(), lr=0.1)
+    scheduler = TwoValues(optimizer)
+    with pytest.raises(ConfigurationError, match="2 values"):
+        scheduler.step()
+    assert optimizer.param_groups[0]["lr"] == 0.1
+
+
+def test_lasting_eval() -> None:
+    """What was frozen in eval mode is in eval mode in each epoch, until it is unfrozen."""
+    modes: list[bool] = []
+
+    class NoteMode(TrainerCallback):
+        @override
+        def on_train_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
+            modes.append(dropout.training)
+
+    dropout = nn.Dropout(0.5)
+    model = nn.Sequential(nn.Sequential(nn.Linear(2, 2), dropout), nn.Linear(2, 1)).double()
+    freezer = ModelFreezer(model)
+    freezer.freeze(set_modules_as_eval=True)
+    trainer = make_trainer(Trainer, NoteMode, model=model)
+    trainer.train(samples(4), 2, eval_dataset=samples(4))
+    freezer.unfreeze()
+    trainer.train(samples(4), 1)
+    assert modes == [False, False, True]
+
+
+def test_freezer_range() -> None:
+    """An index that is too large says how many layer groups there are."""
+    with pytest.raises(IndexError, match="has 2"):
+        ModelFreezer(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))).freeze(to_index=2)
+
+
+def test_on_the_model() -> None:
+    """A parameter beside the layers is frozen with the first of them."""
+
+    class WithToken(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.head = nn.Linear(2, 2), nn.Linear(2, 1)
+            self.token = nn.Parameter(torch.zeros(2))
+
+    model = WithToken()
+    ModelFreezer(model).freeze(to_index=0)
+    assert [name for name, parameter in model.named_parameters() if not parameter.requires_grad] == [
+        "token",
+        "layer.weight",
+        "layer.bias",
+    ]
