@@ -66,6 +66,8 @@ class Case:
 one_cycle = partial(OneCycleLR, max_lr=[0.5, 0.25], epochs=EPOCHS, steps_per_epoch=UPDATES)
 CASES = {
     "cosine": Case(CosineLrScheduler.create_scheduler_fn(num_warmup_epochs=1, num_cooldown_epochs=1)),
+    "half a cosine": Case(CosineLrScheduler.create_scheduler_fn(total_num_epochs=EPOCHS * 2)),
+    "two checkpoints": Case(WSDLrScheduler.create_scheduler_fn(EPOCHS * 2, decay_phase_ratio=0.3, num_checkpoints=2)),
     "wsd": Case(WSDLrScheduler.create_scheduler_fn(num_warmup_epochs=0.5, decay_phase_ratio=0.3, num_checkpoints=3)),
     "weight decay": Case(partial(GrowWeightDecay, factor=2.0), "weight_decay"),
     "one cycle": Case(one_cycle),
@@ -124,7 +126,7 @@ def test_the_rows_are_what_the_optimizer_gets(case: Case) -> None:
     )
 
     assert [row.values for row in rows] == values_in_a_run(case)
-    assert len({row.values for row in rows}) > 2
+    assert len({row.values for row in rows}) > 1
     assert [row.update for row in rows] == list(range(1, 13))
     assert [row.epoch for row in rows] == [1] * 4 + [2] * 4 + [3] * 4
 

@@ -36,19 +36,17 @@ _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#
 class ScheduleRow(NamedTuple):
     """What one optimizer update will use.
 
-    Attributes:
-        update: The number of the update in the run, from 1.
-        epoch: The epoch that it belongs to, from 1.
-        values: The value of the scheduled field of each parameter group.
-
     Example:
         >>> ScheduleRow(update=1, epoch=1, values=(0.1,)).values
         (0.1,)
     """
 
     update: int
+    """The number of the update in the run, from 1."""
     epoch: int
+    """The epoch that it belongs to, from 1."""
     values: tuple[float, ...]
+    """The value of the scheduled field of each parameter group."""
 
 
 def plot_schedule(
