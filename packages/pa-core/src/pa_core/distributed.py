@@ -37,6 +37,7 @@ __all__ = [
     "num_local_processes",
     "num_processes",
     "rank",
+    "runs_on_gloo",
     "sum_over_processes",
     "synchronises_every_parameter",
     "to_device",
@@ -67,9 +68,14 @@ def leave_processes_at_exit() -> None:
     Threads of gloo that are still alive then abort some processes after their work is done, with an exit status that
     tells the launcher of a failure. Other backends are left alone: leaving may wait for what runs on the device.
     """
-    if num_processes() > 1 and dist.get_backend() == "gloo":
+    if runs_on_gloo():
         atexit.unregister(_leave_processes)
         atexit.register(_leave_processes)
+
+
+def runs_on_gloo() -> bool:
+    """Whether there are several processes, which communicate by threads of gloo."""
+    return num_processes() > 1 and dist.get_backend() == "gloo"
 
 
 def _leave_processes() -> None:

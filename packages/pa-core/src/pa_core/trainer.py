@@ -6,6 +6,7 @@ import math
 import warnings
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, cast
 
@@ -15,7 +16,7 @@ from torch.optim import Optimizer
 from torch.utils.data import Dataset, IterableDataset
 from typing_extensions import override
 
-from pa_core import _accelerate, checkpoint, distributed, failures, supported, training_state
+from pa_core import _accelerate, checkpoint, distributed, failures, forks, supported, training_state
 from pa_core.accumulation import MicroBatch, count_steps, micro_batches
 from pa_core.any_trainer import AnyTrainer
 from pa_core.callbacks.base import CallbackHandler, CallbackLike
@@ -28,7 +29,9 @@ from pa_core.data import (
     default_num_workers,
     move_to_device,
 )
+from pa_core.data.loader_parts import describe_loader, length_of_dataset, set_epoch
 from pa_core.data.user_loader import (
+    batches_of_slices,
     check_loader,
     innermost,
     is_dataloader,
@@ -50,7 +53,7 @@ from pa_core.run_config import TrainerRunConfig, check_clip_threshold, check_cou
 from pa_core.step_output import check_step_output, count_items
 from pa_core.storage import encode
 from pa_core.tracking import InMemoryRunHistory, LossTracker, RunHistory
-from pa_core.training_state import Phase, Position, SavedRun, StateRequest, StateSaver, Wish
+from pa_core.training_state import Phase, Position, SavedRun, StateRequest, StateSaver, UsersLoader, Wish
 from pa_core.types import (
     BatchT,
     LossFunction,
@@ -137,6 +140,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
     _interruptible: Phase | None
     _interrupted_evaluation: Phase | None
     _streams_before_evaluation: dict[str, Any] | None
+    _loader_in_use: UsersLoader | None
 
     def __init__(
         self,
@@ -178,6 +182,8 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         with supported.refuse_conflicts():
             self._accelerator = self._create_accelerator()
         distributed.leave_processes_at_exit()
+        if distributed.runs_on_gloo():
+            forks.fork_between_collectives()
         supported.require_supported(self._accelerator)
         supported.require_whole_model(model)
         supported.warn_of_ignored_settings(self._accelerator)
@@ -473,7 +479,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
                 self._call_event("on_training_run_start")
             self._go_on_between_epochs()
             while not self._is_complete():
-                self._start_keyed_epoch(self.num_epochs_completed)
+                self._choose_epoch(self.num_epochs_completed)
                 self._run_epoch()
         except StopTrainingError as error:
             self._stop = error
@@ -626,7 +632,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             with self._stopping_together():
                 self.evaluation_run_start()
                 self._call_event("on_evaluation_run_start")
-            self._start_keyed_epoch(0)
+            self._choose_epoch(0)
             self._run_eval_epoch(cast("SizedIterable[BatchT]", self.eval_dataloader), is_training=False)
         except StopTrainingError as error:
             self._stop = error
@@ -684,32 +690,50 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
 
     # What the loop stands on: epochs and batches
 
-    def _start_keyed_epoch(self, epoch: int) -> None:
-        """Choose the epoch whose order the training loader follows; loaders of the user's own keep their own."""
+    def _choose_epoch(self, epoch: int) -> None:
+        """Choose the epoch whose order the training loader follows; loaders of the user's own may ask for it."""
         loader = innermost(self.train_dataloader)
         if is_keyed(loader):
             position = self._saved_run.position.samples if self._saved_run and self._begins_in_mid_epoch else 0
             loader.start_epoch(epoch, min(position, loader.split.num_samples))
+        elif self._is_training:
+            set_epoch(loader, epoch)
 
     def _micro_batches(self, train_dl: SizedIterable[BatchT]) -> Iterator[tuple[MicroBatch, BatchT]]:
         """The rest of the epoch, unless the run had its last update before it was interrupted."""
         if self.num_updates == self.run_config.max_num_train_steps:
             return iter(())
-        parts = micro_batches(
+        return micro_batches(
             train_dl,
-            self._batches(train_dl),
+            self._training_batches(train_dl),
             accumulation_steps=self.run_config.gradient_accumulation_steps,
             rank=self._accelerator.process_index,
             num_processes=self._accelerator.num_processes,
             steps_done=self._steps_of_epoch,
         )
-        return self._replayed(parts, train_dl) if self._begins_in_mid_epoch else parts
+
+    def _training_batches(self, train_dl: SizedIterable[BatchT]) -> Iterable[BatchT]:
+        """The batches of the rest of the epoch on the device; of a loader of the user's own, none is read ahead."""
+        loader = self._users_loader(train_dl)
+        if loader is None:
+            return self._batches(train_dl)
+        limit = batches_of_slices(train_dl)
+        return islice(loader.batches(), None if limit is None else max(0, limit - self._steps_of_epoch))
 
     def _batches(self, loader: SizedIterable[BatchT]) -> Iterable[BatchT]:
-        """The batches on the device; only a loader that is no DataLoader has to be helped with that."""
-        if is_dataloader(innermost(loader)):
+        """The batches on the device, to which our own loaders bring them."""
+        if is_keyed(innermost(loader)):
             return loader
         return (move_to_device(batch, self.device) for batch in loader)
+
+    def _users_loader(self, train_dl: SizedIterable[BatchT]) -> UsersLoader | None:
+        """What is known of the training loader if its order is the user's own."""
+        loader = innermost(train_dl)
+        if is_keyed(loader):
+            return None
+        if self._loader_in_use is None or self._loader_in_use.loader is not loader:
+            self._loader_in_use = UsersLoader(cast("SizedIterable", loader), self.device)
+        return self._loader_in_use
 
     def _record_epoch_loss(self, metric_name: str) -> None:
         """Record the mean loss over all samples of the epoch, on all processes."""
@@ -876,6 +900,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         """Give callbacks and random streams what they had, in the place where the saved run had got to."""
         if self._saved_run is None or self._begins_in_mid_epoch:
             return
+        self._put_loaders_back()
         self._saved_run.restore_callbacks(self)
         self._saved_run.restore_streams(self)
         self._begins(Phase.EPOCH)
@@ -885,11 +910,9 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         saved = self._saved_run
         if saved is None or not self._begins_in_mid_epoch:
             return
-        loader = innermost(train_dl)
-        self._samples_of_epoch, self._steps_of_epoch = saved.position.samples, saved.position.steps
-        if is_keyed(loader):
-            global_batch = (loader.batch_size or 1) * loader.num_processes
-            self._steps_of_epoch = math.ceil(self._samples_of_epoch / global_batch)
+        self._samples_of_epoch = saved.position.samples
+        self._steps_of_epoch = saved.steps_in_epoch(self._settings or {})
+        self._put_loaders_in_mid_epoch(saved, train_dl)
         saved.restore_losses(self)
         saved.restore_callbacks(self)
         saved.restore_streams(self)
@@ -900,21 +923,38 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             except _EvaluationInterrupted:
                 self._reach_safe_point(Phase.STEP)
             self._is_at_update = False
-        if is_keyed(loader):
-            self._begins_at = None
-
-    def _replayed(
-        self, parts: Iterator[tuple[MicroBatch, BatchT]], train_dl: SizedIterable[BatchT]
-    ) -> Iterator[tuple[MicroBatch, BatchT]]:
-        """Pass over the batches of a loader of the user's own that were trained on before the interruption."""
         self._begins_at = None
-        for _ in range(self._steps_of_epoch):
-            next(parts, None)
-        # It may have drawn from the random streams for the first batch already, as it had before the interruption.
-        for number, part in enumerate(parts):
-            if number == 0 and self._saved_run is not None:
-                self._saved_run.restore_streams(self)
-            yield part
+
+    def _put_loaders_back(self) -> None:
+        """Bring loaders of the user's own to where they were between two epochs, before random streams are restored."""
+        saved, settings = cast("SavedRun", self._saved_run), self._settings or {}
+        in_training, in_evaluation = (saved.state_of_loader(name, settings) for name in ("training", "evaluation"))
+        loader = self._users_loader(self.train_dataloader)
+        if loader is not None and in_training is not None and not self._begins_in_mid_epoch:
+            loader.go_on_between_epochs(in_training)
+        if in_evaluation is not None:
+            training_state.restore_between_epochs(innermost(self.eval_dataloader), in_evaluation)
+
+    def _put_loaders_in_mid_epoch(self, saved: SavedRun, train_dl: SizedIterable[BatchT]) -> None:
+        """As above, and the training loader to its place in the epoch, if any of it is left."""
+        self._put_loaders_back()
+        steps, loader = self._steps_of_epoch, self._users_loader(train_dl)
+        state = saved.state_of_loader("training", self._settings or {})
+
+        def report(steps: int) -> None:
+            self._call_event("on_train_steps_passed_over", steps=steps)
+
+        if loader is None:
+            report(steps)
+        elif loader.goes_on_from_its_state(state):
+            self.print(f"Going on in mid-epoch from the state of the loader: {describe_loader(loader.loader)}.")
+            loader.go_on_in_mid_epoch(state, steps, report)
+        elif steps >= len(train_dl) or self.num_updates == self.run_config.max_num_train_steps:
+            loader.go_on_at_the_end(state)
+            report(steps)
+        else:
+            self.print(f"Going on in mid-epoch. {loader.describe_replay(state, steps)}")
+            loader.go_on_in_mid_epoch(state, steps, report)
 
     def _go_on_from_the_end(self) -> None:
         """Leave the random streams as a run that was complete had left them."""
@@ -962,6 +1002,12 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
 
     def _describe_run_to_save(self, position: Position) -> training_state.Run:
         loader = innermost(self.train_dataloader)
+        users_loader = self._users_loader(self.train_dataloader)
+        in_mid_epoch = position.phase in (Phase.STEP, Phase.INTERMEDIATE_EVALUATION)
+        loaders = {"training": None if users_loader is None else users_loader.capture(in_mid_epoch=in_mid_epoch)}
+        loader_of_evaluation = innermost(self.eval_dataloader)
+        if not (self.eval_dataloader is None or is_keyed(loader_of_evaluation)):
+            loaders["evaluation"] = training_state.capture_between_epochs(loader_of_evaluation)
         return training_state.Run(
             position=position,
             seed=self._seed or 0,
@@ -969,6 +1015,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             settings=self._settings or {},
             hyperparameters=self._asked_of_optimizer,
             nominal_items=self._item_shares.nominal,
+            loaders=loaders,
             scaler=self._accelerator.scaler,
             objects=self._saved_along,
             streams=self._streams_before_evaluation if self._interrupted_evaluation else None,
@@ -979,6 +1026,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         config, innermost_loader = self.run_config, innermost(self.train_dataloader)
         loader = innermost_loader if is_keyed(innermost_loader) else None
         global_batch = config.train_per_device_batch_size * config.num_processes
+        processes = f"{config.num_processes} process{'es' if config.num_processes > 1 else ''}"
         return {
             "num_epochs": config.num_epochs,
             "max_num_train_steps": config.max_num_train_steps,
@@ -986,10 +1034,10 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             "train_per_device_batch_size": config.train_per_device_batch_size,
             "gradient_accumulation_steps": config.gradient_accumulation_steps,
             "samples_per_update": config.train_total_batch_size,
-            "dataset_length": None if loader is None else loader.split.num_samples,
+            "dataset_length": length_of_dataset(innermost_loader) if loader is None else loader.split.num_samples,
             "shuffle": None if loader is None else loader.shuffle,
             "drop_last": f"from batches of {global_batch}" if loader is not None and loader.drop_last else False,
-            "loader": "keyed" if loader else f"{type(innermost_loader).__name__} on {config.num_processes} processes",
+            "loader": "keyed" if loader else f"{describe_loader(innermost_loader)}, on {processes}",
             "num_update_steps_per_epoch": config.num_update_steps_per_epoch,
             "gradient_clip_value": config.gradient_clip_value,
             "gradient_clip_norm": config.gradient_clip_norm,
@@ -1188,6 +1236,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self._interruptible = None
         self._interrupted_evaluation = None
         self._streams_before_evaluation = None
+        self._loader_in_use = None
 
     def _end_workers(self) -> None:
         for loader in map(innermost, (self.train_dataloader, self.eval_dataloader)):
@@ -1238,13 +1287,12 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         )
 
     def _prepare_loader(self, loader: SizedIterable[Any]) -> SizedIterable[Any]:
-        """Ours split themselves, and what is no DataLoader stays as it is; accelerate splits all others."""
+        """On several processes accelerate splits what is neither ours nor any other iterable than a DataLoader."""
         if is_slice(loader):
             return DataLoaderSlice(self._prepare_loader(loader.wrapped), loader.slice_size)
-        if is_dataloader(loader) and not is_keyed(loader):
-            if self._accelerator.num_processes > 1:
-                _warn_of_padding(loader)
-            share = self._accelerator.prepare_data_loader(loader)
+        if self._accelerator.num_processes > 1 and is_dataloader(loader) and not is_keyed(loader):
+            _warn_of_padding(loader)
+            share = _accelerate.split_loader(self._accelerator, loader)
             check_loader(share, "accelerate, which split the loader over the processes")
             return share
         return loader
