@@ -48,9 +48,8 @@ class AnyTrainer(ABC):
         num_epochs_completed: Epochs of the current or last run that have been trained and evaluated.
         gradient_norm: The norm of all gradients before clipping at the last update, as a tensor on the
             device of the run; None unless the run clips by norm.
-
-        was_complete: Whether the run goes on from the training state of a complete one, and nothing is left of it to do.
-            Its first and its last event are called.
+        was_complete: Whether the run goes on from the training state of a complete one, and nothing is left of it to
+            do. Its first and its last event are called.
         preemptible: Whether evaluation epochs look for a request to leave between their batches; a callback sets it
             on every process when a run starts, and a new run begins without.
 
