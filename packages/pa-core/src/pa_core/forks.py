@@ -2,8 +2,8 @@
 
 After each collective on tensors that Python knows, a thread of gloo takes Python's lock to give them back, and holds
 the list of Python's threads locked for a moment. CPython 3.11 copies that lock with the fork, locked as it is, and then
-waits for it in the child for ever: the worker never comes to life, and the run stands still. On two busy cores this took
-some minutes of training with a fork in each epoch.
+waits for it in the child for ever: the worker never comes to life, and the run stands still. On two busy cores it took
+a minute or two of training with forks in each epoch.
 """
 
 from __future__ import annotations
