@@ -1,6 +1,7 @@
 """Write training states where they cannot be written, each in a process of its own, and see what is left.
 
-Prints what was tried: a limit on the size of files at every size, a full disk, a folder that may not be written to.
+Prints what was tried: a limit on the size of files at every size, a full disk, a folder that may not be written to,
+states that may not be read.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ import pytest
 import torch
 
 from pa_core.errors import CheckpointError
-from pa_core.storage import JsonScalar, read_state, write_state
+from pa_core.storage import JsonScalar, StateFolder, newest_valid, read_state, write_state
 
 NOBODY = 65534
 
 
 def summary(update: int) -> dict[str, JsonScalar]:
     """The summary of a small state."""
-    return {"run": "failing", "sequence": 1, "update": update, "epoch": 1, "complete": False}
+    return {"run": "failing", "sequence": update, "update": update, "epoch": 1, "complete": False}
 
 
 def in_child(action: Callable[[], None]) -> None:
@@ -104,8 +105,7 @@ def forbidden_folder(folder: Path) -> None:
     folder.chmod(0o555)
 
     def attempt() -> None:
-        if os.getuid() == 0:  # whom permissions do not stop
-            os.setuid(NOBODY)
+        obey_permissions()
         expect_failure(path, 10, "Choose another folder")
         expect_failure(folder / "other" / "state", 10, "Choose another folder")
 
@@ -115,11 +115,38 @@ def forbidden_folder(folder: Path) -> None:
     sys.stdout.write("forbidden folder: 2\n")
 
 
+def unreadable_state(folder: Path) -> None:
+    """A state that may not be read is passed over with its reason, and keeps its place in the order."""
+    for sequence in (1, 2, 3):
+        write_state(folder / f"state_{sequence}_update_1", {"model": torch.ones(1)}, summary(sequence))
+    (folder / "state_2_update_1" / "model.safetensors").chmod(0)
+    (folder / "state_3_update_1").chmod(0)
+
+    def attempt() -> None:
+        obey_permissions()
+        state, skipped = newest_valid(folder)
+        assert state is not None
+        assert state.summary["update"] == 1
+        assert [entry.path.name for entry in skipped] == ["state_3_update_1", "state_2_update_1"]
+        assert all("Permission denied" in entry.reason for entry in skipped), skipped
+        assert StateFolder(folder).next_sequence() == 4
+
+    in_child(attempt)
+    (folder / "state_3_update_1").chmod(0o755)
+    sys.stdout.write("unreadable state: 2\n")
+
+
+def obey_permissions() -> None:
+    """Be somebody whom permissions stop."""
+    if os.getuid() == 0:
+        os.setuid(NOBODY)
+
+
 def main() -> None:
     """Try everything."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore", DeprecationWarning)  # of fork: no thread is doing anything here
-    for attempt in (limited_files, full_disk, forbidden_folder):
+    for attempt in (limited_files, full_disk, forbidden_folder, unreadable_state):
         with tempfile.TemporaryDirectory() as temporary:
             Path(temporary).chmod(0o755)
             folder = Path(temporary, "states")

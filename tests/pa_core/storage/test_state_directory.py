@@ -405,6 +405,19 @@ def test_whatever_fails_the_old_or_the_new_state_is_there(tmp_path: Path, error:
     assert {"mkdir: 1", "fsync: 1", "rename: 1", "fsync: 2", "unlink: 2", "rmdir: 2"} <= set(found)
 
 
+def test_content_reaches_the_disk_before_it_takes_the_name(tmp_path: Path) -> None:
+    """The order that survives a power cut: four files, their folder, the name, the folder above."""
+    with _failing_at(0, OSError()) as calls:
+        _write(tmp_path / "state", 1)
+    assert calls == ["mkdir", "mkdir", *["fsync"] * 5, "rename", "fsync"]
+
+    with _failing_at(0, OSError()) as calls:
+        _write(tmp_path / "state", 2)
+    replacing = ["mkdir", "mkdir", *["fsync"] * 5, "rename", "rename", "fsync"]
+    removing = ["rename", *["unlink"] * 4, "rmdir"]
+    assert calls == replacing + removing
+
+
 def test_a_reader_finds_a_whole_state_while_it_is_replaced(tmp_path: Path) -> None:
     """Who reads while the state is replaced again and again reads one of them."""
     path = tmp_path / "state"
@@ -523,3 +536,4 @@ def test_a_disk_that_fails_costs_nothing(launch: Launch) -> None:
     assert "limited files: 2" in launched.output
     assert "full disk: " in launched.output
     assert "forbidden folder: 2" in launched.output
+    assert "unreadable state: 2" in launched.output

@@ -117,8 +117,10 @@ def read_state(directory: str | Path, *, verify: bool = True) -> State:
     while True:
         try:
             return _read_folder(path, found.path, verify=verify)
-        except CheckpointError:
+        except (CheckpointError, OSError) as error:
             before, found = found, find(path)
+            if found == before and isinstance(error, OSError):
+                raise damage(path, str(error)) from error
             if found == before:
                 raise
         # it was replaced by another one while it was read

@@ -171,10 +171,14 @@ def newest_valid(path: str | Path) -> tuple[State | None, list[Skipped]]:
 
 def _looks_like_state(path: Path) -> bool:
     """Whether this is a state, or what is left of one."""
-    directory = located(path)
-    return directory.is_dir() and (
-        _NAME.fullmatch(path.name) is not None or any((directory / name).exists() for name in (MANIFEST, DOCUMENTS))
-    )
+    is_named = _NAME.fullmatch(path.name) is not None
+    try:
+        files = {entry.name for entry in located(path).iterdir()}
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:  # such as a folder that this process may not read
+        return is_named
+    return is_named or not files.isdisjoint((MANIFEST, DOCUMENTS))
 
 
 def _record(path: Path) -> StateRecord:
@@ -189,7 +193,7 @@ def _record(path: Path) -> StateRecord:
     try:
         check_files(directory, manifest)
         problem = None
-    except CheckpointError as error:
+    except (CheckpointError, OSError) as error:
         problem = _reason(error)
     summary = manifest.summary
     return StateRecord(
@@ -203,5 +207,7 @@ def _record(path: Path) -> StateRecord:
     )
 
 
-def _reason(error: CheckpointError) -> str:
+def _reason(error: Exception) -> str:
+    if not isinstance(error, CheckpointError):
+        return str(error)
     return f"{error.problem} {error.given} instead of {error.expected}"
