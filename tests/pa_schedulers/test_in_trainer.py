@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from torch import nn
 from torch.optim import SGD
 from typing_extensions import override
 
-from pa_core import AnyTrainer, Trainer, TrainerCallback
+from pa_core import AnyTrainer, SaveTrainingStateCallback, Trainer, TrainerCallback
 from pa_core.distributed import num_processes
 from pa_core.testing import make_regression
 from pa_schedulers import CosineLrScheduler, StatefulSchedulerBase
@@ -109,9 +110,8 @@ class AddBias(TrainerCallback):
             trainer.optimizer.add_param_group({"params": [bias.requires_grad_()], "lr": 0.8})
 
 
-@pytest.mark.runs_on("one_process", "two_ranks")
-def test_a_group_that_joins_a_run_follows_the_schedule_from_its_own_rate() -> None:
-    """Gradual unfreezing needs nothing else: the new group has its share of the schedule from the next update on."""
+def rates_while_unfreezing(*callbacks: TrainerCallback, resume_from: Path | None = None) -> list[list[float]]:
+    """Train four epochs of one update, with the bias joining after the first; return the rates of each update."""
     model = nn.Linear(4, 1)
     model.bias.requires_grad_(False)
     optimizer = SGD([model.weight], lr=0.4)
@@ -121,16 +121,33 @@ def test_a_group_that_joins_a_run_follows_the_schedule_from_its_own_rate() -> No
         used.append([group["lr"] for group in stepped.param_groups])
 
     optimizer.register_step_pre_hook(note)
-    trainer: Trainer[nn.Linear] = Trainer(model, nn.MSELoss(), optimizer, callbacks=[AddBias])
-
+    trainer: Trainer[nn.Linear] = Trainer(model, nn.MSELoss(), optimizer, callbacks=[AddBias(), *callbacks])
     trainer.train(
         make_regression(8),
         num_epochs=4,
         per_device_batch_size=8 // num_processes(),
         create_scheduler_fn=CosineLrScheduler.create_scheduler_fn(lr_min=0.0),
+        resume_from=resume_from,
     )
+    return used
 
-    first, second, third, fourth = used
+
+@pytest.mark.runs_on("one_process", "two_ranks")
+def test_a_group_that_joins_a_run_follows_the_schedule_from_its_own_rate() -> None:
+    """Gradual unfreezing needs nothing else: the new group has its share of the schedule from the next update on."""
+    first, second, third, fourth = rates_while_unfreezing()
+
     assert (first, second) == ([0.4], [0.4, 0.8])
     assert third == pytest.approx([0.4 * (2 + 2**0.5) / 4, 0.8 * (2 + 2**0.5) / 4])
     assert fourth == pytest.approx([0.2, 0.4])
+
+
+@pytest.mark.runs_on("one_process", "two_ranks")
+def test_a_run_that_a_group_has_joined_is_resumed(shared_tmp_path: Path) -> None:
+    """A training state has more groups than the resumed run is started with, and each goes on with its rates."""
+    save = SaveTrainingStateCallback(shared_tmp_path, save_every_n_steps=3, save_at_end=False)
+    uninterrupted = rates_while_unfreezing(save)
+
+    resumed = rates_while_unfreezing(resume_from=shared_tmp_path)
+
+    assert resumed == uninterrupted[3:]

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from pa_core.errors import ConfigurationError
-from pa_schedulers.param_groups import read_field, write_field
+from pa_schedulers.param_groups import plain_number, read_field, write_field
 
 __all__ = ["SchedulerBase", "StatefulSchedulerBase"]
 
@@ -60,10 +60,12 @@ class SchedulerBase(ABC):
 
         For a group that was added to the optimizer later, it is the value that it was added with.
         """
-        present_values = read_field(self.optimizer, self.param_group_field)
-        for group, present_value in zip(self.optimizer.param_groups, present_values, strict=True):
-            group.setdefault(self._initial_field, present_value)
-        return read_field(self.optimizer, self._initial_field)
+        groups, initial_field = self.optimizer.param_groups, self._initial_field
+        if not all(initial_field in group for group in groups):
+            present_values = read_field(self.optimizer, self.param_group_field)
+            for group, present_value in zip(groups, present_values, strict=True):
+                group.setdefault(initial_field, present_value)
+        return [plain_number(group[initial_field]) for group in groups]
 
     @property
     def _initial_field(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 
 from pa_core.errors import ConfigurationError
@@ -63,8 +64,9 @@ def checkpoint_steps(total_steps: int, num_checkpoints: int) -> list[int]:
     return [first * 2**index for index in range(num_checkpoints)]
 
 
-def plan_periods(total_steps: int, num_checkpoints: int, decay_phase_ratio: float) -> list[Period]:
-    """Return the period of each checkpoint.
+@lru_cache(maxsize=32)
+def plan_periods(total_steps: int, num_checkpoints: int, decay_phase_ratio: float) -> tuple[Period, ...]:
+    """Return the period of each checkpoint; a schedule asks for them at each of its steps.
 
     Args:
         total_steps: Steps of the schedule.
@@ -73,9 +75,9 @@ def plan_periods(total_steps: int, num_checkpoints: int, decay_phase_ratio: floa
 
     Example:
         >>> plan_periods(100, num_checkpoints=1, decay_phase_ratio=0.1)
-        [Period(start=0, end=100, decay_steps=10)]
+        (Period(start=0, end=100, decay_steps=10),)
     """
-    return [
+    return tuple(
         Period(start, end, decay_steps=int((end - start) * decay_phase_ratio))
         for start, end in pairwise([0, *checkpoint_steps(total_steps, num_checkpoints)])
-    ]
+    )

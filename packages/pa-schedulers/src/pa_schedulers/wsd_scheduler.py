@@ -292,7 +292,7 @@ class WSDLrScheduler(StatefulSchedulerBase):
         """Whether the state that was loaded is one of this very plan, with something left of it."""
         return plan == {name: vars(self)[name] for name in _PLAN} and self._num_updates < self.total_steps
 
-    def _periods(self) -> list[Period]:
+    def _periods(self) -> tuple[Period, ...]:
         return plan_periods(self.total_steps, self.num_checkpoints, self.decay_phase_ratio)
 
     def _period_of(self, step: int) -> Period:
