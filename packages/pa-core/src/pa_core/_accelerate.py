@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -24,8 +25,10 @@ __all__ = [
     "describe_processes",
     "device_of",
     "exchanges_exact_gradients",
+    "fetching_loader",
     "forget_prepared_objects",
     "installed_trackers",
+    "is_dispatched",
     "keep_gradients_local",
     "known_trackers",
     "launch_in_notebook",
@@ -33,8 +36,10 @@ __all__ = [
     "place_and_wrap",
     "precision_of_process",
     "process_state",
+    "split_loader",
     "start_tracker",
     "unwrap",
+    "without_read_ahead",
 ]
 
 _Loader = TypeVar("_Loader")
@@ -323,6 +328,61 @@ def describe_processes(accelerator: AcceleratorLike) -> str:
     computed = computed_precision(accelerator)
     precision = "fp32" if computed == "no" else computed
     return f"{processes}, device {device_of(accelerator)}, precision {precision}"
+
+
+def split_loader(accelerator: AcceleratorLike, loader: _Loader) -> _Loader:
+    """Return the part that this process has in a loader; a ``StatefulDataLoader`` of torchdata stays one.
+
+    Accelerate would make a plain loader of it, unless all loaders of the process shall be stateful.
+    """
+    if not _is_of_torchdata(loader):
+        return accelerator.prepare_data_loader(loader)
+    config: Any = cast("Any", accelerator).dataloader_config
+    before, config.use_stateful_dataloader = config.use_stateful_dataloader, True
+    try:
+        share: Any = accelerator.prepare_data_loader(loader)
+    finally:
+        config.use_stateful_dataloader = before
+    share.base_dataloader.snapshot_every_n_steps = cast("Any", loader).snapshot_every_n_steps
+    # It was asked for its state, and has begun an epoch for that, before the processes agreed on the order.
+    share.base_dataloader.load_state_dict({})
+    return cast("_Loader", share)
+
+
+def _is_of_torchdata(loader: object) -> bool:
+    module: Any = sys.modules.get("torchdata.stateful_dataloader")
+    return module is not None and isinstance(loader, module.StatefulDataLoader)
+
+
+def fetching_loader(loader: Any) -> Any:
+    """Return the loader that fetches the batches of this process, inside the one that accelerate made."""
+    from accelerate.data_loader import DataLoaderAdapter
+
+    return loader.base_dataloader if issubclass(type(loader), DataLoaderAdapter) else loader
+
+
+def is_dispatched(loader: object) -> bool:
+    """Whether the first process fetches for all of them, as accelerate has it for iterable datasets."""
+    from accelerate.data_loader import DataLoaderDispatcher
+
+    return issubclass(type(loader), DataLoaderDispatcher)
+
+
+def without_read_ahead(loader: Any) -> Any:
+    """Return what to iterate for an epoch of a loader, so that no batch is fetched before it is asked for.
+
+    Accelerate reads one batch ahead, of which a training state would have to know. It cannot be kept from that where
+    the first process fetches for all; such a loader comes back as it is.
+    """
+    from accelerate.data_loader import DataLoaderShard
+    from accelerate.utils import synchronize_rng_states
+
+    if type(loader) is not DataLoaderShard:
+        return loader
+    share: Any = loader
+    if share.rng_types is not None:
+        synchronize_rng_states(share.rng_types, share.synchronized_generator)
+    return share.base_dataloader
 
 
 def forget_prepared_objects(accelerator: AcceleratorLike) -> None:

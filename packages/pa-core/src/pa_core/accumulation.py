@@ -13,8 +13,7 @@ from typing import Any
 
 from torch.utils.data import BatchSampler
 
-from pa_core.data import KeyedDataLoader
-from pa_core.data.user_loader import innermost, is_keyed, is_slice
+from pa_core.data.user_loader import batches_of_slices, innermost, is_keyed
 from pa_core.types import SizedIterable
 
 __all__ = ["MicroBatch", "count_steps", "micro_batches"]
@@ -49,8 +48,8 @@ def count_steps(loader: SizedIterable) -> int:
     Args:
         loader: Any loader with a length.
     """
-    keyed, limit = _keyed_part(loader)
-    if keyed is None:
+    keyed, limit = innermost(loader), batches_of_slices(loader)
+    if not is_keyed(keyed):
         return len(loader)
     steps = len(keyed.split)
     return steps if limit is None else min(steps, limit)
@@ -74,11 +73,12 @@ def micro_batches(
             shorter, and weighs what it holds.
         rank: The rank of this process.
         num_processes: The number of processes.
-        steps_done: The number of steps of the epoch that lie before the position of a loader of ours.
+        steps_done: The number of steps of the epoch that lie before the first of the batches.
     """
-    keyed, limit = _keyed_part(loader)
-    if keyed is None:
-        yield from _of_users_loader(len(loader), _known_sizes(loader, num_processes), batches, accumulation_steps)
+    keyed, limit = innermost(loader), batches_of_slices(loader)
+    if not is_keyed(keyed):
+        sizes = _known_sizes(loader, num_processes)
+        yield from _of_users_loader(len(loader), sizes, batches, accumulation_steps, steps_done)
         return
     arriving = iter(batches)
     steps = len(keyed.split) if limit is None else min(len(keyed.split), limit - steps_done)
@@ -94,15 +94,6 @@ def micro_batches(
                 is_empty=mine == 0,
             )
             yield part, None if part.is_empty else next(arriving)
-
-
-def _keyed_part(loader: object) -> tuple[KeyedDataLoader[Any] | None, int | None]:
-    """The loader of ours inside any number of slices, and the number of batches that they leave."""
-    limit: int | None = None
-    while is_slice(loader):
-        limit = loader.slice_size if limit is None else min(limit, loader.slice_size)
-        loader = loader.wrapped
-    return (loader if is_keyed(loader) else None), limit
 
 
 def _known_sizes(loader: SizedIterable, num_processes: int) -> Callable[[int], int] | None:
@@ -122,26 +113,33 @@ def _known_sizes(loader: SizedIterable, num_processes: int) -> Callable[[int], i
 
 
 def _of_users_loader(
-    length: int, size: Callable[[int], int] | None, batches: Iterable[Any], accumulation_steps: int
+    length: int,
+    size: Callable[[int], int] | None,
+    batches: Iterable[Any],
+    accumulation_steps: int,
+    steps_done: int,
 ) -> Iterator[tuple[MicroBatch, Any]]:
     """Where nothing tells the sizes, the batches of a group weigh the same.
 
-    One batch is read ahead, so that the group of the last batch is closed even where the length was not true.
+    Within a group one batch is read ahead, so that the group of the last batch is closed even where the length was not
+    true. Between two updates none is: a training state that is saved there need not know of it.
     """
     arriving = iter(batches)
-    upcoming = next(arriving, _END)
-    step = 0
-    while upcoming is not _END:
-        batch, upcoming = upcoming, next(arriving, _END)
-        first = step - step % accumulation_steps
+    step = first = steps_done
+    batch = next(arriving, _END)
+    while batch is not _END:
         group = range(first, max(first + 1, min(first + accumulation_steps, length)))
+        is_full = step + 1 == first + accumulation_steps
+        upcoming = _NOT_YET if is_full else next(arriving, _END)
         part = MicroBatch(
             weight=1 / len(group) if size is None else size(step) / sum(map(size, group)),
-            ends_group=upcoming is _END or step + 1 == first + accumulation_steps,
+            ends_group=is_full or upcoming is _END,
             global_samples=None if size is None else size(step),
         )
         step += 1
+        first = step if is_full else first
         yield part, batch
+        batch = next(arriving, _END) if upcoming is _NOT_YET else upcoming
 
 
-_END = object()
+_END, _NOT_YET = object(), object()

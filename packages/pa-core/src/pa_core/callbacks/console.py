@@ -413,7 +413,9 @@ def _num_batches_to_train(trainer: AnyTrainer) -> int:
     if config.max_num_train_steps is None:
         return whole
     updates_left = config.max_num_train_steps - trainer.num_updates
-    return min(whole, updates_left * config.gradient_accumulation_steps)
+    # A run that goes on in mid-epoch has some of the epoch's updates behind it.
+    updates_done = max(0, trainer.num_updates - trainer.num_epochs_completed * config.num_update_steps_per_epoch)
+    return min(whole, (updates_left + updates_done) * config.gradient_accumulation_steps)
 
 
 def _print(trainer: AnyTrainer, text: str) -> None:

@@ -12,7 +12,15 @@ from pa_core.data.loader import KeyedDataLoader
 from pa_core.data.slice import DataLoaderSlice
 from pa_core.errors import ConfigurationError, EmptyDatasetError
 
-__all__ = ["check_loader", "innermost", "is_dataloader", "is_keyed", "is_slice", "plain_dataloader"]
+__all__ = [
+    "batches_of_slices",
+    "check_loader",
+    "innermost",
+    "is_dataloader",
+    "is_keyed",
+    "is_slice",
+    "plain_dataloader",
+]
 
 
 def plain_dataloader(dataset: Dataset[Any], kwargs: Mapping[str, Any]) -> DataLoader[Any]:
@@ -69,6 +77,15 @@ def innermost(loader: object) -> object:
     while is_slice(loader):
         loader = loader.wrapped
     return loader
+
+
+def batches_of_slices(loader: object) -> int | None:
+    """Return the number of batches that the slices around a loader leave of it; None without a slice."""
+    limit: int | None = None
+    while is_slice(loader):
+        limit = loader.slice_size if limit is None else min(limit, loader.slice_size)
+        loader = loader.wrapped
+    return limit
 
 
 def is_slice(loader: object) -> TypeIs[DataLoaderSlice[Any]]:

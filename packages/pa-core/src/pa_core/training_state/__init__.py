@@ -10,6 +10,7 @@ from pa_core.training_state.random_streams import capture_streams
 from pa_core.training_state.saving import StateRequest, StateSaver, Wish
 from pa_core.training_state.settings import check_allowed_names, describe_differences
 from pa_core.training_state.signals import SignalWatch
+from pa_core.training_state.users_loader import UsersLoader, capture_between_epochs, restore_between_epochs
 
 __all__ = [
     "Phase",
@@ -19,12 +20,15 @@ __all__ = [
     "SignalWatch",
     "StateRequest",
     "StateSaver",
+    "UsersLoader",
     "Wish",
     "capture",
+    "capture_between_epochs",
     "capture_streams",
     "check_allowed_names",
     "describe_differences",
     "find_state",
     "hyperparameters",
     "read_same_state",
+    "restore_between_epochs",
 ]

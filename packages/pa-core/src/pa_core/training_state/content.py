@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
@@ -39,7 +40,7 @@ class Run:
         settings: What it was asked for, as plain values.
         hyperparameters: What was asked of the optimizer when the run began.
         nominal_items: The nominal number of items of an update; None where samples are counted.
-        loader: The state of this process' training loader, where it has one.
+        loaders: What this process' loaders of the user's own hold, by what they are for.
         scaler: The gradient scaler of fp16.
         objects: What was registered to be saved too.
         streams: The random streams to save; None for those of this moment.
@@ -51,7 +52,7 @@ class Run:
     settings: Mapping[str, Any]
     hyperparameters: Sequence[Mapping[str, Any]]
     nominal_items: float | None = None
-    loader: Mapping[str, Any] | None = None
+    loaders: Mapping[str, Any] = field(default_factory=dict[str, Any])
     scaler: SupportsStateDict | None = None
     objects: Sequence[SupportsStateDict] = ()
     streams: Mapping[str, Any] | None = None
@@ -89,7 +90,7 @@ def capture(trainer: AnyTrainer, run: Run) -> dict[str, Any]:
             {
                 "streams": run.streams or capture_streams(trainer.device),
                 "losses": trainer.loss_tracker.totals().cpu(),
-                "loader": run.loader,
+                "loaders": dict(run.loaders),
             }
         ),
     }
@@ -126,7 +127,11 @@ class SavedRun:
             CheckpointError: One of them changes what the run means, and was not allowed.
         """
         differences = compare_settings(self.settings, settings)
-        refuse_differences(differences, allowed, {"samples_per_update": self._how_to_keep_the_updates(settings)})
+        advice = {
+            "samples_per_update": self._how_to_keep_the_updates(settings),
+            "loader": "Only the trainer's own order goes on with other processes and other batches.",
+        }
+        refuse_differences(differences, allowed, advice)
         return differences
 
     def _how_to_keep_the_updates(self, settings: Mapping[str, Any]) -> str:
@@ -214,9 +219,28 @@ class SavedRun:
         elif rank == 0:
             trainer.loss_tracker.load_totals(torch.stack(losses).sum(0).to(trainer.device))
 
-    def state_of_loader(self) -> Mapping[str, Any] | None:
-        """Return the state that this process' training loader had, None where it has none."""
-        return self._parts["ranks"][distributed.rank()]["loader"] if self._is_split_as_before() else None
+    def state_of_loader(self, name: str, settings: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """Return what a loader of this process held; None where there was none, or where it cannot be taken over.
+
+        Args:
+            name: What the loader is for.
+            settings: Those of the run that goes on.
+        """
+        if not self._is_split_as_before() or settings["loader"] != self.settings["loader"]:
+            return None
+        loaders: Mapping[str, Any] = self._parts["ranks"][distributed.rank()]["loaders"]
+        return loaders.get(name)
+
+    def steps_in_epoch(self, settings: Mapping[str, Any]) -> int:
+        """Return the number of batches of each process that were trained on, in those of the run that goes on.
+
+        Args:
+            settings: Those of the run that goes on.
+        """
+        if settings["loader"] != "keyed" and settings["loader"] == self.settings["loader"]:
+            return self.position.steps
+        global_batch: int = settings["train_per_device_batch_size"] * settings["num_processes"]
+        return math.ceil(self.position.samples / global_batch)
 
     def _is_split_as_before(self) -> bool:
         return len(self._parts["ranks"]) == distributed.num_processes()
