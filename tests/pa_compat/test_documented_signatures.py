@@ -90,6 +90,8 @@ SIGNATURES = {
     "watch_metric='eval_loss_epoch', greater_is_better=False, reset_on_train=True",
     "callbacks.ModelEmaCallback": "decay=0.99, evaluate_during_training=True, save_path='ema_model.pt', "
     "watch_metric='ema_model_eval_loss_epoch', greater_is_better=False, model_ema=ModelEma, callbacks=()",
+    "callbacks.WSDCheckpointCallback": "save_dir='checkpoints', save_optimizer=True, save_scheduler=True, "
+    "initial_checkpoint=None",
     "callbacks.LimitBatchesCallback": "num_batches",
     "callbacks.StepBasedEvaluationCallback": "eval_every_n_steps",
     "callbacks.LimitEvalStepsCallback": "num_eval_steps, limit_intermediate_only=True",

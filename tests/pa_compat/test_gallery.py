@@ -91,6 +91,19 @@ def test_mixup_with_averaged_weights(shared_tmp_path: Path) -> None:
     assert (shared_tmp_path / "ema_model.pt").exists()
 
 
+@everywhere
+def test_runs_that_are_interrupted_or_decay_on_the_way() -> None:
+    """A run that failed goes on bit for bit; a schedule with two checkpoints saves both, and goes on from the first."""
+    recorded = run("long_runs.py")
+
+    interrupted = recorded["interrupted"]
+    assert interrupted["same_weights"]
+    assert interrupted["resumed"] == interrupted["whole"]
+    assert [name.split("_wsd_")[1] for name in recorded["decaying"]["saved"]].count("pre_decay") == 2
+    assert [name.split("_wsd_")[1] for name in recorded["decaying"]["saved"]].count("post_decay.pt") == 2
+    assert recorded["decaying"]["losses_after"][-1] < recorded["decaying"]["losses"][0] / 2
+
+
 RUN_ALL = """
 import json, runpy, sys
 from pathlib import Path
@@ -103,13 +116,20 @@ from accelerate import PartialState
 if PartialState().is_main_process:
     print("RESULTS", json.dumps(results))
 """
-EXACT = ["dict_batches.py", "detection.py", "text_classification.py", "staged_unfreezing.py", "progressive_resizing.py"]
+EXACT = [
+    "detection.py",
+    "dict_batches.py",
+    "long_runs.py",
+    "progressive_resizing.py",
+    "staged_unfreezing.py",
+    "text_classification.py",
+]
 
 
-def test_two_ranks_give_the_values_of_one_process(launch: Launch) -> None:
+def test_two_ranks_give_the_values_of_one_process(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the same samples in an update, losses and metrics on two ranks are those of one process.
 
-    The scripts use the trainer, schedulers, frozen layers, early stopping and the best model.
+    The scripts use the trainer, schedulers, frozen layers, early stopping, the best model and training states.
     """
     paths = [str(SCRIPTS / script) for script in EXACT]
     launched = launch(RUN_ALL, "16", *paths, ranks=2)
@@ -117,16 +137,30 @@ def test_two_ranks_give_the_values_of_one_process(launch: Launch) -> None:
     (line,) = [line for line in launched.output.splitlines() if line.startswith("RESULTS")]
     on_two_ranks = json.loads(line.removeprefix("RESULTS"))
 
+    alone = launch.folder / "alone"
+    alone.mkdir()
+    monkeypatch.chdir(alone)
     for script in EXACT:
-        on_one_process = json.loads(json.dumps(names_of(script)["main"](per_device_batch_size=32)))
-        flat = flatten(on_one_process)
-        assert flatten(on_two_ranks[script]) == pytest.approx(flat, rel=1e-3, abs=1e-4), script
+        on_one_process = names_of(script)["main"](per_device_batch_size=32)
+        assert texts(on_two_ranks[script]) == texts(on_one_process), script
+        expected = pytest.approx(numbers(on_one_process), rel=1e-3, abs=1e-4)
+        assert numbers(on_two_ranks[script]) == expected, script
 
 
-def flatten(values: Any) -> list[float]:
-    """All numbers of nested lists and dicts, in order."""
+def leaves(values: Any) -> list[Any]:
+    """Everything in nested lists, tuples and dicts, in order."""
     if isinstance(values, dict):
-        return [number for value in values.values() for number in flatten(value)]
-    if isinstance(values, list):
-        return [number for value in values for number in flatten(value)]
-    return [float(values)]
+        return leaves(list(values.values()))
+    if isinstance(values, list | tuple):
+        return [leaf for value in values for leaf in leaves(value)]
+    return [values]
+
+
+def numbers(values: Any) -> list[float]:
+    """The numbers among the leaves."""
+    return [float(leaf) for leaf in leaves(values) if not isinstance(leaf, str)]
+
+
+def texts(values: Any) -> list[str]:
+    """The texts among the leaves."""
+    return [leaf for leaf in leaves(values) if isinstance(leaf, str)]

@@ -50,6 +50,7 @@ DOCUMENTED: dict[str, dict[ModuleType, list[str]]] = {
             "get_default_callbacks",
         ],
         pa_callbacks_extra: ["EarlyStoppingCallback", "ModelEmaCallback"],
+        pa_schedulers: ["WSDCheckpointCallback"],
     },
     "pytorch_accelerated.tracking": {pa_core: ["InMemoryRunHistory", "LossTracker", "RunHistory"]},
     "pytorch_accelerated.run_config": {pa_core: ["TrainerRunConfig"]},
@@ -59,7 +60,7 @@ DOCUMENTED: dict[str, dict[ModuleType, list[str]]] = {
     },
     "pytorch_accelerated.schedulers.cosine_scheduler": {pa_schedulers: ["CosineLrScheduler"]},
     "pytorch_accelerated.schedulers.scheduler_base": {pa_schedulers: ["SchedulerBase", "StatefulSchedulerBase"]},
-    "pytorch_accelerated.schedulers.wsd_scheduler": {pa_schedulers: ["WSDLrScheduler"]},
+    "pytorch_accelerated.schedulers.wsd_scheduler": {pa_schedulers: ["WSDCheckpointCallback", "WSDLrScheduler"]},
     "pytorch_accelerated.utils": {
         pa_core: [
             "DataLoaderSlice",

@@ -55,6 +55,36 @@ def test_sample_running_in_a_notebook(samples: dict[str, Any]) -> None:
     assert samples["in_a_notebook"](num_processes=1) == [True]
 
 
+IN_TRAINING = """
+create_train_dataloader create_eval_dataloader create_scheduler training_run_start on_training_run_start
+train_epoch_start on_train_epoch_start
+on_train_step_start calculate_train_batch_loss on_train_step_end
+backward_step optimizer_step scheduler_step optimizer_zero_grad
+train_epoch_end on_train_epoch_end
+eval_epoch_start on_eval_epoch_start on_eval_step_start calculate_eval_batch_loss on_eval_step_end
+eval_epoch_end on_eval_epoch_end
+training_run_epoch_end on_training_run_epoch_end
+training_run_end on_training_run_end
+"""
+IN_EVALUATION = """
+create_eval_dataloader evaluation_run_start on_evaluation_run_start
+eval_epoch_start on_eval_epoch_start on_eval_step_start calculate_eval_batch_loss on_eval_step_end
+eval_epoch_end on_eval_epoch_end
+evaluation_run_end on_evaluation_run_end
+"""
+NOT_DOCUMENTED = {"on_init_end", "on_optimizer_step_end", "on_prepare_start"}
+"""Of these calls, the pseudocode of the reference says nothing."""
+
+
+@everywhere
+def test_sample_what_goes_on_inside_the_trainer(samples: dict[str, Any]) -> None:
+    """The methods of the trainer and the events of callbacks are called in the order of the pseudocode."""
+    in_training, in_evaluation = samples["calls_of_a_run"]()
+
+    assert [name for name in in_training if name not in NOT_DOCUMENTED] == IN_TRAINING.split()
+    assert [name for name in in_evaluation if name not in NOT_DOCUMENTED] == IN_EVALUATION.split()
+
+
 @everywhere
 def test_sample_metrics_in_the_loop_and_in_a_callback(samples: dict[str, Any]) -> None:
     """Metrics of torchmetrics count the same in a subclass of the trainer and in a callback."""

@@ -7,6 +7,7 @@
 # ruff: noqa: D102, D103, RET503
 
 import os
+import re
 from collections import defaultdict
 from functools import partial
 
@@ -328,6 +329,30 @@ class NestedModel(nn.Module):
 def layer_groups():
     model = NestedModel()
     return model, ModelFreezer(model)
+
+
+def calls_of_a_run():
+    """What a training run and an evaluation run call, in the order of their calls."""
+    calls = []
+
+    def note(name, function):
+        def noting(*args, **kwargs):
+            calls.append(name)
+            return function(*args, **kwargs)
+
+        return noting
+
+    events = [name for name in dir(TrainerCallback) if name.startswith("on_")]
+    note_events = type("NoteEvents", (TrainerCallback,), {event: note(event, lambda *a, **k: None) for event in events})
+    model = create_model()
+    trainer = Trainer(model, nn.CrossEntropyLoss(), optim.SGD(model.parameters(), lr=0.1), callbacks=[note_events])
+    for name in dir(Trainer):
+        if re.fullmatch("(create|calculate|train|training|eval|evaluation|backward|optimizer|scheduler)_[a-z_]+", name):
+            setattr(trainer, name, note(name, getattr(trainer, name)))
+    trainer.train(digits(0, 8), num_epochs=1, eval_dataset=digits(8, 16))
+    split = len(calls)
+    trainer.evaluate(digits(8, 16))
+    return calls[:split], calls[split:]
 
 
 def in_a_notebook(num_processes):

@@ -21,6 +21,7 @@ from pa_core import (
     get_default_callbacks,
 )
 from pa_core import LogMetricsCallback as PrintMetricsCallback  # what the reference calls it in one place
+from pa_schedulers import WSDCheckpointCallback
 
 __all__ = [
     "DEFAULT_CALLBACKS",
@@ -40,5 +41,6 @@ __all__ = [
     "StopTrainingError",
     "TerminateOnNaNCallback",
     "TrainerCallback",
+    "WSDCheckpointCallback",
     "get_default_callbacks",
 ]

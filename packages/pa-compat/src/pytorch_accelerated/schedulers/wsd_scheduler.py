@@ -1,7 +1,7 @@
-"""The warmup-stable-decay schedule, under the path that scripts know."""
+"""The warmup-stable-decay schedule and the checkpoints around its decays, under the path that scripts know."""
 
 from __future__ import annotations
 
-from pa_schedulers import WSDLrScheduler
+from pa_schedulers import WSDCheckpointCallback, WSDLrScheduler
 
-__all__ = ["WSDLrScheduler"]
+__all__ = ["WSDCheckpointCallback", "WSDLrScheduler"]
