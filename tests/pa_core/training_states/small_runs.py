@@ -108,7 +108,7 @@ def make_trainer(*callbacks: TrainerCallback, best: Path | None = None, seed: in
 
 def train(trainer: Trainer, num_epochs: int = 3, **options: Any) -> dict[str, Any]:
     """Run with an evaluation after each epoch, and return the fingerprint of its end; 52 samples make 7 batches."""
-    settings = {"per_device_batch_size": 8, "create_scheduler_fn": cosine, "eval_dataset": DrawingDataset(20)}
+    settings: dict[str, Any] = {"per_device_batch_size": 8, "create_scheduler_fn": cosine, "eval_dataset": DrawingDataset(20)}
     trainer.train(options.pop("dataset", DrawingDataset(52)), num_epochs, **{**settings, **options})
     return fingerprint(trainer)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +12,11 @@ import torch
 from torch import nn
 from torch.optim import SGD, Adam, Optimizer
 from torch.optim.lr_scheduler import LambdaLR, StepLR
+from typing_extensions import override
 
-from pa_core import CheckpointError, ConfigurationError, SaveTrainingStateCallback, Trainer, TrainerCallback
+from pa_core import AnyTrainer, CheckpointError, ConfigurationError, SaveTrainingStateCallback, Trainer, TrainerCallback
 from pa_core.testing import RecordingCallback, TinyClassifier, make_classification
+from pa_core.training_state.settings import ALLOWABLE
 from tests.pa_core.training_states.small_runs import (
     DrawingDataset,
     InterruptAt,
@@ -44,13 +48,13 @@ def test_differences_are_shown_as_saved_asked_and_used(folder: Path, capsys: pyt
     assert ["gradient_clip_norm", "None", "2", "2"] in rows
 
 
-REFUSED = {
+REFUSED: dict[str, dict[str, Any]] = {
     "dataset_length": {"dataset": DrawingDataset(60)},
     "samples_per_update": {"per_device_batch_size": 4},
     "shuffle": {"train_dataloader_kwargs": {"shuffle": False}},
     "drop_last": {"train_dataloader_kwargs": {"drop_last": True}},
     "loader": {"train_dataloader_kwargs": {"sampler": range(52)}},
-    "scheduler": {"create_scheduler_fn": lambda optimizer: StepLR(optimizer, 3)},
+    "scheduler": {"create_scheduler_fn": partial(StepLR, step_size=3)},
 }
 
 
@@ -87,6 +91,12 @@ def test_the_message_says_how_the_samples_of_an_update_stay_as_many(folder: Path
     assert split.num_updates == whole.num_updates
 
 
+def test_the_documentation_lists_each_name_with_its_reason() -> None:
+    """The page on resuming and the messages say the same."""
+    page = (Path(__file__).parents[3] / "docs" / "resuming.md").read_text()
+    assert dict(re.findall(r"^\| `(\w+)` \| (.+) \|$", page, flags=re.MULTILINE)) == ALLOWABLE
+
+
 def test_names_that_allow_nothing_are_refused(folder: Path) -> None:
     """A typo must not pass for a permission."""
     for allowed in (("dataset_lenght",), "dataset_length"):
@@ -99,7 +109,8 @@ def rates_of(trainer: Trainer, **options: Any) -> list[float]:
     rates: list[float] = []
 
     class Rates(TrainerCallback):
-        def on_train_step_end(self, trainer: Any, batch: Any, batch_output: Any, **kwargs: Any) -> None:
+        @override
+        def on_train_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
             rates.append(trainer.optimizer.param_groups[0]["lr"])
 
     trainer.callback_handler.add_callback(Rates())
@@ -107,9 +118,12 @@ def rates_of(trainer: Trainer, **options: Any) -> list[float]:
     return rates
 
 
-@pytest.mark.parametrize(
-    "scheduler", [None, lambda o: StepLR(o, 2, gamma=0.5), lambda o: LambdaLR(o, lambda n: 1 / (n + 1))]
-)
+def inverse_decay(optimizer: Optimizer) -> LambdaLR:
+    """A schedule that is a function of the update."""
+    return LambdaLR(optimizer, lambda update: 1 / (update + 1))
+
+
+@pytest.mark.parametrize("scheduler", [None, partial(StepLR, step_size=2, gamma=0.5), inverse_decay])
 def test_another_learning_rate_is_used_from_the_place_where_the_run_goes_on(tmp_path: Path, scheduler: Any) -> None:
     """The schedule goes on from the same place of its curve, in proportion to the new rate."""
 
@@ -138,7 +152,7 @@ def test_other_settings_of_the_optimizer_are_used_too(folder: Path, capsys: pyte
     ]
 
 
-def make_other(model: nn.Module, optimizer: type[Optimizer] = Adam) -> Trainer:
+def make_other(model: nn.Module, optimizer: type[Adam | SGD] = Adam) -> Trainer:
     """A trainer of another model than that of the saved run."""
     return Trainer(model, nn.CrossEntropyLoss(), optimizer(model.parameters(), lr=0.01), callbacks=[])
 

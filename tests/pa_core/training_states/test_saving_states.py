@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -65,16 +66,22 @@ def test_only_the_newest_states_of_a_run_are_kept(tmp_path: Path) -> None:
     assert updates_in(tmp_path) == [7, 20, 21]
 
 
-def test_what_a_killed_process_left_half_written_is_removed_by_the_run_that_goes_on(tmp_path: Path) -> None:
+def die_writing(_descriptor: int) -> None:
+    """End as a process that is killed while it writes."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_what_a_killed_process_left_half_written_is_removed_by_the_run_that_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is never taken for a state before that."""
     with pytest.raises(Interrupted):
         train(
             make_trainer(SaveTrainingStateCallback(tmp_path, save_every_n_steps=2), InterruptAt("on_train_step_end", 4))
         )
     process = os.fork()
-    if process == 0:  # a process that is killed while it writes
-        original = os.fsync
-        vars(os)["fsync"] = lambda descriptor: os.kill(os.getpid(), 9) or original(descriptor)
+    if process == 0:
+        monkeypatch.setattr(os, "fsync", die_writing)
         train(make_trainer(SaveTrainingStateCallback(tmp_path, save_every_n_steps=1)), resume_from=tmp_path)
     assert os.waitpid(process, 0)[1] == 9
     hidden = [entry.name for entry in tmp_path.iterdir() if entry.name.startswith(".")]
