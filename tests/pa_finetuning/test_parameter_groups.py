@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch.optim import SGD, Adadelta, Adagrad, Adam, AdamW, NAdam, Optimizer, RMSprop
+from torch.optim.lr_scheduler import LambdaLR
 
 from pa_finetuning import LearningRates, ModelFreezer
 from tests.pa_finetuning.conv_net import ConvNet, WithTokens, changed, entries_below
@@ -230,6 +231,26 @@ def test_an_optimizer_with_named_parameters_gets_names() -> None:
     names = [group["param_names"] for group in optimizer.param_groups]
     assert names[0] == ["head.weight", "head.bias"]
     assert names[1] == [f"stem.{name}" for name, _ in model.stem.named_parameters()]
+
+
+def test_schedulers_of_torch_know_only_the_groups_that_were_there() -> None:
+    """A group that is added after the scheduler was made fails at the next step; added before, it is scheduled."""
+
+    def halve(optimizer: Optimizer) -> LambdaLR:
+        return LambdaLR(optimizer, lambda epoch: 0.5**epoch)
+
+    model, freezer = make_frozen()
+    optimizer = SGD(freezer.get_trainable_parameters(), lr=0.3)
+    too_early = halve(optimizer)
+    freezer.add_frozen_parameters(optimizer, [0.1, 0.2, 0.3])
+    train(model, optimizer)
+    with pytest.raises(ValueError, match="shorter than"):
+        too_early.step()
+
+    scheduler = halve(optimizer)
+    train(model, optimizer)
+    scheduler.step()
+    assert [group["lr"] for group in optimizer.param_groups] == [0.15, 0.05, 0.1]
 
 
 @pytest.mark.parametrize(

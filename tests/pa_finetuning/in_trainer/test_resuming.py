@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Adam
 from torch.optim.lr_scheduler import CosineAnnealingLR
 from typing_extensions import override
 
-from pa_core import AnyTrainer, SaveTrainingStateCallback, Trainer, TrainerCallback
+from pa_core import AnyTrainer, Trainer, TrainerCallback
 from pa_finetuning import ModelFreezer
 from tests.pa_finetuning.conv_net import modes, trainable
 from tests.pa_finetuning.in_trainer.fine_tuning import Unfreezing, make_frozen, make_images
@@ -30,16 +31,24 @@ class Interrupted(Exception):
     """What stands for the end of a process."""
 
 
-class InterruptAt(TrainerCallback):
-    """Ends a run after an update; 0 lets it go on."""
+class InterruptAfter(TrainerCallback):
+    """Saves a training state after an update, and after the epoch if it ends there; then lets the process end."""
 
-    def __init__(self, update: int) -> None:
+    def __init__(self, update: int, folder: Path) -> None:
         self.update = update
+        self.folder = folder
 
     @override
     def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
         if update == self.update:
+            trainer.save_training_state(self.folder)
+        elif update == self.update + 1:
             raise Interrupted
+
+    @override
+    def on_training_run_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        if trainer.num_updates == self.update:
+            trainer.save_training_state(self.folder)
 
 
 class UnfreezeByHand(TrainerCallback):
@@ -89,32 +98,29 @@ def fingerprint(trainer: AnyTrainer) -> Fingerprint:
 
 def run(
     make_unfreezing: Callable[[ModelFreezer], TrainerCallback],
-    folder: Path,
-    *,
+    *callbacks: TrainerCallback,
     include_frozen: bool = False,
-    interrupt_at: int = 0,
     scheduled: bool = True,
     **options: Any,
 ) -> Fingerprint:
     """Train as a script does that is started anew each time, and return what the run leaves behind."""
     model, freezer = make_frozen()
     optimizer = Adam(freezer.get_parameter_groups(RATES, include_frozen=include_frozen))
-    save = SaveTrainingStateCallback(folder, save_every_n_steps=3, save_every_n_epochs=1)
-    trainer = Trainer(
-        model,
-        nn.CrossEntropyLoss(),
-        optimizer,
-        callbacks=[save, make_unfreezing(freezer), InterruptAt(interrupt_at)],
-    )
+    trainer = Trainer(model, nn.CrossEntropyLoss(), optimizer, callbacks=[make_unfreezing(freezer), *callbacks])
     trainer.train(
         make_images(16),
         num_epochs=EPOCHS,
         eval_dataset=make_images(8),
-        per_device_batch_size=4 // trainer._accelerator.num_processes,  # pyright: ignore[reportPrivateUsage]  # before a run nothing else tells
+        per_device_batch_size=4 // num_processes(),
         create_scheduler_fn=partial(CosineAnnealingLR, T_max=EPOCHS * UPDATES) if scheduled else None,
         **options,
     )
     return fingerprint(trainer)
+
+
+def num_processes() -> int:
+    """The number of ranks that the tests run on."""
+    return dist.get_world_size() if dist.is_initialized() else 1
 
 
 def by_callback(freezer: ModelFreezer, *, adds_groups: bool) -> TrainerCallback:
@@ -136,29 +142,28 @@ def test_a_resumed_run_ends_as_the_uninterrupted_one(
 ) -> None:
     """Weights, statistics, momentum, rates, flags and modes are equal, wherever in the stages it was interrupted."""
     torch.manual_seed(5)
-    expected = run(make_unfreezing, shared_tmp_path / "whole", **options)
+    expected = run(make_unfreezing, **options)
     assert len(expected["optimizer"]["param_groups"]) == 3
-    # In an epoch of the first stage; in the second stage, from the state before its first epoch; in the last stage.
-    for update in (2 * UPDATES - 1, 2 * UPDATES + 1, 4 * UPDATES + 3):
-        folder = shared_tmp_path / str(update)
+    # In an epoch of the first stage; between the first stage and the second; in an epoch of the last stage.
+    for update in (2 * UPDATES - 2, 2 * UPDATES, 4 * UPDATES + 2):
+        state = shared_tmp_path / str(update)
         torch.manual_seed(5)
         with pytest.raises(Interrupted):
-            run(make_unfreezing, folder, interrupt_at=update, **options)
+            run(make_unfreezing, InterruptAfter(update, state), **options)
         torch.manual_seed(99)
-        assert run(make_unfreezing, folder, resume_from=folder, **options) == expected, update
+        assert run(make_unfreezing, resume_from=state, **options) == expected, update
 
 
 def test_a_resumed_run_keeps_the_stages_that_it_began_with(tmp_path: Path) -> None:
     """A script that asks for other stages when it is started again changes nothing in a run that goes on."""
     began = partial(Unfreezing, stages={4: 1})
     torch.manual_seed(5)
-    expected = run(began, tmp_path / "whole", include_frozen=True)
-    for update in (UPDATES + 1, 3 * UPDATES + 2):
-        folder = tmp_path / str(update)
+    expected = run(began, include_frozen=True)
+    for update in (UPDATES, 3 * UPDATES + 1):
+        state = tmp_path / str(update)
         torch.manual_seed(5)
         with pytest.raises(Interrupted):
-            run(began, folder, include_frozen=True, interrupt_at=update)
+            run(began, InterruptAfter(update, state), include_frozen=True)
         for asked in ({2: 0}, {5: 1}):
             goes_on = partial(Unfreezing, stages=asked)
-            again = tmp_path / f"{update}_{min(asked)}"
-            assert run(goes_on, again, include_frozen=True, resume_from=folder) == expected, (update, asked)
+            assert run(goes_on, include_frozen=True, resume_from=state) == expected, (update, asked)

@@ -27,7 +27,25 @@ class _RunConfig(Protocol):
 
 
 class TrainerLike(Protocol):
-    """What ``GradualUnfreezing`` reads of a trainer; ``pa_core.Trainer`` has it all."""
+    """What ``GradualUnfreezing`` reads of a trainer; ``pa_core.Trainer`` has it all.
+
+    Example:
+        >>> import torch
+        >>> from types import SimpleNamespace
+        >>> freezer = ModelFreezer(torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 2)))
+        >>> freezer.freeze()
+        >>> trainer = SimpleNamespace(
+        ...     optimizer=torch.optim.SGD(freezer.model.parameters(), lr=0.1),
+        ...     scheduler=None,
+        ...     run_history=SimpleNamespace(current_epoch=1),
+        ...     run_config=SimpleNamespace(num_epochs=2),
+        ...     num_epochs_completed=1,
+        ...     num_updates=10,
+        ... )
+        >>> GradualUnfreezing(freezer).on_training_run_epoch_end(trainer)
+        >>> len(freezer.get_trainable_parameters())
+        4
+    """
 
     @property
     def optimizer(self) -> Optimizer | None:
@@ -66,9 +84,11 @@ class GradualUnfreezing:
     It is what ULMFiT (arXiv 1801.06146, section 3.3) calls gradual unfreezing: the layers that know least of the new
     task learn first, and those below them are not disturbed by gradients that come from random weights.
 
-    It is a callback for ``pa_core.Trainer``, and needs no trainer: a loop of your own calls ``start_epoch`` before
-    each epoch. The optimizer has to hold what is unfrozen from the start, so that schedulers, checkpoints and training
-    states see the same parameter groups in all stages. Either it was made of
+    It has the events of a callback: ``class Unfreezing(GradualUnfreezing, TrainerCallback)`` is one for
+    ``pa_core.Trainer``. It needs no trainer: a loop of your own calls ``start_epoch`` before each epoch.
+
+    The optimizer has to hold what is unfrozen from the start, so that schedulers, checkpoints and training states see
+    the same parameter groups in all stages. Either it was made of
     ``freezer.get_parameter_groups(learning_rates, include_frozen=True)``, or the callback is given the
     ``learning_rates`` and adds the groups before the scheduler of the run is made.
 
@@ -88,6 +108,9 @@ class GradualUnfreezing:
             ``ModelFreezer.unfreeze``.
 
     Attributes:
+        freezer: As given.
+        learning_rates: As given.
+        set_modules_as_training: As given.
         stages: The epoch at which a stage begins, to the index of the layer group, from the start, from which on
             everything is unfrozen then.
 
