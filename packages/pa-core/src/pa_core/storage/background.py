@@ -75,5 +75,4 @@ class BackgroundWriter:
             raise error
 
     def _print_error(self) -> None:
-        if self._error is not None:
-            traceback.print_exception(self._error)
+        traceback.print_exception(self._error)
