@@ -68,6 +68,24 @@ def test_unknown_metric(tmp_path: Path) -> None:
         make_trainer(Trainer, save).train(samples(4), 1, eval_dataset=samples(4))
 
 
+def test_train_in_name() -> None:
+    """A training metric with a prefix is logged with the others of the training."""
+    logged: list[list[str]] = []
+
+    class Log(LogMetricsCallback):
+        @override
+        def log_metrics(self, trainer: AnyTrainer, metrics: dict[str, float]) -> None:
+            logged.append(sorted(metrics))
+
+    class Teacher(Trainer):
+        @override
+        def train_epoch_end(self) -> None:
+            self.run_history.update_metric("teacher_train_loss", 1.0)
+
+    make_trainer(Teacher, Log).train(samples(4), 1, eval_dataset=samples(4))
+    assert logged == [["teacher_train_loss", "train_loss_epoch"], ["eval_loss_epoch"]]
+
+
 def test_late_metrics() -> None:
     """A metric that is recorded when the epoch is over is logged with that epoch."""
     logged: list[tuple[int, str]] = []

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from typing_extensions import override
 
-from pa_core import AnyTrainer
+from pa_core import AnyTrainer, ConfigurationError
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import TrainerCallback
 from tests.pa_compat.migrating.small_runs import NoteBatches, make_trainer, samples
@@ -104,6 +104,25 @@ def test_evaluation() -> None:
     notes = NoteBatches()
     make_trainer(Trainer, notes).evaluate(samples(7), per_device_batch_size=2)
     assert notes.evaluated == list(range(7))
+
+
+@pytest.mark.runs_on("two_ranks")
+def test_few_samples() -> None:
+    """One sample cannot be evaluated on two processes, and no event of the run has fired."""
+    notes = NoteBatches()
+    with pytest.raises(ConfigurationError, match="processes"):
+        make_trainer(Trainer, notes).evaluate(samples(1))
+    assert notes.evaluated == []
+
+
+@pytest.mark.runs_on("one_process", "two_ranks")
+def test_dropped() -> None:
+    """Of eleven samples, four at a time, three are left out, whatever the number of processes."""
+    notes = NoteBatches()
+    trainer = make_trainer(Trainer, notes)
+    world = trainer._accelerator.num_processes  # pyright: ignore[reportPrivateUsage]  # as users do
+    trainer.train(samples(11), 1, per_device_batch_size=4 // world, train_dataloader_kwargs={"drop_last": True})
+    assert [len(batch) for batch in notes.trained] == [4 // world] * 2
 
 
 @everywhere
