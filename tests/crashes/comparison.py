@@ -1,0 +1,102 @@
+"""Comparing what two runs have left behind: every sample that they trained on, and every bit that they ended with."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self, TypeAlias
+
+import torch
+
+from tests.crashes.recording import digest, outcome_path, samples_path
+
+__all__ = ["Record", "differences", "samples_by_update"]
+
+Batch: TypeAlias = dict[str, Any]
+Sample: TypeAlias = tuple[int, list[float]]
+
+
+@dataclass(frozen=True)
+class Record:
+    """What a complete run has left behind.
+
+    Attributes:
+        outcomes: By rank: digests of all parts of the run, as trained and in the end, and the number of updates.
+        batches: By rank: the batches that it trained on, by their number; those that were trained on again after a
+            resume are there once.
+        contradictions: Batches that were not the same when they were trained on again.
+        best: A digest of the file of the best model.
+    """
+
+    outcomes: list[dict[str, Any]]
+    batches: list[dict[int, Batch]]
+    contradictions: list[str]
+    best: str
+
+    @classmethod
+    def read(cls, folder: Path, ranks: int) -> Self:
+        """Read what the ranks of a run have written."""
+        batches: list[dict[int, Batch]] = []
+        contradictions: list[str] = []
+        for rank in range(ranks):
+            batches.append({})
+            for batch in _lines(folder, rank):
+                del batch["attempt"]
+                first = batches[rank].setdefault(batch["batch"], batch)
+                if first != batch:
+                    contradictions.append(f"rank {rank} trained on {first} first, and on {batch} later")
+        outcomes = [json.loads(outcome_path(folder, rank).read_text()) for rank in range(ranks)]
+        best = digest(torch.load(folder / "best.pt", weights_only=True))
+        return cls(outcomes, batches, contradictions, best)
+
+    @property
+    def updates(self) -> int:
+        """The number of updates."""
+        return int(self.outcomes[0]["updates"])
+
+
+def differences(run: Record, reference: Record) -> list[str]:
+    """Say in what a run differs from the one that was never interrupted; empty if in nothing."""
+    found = list(run.contradictions)
+    for rank, (ours, theirs) in enumerate(zip(run.outcomes, reference.outcomes, strict=True)):
+        for part in ("as_trained", "in_the_end"):
+            names = sorted(ours[part].keys() | theirs[part].keys())
+            different = [name for name in names if ours[part].get(name) != theirs[part].get(name)]
+            found += [f"rank {rank}: {name} {part.replace('_', ' ')}" for name in different]
+        numbers = sorted(run.batches[rank].keys() | reference.batches[rank].keys())
+        different = [str(one) for one in numbers if run.batches[rank].get(one) != reference.batches[rank].get(one)]
+        if different:
+            found.append(f"rank {rank}: samples of the batches {', '.join(different)}")
+    if run.updates != reference.updates:
+        found.append(f"{run.updates} updates instead of {reference.updates}")
+    if run.best != reference.best:
+        found.append("the file of the best model")
+    return found
+
+
+def samples_by_update(folder: Path, ranks: int) -> dict[tuple[int, int], list[Sample]]:
+    """Return the samples of each update in their order over all ranks, however many there were in its last attempt.
+
+    Args:
+        folder: Where the run wrote.
+        ranks: The highest number of ranks that it ever had.
+
+    Returns:
+        By epoch and update: the index of each sample, and what was drawn for it.
+    """
+    lines = [(batch, rank) for rank in range(ranks) for batch in _lines(folder, rank)]
+    last_attempt: dict[tuple[int, int], int] = {}
+    for batch, _ in lines:
+        update = batch["epoch"], batch["update"]
+        last_attempt[update] = max(batch["attempt"], last_attempt.get(update, 0))
+    samples: dict[tuple[int, int], list[Sample]] = {update: [] for update in sorted(last_attempt)}
+    for batch, _ in sorted(lines, key=lambda one: (one[0]["step"], one[1])):
+        update = batch["epoch"], batch["update"]
+        if batch["attempt"] == last_attempt[update]:
+            samples[update] += zip(batch["indices"], batch["draws"], strict=True)
+    return samples
+
+
+def _lines(folder: Path, rank: int) -> list[Batch]:
+    return [json.loads(line) for line in samples_path(folder, rank).read_text().splitlines()]

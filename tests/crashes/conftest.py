@@ -1,0 +1,58 @@
+"""What the crash tests share: the process that starts the script, the count of what has hit it, and the long proof."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.crashes.harness import CrashLab, Tally
+
+TALLY = pytest.StashKey[Tally]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option that asks for all of the proof."""
+    parser.addoption("--whole-proof", action="store_true", help="run all crash tests: hundreds of kills, some minutes")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Make the marker known, and begin to count."""
+    config.addinivalue_line("markers", "whole_proof: runs with --whole-proof only")
+    config.stash[TALLY] = Tally()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what belongs to the whole proof, unless it was asked for."""
+    if config.getoption("--whole-proof", default=False):
+        return
+    left_out = [item for item in items if item.get_closest_marker("whole_proof")]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in left_out]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Print the figures."""
+    if config.stash[TALLY].hits:
+        terminalreporter.section("crashes")
+        terminalreporter.write_line(config.stash[TALLY].describe())
+
+
+@pytest.fixture(scope="session")
+def tally(pytestconfig: pytest.Config) -> Tally:
+    """What has hit the runs so far."""
+    return pytestconfig.stash[TALLY]
+
+
+@pytest.fixture(scope="session")
+def lab(tally: Tally) -> Iterator[CrashLab]:
+    """Starts and hits runs of the script."""
+    # In memory: a kill loses nothing that was handed to the system, so a disk would only add time.
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with tempfile.TemporaryDirectory(dir=memory) as folder:
+        lab = CrashLab(Path(folder), tally)
+        yield lab
+        lab.close()

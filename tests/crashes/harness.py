@@ -1,0 +1,290 @@
+"""Starting a run again and again until it is complete, whatever hits it, and comparing it with one that nothing hit."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+from typing_extensions import override
+
+from tests.crashes.comparison import Record, differences
+from tests.crashes.fork_server import Attempt, Ended, Strike
+from tests.crashes.phases import STORAGE_PHASES, Phase
+
+__all__ = ["Configuration", "CrashLab", "Run", "Tally", "kills"]
+
+ROOT = Path(__file__).parents[2]
+PREEMPTED = 75
+STRIKES_OF_A_RUN = 5
+SHARE_OF_THOSE_ASKED_FIRST = 0.2
+SOON_KILLED = {-15, -9, -6, 0, 1, PREEMPTED}
+"""What may become of a rank while another one is gone, or in a hurry."""
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """How the script is called.
+
+    Attributes:
+        ranks: The number of processes.
+        accumulation: The batches of each process in an update.
+        precision: The mixed precision.
+        workers: The processes that load data, of each rank.
+        every: When states are saved, as arguments of the script.
+        asynchronous: Whether they are written in the background.
+        max_states: How many are kept; None keeps all.
+        others: Further arguments.
+    """
+
+    ranks: int = 1
+    accumulation: int = 1
+    precision: str = "no"
+    workers: int = 0
+    every: tuple[str, ...] = ("--states-every-n-steps=4",)
+    asynchronous: bool = False
+    max_states: int | None = None
+    others: tuple[str, ...] = ()
+
+    @override
+    def __str__(self) -> str:
+        """Return a name for a test."""
+        every = "+".join(one.removeprefix("--states-every-n-").replace("=", " ") for one in self.every)
+        kept = f"{self.max_states} kept" if self.max_states else "all kept"
+        how = "asynchronous" if self.asynchronous else "synchronous"
+        split = f"{self.ranks} ranks, {self.accumulation} accumulated, {self.workers} workers, {self.precision}"
+        return f"{split}, {every}, {how}, {kept}"
+
+    def arguments(self) -> list[str]:
+        """Return the arguments of the script."""
+        return [
+            f"--accumulation={self.accumulation}",
+            f"--workers={self.workers}",
+            *self.every,
+            *(["--asynchronous"] if self.asynchronous else []),
+            *([f"--max-states={self.max_states}"] if self.max_states else []),
+            *self.others,
+        ]
+
+    def uninterrupted(self) -> Configuration:
+        """Return that of the run to compare with: it saves no states, and loads its data by itself."""
+        return replace(self, workers=0, every=("--without-states",), asynchronous=False, max_states=None)
+
+    def phases(self) -> list[Phase]:
+        """Return the phases that a run of this kind comes to."""
+        never = {Phase.NONE}
+        if self.accumulation == 1:
+            never.add(Phase.GROUP)
+        if self.max_states is None:
+            never.add(Phase.REMOVING)
+        return [phase for phase in Phase if phase not in never]
+
+
+@dataclass
+class Tally:
+    """What has hit the runs so far, and where."""
+
+    hits: list[tuple[Strike, Ended]] = field(default_factory=list[tuple[Strike, Ended]])
+    compared: int = 0
+
+    def count(self, strike: Strike, ended: Ended) -> None:
+        """Take note of an attempt that was hit."""
+        if ended.is_hit:
+            self.hits.append((strike, ended))
+
+    def killed(self) -> list[Ended]:
+        """Return the attempts that SIGKILL ended."""
+        return [ended for _, ended in self.hits if -9 in ended.statuses]
+
+    def phases(self) -> Counter[str]:
+        """Return how many kills hit each phase; one that hit training and storing at the same time counts for both."""
+        return Counter(
+            phase for ended in self.killed() for phase in (ended.training, ended.storing) if phase != Phase.NONE.name
+        )
+
+    def describe(self) -> str:
+        """Return the figures in a few lines."""
+        killed = self.killed()
+        resumed = sum(ended.is_resumed for ended in killed)
+        preempted = sum(PREEMPTED in ended.statuses for _, ended in self.hits)
+        phases = ", ".join(f"{name} {number}" for name, number in sorted(self.phases().items()))
+        return (
+            f"{len(killed)} kills, {resumed} of them of runs that had been resumed; {preempted} preemptions; "
+            f"{self.compared} runs compared.\nKills by phase: {phases}"
+        )
+
+
+class CrashLab:
+    """Starts runs through a process that has imported everything.
+
+    Args:
+        folder: Where the runs write.
+        tally: Where hits are counted.
+    """
+
+    def __init__(self, folder: Path, tally: Tally) -> None:
+        self.folder = folder
+        self.tally = tally
+        self._numbers = itertools.count(1)
+        self._references: dict[Configuration, Record] = {}
+        self._seconds: dict[Configuration, float] = {}
+        self._server = subprocess.Popen(
+            [sys.executable, "-m", "tests.crashes.fork_server"],
+            cwd=ROOT,
+            env={**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def close(self) -> None:
+        """End the process."""
+        self._server.communicate(timeout=60)
+
+    def attempt(self, attempt: Attempt) -> Ended:
+        """Start the script once, and wait for its end."""
+        requests, answers = self._server.stdin, self._server.stdout
+        if requests is None or answers is None:
+            raise AssertionError("the process was started with pipes")
+        requests.write(json.dumps(asdict(attempt)) + "\n")
+        requests.flush()
+        return Ended(**json.loads(answers.readline()))
+
+    def new_run(self) -> Run:
+        """Return a run that has not been started yet."""
+        folder = self.folder / f"run_{next(self._numbers)}"
+        folder.mkdir()
+        return Run(self, folder)
+
+    def reference(self, configuration: Configuration) -> Record:
+        """Return what a run leaves behind that nothing interrupts or watches, and that saves no states."""
+        configuration = configuration.uninterrupted()
+        if configuration not in self._references:
+            run = self.new_run()
+            ended = run.start(configuration, is_watched=False)
+            self._references[configuration] = Record.read(run.folder, configuration.ranks)
+            self._seconds[configuration] = ended.seconds
+        return self._references[configuration]
+
+    def seconds(self, configuration: Configuration) -> float:
+        """Return about how long a run takes that is watched."""
+        self.reference(configuration)
+        return 1.5 * self._seconds[configuration.uninterrupted()]
+
+
+class Run:
+    """One training run, in a folder of its own.
+
+    Args:
+        lab: What starts it.
+        folder: Where it writes.
+    """
+
+    def __init__(self, lab: CrashLab, folder: Path) -> None:
+        self._lab = lab
+        self.folder = folder
+        self.is_complete = False
+        self._story: list[str] = []
+
+    @property
+    def states(self) -> Path:
+        """The folder of its training states."""
+        return self.folder / "states"
+
+    def start(self, configuration: Configuration, strike: Strike | None = None, *, is_watched: bool = True) -> Ended:
+        """Start the script, for the first time or again.
+
+        Raises:
+            AssertionError: It ended in a way that the strike does not explain.
+        """
+        attempt = Attempt(
+            folder=str(self.folder),
+            arguments=configuration.arguments(),
+            environment={
+                "ACCELERATE_MIXED_PRECISION": configuration.precision,
+                "ATTEMPT": str(len(self._story) + 1),
+            },
+            ranks=configuration.ranks,
+            strike=strike,
+            is_watched=is_watched,
+        )
+        ended = self._lab.attempt(attempt)
+        self._story.append(f"{strike} -> {ended.statuses} in {ended.training}, {ended.storing}")
+        if strike is not None:
+            self._lab.tally.count(strike, ended)
+        if not _is_explained(strike, ended):
+            raise AssertionError(f"{self.describe()}\n{ended}\n{ended.output}")
+        self.is_complete = ended.statuses == [0] * configuration.ranks
+        return ended
+
+    def survive(self, configuration: Configuration, strikes: Iterator[Strike]) -> None:
+        """Let strikes hit the run, starting it again after each of them, and let it come to its end."""
+        for strike in itertools.islice(strikes, STRIKES_OF_A_RUN):
+            self.start(configuration, strike)
+            if self.is_complete:
+                return
+        self.start(configuration)
+
+    def differences(self, configuration: Configuration) -> list[str]:
+        """Say in what the complete run differs from one that nothing interrupted."""
+        self._lab.tally.compared += 1
+        return differences(Record.read(self.folder, configuration.ranks), self._lab.reference(configuration))
+
+    def remove(self) -> None:
+        """Remove what the run has written."""
+        shutil.rmtree(self.folder)
+
+    def describe(self) -> str:
+        """Return what happened to the run."""
+        return "\n".join([str(self.folder), *self._story])
+
+
+def _is_explained(strike: Strike | None, ended: Ended) -> bool:
+    """Whether the exit statuses are those that the strike should lead to."""
+    statuses = set(ended.statuses)
+    if ended.hangs or "is passed over" in ended.output:
+        return False
+    if strike is None or not ended.is_hit:
+        return statuses == {0}
+    if strike.kill_after is not None:
+        return statuses <= SOON_KILLED
+    if strike.signal == "SIGKILL":
+        return statuses <= {-9, 0}
+    if strike.phase is None:
+        return statuses <= SOON_KILLED  # the run may just begin, or be about to end
+    return statuses <= {PREEMPTED, 0} if strike.phase == Phase.END.name else statuses == {PREEMPTED}
+
+
+def kills(configuration: Configuration, seconds: float, chance: random.Random) -> Iterator[Strike]:
+    """Yield kills without end: at a random time, and at each of the phases in turn.
+
+    Args:
+        configuration: How the script is called.
+        seconds: About how long it runs.
+        chance: What decides.
+    """
+    phases = configuration.phases()
+    chance.shuffle(phases)
+    for phase in itertools.cycle(phases):
+        after = Strike(after=chance.uniform(0.0, seconds))
+        asked_first = replace(after, signal="SIGTERM", kill_after=chance.uniform(0.0, 0.05))
+        yield asked_first if chance.random() < SHARE_OF_THOSE_ASKED_FIRST else _of_some(configuration, after, chance)
+        occurrence = 1 if phase is Phase.FIRST_STEP else chance.randint(1, 4)
+        yield _of_some(configuration, Strike(phase=phase.name, occurrence=occurrence), chance)
+
+
+def _of_some(configuration: Configuration, kill: Strike, chance: random.Random) -> Strike:
+    """Let a kill hit all processes at once, or one rank a little before the launcher ends the others."""
+    if configuration.ranks == 1 or chance.random() < 0.5:
+        return kill
+    only_first_rank = kill.phase is not None and Phase[kill.phase] in STORAGE_PHASES
+    rank = 0 if only_first_rank else chance.randrange(configuration.ranks)
+    return replace(kill, hits="rank", rank=rank, kill_after=chance.uniform(0.0, 0.1))

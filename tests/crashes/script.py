@@ -1,0 +1,186 @@
+"""A training script as a user writes one: the same command line starts it, and starts it again after a crash."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import Adam
+from torch.utils.data import Dataset
+from typing_extensions import override
+
+from pa_callbacks_extra import EarlyStoppingCallback
+from pa_core import (
+    SaveBestModelCallback,
+    SaveTrainingStateCallback,
+    StepBasedEvaluationCallback,
+    Trainer,
+    TrainerCallback,
+    TrainerPlaceholderValues,
+)
+from pa_schedulers import CosineLrScheduler
+from tests.crashes.phases import Watch
+from tests.crashes.recording import Recorder
+from tests.crashes.watching import WatchCallback
+
+__all__ = ["Augmented", "Net", "main", "states_path", "watch_path"]
+
+Batch: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor]
+Sample: TypeAlias = tuple[Tensor, int, int, Tensor]
+
+NUM_FEATURES, NUM_CLASSES = 6, 3
+TRAIN_SAMPLES, EVAL_SAMPLES = 62, 21  # neither fills its last batch
+
+
+def states_path(folder: Path) -> Path:
+    """The folder of the training states."""
+    return folder / "states"
+
+
+def watch_path(folder: Path, rank: int) -> Path:
+    """Where a rank notes down its phase, if the file is there."""
+    return folder / f"watch_{rank}"
+
+
+class Augmented(Dataset[Sample]):
+    """Noise with a little signal in it, changed by a draw from each of the three random streams."""
+
+    def __init__(self, size: int, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self._targets = [int(target) for target in torch.randint(NUM_CLASSES, (size,), generator=generator)]
+        self._inputs = torch.randn(size, NUM_FEATURES, generator=generator)
+
+    def __len__(self) -> int:
+        return len(self._targets)
+
+    @override
+    def __getitem__(self, index: int) -> Sample:
+        draws = torch.tensor([random.random(), np.random.rand(), float(torch.rand(()))])
+        if index % 9 == 0:
+            time.sleep(0.003)
+        target = self._targets[index]
+        inputs = self._inputs[index] + 0.3 * draws.sum()
+        inputs[target] += 0.5
+        return inputs, target, index, draws
+
+
+class Net(nn.Module):
+    """A small network with what makes resuming hard: running statistics and dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Linear(NUM_FEATURES, 24),
+            nn.BatchNorm1d(24),
+            nn.ReLU(),
+            nn.Dropout(0.3),
+            nn.Linear(24, NUM_CLASSES),
+        )
+
+    @override
+    def forward(self, inputs: Tensor) -> Tensor:
+        logits: Tensor = self.layers(inputs)
+        return logits
+
+
+class NoisyTrainer(Trainer[Net, Batch]):
+    """Draws from the streams of Python and numpy in its steps too; dropout draws from that of torch."""
+
+    @override
+    def calculate_train_batch_loss(self, batch: Batch) -> dict[str, Any]:
+        inputs, targets, *_ = batch
+        noise = random.random() + float(np.random.rand())
+        logits = self.model(inputs * (1 + 0.1 * noise))
+        return {"loss": self.loss_func(logits, targets), "model_outputs": logits, "batch_size": len(targets)}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Train, or go on training."""
+    options = _parse(arguments)
+    folder: Path = options.folder
+    rank = int(os.environ.get("RANK", "0"))
+    random.seed(1)
+    np.random.seed(1)
+    torch.manual_seed(1)
+    torch.set_num_threads(1)
+    model = Net()
+    recorder = Recorder(folder, rank, int(os.environ.get("ATTEMPT", "1")))
+    trainer = NoisyTrainer(
+        model,
+        nn.CrossEntropyLoss(),
+        Adam(model.parameters(), lr=0.01),
+        callbacks=[*_watching(folder, rank), recorder, *_callbacks(options, folder)],
+    )
+    trainer.train(
+        Augmented(TRAIN_SAMPLES, seed=2),
+        options.epochs,
+        Augmented(EVAL_SAMPLES, seed=3),
+        per_device_batch_size=options.batch_size,
+        gradient_accumulation_steps=options.accumulation,
+        create_scheduler_fn=partial(
+            CosineLrScheduler,
+            total_num_epochs=TrainerPlaceholderValues.NUM_EPOCHS,
+            num_update_steps_per_epoch=TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH,
+            num_warmup_epochs=1,
+        ),
+        train_dataloader_kwargs={"num_workers": options.workers},
+        eval_dataloader_kwargs={"num_workers": options.workers},
+        resume_from=states_path(folder),
+        resume_missing="start",
+    )
+    recorder.record_outcome(trainer)
+
+
+def _watching(folder: Path, rank: int) -> list[TrainerCallback]:
+    path = watch_path(folder, rank)
+    return [WatchCallback(Watch(path), states_path(folder))] if path.exists() else []
+
+
+def _callbacks(options: argparse.Namespace, folder: Path) -> list[TrainerCallback]:
+    save_states = SaveTrainingStateCallback(
+        states_path(folder),
+        save_every_n_epochs=options.states_every_n_epochs,
+        save_every_n_steps=options.states_every_n_steps,
+        save_every_n_seconds=options.states_every_n_seconds,
+        max_checkpoints=options.max_states,
+        asynchronous=options.asynchronous,
+        stop_on_signals=("SIGTERM",),
+    )
+    return [
+        SaveBestModelCallback(folder / "best.pt", load_saved_checkpoint=not options.keep_last),
+        StepBasedEvaluationCallback(options.evaluate_every_n_steps),
+        *([] if options.without_states else [save_states]),
+        EarlyStoppingCallback(options.patience, early_stopping_threshold=0.02),
+    ]
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path, help="where everything goes that the run writes")
+    parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--workers", type=int, default=0)
+    parser.add_argument("--batch-size", type=int, default=4)
+    parser.add_argument("--accumulation", type=int, default=1)
+    parser.add_argument("--patience", type=int, default=2)
+    parser.add_argument("--evaluate-every-n-steps", type=int, default=5)
+    parser.add_argument("--states-every-n-epochs", type=int)
+    parser.add_argument("--states-every-n-steps", type=int)
+    parser.add_argument("--states-every-n-seconds", type=float)
+    parser.add_argument("--max-states", type=int)
+    parser.add_argument("--asynchronous", action="store_true")
+    parser.add_argument("--without-states", action="store_true")
+    parser.add_argument("--keep-last", action="store_true", help="end with the last weights, not with the best ones")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    main()

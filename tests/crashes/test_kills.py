@@ -1,0 +1,74 @@
+"""A run that is killed anywhere, again and again, ends bit for bit as one that was never interrupted."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from pa_core.storage import StateFolder
+from tests.crashes.harness import Configuration, CrashLab, Tally, kills
+
+STEPS, EPOCHS, SECONDS = "--states-every-n-steps=4", "--states-every-n-epochs=1", "--states-every-n-seconds=0.1"
+
+SAMPLE = [
+    Configuration(accumulation=3, workers=1, every=(EPOCHS, STEPS), asynchronous=True, max_states=2),
+    Configuration(precision="bf16", every=(STEPS,), max_states=1),
+    Configuration(ranks=2, accumulation=3, every=(SECONDS,)),
+]
+WHOLE = [
+    *SAMPLE,
+    Configuration(every=(SECONDS,), asynchronous=True),
+    Configuration(workers=1, every=(EPOCHS,)),
+    Configuration(workers=2, every=(STEPS, EPOCHS), max_states=2),
+    Configuration(accumulation=3, every=(EPOCHS,), max_states=1),
+    Configuration(accumulation=3, workers=2, every=(SECONDS,), others=("--keep-last",)),
+    Configuration(precision="bf16", workers=2, every=(EPOCHS,), asynchronous=True, max_states=2),
+    Configuration(precision="bf16", accumulation=3, workers=1, every=(STEPS, SECONDS)),
+    Configuration(ranks=2, every=(STEPS,), asynchronous=True, max_states=1),
+    Configuration(ranks=2, workers=1, every=(EPOCHS,), max_states=2),
+    Configuration(ranks=2, workers=2, every=(SECONDS, EPOCHS), asynchronous=True, others=("--keep-last",)),
+    Configuration(ranks=2, accumulation=3, workers=2, every=(STEPS,), max_states=1),
+    Configuration(ranks=2, precision="bf16", workers=1, every=(STEPS, EPOCHS)),
+    Configuration(ranks=2, precision="bf16", accumulation=3, every=(EPOCHS,), asynchronous=True, max_states=2),
+]
+
+
+def _ends_as_if_never_killed(lab: CrashLab, configuration: Configuration, number: int) -> None:
+    chance = random.Random(str(configuration))
+    strikes = kills(configuration, lab.seconds(configuration), chance)
+    wanted = len(lab.tally.killed()) + number
+    while len(lab.tally.killed()) < wanted:
+        run = lab.new_run()
+        run.survive(configuration, strikes)
+        assert run.differences(configuration) == [], run.describe()
+        records = StateFolder(run.states).records()
+        assert [record.problem for record in records] == [None] * len(records)
+        if configuration.max_states is not None:
+            assert (
+                len(records) <= configuration.max_states + 1
+            )  # it may have been killed before it removed the last one
+        run.remove()
+
+
+@pytest.mark.parametrize("configuration", SAMPLE, ids=str)
+def test_a_run_that_was_killed_ends_as_if_it_never_had_been(lab: CrashLab, configuration: Configuration) -> None:
+    """Weights, optimizer, schedule, history, callbacks, random streams, samples and draws: all are the same."""
+    _ends_as_if_never_killed(lab, configuration, number=4)
+
+
+@pytest.mark.whole_proof
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("configuration", WHOLE, ids=str)
+def test_many_kills(lab: CrashLab, configuration: Configuration) -> None:
+    """As above, for many more kills and ways to train and to save."""
+    _ends_as_if_never_killed(lab, configuration, number=16)
+
+
+@pytest.mark.whole_proof
+def test_the_kills_hit_everything(tally: Tally) -> None:
+    """Every phase was hit several times, and many of the runs that were killed had been resumed; to be run last."""
+    assert len(tally.killed()) >= 200
+    assert sum(ended.is_resumed for ended in tally.killed()) >= 50
+    phases = tally.phases()
+    assert [phase for phase, hits in phases.items() if hits < 5] == []

@@ -1,0 +1,57 @@
+"""Launched by torchrun, a run goes on by itself when a rank is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.crashes.comparison import Record, differences
+from tests.crashes.harness import ROOT, Configuration, CrashLab
+from tests.crashes.phases import Phase, Watch
+from tests.crashes.script import watch_path
+from tests.launching import free_port
+
+pytestmark = [pytest.mark.whole_proof, pytest.mark.timeout(300)]
+
+CONFIGURATION = Configuration(ranks=2, workers=1)
+
+OWN_STORE_FOR_EACH_START = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+"""Otherwise ranks that are started again find the addresses of those that were killed, and may connect to nobody."""
+
+
+def _launch(folder: Path, *options: str) -> subprocess.Popen[bytes]:
+    """Start the script on two ranks."""
+    rendezvous = ["--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{free_port()}", "--local-addr=127.0.0.1"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", *rendezvous, *options]
+    return subprocess.Popen(
+        [*torchrun, "-m", "tests.crashes.script", str(folder), *CONFIGURATION.arguments()],
+        cwd=ROOT,
+        env={**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", **OWN_STORE_FOR_EACH_START},
+    )
+
+
+def _wait_until_held(watch: Watch) -> None:
+    until = time.monotonic() + 100
+    while not watch.is_held:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def test_a_rank_that_is_killed_is_started_again(lab: CrashLab, tmp_path: Path) -> None:
+    """With --max-restarts, SIGKILL for one of two ranks makes both start again, resume, and end as if nothing was."""
+    watches = [Watch(watch_path(tmp_path, rank)) for rank in range(2)]
+    watches[1].aim(Phase.FORWARD, 14)
+    launcher = _launch(tmp_path, "--max-restarts=3")
+    _wait_until_held(watches[1])
+    os.kill(watches[1].pid, signal.SIGKILL)
+    watches[1].release()
+
+    assert launcher.wait(timeout=200) == 0
+    assert [watch.is_resumed for watch in watches] == [True, True]
+    assert differences(Record.read(tmp_path, ranks=2), lab.reference(CONFIGURATION)) == []

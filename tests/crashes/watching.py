@@ -1,0 +1,111 @@
+"""How a training process notes down where it is: by the events of its run, and by what it does to its files."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from typing_extensions import override
+
+from pa_core import AnyTrainer, TrainerCallback
+from tests.crashes.phases import Phase, Watch
+
+__all__ = ["WatchCallback"]
+
+
+class WatchCallback(TrainerCallback):
+    """Notes down the phases of a run, and now and then takes its time in one of them.
+
+    It needs no help from what it watches: Python tells it of each file that is opened and each folder that is renamed.
+
+    Args:
+        watch: Where the phases go.
+        states: The folder of the training states.
+    """
+
+    def __init__(self, watch: Watch, states: Path) -> None:
+        self._watch = watch
+        self._states = str(states.resolve())
+        self._random = random.Random(0)  # not the stream that the run draws from
+        self._writer: threading.Thread | None = None
+        self._is_first_step = False
+        self._batches_of_update = 0
+        watch.begin(os.getpid())
+        sys.addaudithook(self._on_audit)
+
+    @override
+    def on_training_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        if trainer.num_updates > 0:
+            self._watch.note_resume()
+            self._is_first_step = True
+
+    @override
+    def on_train_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        self._batches_of_update = 0
+        self._enter(Phase.EPOCH_EDGE)
+
+    @override
+    def on_train_step_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        in_group = Phase.FORWARD if self._batches_of_update == 0 else Phase.GROUP
+        self._enter(Phase.FIRST_STEP if self._is_first_step else in_group)
+
+    @override
+    def on_train_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
+        self._batches_of_update += 1
+        self._take_time()
+
+    @override
+    def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
+        self._batches_of_update = 0
+        self._is_first_step = False
+        self._enter(Phase.UPDATED)
+
+    @override
+    def on_eval_step_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        self._take_time()
+
+    @override
+    def on_eval_epoch_start(self, trainer: AnyTrainer, *, is_intermediate: bool = False, **kwargs: Any) -> None:
+        self._enter(Phase.INTERMEDIATE_EVALUATION if is_intermediate else Phase.EVALUATION)
+
+    @override
+    def on_eval_epoch_end(self, trainer: AnyTrainer, *, is_intermediate: bool = False, **kwargs: Any) -> None:
+        self._enter(Phase.UPDATED if is_intermediate else Phase.EPOCH_EDGE)
+
+    @override
+    def on_train_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        self._enter(Phase.EPOCH_EDGE)
+
+    @override
+    def on_training_run_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        self._enter(Phase.END)
+
+    def _enter(self, phase: Phase) -> None:
+        if self._writer is threading.current_thread() or (self._writer and not self._writer.is_alive()):
+            self._watch.end_storing()
+        self._watch.enter(phase)
+        self._take_time()
+
+    def _take_time(self) -> None:
+        """Be slow in a quarter of all places, so that a kill at a random time hits all of them."""
+        if self._random.random() < 0.25:
+            time.sleep(self._random.uniform(0.005, 0.02))
+
+    def _on_audit(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "os.mkdir" and ".staging." in str(arguments[0]):
+            self._store(Phase.WRITING)
+        elif event == "os.rename" and ".staging." in str(arguments[0]):
+            self._store(Phase.RENAME)
+        elif event == "os.rename" and ".removed." in str(arguments[1]):
+            self._store(Phase.REMOVING)
+        elif event == "open" and str(arguments[0]) == self._states and self._watch.phases[1] is Phase.RENAME:
+            self._store(Phase.RENAMED)
+
+    def _store(self, phase: Phase) -> None:
+        self._writer = threading.current_thread()
+        self._watch.enter(phase)
