@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import json
 import struct
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from hypothesis.extra import numpy as st_numpy
 from torch import Tensor, nn
 
 from pa_core.errors import CheckpointError
-from pa_core.storage import decode, encode
+from pa_core.storage import JsonScalar, decode, encode, read_state, write_state
 
 _DTYPES = [
     torch.bool, torch.uint8, torch.int8, torch.uint16, torch.int16, torch.uint32, torch.int32, torch.uint64,
@@ -145,15 +146,17 @@ def test_every_layout_of_every_dtype_comes_back(dtype: torch.dtype) -> None:
     assert _same(_back(layouts), layouts)
 
 
-def test_lazily_conjugated_and_negated_tensors_keep_their_values() -> None:
+def test_lazily_conjugated_and_negated_tensors_keep_their_values(tmp_path: Path) -> None:
     """What torch has only marked as conjugated or negated is stored with the values that it shows."""
     value = torch.tensor([1 + 2j, 3 - 4j])
     assert value.conj().is_conj()
     assert value.conj().imag.is_neg()
+    summary: dict[str, JsonScalar] = {"run": "first", "sequence": 1, "update": 1, "epoch": 1, "complete": False}
 
-    back = _back([value, value.conj(), value.conj().imag])
+    write_state(tmp_path / "state", {"values": [value, value.conj(), value.conj().imag, value.conj()[1].imag]}, summary)
 
-    assert [tensor.tolist() for tensor in back] == [[1 + 2j, 3 - 4j], [1 - 2j, 3 + 4j], [-2, 4]]
+    back = read_state(tmp_path / "state").parts["values"]
+    assert [tensor.tolist() for tensor in back] == [[1 + 2j, 3 - 4j], [1 - 2j, 3 + 4j], [-2, 4], 4]
 
 
 def test_overlapping_elements_get_memory_of_their_own() -> None:

@@ -105,13 +105,20 @@ def test_the_library_reads_the_tensor_files(tmp_path: Path) -> None:
     tensors |= {"ünïcödé 'name'": torch.ones(1)}
     write_state(tmp_path / "state", {"model": tensors, "other": torch.ones(1)}, _summary())
 
-    loaded = load_file(tmp_path / "state" / "model.safetensors")
+    path = tmp_path / "state" / "model.safetensors"
+    loaded = load_file(path)
 
     assert loaded.keys() == {f"model/{name}" for name in tensors}
     for name, tensor in tensors.items():
         assert loaded[f"model/{name}"].dtype == tensor.dtype
         assert loaded[f"model/{name}"].double().equal(tensor.double())
     assert load_file(tmp_path / "state" / "other.safetensors")["other"] == 1
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+    begins = {name: header[name]["data_offsets"][0] for name in loaded}
+    assert size % 8 == 0
+    assert all(begins[name] % tensor.element_size() == 0 for name, tensor in loaded.items()), "not aligned"
 
 
 def test_a_state_can_be_verified_with_other_tools(tmp_path: Path) -> None:
