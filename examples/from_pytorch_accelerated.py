@@ -2,8 +2,8 @@
 
 It trains a small network on scanned digits with label smoothing in training only, a cosine schedule, averaged weights,
 early stopping, and metrics in a callback. Nothing but the imports of `pytorch_accelerated` decides which library it
-runs on; the last line that it prints says which one that was. It runs unchanged in one process or several, in full or
-mixed precision:
+runs on; the last line that it prints says which one that was. It needs pa-compat[examples], and runs unchanged in one
+process or several, in full or mixed precision:
 
     python examples/from_pytorch_accelerated.py
     accelerate launch --mixed_precision bf16 examples/from_pytorch_accelerated.py
