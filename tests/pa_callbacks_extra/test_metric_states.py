@@ -9,20 +9,37 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from torch import Tensor
-from torchmetrics import MetricCollection
+from torchmetrics import Metric, MetricCollection
 from torchmetrics.aggregation import CatMetric, MaxMetric, MeanMetric, SumMetric
 from torchmetrics.classification import BinaryAccuracy, BinaryAUROC, BinaryPrecision, MulticlassRecall
 from torchmetrics.regression import PearsonCorrCoef
 from torchmetrics.retrieval import RetrievalMAP
 from torchmetrics.wrappers import ClasswiseWrapper
+from typing_extensions import override
 
 from pa_callbacks_extra.metric_states import compute_over_processes, fits, has_samples, put_back, take_out
-from pa_core.distributed import num_processes
+from pa_core.distributed import num_processes, rank
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-RANK = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
+
+class Seen(Metric):
+    """Is one if a batch was seen, the mean over processes."""
+
+    seen: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("seen", torch.zeros(()), dist_reduce_fx="mean")
+
+    @override
+    def update(self, predictions: Tensor) -> None:
+        self.seen = torch.ones(())
+
+    @override
+    def compute(self) -> Tensor:
+        return self.seen
 
 
 @dataclass(frozen=True)
@@ -40,7 +57,9 @@ class Case:
 
 CASES = {
     "one argument, each reduction": Case(
-        lambda: MetricCollection({"sum": SumMetric(), "mean": MeanMetric(), "max": MaxMetric(), "all": CatMetric()}),
+        lambda: MetricCollection(
+            {"sum": SumMetric(), "mean": MeanMetric(), "max": MaxMetric(), "all": CatMetric(), "seen": Seen()}
+        ),
         lambda predictions, _targets: (predictions,),
     ),
     "counts that two share, all samples": Case(
@@ -70,11 +89,11 @@ CASES = {
 def test_each_batch_counts_once_whichever_process_had_it(case: Case, batches_of_ranks: tuple[int, ...]) -> None:
     """The value of all processes is that of one process with all batches, in whatever way they were dealt."""
     metrics, of_one_process = case.make(), case.make()
-    for rank, count in enumerate(batches_of_ranks[: num_processes()]):
+    for of_rank, count in enumerate(batches_of_ranks[: num_processes()]):
         for number in range(count):
-            case.update(of_one_process, 10 * rank + number)
-            if rank == RANK:
-                case.update(metrics, 10 * rank + number)
+            case.update(of_one_process, 10 * of_rank + number)
+            if of_rank == rank():
+                case.update(metrics, 10 * of_rank + number)
 
     values, expected = compute_over_processes(metrics), compute_alone(of_one_process)
 
@@ -96,7 +115,7 @@ def compute_alone(metrics: MetricCollection) -> dict[str, Tensor]:
 def test_computing_leaves_the_metrics_as_they_are(case: Case) -> None:
     """A value may be asked for in mid-epoch: afterwards each process goes on with its own samples."""
     metrics = case.make()
-    for number in range(1 + (RANK == 0)):
+    for number in range(1 + (rank() == 0)):
         case.update(metrics, number)
     before = take_out(metrics)
     compute_over_processes(metrics)

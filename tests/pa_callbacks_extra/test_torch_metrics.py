@@ -19,10 +19,11 @@ from torchmetrics.classification import (
 )
 from typing_extensions import override
 
-from pa_callbacks_extra import TorchMetricsCallback
+from pa_callbacks_extra import ModelEmaCallback, TorchMetricsCallback
 from pa_core import (
     AnyTrainer,
     ConfigurationError,
+    SaveTrainingStateCallback,
     StepBasedEvaluationCallback,
     StopTrainingError,
     Trainer,
@@ -35,6 +36,7 @@ from pa_core.testing import TinyClassifier, make_classification
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 
 def accuracy() -> MulticlassAccuracy:
@@ -120,17 +122,18 @@ def test_evaluate_has_a_name_of_its_own_and_starts_anew() -> None:
 
 
 class EvaluateInside(TrainerCallback):
-    """Evaluates once more when an evaluation ends, under a prefix, as one of averaged weights does."""
+    """Evaluates once more, under a prefix, in the middle of each evaluation."""
 
     def __init__(self, callback: TrainerCallback) -> None:
         self.callback = callback
 
     @override
-    def on_eval_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        trainer.run_history.set_metric_name_prefix("ema_model_")
-        with trainer.callback_handler.replaced_by([self.callback]):
-            trainer.run_evaluation_epoch()
-        trainer.run_history.set_metric_name_prefix()
+    def on_eval_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
+        if kwargs["step"] == 2:
+            trainer.run_history.set_metric_name_prefix("inner_")
+            with trainer.callback_handler.replaced_by([self.callback]):
+                trainer.run_evaluation_epoch()
+            trainer.run_history.set_metric_name_prefix()
 
 
 @pytest.mark.runs_on("one_process", "two_ranks")
@@ -151,7 +154,19 @@ def test_evaluations_within_disturb_nothing() -> None:
         for value in trainer.run_history.get_metric_values(name):
             assert float(value) == pytest.approx(expected), name
         if name.startswith("eval_a"):
-            assert float(trainer.run_history.get_latest_metric(f"ema_model_{name}")) == pytest.approx(expected)
+            assert float(trainer.run_history.get_latest_metric(f"inner_{name}")) == pytest.approx(expected)
+
+
+@pytest.mark.runs_on("one_process", "two_ranks")
+def test_averaged_weights_have_metrics_of_their_own(shared_tmp_path: Path) -> None:
+    """Given to the evaluation of an average as well, the metrics are recorded under its prefix too."""
+    metrics = TorchMetricsCallback(collection())
+    average = ModelEmaCallback(0.0, save_path=shared_tmp_path / "ema.pt", callbacks=[metrics])
+    trainer = make_trainer(metrics, average)
+    trainer.train(make_classification(24), num_epochs=2, eval_dataset=make_classification(21))
+    for name in ("eval_accuracy", "eval_auroc"):
+        of_model, of_average = map(trainer.run_history.get_metric_values, (name, f"ema_model_{name}"))
+        assert of_average == of_model  # with a decay of zero, the average is the model
 
 
 class Keep(TrainerCallback):
@@ -164,7 +179,7 @@ class Keep(TrainerCallback):
 
     @override
     def on_train_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        if self.state is not None and not self.after:
+        if self.state is not None and not self.after and trainer.run_history.current_epoch == 1:
             self.callback.load_state_dict(self.state)
 
     @override
@@ -173,12 +188,12 @@ class Keep(TrainerCallback):
             self.state = self.callback.state_dict()
 
 
-def train_in_order(*callbacks: TrainerCallback, samples: slice = slice(None)) -> dict[str, float]:
-    """The metrics of an epoch over some of 36 samples in their order, with weights that stay as they are."""
+def train_in_order(*callbacks: TrainerCallback, samples: slice = slice(None), num_epochs: int = 1) -> dict[str, float]:
+    """The metrics of the last epoch over some of 36 samples in their order, with weights that stay as they are."""
     trainer = make_trainer(*callbacks, lr=0.0)
     dataset = torch.utils.data.Subset(make_classification(36), range(36)[samples])
     batch_size = 6 // num_processes()
-    trainer.train(dataset, num_epochs=1, per_device_batch_size=batch_size, train_dataloader_kwargs={"shuffle": False})
+    trainer.train(dataset, num_epochs, per_device_batch_size=batch_size, train_dataloader_kwargs={"shuffle": False})
     history = trainer.run_history
     return {name: float(history.get_latest_metric(name)) for name in ("train_accuracy", "train_auroc")}
 
@@ -189,18 +204,24 @@ def in_training() -> TorchMetricsCallback:
 
 
 @pytest.mark.runs_on("one_process", "two_ranks", "bf16")
-def test_an_interrupted_epoch_is_computed_over_all_of_its_samples() -> None:
-    """A run that goes on in mid-epoch, also twice, records what an uninterrupted one records, to the last bit."""
-    callback = in_training()
-    whole = Keep(callback, after=2)
-    expected = train_in_order(callback, whole)
+def test_a_resumed_run_records_what_an_uninterrupted_one_records(shared_tmp_path: Path) -> None:
+    """From each of its training states, within epochs and between them, a run has the same metrics to the last bit."""
 
-    callback = in_training()
-    second = Keep(callback, state=whole.state)
-    third = type("KeepAgain", (Keep,), {})(callback, after=2)
-    assert train_in_order(callback, second, third, samples=slice(12, None)) == expected
-    callback = in_training()
-    assert train_in_order(callback, Keep(callback, state=third.state), samples=slice(24, None)) == expected
+    def run(*callbacks: TrainerCallback, resume_from: Path | None = None) -> dict[str, list[float]]:
+        trainer = make_trainer(TorchMetricsCallback(collection(), in_training=True), *callbacks)
+        dataset = make_classification(29)
+        trainer.train(dataset, 2, dataset, per_device_batch_size=6 // num_processes(), resume_from=resume_from)
+        history = trainer.run_history
+        return {
+            name: [float(value) for value in history.get_metric_values(name)] for name in history.get_metric_names()
+        }
+
+    save = SaveTrainingStateCallback(shared_tmp_path, save_every_n_steps=1, max_checkpoints=None)
+    expected = run(save)
+    states = sorted(shared_tmp_path.iterdir())
+    assert len(states) >= 10
+    for state in states[::3]:
+        assert run(resume_from=state) == expected, state
 
 
 @pytest.mark.runs_on("one_process", "two_ranks")
@@ -229,6 +250,9 @@ def test_an_interrupted_epoch_may_go_on_on_other_processes(processes_before: int
     assert train_in_order(callback, Keep(callback, state=again.state), samples=slice(24, None)) == pytest.approx(
         expected
     )
+    callback = in_training()
+    next_epoch = train_in_order(callback, Keep(callback, state=state), samples=slice(12, None), num_epochs=2)
+    assert next_epoch == train_in_order(in_training(), samples=slice(12, None))
 
 
 def outputs_in_order(samples: slice) -> list[tuple[Tensor, Tensor]]:
@@ -358,7 +382,8 @@ def test_what_was_passed_in_is_left_alone() -> None:
     """The user's own metrics are neither updated nor reset: the callback has copies."""
     metrics = MetricCollection({"accuracy": accuracy()})
     metrics.update(torch.tensor([0, 1]), torch.tensor([0, 2]))
-    make_trainer(TorchMetricsCallback(metrics, in_training=True)).train(make_classification(8), num_epochs=1)
+    samples = make_classification(8)
+    make_trainer(TorchMetricsCallback(metrics, in_training=True)).train(samples, 1, eval_dataset=samples)
     assert metrics["accuracy"].update_count == 1
     assert metrics.compute() == {"accuracy": 0.5}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
@@ -13,7 +14,14 @@ from torch.optim.lr_scheduler import StepLR
 from typing_extensions import override
 
 from pa_callbacks_extra import TrackerCallback
-from pa_core import AnyTrainer, StopTrainingError, Trainer, TrainerCallback
+from pa_core import (
+    AnyTrainer,
+    SaveTrainingStateCallback,
+    StepBasedEvaluationCallback,
+    StopTrainingError,
+    Trainer,
+    TrainerCallback,
+)
 from pa_core.distributed import num_processes
 from pa_core.errors import ConfigurationError, ExplainedError, UnsupportedConfigurationError
 from pa_core.experiment_trackers import known_trackers, require_trackers
@@ -139,56 +147,61 @@ def test_what_was_sent_before_an_exception_is_kept(tmp_path: Path, error: BaseEx
     assert [step for step, _ in curves["train_loss_epoch"]] == [5]
 
 
-class Interrupt(TrainerCallback):
-    """Takes the state of a tracker after some updates, and ends the run a little later."""
+@pytest.mark.runs_on("one_process", "two_ranks")
+def test_a_resumed_run_shows_what_an_uninterrupted_one_shows(shared_tmp_path: Path) -> None:
+    """From states within epochs and between them, the curves are the same, also where the first run went on."""
 
-    def __init__(self, track: TrackerCallback) -> None:
-        self.track = track
-        self.state: dict[str, Any] = {}
+    def run(name: str, *callbacks: TrainerCallback, resume_from: Path | None = None) -> None:
+        track = TrackerCallback("tensorboard", name, logging_dir=shared_tmp_path, every_n_updates=3)
+        trainer = make_trainer(track, *callbacks)
+        options: dict[str, Any] = {"per_device_batch_size": 6 // num_processes(), "gradient_clip_norm": math.inf}
+        if resume_from is None:
+            trainer.train(DATASET, 1, **options)
+        trainer.train(DATASET, 3, DATASET, **options, resume_from=resume_from)
+
+    run("whole")
+    expected = read_curves(shared_tmp_path / "whole")
+    assert [step for step, _ in expected["train/loss"]] == list(range(3, 21, 3))
+    for update in (7, 10):
+        states = shared_tmp_path / f"states_{update}"
+        save = SaveTrainingStateCallback(states, save_every_n_steps=update)
+        with pytest.raises(KeyboardInterrupt):
+            run(f"run_{update}", save, Fail(13, KeyboardInterrupt()))
+        assert read_curves(shared_tmp_path / f"run_{update}")["train/loss"][-1][0] == 18
+        wait_for_the_next_file()
+        run(f"run_{update}", resume_from=states)
+
+        curves = read_curves(shared_tmp_path / f"run_{update}")
+        assert curves.keys() == expected.keys()
+        for name, curve in expected.items():
+            # what belongs to the very update of the state may be there twice
+            points = sorted(set(curves[name]))
+            assert [step for step, _ in points] == [step for step, _ in sorted(set(curve))], name
+            assert points == sorted(set(curve)) or name == "train/samples_per_second"
+            assert len(curves[name]) <= len(curve) + 2
+        assert len(read_configs(shared_tmp_path / f"run_{update}")) == 1
+
+
+class SlowEvaluation(TrainerCallback):
+    """Takes its time in evaluations, and records something when the epoch is over."""
 
     @override
-    def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
-        if update == 5:
-            self.state = self.track.state_dict()
-        if update == 8:
-            raise KeyboardInterrupt
-
-
-class Resume(TrainerCallback):
-    """Puts a tracker into a state in mid-epoch, as a trainer does that goes on from a training state."""
-
-    def __init__(self, track: TrackerCallback, state: dict[str, Any], update: int) -> None:
-        self.track = track
-        self.state = state
-        self.update = update
+    def on_eval_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
+        time.sleep(0.4)
 
     @override
-    def on_training_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        trainer.num_updates = self.update
-
-    @override
-    def on_train_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        self.track.load_state_dict(self.state)
+    def on_training_run_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        trainer.run_history.update_metric("afterthought", trainer.run_history.current_epoch)
 
 
-def test_a_resumed_run_goes_on_in_the_same_curve(tmp_path: Path) -> None:
-    """What an interrupted run had sent after its state was saved is replaced, and the settings stay as they are."""
-    track = tracker(tmp_path)
-    interrupt = Interrupt(track)
-    trainer = make_trainer(track, interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        trainer.train(DATASET, num_epochs=3, per_device_batch_size=10)
-    assert [step for step, _ in read_curves(tmp_path / "run")["train/loss"]] == [2, 4, 6, 8]
-    wait_for_the_next_file()
-
-    track = tracker(tmp_path)
-    trainer = make_trainer(track, Resume(track, interrupt.state, update=5))
-    trainer.train(DATASET, num_epochs=1, per_device_batch_size=10)
-
+def test_evaluations_do_not_slow_the_training_down(tmp_path: Path) -> None:
+    """The speed is that of the training alone, and a metric that is recorded behind the tracker's back is sent too."""
+    trainer = make_trainer(tracker(tmp_path), StepBasedEvaluationCallback(1), SlowEvaluation())
+    trainer.train(make_regression(10), num_epochs=1, eval_dataset=make_regression(2), per_device_batch_size=5)
     curves = read_curves(tmp_path / "run")
-    assert [step for step, _ in curves["train/loss"]] == [2, 4, 6, 8]
-    assert [step for step, _ in curves["train_loss_epoch"]] == [3, 8]
-    assert len(read_configs(tmp_path / "run")) == 1
+    ((_, speed),) = curves["train/samples_per_second"]
+    assert speed > 10 / 0.4
+    assert curves["afterthought"] == [(2, 1)]
 
 
 def test_each_parameter_group_has_its_rate(tmp_path: Path) -> None:

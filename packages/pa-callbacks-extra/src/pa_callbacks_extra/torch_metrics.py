@@ -21,7 +21,7 @@ from pa_callbacks_extra.metric_states import (
 )
 from pa_core.any_trainer import AnyTrainer
 from pa_core.callbacks.base import TrainerCallback
-from pa_core.distributed import gather_objects, num_processes
+from pa_core.distributed import gather_objects, num_processes, rank
 from pa_core.errors import ConfigurationError, UnsupportedConfigurationError
 
 if TYPE_CHECKING:
@@ -253,7 +253,7 @@ class TorchMetricsCallback(TrainerCallback[AnyTrainer, BatchT_contra, OutputT_co
             )
         elif len(processes) == num_processes():
             self._earlier = list(state_dict["earlier"])
-            put_back(self.train_metrics, processes[_rank()])
+            put_back(self.train_metrics, processes[rank()])
         else:
             self._earlier = with_samples
 
@@ -281,10 +281,6 @@ class TorchMetricsCallback(TrainerCallback[AnyTrainer, BatchT_contra, OutputT_co
         for name in self._own_names & set(history.get_metric_names()):
             if _num_values(history, name) > self._num_recorded.get(name, 0):
                 raise _collision(name, "another callback, or the trainer")
-
-
-def _rank() -> int:
-    return torch.distributed.get_rank() if num_processes() > 1 else 0
 
 
 def _num_values(history: RunHistory, name: str) -> int:

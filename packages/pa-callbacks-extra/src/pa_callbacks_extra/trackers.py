@@ -124,6 +124,7 @@ class TrackerCallback(LogMetricsCallback):
         self._open: ExperimentTrackers | None = None
         self._run_ids: dict[str, str] = {}
         self._stored_config: dict[str, bool | int | float | str] | None = None
+        self._last_step = 0
         self._updates_of_earlier_runs = 0
         self._updates_of_this_run = 0
         self._window = _Window()
@@ -144,7 +145,7 @@ class TrackerCallback(LogMetricsCallback):
     @override
     def on_evaluation_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         """Open the trackers."""
-        self._open_trackers(trainer)
+        self._open_trackers()
 
     @override
     def on_train_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
@@ -159,14 +160,15 @@ class TrackerCallback(LogMetricsCallback):
     def on_train_step_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         """Open the trackers before the first step: a run that is resumed has its state only since a moment ago."""
         if self._open is None or self._stored_config is None:
-            opened = self._open_trackers(trainer)
+            opened = self._open_trackers()
             if self._stored_config is None:
                 self._stored_config = flatten_config({**trainer.run_config.to_dict(), **self.config})
                 opened.store_config(self._stored_config)
 
     @override
     def on_training_run_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Finish the trackers."""
+        """Send what is left, and finish the trackers."""
+        self.on_training_run_epoch_end(trainer)
         self._send(self._under_way.wait_for_all())
         self._finish_trackers()
 
@@ -181,7 +183,7 @@ class TrackerCallback(LogMetricsCallback):
         """Finish the trackers; what is still on an accelerator is not waited for."""
         self._finish_trackers()
 
-    def _open_trackers(self, trainer: AnyTrainer) -> ExperimentTrackers:
+    def _open_trackers(self) -> ExperimentTrackers:
         if self._open is None:
             self._open = open_trackers(
                 self.tracker_names,
@@ -190,7 +192,7 @@ class TrackerCallback(LogMetricsCallback):
                 config=self._stored_config,
                 init_kwargs=self.init_kwargs,
                 run_ids=self._run_ids,
-                last_step=self._updates_of_earlier_runs + trainer.num_updates,
+                last_step=self._last_step,
             )
             self._run_ids |= self._open.run_ids
         return self._open
@@ -207,7 +209,9 @@ class TrackerCallback(LogMetricsCallback):
         """Send metrics of the run history, behind everything that was to be sent before."""
         self._send(self._under_way.wait_for_all())
         values = {**metrics, "epoch": trainer.run_history.current_epoch}
-        self._open_trackers(trainer).log(values, self._updates_of_earlier_runs + trainer.num_updates)
+        opened = self._open_trackers()
+        self._last_step = self._updates_of_earlier_runs + trainer.num_updates
+        opened.log(values, self._last_step)
 
     # What is sent every few updates
 
@@ -281,17 +285,20 @@ class TrackerCallback(LogMetricsCallback):
             report.values[name] = value
             report.num_missing -= 1
             if report.num_missing == 0 and self._open is not None:
+                self._last_step = report.step
                 self._open.log(report.values, report.step)
 
     # What a resumed run goes on from
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the x axis is, and which runs the trackers go on with: only the first process knows those."""
+        """Return where the x axis is and what was sent by now: what is sent later, a resumed run sends again."""
+        self._send(self._under_way.wait_for_all())
         totals = self._window.loss_totals
         return {
             "updates_of_earlier_runs": self._updates_of_earlier_runs,
             "loss_totals": None if totals is None else [float(total) for total in totals],
             "stored_config": self._stored_config,
+            "last_step": self._last_step,
             "run_ids": dict(self._run_ids),
         }
 
@@ -302,6 +309,7 @@ class TrackerCallback(LogMetricsCallback):
         self._updates_of_earlier_runs = state_dict["updates_of_earlier_runs"]
         self._updates_of_this_run = 0
         self._stored_config = state_dict["stored_config"]
+        self._last_step = state_dict["last_step"]
         self._run_ids = dict(state_dict["run_ids"])
 
 

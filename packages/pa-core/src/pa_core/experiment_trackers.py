@@ -159,8 +159,8 @@ def open_trackers(
         init_kwargs: For each tracker by its name, further arguments of its own, which win over ours.
         run_ids: The ``run_ids`` of trackers that were open before: their runs go on, with MLflow, TensorBoard, Trackio
             and Weights & Biases. Others begin a new run.
-        last_step: For runs that go on, the step after which they do. What a tracker recorded later belongs to
-            updates that are made again.
+        last_step: For runs that go on, the last step that belongs to them. What was recorded for later ones before
+            an interruption is recorded again; TensorBoard leaves out the first recording.
 
     Raises:
         ConfigurationError: A name is wrong, or a tracker refuses its arguments.
