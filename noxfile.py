@@ -132,7 +132,7 @@ class Cell:
 
 DISTRIBUTIONS = (
     Distribution("pa-core", "pa_core", extras=("examples", "plot"), test_requirements=("pandas",)),
-    Distribution("pa-schedulers", "pa_schedulers"),
+    Distribution("pa-schedulers", "pa_schedulers", extras=("plot",)),
     Distribution("pa-finetuning", "pa_finetuning", test_requirements=("accelerate",)),
     Distribution("pa-callbacks-extra", "pa_callbacks_extra", extras=("torchmetrics",)),
     Distribution("pa-compat", "pytorch_accelerated"),
