@@ -6,6 +6,7 @@ states that may not be read.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import subprocess
@@ -13,7 +14,7 @@ import sys
 import tempfile
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 import pytest
@@ -70,8 +71,8 @@ def limited_files(folder: Path) -> None:
     for limit in limits:
 
         def attempt(limit: int = limit) -> None:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-            expect_failure(path, 1000, "Free some space")
+            with small_files(limit):
+                expect_failure(path, 1000, "Free some space")
 
         in_child(attempt)
         check_untouched(path)
@@ -105,9 +106,9 @@ def forbidden_folder(folder: Path) -> None:
     folder.chmod(0o555)
 
     def attempt() -> None:
-        obey_permissions()
-        expect_failure(path, 10, "Choose another folder")
-        expect_failure(folder / "other" / "state", 10, "Choose another folder")
+        with obeyed_permissions():
+            expect_failure(path, 10, "Choose another folder")
+            expect_failure(folder / "other" / "state", 10, "Choose another folder")
 
     in_child(attempt)
     folder.chmod(0o755)
@@ -123,23 +124,36 @@ def unreadable_state(folder: Path) -> None:
     (folder / "state_3_update_1").chmod(0)
 
     def attempt() -> None:
-        obey_permissions()
-        state, skipped = newest_valid(folder)
-        assert state is not None
-        assert state.summary["update"] == 1
-        assert [entry.path.name for entry in skipped] == ["state_3_update_1", "state_2_update_1"]
-        assert all("Permission denied" in entry.reason for entry in skipped), skipped
-        assert StateFolder(folder).next_sequence() == 4
+        with obeyed_permissions():
+            state, skipped = newest_valid(folder)
+            assert state is not None
+            assert state.summary["update"] == 1
+            assert [entry.path.name for entry in skipped] == ["state_3_update_1", "state_2_update_1"]
+            assert all("Permission denied" in entry.reason for entry in skipped), skipped
+            assert StateFolder(folder).next_sequence() == 4
 
     in_child(attempt)
     (folder / "state_3_update_1").chmod(0o755)
     sys.stdout.write("unreadable state: 2\n")
 
 
-def obey_permissions() -> None:
+@contextlib.contextmanager
+def small_files(limit: int) -> Generator[None]:
+    """Let writing fail beyond this many bytes of a file."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@contextlib.contextmanager
+def obeyed_permissions() -> Generator[None]:
     """Be somebody whom permissions stop."""
-    if os.getuid() == 0:
-        os.setuid(NOBODY)
+    before = os.geteuid()
+    if before == 0:
+        os.seteuid(NOBODY)
+    yield
+    os.seteuid(before)
 
 
 def main() -> None:
