@@ -12,6 +12,7 @@ from torch import nn
 from typing_extensions import override
 
 from pa_callbacks_extra.model_ema import ModelEma, check_decay
+from pa_callbacks_extra.sync_batch_norm_layers import restore_layers
 from pa_callbacks_extra.tensor_pairs import named_tensors
 from pa_core.any_trainer import AnyTrainer
 from pa_core.callbacks.base import CallbackHandler, CallbackLike
@@ -40,8 +41,8 @@ class ModelEmaCallback(SaveBestModelCallback):
     On several processes the average is the same on all of them; its buffers, such as the running statistics of batch
     norm layers, are those of the first process.
 
-    Place it behind the callbacks whose metrics are part of the evaluation, and before those that log metrics, stop
-    early, or convert layers to ``SyncBatchNorm``.
+    Place it behind the callbacks whose metrics are part of the evaluation, and before those that log metrics or stop
+    early. It does not matter whether it stands before ``ConvertSyncBatchNormCallback`` or behind it.
 
     Args:
         decay: How much of the average each optimizer update keeps, from 0 to 1. It looks back over about
@@ -152,6 +153,7 @@ class ModelEmaCallback(SaveBestModelCallback):
         """Take note of what the model is made of, before its methods are replaced for mixed precision."""
         model = trainer.get_model(keep_torch_compile=False)
         self._users_model = copy.deepcopy(model, {id(tensor): tensor for tensor in named_tensors(model).values()})
+        restore_layers(self._users_model)
 
     @override
     def on_evaluation_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:

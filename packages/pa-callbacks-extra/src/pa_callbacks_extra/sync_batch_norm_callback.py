@@ -1,0 +1,120 @@
+"""Batch norm over all processes of a run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+from typing_extensions import override
+
+from pa_callbacks_extra.sync_batch_norm_layers import Participants, restore_layers, synchronise_layers
+from pa_core.any_trainer import AnyTrainer
+from pa_core.callbacks.base import TrainerCallback
+from pa_core.data.user_loader import innermost, is_keyed
+from pa_core.distributed import num_processes
+
+__all__ = ["ConvertSyncBatchNormCallback"]
+
+
+class ConvertSyncBatchNormCallback(TrainerCallback):
+    """Makes batch norm layers normalise over the batches of all processes in a run.
+
+    With small batches on many processes, each of them would normalise by a few samples. With this callback, training
+    on two processes with batches of 16 is training on one with batches of 32, up to rounding: outputs, gradients and
+    running statistics are the same, also where the last batch is smaller or does not reach all processes.
+
+    On an accelerator the layers are ``torch.nn.SyncBatchNorm`` during the run. On a CPU, where that class refuses to
+    run, they are layers of ours with the same state and the same results. Afterwards the model has its own layers
+    again, however the run ended; while it lasts, they keep their parameters, buffers, hooks and methods. On one
+    process nothing is converted.
+
+    In evaluation mode nothing is exchanged: layers without running statistics then normalise by the batch of their own
+    process, as torch's do.
+
+    Every process has to call the model equally often in a training step. A ``StopTrainingError`` that only one process
+    raises must therefore not come out of ``calculate_train_batch_loss``; raise it in a callback.
+
+    Raises:
+        UnsupportedConfigurationError: A layer is derived from a batch norm layer of torch and has a forward of its own,
+            which would be lost.
+
+    Example:
+        >>> import torch
+        >>> from pa_callbacks_extra import ConvertSyncBatchNormCallback
+        >>> from pa_core import Trainer
+        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1))
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> samples = torch.utils.data.TensorDataset(torch.randn(16, 2), torch.randn(16, 1))
+        >>> trainer = Trainer(model, torch.nn.MSELoss(), optimizer, callbacks=[ConvertSyncBatchNormCallback])
+        >>> trainer.train(samples, num_epochs=1)  # the same script trains on several processes
+        >>> type(model[1]).__name__
+        'BatchNorm1d'
+    """
+
+    def __init__(self) -> None:
+        self._participants: Participants | None = None
+        self._converted: nn.Module | None = None
+        self._next_step = 0
+
+    @override
+    def on_prepare_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        """Convert the layers, if there are several processes."""
+        self._restore()
+        if num_processes() == 1:
+            return
+        has_accelerator = trainer.device.type != "cpu"
+        participants = Participants(shares_group=has_accelerator)
+        model = trainer.get_model(keep_torch_compile=False)
+        synchronise_layers(model, participants, uses_torch=has_accelerator)
+        self._participants, self._converted = participants, model
+
+    @override
+    def on_train_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        """Begin to count steps, and prepare for the last one, which may not reach all processes."""
+        self._next_step = 0
+        loader = innermost(trainer.train_dataloader)
+        if self._participants is not None and is_keyed(loader):
+            self._participants.connect_first(_processes_with_samples(trainer, len(loader.split) - 1))
+
+    @override
+    def on_train_step_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        """Leave out the processes that have no sample in this step, and do not call the model."""
+        if self._participants is not None:
+            self._participants.choose_first(_processes_with_samples(trainer, self._next_step))
+        self._next_step += 1
+
+    @override
+    def on_train_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        """Let all processes take part again."""
+        if self._participants is not None:
+            self._participants.choose_first(num_processes())
+
+    @override
+    def on_training_run_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        """Give the model its own layers again."""
+        self._restore()
+
+    @override
+    def on_evaluation_run_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        """Give the model its own layers again."""
+        self._restore()
+
+    @override
+    def on_exception(self, trainer: AnyTrainer, exception: BaseException, **kwargs: Any) -> None:
+        """Give the model its own layers again."""
+        self._restore()
+
+    def _restore(self) -> None:
+        if self._converted is not None:
+            restore_layers(self._converted)
+        self._participants = self._converted = None
+
+
+def _processes_with_samples(trainer: AnyTrainer, step: int) -> int:
+    """The number of processes that have samples in a step; they are the first ones, and in most steps all."""
+    loader = innermost(trainer.train_dataloader)
+    count = num_processes()
+    # Loaders of the user's own give each process a batch in each step.
+    while is_keyed(loader) and count > 1 and len(loader.split.piece(step, count - 1)) == 0:
+        count -= 1
+    return count

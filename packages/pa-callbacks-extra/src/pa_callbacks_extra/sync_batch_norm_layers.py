@@ -1,0 +1,172 @@
+"""Batch norm layers of a model that normalise over several processes for the length of a run."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, Self, cast
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from typing_extensions import override
+
+from pa_callbacks_extra.sync_batch_norm import BatchStatistics, normalise
+from pa_core.errors import UnsupportedConfigurationError
+
+__all__ = ["Participants", "restore_layers", "synchronise_layers"]
+
+# torch annotates these only in part
+_collectives: Any = dist
+_not_compiled = cast("Callable[..., Any]", torch.compiler.disable)  # pyright: ignore[reportUnknownMemberType]
+
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+_FORWARDS = (nn.BatchNorm1d.forward, nn.SyncBatchNorm.forward)
+
+# Groups are kept as long as processes are connected: one that is made anew could meet what is left of the last one.
+_groups: WeakKeyDictionary[dist.ProcessGroup, dict[int, dist.ProcessGroup]] = WeakKeyDictionary()
+
+
+class Participants:
+    """The processes whose batches are normalised together at present: the first so many of all.
+
+    Every process must construct this; at first all of them take part.
+
+    Args:
+        shares_group: Whether they exchange statistics in the process group that gradients are exchanged in. A group of
+            their own keeps the two apart, whatever order they come in; on an accelerator it would take memory.
+
+    Attributes:
+        group: Their process group.
+    """
+
+    def __init__(self, *, shares_group: bool) -> None:
+        self._world = cast("dist.ProcessGroup", dist.group.WORLD)
+        self._of_first = _groups.setdefault(self._world, {})
+        self._everyone = self._world if shares_group else self._connect(self._world.size())
+        self.group: dist.ProcessGroup = self._everyone
+
+    def connect_first(self, count: int) -> None:
+        """Make it possible that only the first processes take part; every process must call this.
+
+        Args:
+            count: Their number.
+        """
+        if count < self._world.size():
+            self._connect(count)
+
+    def choose_first(self, count: int) -> None:
+        """Normalise the batches of the first processes together, which ``connect_first`` has connected.
+
+        Args:
+            count: Their number.
+        """
+        self.group = self._everyone if count == self._world.size() else self._of_first[count]
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Self:
+        """A copied layer normalises with the same processes."""
+        return self
+
+    def _connect(self, count: int) -> dist.ProcessGroup:
+        if count not in self._of_first:
+            self._of_first[count] = _collectives.new_group(list(range(count)))
+        return self._of_first[count]
+
+
+def synchronise_layers(model: nn.Module, participants: Participants, *, uses_torch: bool) -> None:
+    """Make the batch norm layers of a model normalise over the participants, in place.
+
+    The layers stay the objects that they are, with their parameters, buffers and hooks; only their class changes.
+
+    Args:
+        model: The model.
+        participants: Those who normalise together.
+        uses_torch: Whether the layers become ``torch.nn.SyncBatchNorm``, which needs an accelerator.
+
+    Raises:
+        UnsupportedConfigurationError: A layer normalises in its own way; none was converted.
+    """
+    for layer in [module for module in model.modules() if _is_convertible(module)]:
+        vars(layer)["participants"] = participants
+        # mypy takes the hash of modules for that of their classes
+        layer.__class__ = _synchronised_class(cast("Any", type(layer)), uses_torch)
+
+
+def restore_layers(model: nn.Module) -> None:
+    """Undo ``synchronise_layers``.
+
+    Args:
+        model: The model, or a copy of it.
+    """
+    for layer in model.modules():
+        original: type[nn.Module] | None = getattr(type(layer), "converted_from", None)
+        if original is not None:
+            layer.__class__ = original
+            del vars(layer)["participants"]
+
+
+def _is_convertible(module: nn.Module) -> bool:
+    if not isinstance(module, _BATCH_NORMS):
+        return False
+    if type(module).forward in _FORWARDS and "forward" not in vars(module):
+        return True
+    raise UnsupportedConfigurationError(
+        "A batch norm layer that has a forward of its own would lose it when it is converted.",
+        given=f"a layer of class {type(module).__qualname__}",
+        expected="layers that normalise as torch's do",
+        do="Synchronise such layers yourself, and leave ConvertSyncBatchNormCallback out.",
+    )
+
+
+@functools.cache
+def _synchronised_class(original: type[nn.Module], uses_torch: bool) -> type[nn.Module]:
+    """Derive from the layer's own class, so that it still is an instance of it and has all of its methods."""
+    is_torchs_own = issubclass(original, nn.SyncBatchNorm)
+    members: dict[str, Any] = {"converted_from": original}
+    bases: tuple[type[nn.Module], ...]
+    if uses_torch:
+        bases = (original,) if is_torchs_own else (nn.SyncBatchNorm, original)
+        members["process_group"] = property(lambda layer: layer.participants.group)
+    else:
+        # Not derived from torch's own: DistributedDataParallel refuses to wrap such layers on a CPU.
+        bases = (_SynchronisedBatchNorm, nn.BatchNorm1d if is_torchs_own else original)
+        members["_check_input_dim"] = cast("Any", original)._check_input_dim
+        # In a compiled model too, Python exchanges the statistics. Wrapping for several processes loads the compiler.
+        members["forward"] = _not_compiled(_SynchronisedBatchNorm.forward)
+    return type(f"Synchronised{original.__name__}", bases, members)
+
+
+class _SynchronisedBatchNorm(nn.Module):
+    """What a batch norm layer of any class does instead of its own forward, where there is no accelerator."""
+
+    participants: Participants
+    weight: nn.Parameter | None
+    bias: nn.Parameter | None
+    eps: float
+    momentum: float | None
+    track_running_stats: bool
+    running_mean: Tensor
+    running_var: Tensor
+    num_batches_tracked: Tensor
+
+    @override
+    def forward(self, input: Tensor) -> Tensor:
+        group = self.participants.group
+        if not self.training or group.size() == 1:
+            return cast("Tensor", super().forward(input))
+        cast("Any", self)._check_input_dim(input)
+        statistics = BatchStatistics(input, group)
+        if statistics.count <= 1:
+            raise ValueError(f"Expected more than 1 value per channel when training, got input size {input.size()}")
+        if self.track_running_stats:
+            self._track(statistics)
+        return normalise(input, self.weight, self.bias, statistics, self.eps)
+
+    @torch.no_grad()
+    def _track(self, statistics: BatchStatistics) -> None:
+        self.num_batches_tracked.add_(1)
+        share = 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+        unbiased = statistics.variance * (statistics.count / (statistics.count - 1))
+        for running, of_batch in ((self.running_mean, statistics.mean), (self.running_var, unbiased)):
+            running.copy_(running.to(of_batch.dtype).lerp(of_batch, share))
