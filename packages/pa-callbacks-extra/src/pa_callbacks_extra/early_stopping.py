@@ -85,8 +85,8 @@ class EarlyStoppingCallback(TrainerCallback):
         self.watch_metric = watch_metric
         self.greater_is_better = greater_is_better
         self.reset_on_train = reset_on_train
-        self.best = BestMetric(greater_is_better, min_change=early_stopping_threshold)
-        self.epochs_without_improvement = 0
+        self.best: BestMetric = BestMetric(greater_is_better, min_change=early_stopping_threshold)
+        self.epochs_without_improvement: int = 0
 
     @override
     def on_training_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:

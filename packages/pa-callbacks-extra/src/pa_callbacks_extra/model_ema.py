@@ -76,8 +76,8 @@ class ModelEma(nn.Module):
         check_decay(decay)
         self.decay = decay
         self.warm_up = warm_up
-        self.num_updates = 0
-        self.module = _independent_copy(_without_wrappers(model))
+        self.num_updates: int = 0
+        self.module: nn.Module = _independent_copy(_without_wrappers(model))
         self._copied = _names_without_average(_without_wrappers(model))
         self._pairs: WeakKeyDictionary[nn.Module, TensorPairs] | None = None
 

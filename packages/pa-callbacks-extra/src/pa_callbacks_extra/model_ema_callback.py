@@ -15,7 +15,7 @@ from pa_callbacks_extra.model_ema import ModelEma, check_decay
 from pa_callbacks_extra.sync_batch_norm_layers import restore_layers
 from pa_callbacks_extra.tensor_pairs import named_tensors
 from pa_core.any_trainer import AnyTrainer
-from pa_core.callbacks.base import CallbackHandler, CallbackLike
+from pa_core.callbacks.base import CallbackHandler, CallbackLike, TrainerCallback
 from pa_core.callbacks.saving import SaveBestModelCallback
 from pa_core.distributed import broadcast_buffers
 from pa_core.errors import ConfigurationError
@@ -111,7 +111,7 @@ class ModelEmaCallback(SaveBestModelCallback):
         self.decay = decay
         self.evaluate_during_training = evaluate_during_training
         self.model_ema = model_ema
-        self.callbacks = CallbackHandler(callbacks).callbacks
+        self.callbacks: list[TrainerCallback[AnyTrainer, Any, Any]] = CallbackHandler(callbacks).callbacks
         self.update_every_n_steps = update_every_n_steps
         self._ema: ModelEma | None = None
         self._users_model: nn.Module | None = None

@@ -48,9 +48,9 @@ class BatchStatistics:
         of_each_process = torch.stack(gathered)
         means, variances = of_each_process[:, :channels], of_each_process[:, channels:-1]
         counts = of_each_process[:, -1:]
-        self.count = float(counts.sum())
-        self.mean = (means * counts).sum(0) / self.count
-        self.variance = ((variances + (means - self.mean).square()) * counts).sum(0) / self.count
+        self.count: float = float(counts.sum())
+        self.mean: Tensor = (means * counts).sum(0) / self.count
+        self.variance: Tensor = ((variances + (means - self.mean).square()) * counts).sum(0) / self.count
 
 
 def normalise(

@@ -115,7 +115,7 @@ class TrackerCallback(LogMetricsCallback):
         every_n_updates: int = 50,
     ) -> None:
         check_count("every_n_updates", every_n_updates)
-        self.tracker_names = require_trackers(trackers)
+        self.tracker_names: tuple[str, ...] = require_trackers(trackers)
         self.project_name = project_name
         self.logging_dir = logging_dir
         self.config = config

@@ -40,7 +40,7 @@ class ItemShares:
     def __init__(self, num_processes: int, nominal: float | None = None) -> None:
         self._num_processes = num_processes
         self.nominal = nominal
-        self.total_of_process = 0.0
+        self.total_of_process: float = 0.0
 
     def weigh(self, items: int) -> float:
         """Return the factor on the mean loss of a batch, and count its items.

@@ -35,7 +35,9 @@ class TinyClassifier(nn.Module):
     ) -> None:
         super().__init__()
         norm = nn.BatchNorm1d(hidden) if batch_norm else nn.Identity()
-        self.layers = nn.Sequential(nn.Linear(num_features, hidden), norm, nn.ReLU(), nn.Linear(hidden, num_classes))
+        self.layers: nn.Sequential = nn.Sequential(
+            nn.Linear(num_features, hidden), norm, nn.ReLU(), nn.Linear(hidden, num_classes)
+        )
 
     @override
     def forward(self, inputs: Tensor) -> Tensor:

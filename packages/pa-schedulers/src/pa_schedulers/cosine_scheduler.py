@@ -96,8 +96,8 @@ class CosineLrScheduler(StatefulSchedulerBase):
         _require_room_for_all(total_num_epochs, num_warmup_epochs, num_cooldown_epochs)
         super().__init__(optimizer, param_group_field="lr")
         num_cosine_epochs = total_num_epochs - num_warmup_epochs - num_cooldown_epochs
-        self.num_warmup_updates = num_warmup_epochs * num_update_steps_per_epoch
-        self.num_cosine_updates = num_cosine_epochs * num_update_steps_per_epoch
+        self.num_warmup_updates: int = num_warmup_epochs * num_update_steps_per_epoch
+        self.num_cosine_updates: int = num_cosine_epochs * num_update_steps_per_epoch
         self.k_decay = k_decay
         self.lr_min = lr_min
         self.min_lr_ratio = min_lr_ratio

@@ -65,10 +65,10 @@ class WSDCheckpointCallback(TrainerCallback):
         save_scheduler: bool = True,
         initial_checkpoint: str | Path | None = None,
     ) -> None:
-        self.save_dir = Path(save_dir)
+        self.save_dir: Path = Path(save_dir)
         self.save_optimizer = save_optimizer
         self.save_scheduler = save_scheduler
-        self.initial_checkpoint = None if initial_checkpoint is None else Path(initial_checkpoint)
+        self.initial_checkpoint: Path | None = None if initial_checkpoint is None else Path(initial_checkpoint)
 
     @override
     def on_training_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:

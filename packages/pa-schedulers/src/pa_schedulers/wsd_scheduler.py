@@ -159,7 +159,7 @@ class WSDLrScheduler(StatefulSchedulerBase):
         _require_room_for_warmup(num_warmup_steps, first)
         super().__init__(optimizer, param_group_field="lr")
         self.total_steps = steps
-        self.num_warmup_steps = num_warmup_steps
+        self.num_warmup_steps: int = num_warmup_steps
         self.decay_phase_ratio = decay_phase_ratio
         self.lr_min = lr_min
         self.warmup_starting_lr = warmup_starting_lr

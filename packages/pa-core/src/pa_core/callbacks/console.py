@@ -358,7 +358,7 @@ class _Reading(NamedTuple):
 class _TerminalBar(ProgressDisplay):
     """A bar of tqdm, on a terminal or in a notebook."""
 
-    seconds_between = 0.1
+    seconds_between: float = 0.1
 
     def __init__(self, title: str, total: int, stream: TextIO, keeps_last: bool) -> None:
         self._bar = _bar_class()(

@@ -137,7 +137,7 @@ class PlainLines(ProgressDisplay):
         keeps_last: Whether there is a line at the end of the epoch.
     """
 
-    seconds_between = 30.0  # the log of a day has some thousand lines
+    seconds_between: float = 30.0  # the log of a day has some thousand lines
 
     def __init__(self, title: str, total: int, stream: TextIO, keeps_last: bool) -> None:
         self._title = title

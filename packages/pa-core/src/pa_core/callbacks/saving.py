@@ -75,7 +75,7 @@ class SaveBestModelCallback(TrainerCallback):
         self.save_optimizer = save_optimizer
         self.save_scheduler = save_scheduler
         self.load_saved_checkpoint = load_saved_checkpoint
-        self.best = BestMetric(greater_is_better)
+        self.best: BestMetric = BestMetric(greater_is_better)
 
     @override
     def on_training_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:

@@ -93,7 +93,7 @@ class SaveTrainingStateCallback(TrainerCallback):
                 expected="a positive number, or None",
                 do="Pass save_every_n_seconds=600 to save every ten minutes, for example.",
             )
-        self.save_dir = Path(save_dir)
+        self.save_dir: Path = Path(save_dir)
         self.save_every_n_epochs = save_every_n_epochs
         self.save_every_n_steps = save_every_n_steps
         self.save_every_n_seconds = save_every_n_seconds

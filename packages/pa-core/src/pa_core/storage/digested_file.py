@@ -20,7 +20,7 @@ class DigestingWriter:
     def __init__(self, file: BufferedWriter) -> None:
         self._file = file
         self._hash = hashlib.sha256()
-        self.size = 0
+        self.size: int = 0
         """The bytes written so far."""
 
     @property

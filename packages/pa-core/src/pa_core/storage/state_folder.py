@@ -62,7 +62,7 @@ class StateFolder:
     """
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
+        self.path: Path = Path(path)
 
     def records(self) -> list[StateRecord]:
         """List the states, oldest first, with the problems that manifests and file sizes reveal.

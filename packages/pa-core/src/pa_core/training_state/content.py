@@ -107,8 +107,8 @@ class SavedRun:
         self._state = state
         self._parts: Mapping[str, Any] = state.parts
         run: Mapping[str, Any] = self._parts["run"]
-        self.name = str(state.summary["run"])
-        self.position = Position.from_dict(run["position"])
+        self.name: str = str(state.summary["run"])
+        self.position: Position = Position.from_dict(run["position"])
         self.seed: int = run["seed"]
         self.algorithm: str | None = run["algorithm"]
         self.settings: Mapping[str, Any] = run["settings"]

@@ -70,7 +70,7 @@ class StateSaver:
     """
 
     def __init__(self) -> None:
-        self.run = secrets.token_hex(8)
+        self.run: str = secrets.token_hex(8)
         self._requests: list[StateRequest] = []
         self._writes_in_background = False
         self._pool: HostPool | None = None
