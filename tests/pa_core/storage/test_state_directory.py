@@ -248,6 +248,15 @@ def test_another_format_is_refused(tmp_path: Path) -> None:
         read_state(tmp_path / "state")
 
 
+def test_documents_of_another_kind_are_refused(tmp_path: Path) -> None:
+    """A list in place of the documents, with a manifest that fits, is refused like any other damage."""
+    _write(tmp_path / "state")
+    (tmp_path / "state" / "state.json").write_bytes(b"[]")
+    _with_files_of(tmp_path / "state", {})
+
+    _expect_damage(tmp_path / "state", "state.json")
+
+
 class _Poison:
     """Something that leaves a trace when it is unpickled."""
 
@@ -545,3 +554,28 @@ def test_a_disk_that_fails_costs_nothing(launch: Launch) -> None:
     assert "full disk: " in launched.output
     assert "forbidden folder: 2" in launched.output
     assert "unreadable state: 2" in launched.output
+
+
+def test_writing_needs_no_second_copy_of_the_tensors(launch: Launch, tmp_path: Path) -> None:
+    """Whoever trains a model that just fits into memory can save it, and load it into as much again."""
+    script = """
+import resource, sys
+import torch
+from pa_core.storage import read_state, write_state
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+
+parts = {"model": {number: torch.ones(5_000_000) for number in range(8)}}
+summary = {"run": "first", "sequence": 1, "update": 1, "epoch": 1, "complete": False}
+write_state(sys.argv[1], {"model": torch.ones(3)}, summary)
+before = peak()
+write_state(sys.argv[1], parts, summary)
+print("written with", peak() - before, "MiB more")
+assert peak() - before < 30
+before = peak()
+state = read_state(sys.argv[1])
+print("read with", peak() - before, "MiB more")
+assert peak() - before < 160 + 30
+"""
+    assert launch(script, str(tmp_path / "state")).status == 0

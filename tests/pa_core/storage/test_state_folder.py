@@ -64,14 +64,18 @@ def test_states_are_listed_in_the_order_of_writing(tmp_path: Path) -> None:
 
 
 def test_what_is_no_state_is_not_listed(tmp_path: Path) -> None:
-    """Logs, files and hidden folders beside the states are none of them."""
+    """Logs, files, hidden folders and what merely looks alike are none of them, and hide none."""
     folder = StateFolder(tmp_path)
     _save(folder, [10])
+    (tmp_path / "state.json").touch()
+    (tmp_path / "web").mkdir()
+    (tmp_path / "web" / "manifest.json").write_text("{}")
     (tmp_path / "logs").mkdir()
     (tmp_path / "config.yaml").touch()
     shutil.copytree(tmp_path / "state_000001_update_10", tmp_path / ".staging.0123456789ab.cdef")
 
     assert [record.update for record in folder.records()] == [10]
+    assert _found(tmp_path) == (10, [])
 
 
 def test_a_listing_names_what_is_wrong(tmp_path: Path) -> None:
@@ -123,6 +127,8 @@ def test_one_state_is_found_by_its_own_path(tmp_path: Path) -> None:
     assert _found(first) == (None, [first.name])
     (second / "manifest.json").unlink()
     assert _found(second) == (None, [second.name])
+    second.rename(tmp_path / "best")
+    assert _found(tmp_path / "best") == (None, ["best"])
 
 
 def test_nothing_is_found_where_nothing_is(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -10,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from typing_extensions import TypeVar
 
@@ -173,8 +174,11 @@ def _read_folder(path: Path, folder: Path, *, verify: bool) -> State:
 
 
 def _read_documents(file: DigestingReader, size: int) -> dict[str, JsonValue]:
-    documents: dict[str, JsonValue] = json.loads(file.read(size))
-    return documents
+    documents: object = json.loads(file.read(size))
+    if not isinstance(documents, dict):
+        message = f"a {type(documents).__name__} instead of an object"
+        raise ValueError(message)
+    return cast("dict[str, JsonValue]", documents)
 
 
 def _read_file(
@@ -253,22 +257,22 @@ _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 def _cannot_write(target: Path, error: OSError) -> CheckpointError:
-    existing = next(folder for folder in target.parents if folder.exists())
     if error.errno in _FULL:
-        expected, advice = (
-            "room for the whole state beside those that are kept",
-            "Free some space, or keep fewer states.",
-        )
+        expected, do = "room for the whole state beside those that are kept", "Free some space, or keep fewer states."
     elif error.errno in _FORBIDDEN:
-        expected, advice = (
-            "a folder that this process may write to",
-            "Choose another folder, or change its permissions.",
-        )
+        expected, do = "a folder that this process may write to", "Choose another folder, or change its permissions."
     else:
-        expected, advice = "a disk that takes it", "See whether the disk is in order, or choose another folder."
+        expected, do = "a disk that takes it", "See whether the disk is in order, or choose another folder."
     return CheckpointError(
         "The training state could not be written; nothing that was there before is lost.",
-        given=f"{target}, on a disk with {shutil.disk_usage(existing).free:,} free bytes: {error}",
+        given=f"{target}{_free_space(target)}: {error}",
         expected=expected,
-        do=advice,
+        do=do,
     )
+
+
+def _free_space(target: Path) -> str:
+    for folder in target.parents:
+        with contextlib.suppress(OSError):  # the folder does not exist, or may not be looked at
+            return f", on a disk with {shutil.disk_usage(folder).free:,} free bytes"
+    return ""

@@ -11,7 +11,7 @@ from pa_core.errors import CheckpointError
 from pa_core.storage.manifest import MANIFEST, read_manifest
 from pa_core.storage.retention import states_to_remove
 from pa_core.storage.staging import discard, leftovers, located, replaced, shown_path
-from pa_core.storage.state_directory import DOCUMENTS, State, check_files, read_state
+from pa_core.storage.state_directory import DOCUMENTS, State, check_files, is_state, read_state
 from pa_core.storage.state_record import StateRecord, age
 
 __all__ = ["Skipped", "StateFolder", "newest_valid"]
@@ -83,7 +83,7 @@ class StateFolder:
                 expected="a folder",
                 do="Check the path and its permissions.",
             ) from error
-        return sorted((_record(path) for path in paths if _looks_like_state(path)), key=age)
+        return sorted((_record(path) for path in paths if _may_be_state(path)), key=age)
 
     def next_sequence(self) -> int:
         """Return 1 more than the highest sequence in the folder, or 1.
@@ -156,10 +156,12 @@ def newest_valid(path: str | Path) -> tuple[State | None, list[Skipped]]:
         CheckpointError: There is a file at the path, or a folder that cannot be read.
     """
     path = Path(path)
-    if _looks_like_state(path):
+    if _may_be_state(path):
         candidates = [path]
     else:
         candidates = [record.path for record in reversed(StateFolder(path).records())]
+        if not candidates and any((path / name).exists() for name in (MANIFEST, DOCUMENTS)):
+            candidates = [path]  # what is left of one state
     skipped: list[Skipped] = []
     for candidate in candidates:
         try:
@@ -169,16 +171,9 @@ def newest_valid(path: str | Path) -> tuple[State | None, list[Skipped]]:
     return None, skipped
 
 
-def _looks_like_state(path: Path) -> bool:
-    """Whether this is a state, or what is left of one."""
-    is_named = _NAME.fullmatch(path.name) is not None
-    try:
-        files = {entry.name for entry in located(path).iterdir()}
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except OSError:  # such as a folder that this process may not read
-        return is_named
-    return is_named or not files.isdisjoint((MANIFEST, DOCUMENTS))
+def _may_be_state(path: Path) -> bool:
+    """Whether this is a state, or a folder with the name of one that may have been one."""
+    return is_state(path) or (_NAME.fullmatch(path.name) is not None and located(path).is_dir())
 
 
 def _record(path: Path) -> StateRecord:
