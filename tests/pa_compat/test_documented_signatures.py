@@ -72,6 +72,7 @@ SIGNATURES = {
     **{
         f"callbacks.{name}": ""
         for name in (
+            "ConvertSyncBatchNormCallback",
             "LogMetricsCallback",
             "MoveModulesToDeviceCallback",
             "PrintProgressCallback",

@@ -92,6 +92,16 @@ def test_mixup_with_averaged_weights(shared_tmp_path: Path) -> None:
 
 
 @everywhere
+def test_averaged_weights_of_a_network_with_batch_norm() -> None:
+    """Statistics of all processes are averaged and evaluated with the weights; the model gets its own layers back."""
+    recorded = run("averaged_batch_norm.py")
+
+    losses = recorded["losses"]["ema_model_eval_loss_epoch"]
+    assert losses[-1] < losses[0] / 2
+    assert recorded["layers"].count("BatchNorm2d") == recorded["layers"].count("BatchNorm1d") == 1
+
+
+@everywhere
 def test_runs_that_are_interrupted_or_decay_on_the_way() -> None:
     """A run that failed goes on bit for bit; a schedule with two checkpoints saves both, and goes on from the first."""
     recorded = run("long_runs.py")
@@ -117,6 +127,7 @@ if PartialState().is_main_process:
     print("RESULTS", json.dumps(results))
 """
 EXACT = [
+    "averaged_batch_norm.py",
     "detection.py",
     "dict_batches.py",
     "long_runs.py",
@@ -129,7 +140,7 @@ EXACT = [
 def test_two_ranks_give_the_values_of_one_process(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the same samples in an update, losses and metrics on two ranks are those of one process.
 
-    The scripts use the trainer, schedulers, frozen layers, early stopping, the best model and training states.
+    The scripts use the trainer, schedulers, frozen layers, training states, early stopping, averages and batch norm.
     """
     paths = [str(SCRIPTS / script) for script in EXACT]
     launched = launch(RUN_ALL, "16", *paths, ranks=2)

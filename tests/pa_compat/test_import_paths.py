@@ -49,7 +49,7 @@ DOCUMENTED: dict[str, dict[ModuleType, list[str]]] = {
             "TrainerCallback",
             "get_default_callbacks",
         ],
-        pa_callbacks_extra: ["EarlyStoppingCallback", "ModelEmaCallback"],
+        pa_callbacks_extra: ["ConvertSyncBatchNormCallback", "EarlyStoppingCallback", "ModelEmaCallback"],
         pa_schedulers: ["WSDCheckpointCallback"],
     },
     "pytorch_accelerated.tracking": {pa_core: ["InMemoryRunHistory", "LossTracker", "RunHistory"]},

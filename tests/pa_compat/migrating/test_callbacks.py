@@ -14,6 +14,7 @@ from typing_extensions import override
 from pa_core import AnyTrainer, MetricNotFoundError
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import (
+    ConvertSyncBatchNormCallback,
     LogMetricsCallback,
     ModelEmaCallback,
     PrintProgressCallback,
@@ -22,10 +23,18 @@ from pytorch_accelerated.callbacks import (
 )
 from pytorch_accelerated.utils import ModelEma
 from tests.pa_compat.migrating.small_runs import make_trainer, samples
+from tests.pa_compat.test_documented_signatures import EVENTS
+
+PAGE = Path(__file__).parents[3] / "docs" / "migrating.md"
 
 
 def test_new_events() -> None:
-    """Each of the further events reaches a callback that has a method of this name."""
+    """The events that the page lists are those that are not documented, and a method of this name is called."""
+    (row,) = [line for line in PAGE.read_text().splitlines() if line.startswith("| `new_events`")]
+    documented = {*EVENTS, "new_events"}
+    listed = {name for name in re.findall(r"`(\w+)`", row) if name not in documented}
+    ours = {name for name in vars(TrainerCallback) if name.startswith("on_")}
+    assert listed == ours - documented
     called: list[str] = []
 
     class Fails(TrainerCallback):
@@ -137,6 +146,47 @@ def test_ema_end(shared_tmp_path: Path) -> None:
     saved = torch.load(shared_tmp_path / "ema.pt", weights_only=True)["model_state_dict"]["weight"]
     assert torch.equal(saved, cast("Any", average.ema.module.weight))
     assert not torch.equal(saved, weight)
+
+
+class NoteLayer(TrainerCallback):
+    """Notes of which class the last layer is in training."""
+
+    def __init__(self) -> None:
+        self.seen: set[type[nn.Module]] = set()
+
+    @override
+    def on_train_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
+        self.seen.add(type(list(trainer.get_model().modules())[-1]))
+
+
+def with_batch_norm() -> nn.Sequential:
+    """A layer, and batch norm behind it."""
+    torch.default_generator.manual_seed(0)
+    return nn.Sequential(nn.Linear(2, 1), nn.BatchNorm1d(1)).double()
+
+
+@pytest.mark.runs_on("two_ranks")
+def test_sync_on_cpu() -> None:
+    """The statistics of two processes with two samples each are those of four samples."""
+    torch.default_generator.manual_seed(0)
+    model = with_batch_norm()
+    expected = with_batch_norm()
+    expected(samples(4).tensors[0])
+    trainer = make_trainer(Trainer, ConvertSyncBatchNormCallback, model=model)
+    trainer.train(samples(4), 1, per_device_batch_size=2)
+    assert torch.allclose(dict(model.named_buffers())["1.running_mean"], expected.get_buffer("1.running_mean"))
+
+
+@pytest.mark.runs_on("one_process", "two_ranks")
+def test_sync_end() -> None:
+    """Other layers than its own are in the model while the run lasts on several processes, and not afterwards."""
+    note = NoteLayer()
+    model = with_batch_norm()
+    trainer = make_trainer(Trainer, ConvertSyncBatchNormCallback, note, model=model)
+    trainer.train(samples(4), 1, per_device_batch_size=2)
+    is_alone = trainer.run_config.num_processes == 1
+    assert (note.seen == {nn.BatchNorm1d}) == is_alone
+    assert type(model[1]) is nn.BatchNorm1d
 
 
 def test_console(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pa_callbacks_extra import EarlyStoppingCallback, ModelEmaCallback
+from pa_callbacks_extra import ConvertSyncBatchNormCallback, EarlyStoppingCallback, ModelEmaCallback
 from pa_core import (
     DEFAULT_CALLBACKS,
     CallbackHandler,
@@ -26,6 +26,7 @@ from pa_schedulers import WSDCheckpointCallback
 __all__ = [
     "DEFAULT_CALLBACKS",
     "CallbackHandler",
+    "ConvertSyncBatchNormCallback",
     "EarlyStoppingCallback",
     "LimitBatchesCallback",
     "LimitEvalStepsCallback",
