@@ -39,7 +39,7 @@ def read_mlflow(folder: Path) -> tuple[Points, dict[str, str]]:
     client = package("mlflow").MlflowClient(f"sqlite:///{folder / 'mlflow.db'}")
     (experiment,) = client.search_experiments(filter_string="name = 'digits'")
     (run,) = client.search_runs([experiment.experiment_id])
-    assert run.info.status == "FINISHED"
+    assert (run.info.status, run.info.run_name, run.data.tags["of"]) == ("FINISHED", "lr 0.1", "mine")
     names: list[str] = list(run.data.metrics)
     steps = {name: sorted(point.step for point in client.get_metric_history(run.info.run_id, name)) for name in names}
     return steps, dict(run.data.params)
@@ -91,6 +91,10 @@ def records_of_wandb(content: bytes) -> Iterator[bytes]:
 
 
 READERS = {"mlflow": read_mlflow, "trackio": read_trackio, "wandb": read_wandb}
+ARGUMENTS: dict[str, dict[str, Any]] = {
+    "mlflow": {"run_name": "lr 0.1", "tags": {"of": "mine"}},
+    "wandb": {"mode": "offline"},
+}
 
 
 @pytest.fixture
@@ -100,7 +104,6 @@ def without_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
     monkeypatch.setenv("GRADIO_ANALYTICS_ENABLED", "False")
-    monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
     return tmp_path
 
@@ -121,7 +124,8 @@ class FailOnce(TrainerCallback):
 @pytest.mark.parametrize("tracker", READERS)
 def test_runs_are_one_run_in_the_tracker(tracker: str, without_network: Path) -> None:
     """A run that failed, another one and an evaluation are one run with one axis, and the settings of the first."""
-    track = TrackerCallback(tracker, "digits", every_n_updates=2, config={"note": (1, None)})
+    arguments = {tracker: ARGUMENTS[tracker]} if tracker in ARGUMENTS else {}
+    track = TrackerCallback(tracker, "digits", every_n_updates=2, config={"note": (1, None)}, init_kwargs=arguments)
     model = nn.Linear(4, 1)
     trainer = Trainer(model, nn.MSELoss(), SGD(model.parameters(), lr=0.1), callbacks=[track, FailOnce()])
     dataset = make_regression(30)
