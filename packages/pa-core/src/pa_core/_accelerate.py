@@ -392,14 +392,14 @@ def forget_prepared_objects(accelerator: AcceleratorLike) -> None:
         prepared.clear()
 
 
-def launch_in_notebook(function: Callable[..., Any], args: tuple[Any, ...], **kwargs: Any) -> Any:
+def launch_in_notebook(function: Callable[..., object], args: tuple[object, ...], **kwargs: Any) -> None:
     """Call accelerate's ``notebook_launcher``, which leaves out the precision that it is given."""
     import accelerate
 
     untyped: Any = accelerate
     precision = {_PRECISION: kwargs["mixed_precision"]} if "mixed_precision" in kwargs else {}
     with untyped.utils.patch_environment(**precision):
-        return untyped.notebook_launcher(function, args, **kwargs)
+        untyped.notebook_launcher(function, args, **kwargs)
 
 
 class TrackerLike(Protocol):

@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 
 from pa_core.run_config import TrainerRunConfig
 from pa_core.tracking import LossTracker, RunHistory
-from pa_core.types import LossFunction, SizedIterable, StatefulScheduler, SupportsStateDict
+from pa_core.types import LossFunction, SizedIterable, StatefulScheduler, SupportsStateDict, TensorsT
 
 if TYPE_CHECKING:
     from pa_core.callbacks.base import CallbackHandler
@@ -94,11 +94,11 @@ class AnyTrainer(ABC):
         """Return the model without its distributed wrappers."""
 
     @abstractmethod
-    def gather(self, tensor: Any, padding_value: float | None = None) -> Any:
+    def gather(self, tensor: TensorsT, padding_value: float | None = None) -> TensorsT:
         """Return the tensors of all processes, concatenated along the first dimension."""
 
     @abstractmethod
-    def print(self, *args: Any, **kwargs: Any) -> None:
+    def print(self, *args: object, **kwargs: Any) -> None:
         """Print once per node."""
 
     @abstractmethod

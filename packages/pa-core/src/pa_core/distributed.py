@@ -21,6 +21,7 @@ from typing_extensions import override
 
 from pa_core import _accelerate
 from pa_core.errors import UnsupportedConfigurationError
+from pa_core.types import TensorsT
 
 __all__ = [
     "CallsOfStep",
@@ -129,7 +130,7 @@ def broadcast_buffers(module: nn.Module) -> None:
                 buffer.copy_(piece.view_as(buffer))
 
 
-def gather(data: Any, padding_value: float | None = None) -> Any:
+def gather(data: TensorsT, padding_value: float | None = None) -> TensorsT:
     """Return the tensors of all processes, concatenated along the first dimension in the order of the ranks.
 
     The first dimension may differ between processes; the other dimensions may not. A tensor without dimensions
@@ -143,15 +144,19 @@ def gather(data: Any, padding_value: float | None = None) -> Any:
     Raises:
         TypeError: Something in ``data`` is neither a tensor nor a container of tensors.
     """
+    return cast("TensorsT", _gather_nested(data, padding_value))
+
+
+def _gather_nested(data: object, padding_value: float | None) -> Any:
     if isinstance(data, Tensor):
         return _gather_tensor(data, padding_value)
     container: Any = data
     if isinstance(data, Mapping):
-        return type(container)({key: gather(value, padding_value) for key, value in container.items()})
+        return type(container)({key: _gather_nested(value, padding_value) for key, value in container.items()})
     if isinstance(data, tuple) and hasattr(container, "_fields"):
-        return type(container)(*(gather(value, padding_value) for value in container))
+        return type(container)(*(_gather_nested(value, padding_value) for value in container))
     if isinstance(data, (list, tuple)):
-        return type(container)(gather(value, padding_value) for value in container)
+        return type(container)(_gather_nested(value, padding_value) for value in container)
     raise TypeError(
         f"Given to gather: an object of type {type(data).__name__}. Expected: a tensor, or a nested list, tuple or "
         "mapping of tensors. Use gather_objects for other Python objects."

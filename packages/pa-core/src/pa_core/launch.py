@@ -3,29 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVarTuple, overload
 
 from pa_core import _accelerate
 
 __all__ = ["notebook_launcher"]
 
+_Arguments = TypeVarTuple("_Arguments")
 
+
+@overload
 def notebook_launcher(
-    function: Callable[..., Any], args: tuple[Any, ...] = (), num_processes: int | None = None, **kwargs: Any
-) -> Any:
+    function: Callable[[], object], args: tuple[()] = ..., num_processes: int | None = ..., **kwargs: Any
+) -> None: ...
+@overload
+def notebook_launcher(
+    function: Callable[[*_Arguments], object], args: tuple[*_Arguments], num_processes: int | None = ..., **kwargs: Any
+) -> None: ...
+def notebook_launcher(
+    function: Callable[..., object], args: tuple[object, ...] = (), num_processes: int | None = None, **kwargs: Any
+) -> None:
     """Run a training function from a notebook, in as many processes as asked for.
 
     Create the trainer inside the function: what a notebook has initialised on an accelerator cannot be shared with
     the processes that are started here.
 
     Args:
-        function: The function to run; it is called once in each process.
+        function: The function to run; it is called once in each process, and what it returns is dropped.
         args: Its positional arguments.
         num_processes: The number of processes; None leaves the choice to accelerate.
         **kwargs: Passed on to ``accelerate.notebook_launcher``, for example ``mixed_precision="bf16"``.
-
-    Returns:
-        What accelerate returns: nothing of the function's own.
 
     Example:
         >>> def main(epochs: int) -> None:
@@ -34,4 +41,4 @@ def notebook_launcher(
         Launching training on CPU.
         training for 3 epochs
     """
-    return _accelerate.launch_in_notebook(function, args, num_processes=num_processes, **kwargs)
+    _accelerate.launch_in_notebook(function, args, num_processes=num_processes, **kwargs)

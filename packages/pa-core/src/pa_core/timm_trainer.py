@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Protocol
 
 from typing_extensions import override
 
@@ -15,11 +15,11 @@ __all__ = ["TimmSchedulerLike", "TrainerWithTimmScheduler"]
 class TimmSchedulerLike(StatefulScheduler, Protocol):
     """What timm's schedulers offer."""
 
-    def step(self, epoch: int, metric: float | None = None) -> Any:
+    def step(self, epoch: int, metric: float | None = None) -> object:
         """Set the value for the given number of completed epochs."""
         ...
 
-    def step_update(self, num_updates: int, metric: float | None = None) -> Any:
+    def step_update(self, num_updates: int, metric: float | None = None) -> object:
         """Set the value for the given number of completed optimizer updates."""
         ...
 

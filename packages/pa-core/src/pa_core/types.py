@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NotRequired, Protocol, TypeAlias
 
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ __all__ = [
     "SizedIterable",
     "StatefulScheduler",
     "SupportsStateDict",
+    "TensorsT",
 ]
 
 
@@ -58,7 +59,7 @@ class SupportsStateDict(Protocol):
         """Return the state as a dictionary."""
         ...
 
-    def load_state_dict(self, state_dict: dict[str, Any], /) -> Any:
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> object:
         """Take over a state that ``state_dict`` returned."""
         ...
 
@@ -70,7 +71,7 @@ class StatefulScheduler(SupportsStateDict, Protocol):
 class SchedulerLike(StatefulScheduler, Protocol):
     """What the default ``Trainer.scheduler_step`` needs: a scheduler stepped without arguments."""
 
-    def step(self) -> Any:
+    def step(self) -> object:
         """Advance the schedule by one optimizer update."""
         ...
 
@@ -85,13 +86,13 @@ class SizedIterable(Protocol[_Item_co]):
         """Return the number of batches."""
         ...
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[_Item_co]:
         """Return an iterator over the batches."""
         ...
 
 
+TensorsT = TypeVar("TensorsT", bound=Tensor | Mapping[Any, Any] | list[Any] | tuple[Any, ...])
 LossFunction: TypeAlias = Callable[..., Any]
-StateDict: TypeAlias = Mapping[str, Any]
 
 ModelT_co = TypeVar("ModelT_co", bound=nn.Module, default=nn.Module, covariant=True)
 BatchT = TypeVar("BatchT", default=Any)
