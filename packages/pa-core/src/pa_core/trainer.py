@@ -64,6 +64,7 @@ from pa_core.types import (
     SchedulerT,
     SizedIterable,
     SupportsStateDict,
+    TensorsT,
 )
 
 __all__ = ["Trainer"]
@@ -1370,7 +1371,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             return _accelerate.unwrap(self.model, keep_torch_compile=keep_torch_compile)
 
     @override
-    def gather(self, tensor: Any, padding_value: float | None = None) -> Any:
+    def gather(self, tensor: TensorsT, padding_value: float | None = None) -> TensorsT:
         """Return the tensors of all processes, concatenated along the first dimension; every process must call this.
 
         Args:
@@ -1380,7 +1381,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         return distributed.gather(tensor, padding_value)
 
     @override
-    def print(self, *args: Any, **kwargs: Any) -> None:
+    def print(self, *args: object, **kwargs: Any) -> None:
         """Print once per node; a progress bar makes room."""
         if self._accelerator.is_local_main_process:
             with bars_hidden():
