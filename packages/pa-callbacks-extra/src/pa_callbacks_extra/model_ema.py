@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any, Generic, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -15,11 +15,12 @@ from typing_extensions import override
 
 from pa_callbacks_extra.tensor_pairs import TensorPairs, named_tensors
 from pa_core.errors import ConfigurationError
+from pa_core.types import ModelT_co
 
 __all__ = ["ModelEma", "check_decay"]
 
 
-class ModelEma(nn.Module):
+class ModelEma(nn.Module, Generic[ModelT_co]):
     """A copy of a model whose weights are the exponential moving average of the model's.
 
     Each update moves every parameter and every floating-point buffer of the copy to
@@ -71,13 +72,13 @@ class ModelEma(nn.Module):
         1.0
     """
 
-    def __init__(self, model: nn.Module, decay: float = 0.9999, *, warm_up: bool = False) -> None:
+    def __init__(self, model: ModelT_co, decay: float = 0.9999, *, warm_up: bool = False) -> None:
         super().__init__()
         check_decay(decay)
         self.decay = decay
         self.warm_up = warm_up
         self.num_updates: int = 0
-        self.module: nn.Module = _independent_copy(_without_wrappers(model))
+        self.module: ModelT_co = cast("ModelT_co", _independent_copy(_without_wrappers(model)))
         self._copied = _names_without_average(_without_wrappers(model))
         self._pairs: WeakKeyDictionary[nn.Module, TensorPairs] | None = None
 
