@@ -166,7 +166,7 @@ def test_with_a_sampler_of_the_users_own_all_ranks_take_part() -> None:
     train(trainer, data, train_dataloader_kwargs={"sampler": SequentialSampler(data)})
 
     state = torch.cat([value.double().flatten() for value in trainer.model.state_dict().values()])
-    assert torch.equal(*cast("Tensor", trainer.gather(state[None])))
+    assert torch.equal(*trainer.gather(state[None]))
 
 
 class Fail(TrainerCallback):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pa_callbacks_extra.early_stopping import EarlyStoppingCallback
 from pa_callbacks_extra.model_ema import ModelEma
-from pa_callbacks_extra.model_ema_callback import ModelEmaCallback
+from pa_callbacks_extra.model_ema_callback import ModelEmaCallback, ModelEmaFactory
 from pa_callbacks_extra.sync_batch_norm_callback import ConvertSyncBatchNormCallback
 from pa_callbacks_extra.torch_metrics import TorchMetricsCallback
 from pa_callbacks_extra.trackers import TrackerCallback
@@ -14,6 +14,7 @@ __all__ = [
     "EarlyStoppingCallback",
     "ModelEma",
     "ModelEmaCallback",
+    "ModelEmaFactory",
     "TorchMetricsCallback",
     "TrackerCallback",
 ]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, cast
 
 from torch import nn
 from typing_extensions import override
@@ -21,9 +21,26 @@ from pa_core.distributed import broadcast_buffers
 from pa_core.errors import ConfigurationError
 from pa_core.run_config import check_count
 
-__all__ = ["ModelEmaCallback"]
+__all__ = ["ModelEmaCallback", "ModelEmaFactory"]
 
 _PREFIX = "ema_model_"
+
+
+class ModelEmaFactory(Protocol):
+    """What ``ModelEmaCallback`` makes its average with: ``ModelEma``, a subclass of it, or a function.
+
+    Example:
+        >>> from functools import partial
+        >>> from torch import nn
+        >>> from pa_callbacks_extra import ModelEma, ModelEmaFactory
+        >>> make_average: ModelEmaFactory = partial(ModelEma, warm_up=True)
+        >>> make_average(nn.Linear(1, 1), decay=0.99).warm_up
+        True
+    """
+
+    def __call__(self, model: Any, /, *, decay: float) -> ModelEma:
+        """Return the average of a model before its first update; the model is of the class that the trainer has."""
+        ...
 
 
 class ModelEmaCallback(SaveBestModelCallback):
@@ -93,7 +110,7 @@ class ModelEmaCallback(SaveBestModelCallback):
         save_path: str | Path = "ema_model.pt",
         watch_metric: str = "ema_model_eval_loss_epoch",
         greater_is_better: bool = False,
-        model_ema: Callable[..., ModelEma] = ModelEma,
+        model_ema: ModelEmaFactory = ModelEma,
         callbacks: Iterable[CallbackLike[AnyTrainer]] = (),
         *,
         update_every_n_steps: int = 1,
@@ -171,7 +188,8 @@ class ModelEmaCallback(SaveBestModelCallback):
                 expected="an evaluation dataset",
                 do="Pass eval_dataset to train(), or evaluate_during_training=False to save the newest average.",
             )
-        self._ema = self.model_ema(self._users_model, decay=self.decay**self.update_every_n_steps).to(trainer.device)
+        users_model = cast("nn.Module", self._users_model)  # on_prepare_start has set it
+        self._ema = self.model_ema(users_model, decay=self.decay**self.update_every_n_steps).to(trainer.device)
         self._ema.reset(trainer.model)
         self._users_model = None
 
