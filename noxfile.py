@@ -88,6 +88,7 @@ TEST_TOOLS = ("hypothesis>=6.140", "pytest>=9", "pytest-timeout>=2.4")
 LINT_TOOLS = ("import-linter>=2.13", "ruff")
 BUILD_TOOLS = ("build>=1.3", "hatchling>=1.27", "twine>=6.2", *TEST_TOOLS)
 DOCS_TOOLS = ("furo>=2025.9", "myst-parser>=4", "sphinx>=8.2")
+TRACKERS = ("mlflow", "trackio", "wandb")
 TYPE_TOOLS = ("mypy", "nox", "pyright[nodejs]", "types-tqdm")
 
 
@@ -131,10 +132,12 @@ class Cell:
 
 
 DISTRIBUTIONS = (
-    Distribution("pa-core", "pa_core", extras=("examples", "plot"), test_requirements=("pandas",)),
+    Distribution("pa-core", "pa_core", extras=("examples", "plot"), test_requirements=("pandas", "tensorboard")),
     Distribution("pa-schedulers", "pa_schedulers", extras=("plot",)),
     Distribution("pa-finetuning", "pa_finetuning", test_requirements=("accelerate",)),
-    Distribution("pa-callbacks-extra", "pa_callbacks_extra", extras=("torchmetrics",)),
+    Distribution(
+        "pa-callbacks-extra", "pa_callbacks_extra", extras=("torchmetrics",), test_requirements=("tensorboard",)
+    ),
     Distribution("pa-compat", "pytorch_accelerated"),
 )
 CELLS = (
@@ -256,6 +259,15 @@ def floors(session: nox.Session) -> None:
         *session.posargs,
     ]
     run_in_cell(environment, CELLS[0], pytest)
+
+
+@nox.session
+def trackers(session: nox.Session) -> None:
+    """Write to each experiment tracker that the documentation names, with its own package, and read it back."""
+    build_wheels(session)
+    environment = Environment(session, "trackers")
+    environment.install_for_tests(DISTRIBUTIONS, *TRACKERS)
+    environment.run("python", "-m", "pytest", "tests/trackers", *session.posargs, env=CPU)
 
 
 READY: set[str] = set()

@@ -58,7 +58,7 @@ class SaveInTurn(TrainerCallback):
         if self._asked is not None:
             self.saves[self._asked].append(now - self._last)
             self._asked = None
-        elif trainer.num_updates > STEPS_BETWEEN:
+        elif trainer.num_updates_completed > STEPS_BETWEEN:
             self.steps["undisturbed" if self._written else "while writing"].append(now - self._last)
         self._last = now
 

@@ -52,7 +52,7 @@ def run(folder: Path, every: int, saves_first: bool, resume_from: Path | None = 
         best_average=torch.load(folder / "ema.pt", weights_only=True)["model_state_dict"],
         best=average.best.state_dict(),
         stopping=stopping.state_dict(),
-        num_updates=(trainer.num_updates, average.ema.num_updates),
+        num_updates=(trainer.num_updates_completed, average.ema.num_updates),
         metrics={name: list(map(float, values)) for name, values in metrics.items()},
     )
 

@@ -290,7 +290,7 @@ def test_ctrl_c_closes_the_bars_and_keeps_the_history() -> None:
     trainer = make_trainer()
 
     def press_ctrl_c(output: dict[str, Any]) -> dict[str, Any]:
-        if trainer.num_updates == 3:
+        if trainer.num_updates_completed == 3:
             signal.raise_signal(signal.SIGINT)
         return output
 
@@ -308,7 +308,7 @@ def test_an_iterable_dataset_with_a_length_trains() -> None:
     """What the error about a missing length asks for is enough."""
     trainer = make_trainer()
     train(trainer, data=SizedStream(), per_device_batch_size=8)
-    assert trainer.num_updates == 4
+    assert trainer.num_updates_completed == 4
 
 
 def test_a_trainer_without_a_loss_function_says_what_to_override() -> None:

@@ -272,7 +272,7 @@ def test_what_works(row: str, shared_tmp_path: Path) -> None:
 
     checks.stops = True
     run()
-    assert gather_objects(trainer.num_updates) == [2] * ranks
+    assert gather_objects(trainer.num_updates_completed) == [2] * ranks
 
 
 @pytest.mark.runs_on("one_process", "two_ranks")

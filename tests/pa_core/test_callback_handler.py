@@ -107,6 +107,7 @@ def test_every_event_of_a_run_reaches_a_callback_that_implements_it() -> None:
         train(trainer)
     assert set(recorder.events) == EVENT_NAMES - {
         "on_stop_training_error",
+        "on_train_steps_passed_over",
         "on_training_state_request",
         "on_training_state_save",
         "on_preemption",
@@ -262,7 +263,7 @@ def test_an_event_that_nobody_fires_gets_a_warning_at_the_end_of_the_run() -> No
         trainer = make_trainer(listener)
     with pytest.warns(UserWarning, match=r"OnValidation\.on_validation_batch"):
         train(trainer)
-    assert trainer.num_updates == 4
+    assert trainer.num_updates_completed == 4
     trainer.callback_handler.remove_callback(listener)
     assert_still_works(trainer, trainer.model)
 

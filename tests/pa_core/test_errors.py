@@ -77,6 +77,8 @@ def test_a_stop_takes_any_message() -> None:
 
 def test_public_names_are_complete_and_sorted() -> None:
     """Every error of the module is exported by name."""
-    defined = {name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, BaseException)}
+    defined = {
+        name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, BaseException)
+    }
 
     assert errors.__all__ == sorted(defined)

@@ -81,7 +81,7 @@ def test_a_skipped_update_counts_for_nothing_but_the_data() -> None:
         train_dataloader_kwargs={"shuffle": False},
     )
     steps = trainer.run_config.num_update_steps_per_epoch
-    assert trainer.num_updates == steps - 1
+    assert trainer.num_updates_completed == steps - 1
     assert recorder.events.count("on_optimizer_step_end") == steps - 1
     assert trainer.optimizer.param_groups[0]["lr"] == pytest.approx(1e-3 * 0.5 ** (steps - 1))
     assert trainer.run_history.clock.samples == 12

@@ -151,7 +151,7 @@ def test_counting_in_some_steps_only_is_refused() -> None:
         @override
         def calculate_train_batch_loss(self, batch: list[Tensor]) -> Any:
             output: dict[str, Any] = {**super().calculate_train_batch_loss(batch)}
-            if self.num_updates == 1:
+            if self.num_updates_completed == 1:
                 del output["num_items_in_batch"]
             return output
 

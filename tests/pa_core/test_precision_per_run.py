@@ -213,7 +213,7 @@ def test_an_update_that_the_scaler_skips() -> None:
         1,
         create_scheduler_fn=lambda optimizer: LambdaLR(optimizer, lambda update: rates[update]),
     )
-    assert trainer.num_updates == 2
+    assert trainer.num_updates_completed == 2
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1 * rates[2])
     assert all(parameter.isfinite().all() for parameter in model.parameters())
 

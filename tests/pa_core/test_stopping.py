@@ -168,7 +168,7 @@ class AfterUpdates(TrainerCallback):
 
     @override
     def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
-        assert update == trainer.num_updates == trainer.run_history.clock.update == len(self.weights) + 1
+        assert update == trainer.num_updates_completed == trainer.run_history.clock.update == len(self.weights) + 1
         self.weights.append(weights_of(trainer))
 
 
@@ -185,7 +185,7 @@ def test_a_stop_before_the_backward_pass_leaves_the_update_out(event: str) -> No
     train(stopped)
 
     complete = 2 if event == "on_train_step_end" else 3
-    assert stopped.num_updates == stopped.run_history.clock.update == complete
+    assert stopped.num_updates_completed == stopped.run_history.clock.update == complete
     assert stopped.run_history.clock.samples == complete * BATCH_SIZE
     assert equal(weights_of(stopped)[:2], after_updates.weights[complete - 1][:2])
 
@@ -265,7 +265,7 @@ def test_a_training_loss_that_is_nan_ends_the_run_without_its_update(accumulatio
     assert recorder.events[-3:] == ["on_train_step_end", "on_stop_training_error", "on_training_run_end"]
     assert "on_exception" not in recorder.events
     complete = 4 // accumulation
-    assert trainer.num_updates == complete
+    assert trainer.num_updates_completed == complete
     expected, _ = make_trainer()
     expected.train(
         make_classification(24),
@@ -292,7 +292,7 @@ def test_an_evaluation_loss_that_is_nan_raises_after_the_events() -> None:
     with pytest.raises(NonFiniteLossError, match="evaluation loss"):
         train(trainer, eval_dataset=with_nan_at(3))
     assert recorder.events[-3:] == ["on_eval_step_end", "on_stop_training_error", "on_training_run_end"]
-    assert trainer.num_updates == 3
+    assert trainer.num_updates_completed == 3
     assert list(trainer.run_history.get_metric_names()) == ["train_loss_epoch"]
     assert_as_before(trainer, model)
 
@@ -311,7 +311,7 @@ def test_a_number_of_updates_ends_the_run_exactly_there(limit: int, accumulation
 
     updates_of_epoch = -(-3 // accumulation)
     epochs = -(-limit // updates_of_epoch)
-    assert trainer.num_updates == trainer.run_history.clock.update == limit
+    assert trainer.num_updates_completed == trainer.run_history.clock.update == limit
     assert recorder.events.count("on_optimizer_step_end") == limit
     assert recorder.events[-len(EVALUATION) - 3 :] == [
         "on_train_epoch_end",

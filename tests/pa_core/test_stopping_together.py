@@ -113,7 +113,7 @@ def assert_stopped_alike(trainer: Trainer[Any], updates: int) -> None:
     """Both ranks ended after the same update with the same weights, through the same last events."""
     recorder = trainer.callback_handler.callbacks[0]
     assert isinstance(recorder, RecordingCallback)
-    endings = gather_objects((trainer.num_updates, recorder.events[-2:]))
+    endings = gather_objects((trainer.num_updates_completed, recorder.events[-2:]))
     assert endings == [(updates, ["on_stop_training_error", "on_training_run_end"])] * 2
     parameters = torch.cat([parameter.detach().flatten() for parameter in trainer.model.parameters()])
     assert torch.equal(*trainer.gather(parameters[None]))
@@ -149,7 +149,7 @@ def test_a_stop_in_a_step_of_one_rank_stops_both_at_the_same_update(
     assert_stopped_alike(trainer, updates)
 
     train_two(trainer)
-    assert gather_objects(trainer.num_updates) == [10, 10]
+    assert gather_objects(trainer.num_updates_completed) == [10, 10]
 
 
 @pytest.mark.parametrize("nth", [1, 2, 3, 4])
@@ -200,7 +200,7 @@ def test_a_stop_of_one_rank_between_training_steps_stops_both(place: str, update
     assert_stopped_alike(trainer, updates)
 
     train_two(trainer)
-    assert gather_objects(trainer.num_updates) == [10, 10]
+    assert gather_objects(trainer.num_updates_completed) == [10, 10]
 
 
 def test_a_stop_of_one_rank_in_an_evaluation_in_mid_epoch_stops_both() -> None:
@@ -292,7 +292,7 @@ def test_callbacks_behind_the_one_that_stops_may_gather(place: str, updates: int
         EVAL_DATA,
         per_device_batch_size=BATCH_SIZE,
     )
-    assert gather_objects(trainer.num_updates) == [updates, updates]
+    assert gather_objects(trainer.num_updates_completed) == [updates, updates]
 
 
 def test_a_loss_that_is_nan_matters_more_than_another_stop() -> None:

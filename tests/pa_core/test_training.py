@@ -104,7 +104,7 @@ def test_accumulating_equals_the_large_batch(batch_size: int, accumulation: int)
     large.train(data, num_epochs=4, per_device_batch_size=12)
     torch.manual_seed(0)
     small.train(data, num_epochs=4, per_device_batch_size=batch_size, gradient_accumulation_steps=accumulation)
-    assert small.num_updates == 4
+    assert small.num_updates_completed == 4
     assert torch.allclose(weights_of(small.model), weights_of(large.model), rtol=0, atol=1e-14)
 
 
@@ -251,7 +251,7 @@ def test_placeholders_span_the_run() -> None:
             total_steps=TrainerPlaceholderValues.NUM_EPOCHS * TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH + 1,
         ),
     )
-    assert trainer.num_updates == 9
+    assert trainer.num_updates_completed == 9
     assert trainer.optimizer.param_groups[0]["lr"] == pytest.approx(0.5 / 25 / 1e4)
 
 
@@ -368,9 +368,9 @@ def test_limiting_batches_limits_what_schedules_count() -> None:
     trainer = linear_trainer()
     with LimitBatches(3):
         trainer.train(make_regression(20), 1, per_device_batch_size=4)
-    assert trainer.num_updates == 3
+    assert trainer.num_updates_completed == 3
     trainer.train(make_regression(20), 1, per_device_batch_size=4)
-    assert trainer.num_updates == 5
+    assert trainer.num_updates_completed == 5
 
 
 def test_a_limited_epoch_that_ends_within_a_group_still_updates() -> None:
@@ -380,7 +380,7 @@ def test_a_limited_epoch_that_ends_within_a_group_still_updates() -> None:
     for trainer, batch_size in ((limited, 2), (large, 4)):
         torch.manual_seed(0)
         trainer.train(regression(12), 2, per_device_batch_size=batch_size, gradient_accumulation_steps=4)
-    assert limited.num_updates == 2
+    assert limited.num_updates_completed == 2
     assert torch.allclose(weights_of(limited.model), weights_of(large.model), rtol=0, atol=1e-14)
 
 
@@ -427,7 +427,7 @@ def test_any_iterable_with_a_length_is_a_loader() -> None:
     model = nn.Linear(4, 1)
     trainer = FromList(model, nn.MSELoss(), SGD(model.parameters(), lr=0.01), callbacks=[])
     trainer.train(make_regression(1), 2, per_device_batch_size=3, gradient_accumulation_steps=2)
-    assert trainer.num_updates == 6
+    assert trainer.num_updates_completed == 6
     assert trainer.run_history.clock.samples == 30
 
 
@@ -444,7 +444,7 @@ def test_an_iterable_dataset_with_a_length_trains() -> None:
 
     trainer = linear_trainer(lr=0.01)
     trainer.train(Stream(), 2, per_device_batch_size=4, train_dataloader_kwargs={"num_workers": 0})
-    assert trainer.num_updates == 6
+    assert trainer.num_updates_completed == 6
 
 
 def test_an_optimizer_of_other_parameters_is_refused() -> None:
@@ -477,6 +477,6 @@ def test_a_plain_loader_with_an_uneven_last_batch_weighs_what_it_holds() -> None
         model = linear_trainer(dtype=torch.float64).model
         trainer = Plain(model, nn.MSELoss(), SGD(model.parameters(), lr=0.1), callbacks=[])
         trainer.train(regression(6), 3, per_device_batch_size=batch_size, gradient_accumulation_steps=accumulation)
-        assert trainer.num_updates == 3
+        assert trainer.num_updates_completed == 3
         weights.append(weights_of(model))
     assert torch.allclose(weights[0], weights[1], rtol=0, atol=1e-14)

@@ -102,7 +102,7 @@ def test_every_sample_is_trained_on_once_per_epoch() -> None:
     mine, theirs = gather_objects(seen)
     assert sorted(mine + theirs) == list(range(9))
     assert (len(mine), len(theirs)) == (5, 4)
-    assert (trainer.num_updates, trainer.run_history.clock.samples) == (3, 9)
+    assert (trainer.num_updates_completed, trainer.run_history.clock.samples) == (3, 9)
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 3, 5])
@@ -196,7 +196,7 @@ def test_unused_parameters_are_allowed_where_accelerate_is_told_so() -> None:
     model = Halves()
     trainer = Finds(model, nn.MSELoss(), SGD(model.parameters(), lr=0.01), callbacks=[recorder])
     trainer.train(make_regression(14), 1, per_device_batch_size=2)
-    assert trainer.num_updates == 4
+    assert trainer.num_updates_completed == 4
     weights = gather_objects(weights_of(model).tolist())
     assert weights[0] == weights[1]
 
@@ -293,7 +293,7 @@ def test_ranks_that_read_late_still_stop_at_the_same_update() -> None:
     optimizer = SGD(model.parameters(), lr=0.1)
     trainer = ReadsLate(model, nn.MSELoss(), optimizer, callbacks=[StopsOnRankOne, recorder])
     trainer.train(regression(24), 1, per_device_batch_size=2)
-    assert gather_objects(trainer.num_updates) == [4, 4]
+    assert gather_objects(trainer.num_updates_completed) == [4, 4]
     assert recorder.events[-2:] == ["on_stop_training_error", "on_training_run_end"]
     weights = gather_objects(weights_of(model).tolist())
     assert weights[0] == weights[1]
@@ -327,6 +327,6 @@ def test_weights_in_half_precision_train_and_stop_on_both_ranks() -> None:
     model = small_network().bfloat16()
     trainer = Trainer(model, nn.MSELoss(), SGD(model.parameters(), lr=0.1), callbacks=[StopsOnRankOne])
     trainer.train(data, 1, per_device_batch_size=2)
-    assert gather_objects(trainer.num_updates) == [2, 2]
+    assert gather_objects(trainer.num_updates_completed) == [2, 2]
     weights = gather_objects(weights_of(model).tolist())
     assert weights[0] == weights[1]

@@ -53,7 +53,7 @@ def test_the_recipes_of_the_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyP
     saved = sorted(path.name for path in Path("checkpoints").iterdir())
     assert len(saved) == 6
     assert saved == sorted(set(re.findall(r"`(checkpoint_\d+_\w+(?:\.pt)?)`", PAGE)))
-    assert names["trainer"].num_updates == 200
+    assert names["trainer"].num_updates_completed == 200
     assert {path.name for path in Path("longer").iterdir()} == {
         "checkpoint_180_wsd_pre_decay",
         "checkpoint_200_wsd_post_decay.pt",

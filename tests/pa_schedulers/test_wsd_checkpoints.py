@@ -89,7 +89,7 @@ class Run:
         """What the queries say: the first two updates use the starting rate, each later one the next value."""
         return [
             self.scheduler.get_updated_values(max(0, update - 2))[0]
-            for update in range(1, self.trainer.num_updates + 1)
+            for update in range(1, self.trainer.num_updates_completed + 1)
         ]
 
 
@@ -143,7 +143,7 @@ def test_a_stable_phase_goes_on_from_a_checkpoint(shared_tmp_path: Path, checkpo
     assert new.kept.rates == new.rates_by_the_schedule()
     assert new.kept.rates[:16] == [0.05] * 16
     assert new.kept.rates[-1] < 0.02
-    assert new.trainer.num_updates == 20
+    assert new.trainer.num_updates_completed == 20
     assert names(shared_tmp_path / "new") == ["checkpoint_14_wsd_pre_decay", "checkpoint_20_wsd_post_decay.pt"]
     assert names(shared_tmp_path / "old") == NAMES_OF_THREE
 
@@ -201,7 +201,7 @@ def test_a_continuation_that_was_interrupted_is_resumed(shared_tmp_path: Path) -
 
     assert torch.equal(resumed.model.weight, uninterrupted.model.weight)
     assert resumed.kept.rates == uninterrupted.kept.rates[14:]
-    assert resumed.trainer.num_updates == 20
+    assert resumed.trainer.num_updates_completed == 20
 
 
 def test_the_decay_of_a_run_is_done_again(tmp_path: Path) -> None:
@@ -232,7 +232,7 @@ def refuse(run: Run, create_scheduler_fn: Any, message: str) -> None:
     """The run ends before its first update, with a message."""
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         run.train(2, create_scheduler_fn)
-    assert run.trainer.num_updates == 0
+    assert run.trainer.num_updates_completed == 0
 
 
 def test_a_run_without_decays_is_refused(tmp_path: Path) -> None:
@@ -264,5 +264,5 @@ def test_a_run_does_not_replace_what_it_goes_on_from(tmp_path: Path, initial: st
     exported = torch.load(tmp_path / "checkpoint_10_wsd_post_decay.pt", weights_only=True)
     assert torch.equal(exported["model_state_dict"]["weight"], old.model.weight)
     longer = Run(callback).train(4, continuation)
-    assert longer.trainer.num_updates == 20
+    assert longer.trainer.num_updates_completed == 20
     assert len(names(tmp_path)) == 4

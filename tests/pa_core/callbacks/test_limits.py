@@ -75,7 +75,7 @@ def test_a_limited_run_counts_what_it_really_runs() -> None:
     assert trainer.run_config.max_num_train_steps == 6
     assert recorder.events.count("on_train_step_end") == 6
     assert recorder.events.count("on_eval_step_end") == 6
-    assert trainer.num_updates == 6
+    assert trainer.num_updates_completed == 6
 
 
 def test_a_limit_above_the_length_changes_nothing() -> None:

@@ -47,7 +47,7 @@ def test_a_training_loss_that_is_not_finite_ends_the_run(value: float) -> None:
     data = with_a_broken_sample(value)
     with pytest.raises(NonFiniteLossError, match=rf"training loss.*\n.*loss={value} at batch 3 of epoch 1"):
         trainer.train(data, num_epochs=2, train_dataloader_kwargs=UNSHUFFLED)
-    assert trainer.num_updates == 2
+    assert trainer.num_updates_completed == 2
     assert trainer.model.weight.isfinite().all()
     assert recorder.events.count("on_train_step_start") == 3
     assert recorder.events[-2:] == ["on_stop_training_error", "on_training_run_end"]

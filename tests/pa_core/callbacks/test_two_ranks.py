@@ -44,7 +44,7 @@ def test_ranks_agree_on_the_limit_where_their_loaders_differ() -> None:
     trainer = linear_trainer(LimitBatchesCallback(2))
     trainer.train(make_regression(33), num_epochs=2)
     assert trainer.run_config.max_num_train_steps == 4
-    assert trainer.num_updates == 4
+    assert trainer.num_updates_completed == 4
 
 
 def test_ranks_evaluate_together_within_an_epoch() -> None:

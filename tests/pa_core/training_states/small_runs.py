@@ -84,7 +84,7 @@ class InterruptAt(TrainerCallback):
 
     def __init__(self, event: str, update: int) -> None:
         def fail(trainer: AnyTrainer, **kwargs: Any) -> None:
-            if trainer.num_updates >= update:
+            if trainer.num_updates_completed >= update:
                 raise Interrupted
 
         vars(self)[event] = fail
@@ -108,7 +108,11 @@ def make_trainer(*callbacks: TrainerCallback, best: Path | None = None, seed: in
 
 def train(trainer: Trainer, num_epochs: int = 3, **options: Any) -> dict[str, Any]:
     """Run with an evaluation after each epoch, and return the fingerprint of its end; 52 samples make 7 batches."""
-    settings: dict[str, Any] = {"per_device_batch_size": 8, "create_scheduler_fn": cosine, "eval_dataset": DrawingDataset(20)}
+    settings: dict[str, Any] = {
+        "per_device_batch_size": 8,
+        "create_scheduler_fn": cosine,
+        "eval_dataset": DrawingDataset(20),
+    }
     trainer.train(options.pop("dataset", DrawingDataset(52)), num_epochs, **{**settings, **options})
     return fingerprint(trainer)
 
@@ -130,7 +134,7 @@ def fingerprint(trainer: Trainer) -> dict[str, Any]:
             for record in _records(trainer)
         ],
         "samples": log_of(trainer).steps,
-        "updates": trainer.num_updates,
+        "updates": trainer.num_updates_completed,
         "best": [one.best.state_dict() for one in best],
         "streams": (torch.rand(3).tolist(), random.random(), float(np.random.rand())),
     }

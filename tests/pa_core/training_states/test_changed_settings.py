@@ -88,7 +88,7 @@ def test_the_message_says_how_the_samples_of_an_update_stay_as_many(folder: Path
     train(whole)
     train(split, resume_from=folder, per_device_batch_size=4, gradient_accumulation_steps=2)
     assert log_of(split).indices == log_of(whole).indices
-    assert split.num_updates == whole.num_updates
+    assert split.num_updates_completed == whole.num_updates_completed
 
 
 def test_the_documentation_lists_each_name_with_its_reason() -> None:

@@ -203,9 +203,9 @@ def test_a_run_that_stopped_early_is_complete(tmp_path: Path) -> None:
     train(make_trainer(saving(tmp_path), StopInSecondEpoch()), num_epochs=3)
     again = make_trainer(saving(tmp_path))
     train(again, num_epochs=3, resume_from=tmp_path)
-    assert again.num_updates == 14
+    assert again.num_updates_completed == 14
     train(again, num_epochs=4, resume_from=tmp_path)
-    assert again.num_updates > 14
+    assert again.num_updates_completed > 14
 
 
 def test_more_epochs_go_on_where_a_complete_run_ended(tmp_path: Path) -> None:
@@ -224,7 +224,7 @@ def test_a_run_with_a_limit_of_updates_ends_at_the_same_update(tmp_path: Path) -
         resumed = make_trainer(saving(tmp_path / str(update)), best=tmp_path / "best.pt")
         ended = train(resumed, max_num_train_steps=10, resume_from=tmp_path / str(update))
         assert ended["weights"] == expected["weights"]
-        assert resumed.num_updates == 10
+        assert resumed.num_updates_completed == 10
 
 
 def test_limited_epochs_stay_as_long_as_they_were(tmp_path: Path) -> None:
@@ -297,7 +297,7 @@ def test_a_folder_without_states_is_an_error_unless_a_new_run_may_begin(tmp_path
         train(make_trainer(), resume_from=tmp_path, resume_missing="ignore")
     trainer = make_trainer()
     train(trainer, num_epochs=1, resume_from=tmp_path / "missing", resume_missing="start")
-    assert trainer.num_updates == 7
+    assert trainer.num_updates_completed == 7
 
 
 def test_a_damaged_state_is_passed_over_for_the_one_before_it(tmp_path: Path) -> None:
@@ -369,7 +369,7 @@ def test_loading_a_state_takes_over_the_weights_and_the_optimizer_without_its_ru
     assert fingerprint(other)["weights"] == fingerprint(trainer)["weights"]
     assert fingerprint(other)["optimizer"] == fingerprint(trainer)["optimizer"]
     train(other, num_epochs=1)
-    assert (other.num_updates, other.run_history.current_epoch) == (7, 2)
+    assert (other.num_updates_completed, other.run_history.current_epoch) == (7, 2)
 
 
 def test_groups_that_were_added_in_mid_run_are_there_again(tmp_path: Path) -> None:

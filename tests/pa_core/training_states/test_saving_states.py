@@ -116,4 +116,4 @@ def test_a_folder_that_cannot_be_written_to_is_an_error_before_the_first_step(tm
     trainer = make_trainer(SaveTrainingStateCallback(tmp_path / "file"))
     with pytest.raises(OSError, match="file"):
         train(trainer)
-    assert trainer.num_updates == 0
+    assert trainer.num_updates_completed == 0

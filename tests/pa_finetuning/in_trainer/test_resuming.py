@@ -47,7 +47,7 @@ class InterruptAfter(TrainerCallback):
 
     @override
     def on_training_run_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        if trainer.num_updates == self.update:
+        if trainer.num_updates_completed == self.update:
             trainer.save_training_state(self.folder)
 
 

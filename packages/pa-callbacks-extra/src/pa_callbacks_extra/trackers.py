@@ -154,7 +154,7 @@ class TrackerCallback(LogMetricsCallback):
         self._window.loss_totals = None
         self._look_at_clock(trainer)
         self._learning_rates = _learning_rates_of(trainer.optimizer)
-        self._updates_of_this_run = trainer.num_updates
+        self._updates_of_this_run = trainer.num_updates_completed
 
     @override
     def on_train_step_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
@@ -210,7 +210,7 @@ class TrackerCallback(LogMetricsCallback):
         self._send(self._under_way.wait_for_all())
         values = {**metrics, "epoch": trainer.run_history.current_epoch}
         opened = self._open_trackers()
-        self._last_step = self._updates_of_earlier_runs + trainer.num_updates
+        self._last_step = self._updates_of_earlier_runs + trainer.num_updates_completed
         opened.log(values, self._last_step)
 
     # What is sent every few updates

@@ -122,7 +122,8 @@ def _of_users_loader(
     """Where nothing tells the sizes, the batches of a group weigh the same.
 
     Within a group one batch is read ahead, so that the group of the last batch is closed even where the length was not
-    true. Between two updates none is: a training state that is saved there need not know of it.
+    true. Between two updates none is, so that a training state need not know of it; but the loader comes to its end
+    with the last batch, as it may draw from random streams for that.
     """
     arriving = iter(batches)
     step = first = steps_done
@@ -130,7 +131,7 @@ def _of_users_loader(
     while batch is not _END:
         group = range(first, max(first + 1, min(first + accumulation_steps, length)))
         is_full = step + 1 == first + accumulation_steps
-        upcoming = _NOT_YET if is_full else next(arriving, _END)
+        upcoming = _NOT_YET if is_full and step + 1 != length else next(arriving, _END)
         part = MicroBatch(
             weight=1 / len(group) if size is None else size(step) / sum(map(size, group)),
             ends_group=is_full or upcoming is _END,

@@ -44,7 +44,7 @@ class AnyTrainer(ABC):
         run_history: The recorded metrics.
         run_config: The settings of the current or last run.
         callback_handler: The registered callbacks.
-        num_updates: Optimizer updates of the current or last run so far.
+        num_updates_completed: Optimizer updates of the current or last run so far.
         num_epochs_completed: Epochs of the current or last run that have been trained and evaluated.
         gradient_norm: The norm of all gradients before clipping at the last update, as a tensor on the
             device of the run; None unless the run clips by norm.
@@ -74,7 +74,7 @@ class AnyTrainer(ABC):
     run_config: TrainerRunConfig
     callback_handler: CallbackHandler[Any]
     gradient_norm: Tensor | None
-    num_updates: int
+    num_updates_completed: int
     num_epochs_completed: int
     was_complete: bool
     preemptible: bool

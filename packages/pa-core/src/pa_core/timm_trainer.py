@@ -57,7 +57,7 @@ class TrainerWithTimmScheduler(Trainer[ModelT_co, BatchT, OutputT_co, TimmSchedu
     @override
     def scheduler_step(self) -> None:
         if self.scheduler is not None:
-            self.scheduler.step_update(num_updates=self.num_updates + 1)
+            self.scheduler.step_update(num_updates=self.num_updates_completed + 1)
 
     @override
     def training_run_epoch_end(self) -> None:

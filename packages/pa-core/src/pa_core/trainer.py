@@ -77,6 +77,17 @@ class _EvaluationInterrupted(BaseException):
     """Leaves an evaluation that is not brought to its end; no ``except Exception`` of a user's is to catch it."""
 
 
+_MAY_BE_OVERRIDDEN = {
+    "_clip_gradients",
+    "_create_accelerator",
+    "_create_run_config",
+    "_prepare_model_optimizer_and_dataloaders",
+    "_run_eval_epoch",
+    "_run_train_epoch",
+    "_run_training",
+}
+
+
 class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
     """Trains a model on a dataset, on whatever hardware the script was launched on.
 
@@ -186,10 +197,24 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         if distributed.runs_on_gloo():
             forks.fork_between_collectives()
         supported.require_supported(self._accelerator)
+        if self._accelerator.num_processes > 1:
+            # Accelerate's own wants equal shapes, and the last batches of an exact evaluation differ.
+            cast("Any", self._accelerator).gather = distributed.gather
         supported.require_whole_model(model)
         supported.warn_of_ignored_settings(self._accelerator)
         self._begin_bookkeeping(is_training=False)
         self.callback_handler.call_event("on_init_end", self)
+
+    @override
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Refuse a helper that happens to have the name of a private part of the loop, which it would replace."""
+        super().__init_subclass__(**kwargs)
+        parts = {name for name in vars(Trainer) if name.startswith("_") and not name.startswith("__")}
+        for name in sorted(vars(cls).keys() & parts - _MAY_BE_OVERRIDDEN):
+            raise TypeError(
+                f"Given: {cls.__name__}.{name}, which replaces a private part of the trainer's loop. Expected: methods "
+                f"with names of their own, or one of {', '.join(sorted(_MAY_BE_OVERRIDDEN))}. Rename it."
+            )
 
     # The two entries: training and evaluation
 
@@ -513,17 +538,17 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         Args:
             train_dl: The training loader.
         """
-        self._wrap_again_if_parameters_were_frozen()
         self._loss_tracker.reset()
         self._samples_of_group = self._samples_of_epoch = self._steps_of_epoch = 0
         self._item_shares.forget()
         with self._stopping_together():
             self.train_epoch_start()
             self._call_event("on_train_epoch_start")
+        self._wrap_again_if_parameters_were_frozen()
         self._go_on_in_mid_epoch(train_dl)
         for step, (micro_batch, batch) in enumerate(self._micro_batches(train_dl), start=self._steps_of_epoch + 1):
             self._run_train_step(batch, micro_batch, step)
-            if self.num_updates == self.run_config.max_num_train_steps:
+            if self.num_updates_completed == self.run_config.max_num_train_steps:
                 break
         with self._stopping_together():
             self.train_epoch_end()
@@ -572,11 +597,11 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
 
     def _update(self) -> None:
         """Change the weights by the gradients of one accumulation group."""
-        self._skipped_update = False
+        self._skipped_update = self._unscale_gradients()
         try:
             self._clip_gradients()
-            self.optimizer_step()
             if not self._skipped_update:
+                self.optimizer_step()
                 self.scheduler_step()
         except StopTrainingError as error:
             self._stop_at_the_next_agreement(error)
@@ -586,18 +611,29 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self._samples_of_epoch += self._samples_of_group
         self._samples_of_group = 0
         if not self._skipped_update:
-            self.num_updates += 1
+            self.num_updates_completed += 1
             clock.update += 1
             self._is_at_update = True
-            self._call_event("on_optimizer_step_end", update=self.num_updates)
+            self._call_event("on_optimizer_step_end", update=self.num_updates_completed)
             self._is_at_update = False
             self._reach_safe_point(Phase.STEP)
+
+    def _unscale_gradients(self) -> bool:
+        """Undo the scale of fp16, and return whether any gradient overflowed, so that there is no update.
+
+        Not in the methods that follow: those of a user may know nothing of a scaler.
+        """
+        scaler = self._accelerator.scaler
+        if scaler is None:
+            return False
+        scale = scaler.get_scale()
+        scaler.unscale_(self.optimizer)
+        scaler.update()
+        return scaler.get_scale() < scale
 
     def _clip_gradients(self) -> None:
         """Clip the gradients as ``train()`` was told to, once per update, after any scaling is undone."""
         value, norm = self.run_config.gradient_clip_value, self.run_config.gradient_clip_norm
-        if (value is not None or norm is not None) and self._accelerator.scaler is not None:
-            self._accelerator.scaler.unscale_(self.optimizer)
         if value is not None:
             nn.utils.clip_grad_value_(self._updated_parameters(), value)
         if norm is not None:
@@ -608,15 +644,8 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
 
     def optimizer_step(self) -> None:
-        """Update the parameters by their gradients, unless the scaler of fp16 finds that they overflowed."""
-        scaler = self._accelerator.scaler
-        if scaler is None:
-            self.optimizer.step()
-            return
-        scale = scaler.get_scale()
-        scaler.step(self.optimizer)
-        scaler.update()
-        self._skipped_update = scaler.get_scale() < scale
+        """Update the parameters by their gradients; not called where those of fp16 overflowed."""
+        self.optimizer.step()
 
     def scheduler_step(self) -> None:
         """Step the scheduler, if there is one, after an optimizer update."""
@@ -702,7 +731,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
 
     def _micro_batches(self, train_dl: SizedIterable[BatchT]) -> Iterator[tuple[MicroBatch, BatchT]]:
         """The rest of the epoch, unless the run had its last update before it was interrupted."""
-        if self.num_updates == self.run_config.max_num_train_steps:
+        if self.num_updates_completed == self.run_config.max_num_train_steps:
             return iter(())
         return micro_batches(
             train_dl,
@@ -770,7 +799,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         if self._counts_items != (items is not None):
             raise BatchOutputError(
                 "Some steps of this run count their items, and others do not.",
-                given=f"num_items_in_batch={items} after {self.num_updates} updates",
+                given=f"num_items_in_batch={items} after {self.num_updates_completed} updates",
                 expected="num_items_in_batch in every step of a run, or in none",
                 do="Return the key from each call of calculate_train_batch_loss.",
             )
@@ -876,7 +905,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         differences += saved.restore(self, self._describe_run_to_save(saved.position), allowed)
         if differences:
             self.print(training_state.describe_differences(differences))
-        self.num_updates, self.num_epochs_completed = saved.position.updates, saved.position.epochs
+        self.num_updates_completed, self.num_epochs_completed = saved.position.updates, saved.position.epochs
         self._item_shares = ItemShares(self._accelerator.num_processes, saved.nominal_items)
         self._begins_at = saved.position.phase
         if saved.was_complete and self._settings["max_num_train_steps"] > saved.settings["max_num_train_steps"]:
@@ -947,14 +976,11 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
 
         if loader is None:
             report(steps)
-        elif loader.goes_on_from_its_state(state):
-            self.print(f"Going on in mid-epoch from the state of the loader: {describe_loader(loader.loader)}.")
-            loader.go_on_in_mid_epoch(state, steps, report)
-        elif steps >= len(train_dl) or self.num_updates == self.run_config.max_num_train_steps:
+        elif steps >= len(train_dl) or self.num_updates_completed == self.run_config.max_num_train_steps:
             loader.go_on_at_the_end(state)
             report(steps)
         else:
-            self.print(f"Going on in mid-epoch. {loader.describe_replay(state, steps)}")
+            self.print(f"Going on in mid-epoch. {loader.describe_way(state, steps)}")
             loader.go_on_in_mid_epoch(state, steps, report)
 
     def _go_on_from_the_end(self) -> None:
@@ -972,7 +998,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             self._saving.agree(self._saving.is_asked)
             self._leaving.agree(self._leaving.is_asked)
         if self._saving.take():
-            self._call_event("on_training_state_request", update=self.num_updates)
+            self._call_event("on_training_state_request", update=self.num_updates_completed)
         is_leaving = self._leaving.take()
         if is_leaving:
             self._call_event("on_preemption")
@@ -996,7 +1022,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         return Position(
             phase,
             epochs=self.num_epochs_completed,
-            updates=self.num_updates,
+            updates=self.num_updates_completed,
             samples=self._samples_of_epoch if is_in_epoch else 0,
             steps=self._steps_of_epoch if is_in_epoch else 0,
         )
@@ -1151,7 +1177,8 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         counts_are_exact = _accelerate.exchanges_exact_gradients(
             self._accelerator
         ) and distributed.gradients_carry_counts(plain_model)
-        if self._is_training and self._accelerator.num_processes > 1 and counts_are_exact:
+        runs_own_epochs = type(self)._run_train_epoch is not Trainer._run_train_epoch
+        if self._is_training and self._accelerator.num_processes > 1 and counts_are_exact and not runs_own_epochs:
             self._agreement = distributed.GradientAgreement(plain_model, num_values=len(self._news()))
         try:
             wrapped, self._undo_preparation = _accelerate.place_and_wrap(
@@ -1170,7 +1197,8 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
     def _wrap_again_if_parameters_were_frozen(self) -> None:
         """Wrap anew: gradients of parameters that were frozen when the model was wrapped would not be exchanged."""
         trainable = [parameter.requires_grad for parameter in self.get_model(False).parameters()]
-        if self._accelerator.num_processes > 1 and trainable != self._wrapped_trainable:
+        is_ours = self._undo_preparation is not None
+        if is_ours and self._accelerator.num_processes > 1 and trainable != self._wrapped_trainable:
             self._unwrap_model()
             self._wrap_model()
 
@@ -1218,7 +1246,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
     def _begin_bookkeeping(self, *, is_training: bool) -> None:
         """Forget what the loop noted down in an earlier run."""
         self._is_training = is_training
-        self.num_updates: int = 0
+        self.num_updates_completed: int = 0
         self.num_epochs_completed: int = 0
         self._samples_of_epoch = self._steps_of_epoch = self._samples_of_group = self._last_batch_size = 0
         self._skipped_update = self._is_at_update = False
@@ -1340,10 +1368,18 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         """The name under which scripts know ``train_dataloader``."""
         return self.train_dataloader
 
+    @_train_dataloader.setter
+    def _train_dataloader(self, loader: SizedIterable) -> None:
+        self.train_dataloader = loader
+
     @property
     def _eval_dataloader(self) -> SizedIterable | None:
         """The name under which scripts know ``eval_dataloader``."""
         return self.eval_dataloader
+
+    @_eval_dataloader.setter
+    def _eval_dataloader(self, loader: SizedIterable | None) -> None:
+        self.eval_dataloader = loader
 
     @property
     @override

@@ -40,7 +40,7 @@ class TrainerLike(Protocol):
         ...     run_history=SimpleNamespace(current_epoch=1),
         ...     run_config=SimpleNamespace(num_epochs=2),
         ...     num_epochs_completed=1,
-        ...     num_updates=10,
+        ...     num_updates_completed=10,
         ... )
         >>> GradualUnfreezing(freezer).on_training_run_epoch_end(trainer)
         >>> len(freezer.get_trainable_parameters())
@@ -73,7 +73,7 @@ class TrainerLike(Protocol):
         ...
 
     @property
-    def num_updates(self) -> int:
+    def num_updates_completed(self) -> int:
         """The updates of the run so far; more than 0 when a run starts that goes on with a saved one."""
         ...
 
@@ -193,7 +193,7 @@ class GradualUnfreezing:
         self._require_held(trainer.optimizer)
         _require_rate_for_each_group(trainer.scheduler, trainer.optimizer)
         self._epoch = trainer.run_history.current_epoch
-        if trainer.num_updates == 0:
+        if trainer.num_updates_completed == 0:
             self.start_epoch(self._epoch)
 
     def on_training_run_epoch_end(self, trainer: TrainerLike, **kwargs: Any) -> None:

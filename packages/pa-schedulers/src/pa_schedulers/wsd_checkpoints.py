@@ -77,7 +77,7 @@ class WSDCheckpointCallback(TrainerCallback):
         if distributed.rank() == 0:
             self.save_dir.mkdir(parents=True, exist_ok=True)
         trainer.check_training_state()
-        is_resumed = trainer.num_updates > 0
+        is_resumed = trainer.num_updates_completed > 0
         if self.initial_checkpoint is not None and not is_resumed:
             self._require_a_continuation(scheduler, self.initial_checkpoint)
             self._continue_from(self.initial_checkpoint, trainer, scheduler)

@@ -43,6 +43,8 @@ would otherwise wait for the process that stopped.
 from __future__ import annotations
 
 import difflib
+import functools
+import inspect
 import warnings
 from abc import ABC
 from collections.abc import Callable, Generator, Iterable
@@ -309,6 +311,8 @@ class CallbackHandler(Generic[_TrainerT]):
         bound = self._listeners.get(event)
         if bound is None:
             bound = [getattr(callback, event) for callback in self.callbacks if _implements(callback, event)]
+            if event in EVENT_NAMES:
+                bound = [_with_known_arguments(method) for method in bound]
             self._listeners[event] = bound
             self._fired.add(event)
         return bound
@@ -333,6 +337,20 @@ def _implements(callback: TrainerCallback[Any, Any, Any], event: str) -> bool:
     method = getattr(callback, event, None)
     inherited = getattr(TrainerCallback, event, None)
     return method is not None and getattr(method, "__func__", method) is not inherited
+
+
+def _with_known_arguments(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Leave out what an event passes beyond its documented arguments where a callback takes no ``**kwargs``."""
+    parameters = inspect.signature(method).parameters.values()
+    if any(one.kind is one.VAR_KEYWORD for one in parameters):
+        return method
+    names = {one.name for one in parameters}
+
+    @functools.wraps(method)
+    def listener(*args: Any, **kwargs: Any) -> Any:
+        return method(*args, **{name: value for name, value in kwargs.items() if name in names})
+
+    return listener
 
 
 def _unknown_events(callback: TrainerCallback[Any, Any, Any]) -> dict[str, str]:

@@ -234,7 +234,7 @@ class PrintProgressCallback(TrainerCallback):
     def on_training_run_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         """Print what ran, and the table of the metrics."""
         start, end = self._start, _Reading.of(trainer)
-        ran = f"{_count(trainer.num_epochs_completed, 'epoch')}, {_count(trainer.num_updates, 'update')}"
+        ran = f"{_count(trainer.num_epochs_completed, 'epoch')}, {_count(trainer.num_updates_completed, 'update')}"
         speed = ""
         if self._training_seconds > 0 and end.samples > start.samples:
             rate = (end.samples - start.samples) / self._training_seconds
@@ -412,9 +412,11 @@ def _num_batches_to_train(trainer: AnyTrainer) -> int:
     config, whole = trainer.run_config, len(trainer.train_dataloader)
     if config.max_num_train_steps is None:
         return whole
-    updates_left = config.max_num_train_steps - trainer.num_updates
+    updates_left = config.max_num_train_steps - trainer.num_updates_completed
     # A run that goes on in mid-epoch has some of the epoch's updates behind it.
-    updates_done = max(0, trainer.num_updates - trainer.num_epochs_completed * config.num_update_steps_per_epoch)
+    updates_done = max(
+        0, trainer.num_updates_completed - trainer.num_epochs_completed * config.num_update_steps_per_epoch
+    )
     return min(whole, (updates_left + updates_done) * config.gradient_accumulation_steps)
 
 

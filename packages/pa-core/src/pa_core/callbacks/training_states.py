@@ -62,7 +62,7 @@ class SaveTrainingStateCallback(TrainerCallback):
         setting              saved  asked  used
         num_epochs           1      2      2
         max_num_train_steps  10     20     20
-        >>> again.num_updates, again.run_history.current_epoch
+        >>> again.num_updates_completed, again.run_history.current_epoch
         (20, 3)
     """
 
@@ -164,7 +164,7 @@ class SaveTrainingStateCallback(TrainerCallback):
         # The last one may still be on its way to the disk.
         self._last_sequence = max(self._last_sequence + 1, folder.next_sequence())
         trainer.save_training_state(
-            folder.next_path(trainer.num_updates, self._last_sequence),
+            folder.next_path(trainer.num_updates_completed, self._last_sequence),
             asynchronous=self.asynchronous,
             sequence=self._last_sequence,
             on_saved=self._tidy_up,

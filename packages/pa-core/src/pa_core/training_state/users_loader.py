@@ -63,18 +63,17 @@ class UsersLoader:
             "epoch_start": self._epoch_start if in_mid_epoch else None,
         }
 
-    def goes_on_from_its_state(self, saved: Mapping[str, Any] | None) -> bool:
-        """Whether no batch has to be fetched again."""
-        return saved is not None and saved["state"] is not None and self._stateful is not None
-
-    def describe_replay(self, saved: Mapping[str, Any] | None, steps: int) -> str:
-        """Return what fetching batches again promises.
+    def describe_way(self, saved: Mapping[str, Any] | None, steps: int) -> str:
+        """Return how the loader will come to its position, and what that promises.
 
         Args:
             saved: As for ``go_on_in_mid_epoch``.
             steps: The number of batches.
         """
-        replayed = f"{steps} batches of {describe_loader(self.loader)} are fetched again, without training on them."
+        name = describe_loader(self.loader)
+        if self._takes_over(saved):
+            return f"The loader has a state, from which it goes on: {name}."
+        replayed = f"{steps} batches of {name} are fetched again, without training on them."
         if saved is None:
             return f"{replayed} They are those of another loader, or shared otherwise: samples may come twice or never."
         return (
@@ -88,7 +87,7 @@ class UsersLoader:
         Args:
             saved: What ``capture`` returned.
         """
-        if self.goes_on_from_its_state(saved):
+        if self._takes_over(saved):
             self._load(saved)
             if self._iterates_to_load:
                 iter(
@@ -107,7 +106,7 @@ class UsersLoader:
         Raises:
             CheckpointError: The loader has fewer batches.
         """
-        from_state = self.goes_on_from_its_state(saved)
+        from_state = self._takes_over(saved)
         if saved is not None:
             self._go_to_the_start(saved, from_state)
         self._at_position = self._open()
@@ -127,9 +126,12 @@ class UsersLoader:
             saved: As for ``go_on_in_mid_epoch``.
         """
         if saved is not None:
-            restore_between_epochs(self.loader, saved)
+            self.go_on_between_epochs(saved)
             self._epoch_start = saved["epoch_start"]
         self._at_position = iter(())
+
+    def _takes_over(self, saved: Mapping[str, Any] | None) -> bool:
+        return saved is not None and saved["state"] is not None and self._stateful is not None
 
     def _go_to_the_start(self, saved: Mapping[str, Any], from_state: bool) -> None:
         start = saved["epoch_start"]

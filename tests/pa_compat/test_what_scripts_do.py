@@ -1,0 +1,121 @@
+"""What scripts do beside the documented, and may go on doing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.utils import parameters_to_vector
+from typing_extensions import override
+
+from pa_core import AnyTrainer
+from pytorch_accelerated import Trainer
+from pytorch_accelerated.callbacks import TrainerCallback
+from tests.launching import Launch
+from tests.pa_compat.migrating.small_runs import make_trainer, samples
+
+
+def test_num_updates() -> None:
+    """A trainer that counts its updates under this name, as for a stateless scheduler, trains to the end."""
+
+    class Counts(Trainer):
+        @override
+        def scheduler_step(self) -> None:
+            self.num_updates = getattr(self, "num_updates", 0) + 1
+
+    trainer = make_trainer(Counts)
+    trainer.train(samples(8), 1, per_device_batch_size=1)
+    assert trainer.run_history.clock.update == 8
+
+
+def test_no_kwargs() -> None:
+    """A callback that names the documented arguments and takes no others is called."""
+
+    class Bare(TrainerCallback):
+        @override
+        def on_train_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: Any) -> None:  # type: ignore[override]  # pyright: ignore[reportIncompatibleMethodOverride]  # that is the point
+            pass
+
+    make_trainer(Trainer, Bare).train(samples(4), 1)
+
+
+GATHER = """
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+from pytorch_accelerated import Trainer
+from pytorch_accelerated.callbacks import TrainerCallback
+
+class Gather(TrainerCallback):
+    rows = 0
+
+    def on_eval_step_end(self, trainer, batch, batch_output, **kwargs):
+        self.rows += len(trainer._accelerator.gather(batch[0]))
+
+gather = Gather()
+Trainer(nn.Linear(2, 1), nn.MSELoss(), None, callbacks=[gather]).evaluate(
+    TensorDataset(torch.zeros(7, 2), torch.zeros(7, 1)), per_device_batch_size=2
+)
+assert gather.rows == 7
+"""
+
+
+def test_accelerate_gather(launch: Launch) -> None:
+    """The way of accelerate to gather works in an evaluation on two ranks whose last batches differ."""
+    assert launch(GATHER, ranks=2).status == 0
+
+
+@pytest.mark.runs_on("two_ranks")
+def test_own_epoch() -> None:
+    """An epoch of one's own, made of the documented steps, trains on several processes."""
+
+    class OwnEpoch(Trainer):
+        @override
+        def _run_train_epoch(self, train_dl: Any) -> None:
+            self.train_epoch_start()
+            for batch in train_dl:
+                output = self.calculate_train_batch_loss(batch)
+                self.backward_step(output["loss"])
+                self.optimizer_step()
+                self.optimizer_zero_grad()
+            self.train_epoch_end()
+
+    make_trainer(OwnEpoch).train(samples(12), 1, per_device_batch_size=2)
+
+
+def test_own_preparation() -> None:
+    """What the reference says that the preparation does can be written down in its place."""
+
+    class OwnPreparation(Trainer):
+        @override
+        def _prepare_model_optimizer_and_dataloaders(self) -> None:
+            accelerator: Any = self._accelerator
+            self.model, self._train_dataloader = accelerator.prepare(self.model, self._train_dataloader)  # pyright: ignore[reportAttributeAccessIssue]  # that is the point
+
+    make_trainer(OwnPreparation).train(samples(4), 1)
+
+
+class Scaled(Trainer):
+    """A trainer whose accelerator scales losses, as accelerate does for fp16."""
+
+    @override
+    def _create_accelerator(self) -> Any:
+        accelerator: Any = super()._create_accelerator()
+        accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        return accelerator
+
+
+def test_scaled() -> None:
+    """A step of one's own that calls the optimizer makes the update that it makes without scaling."""
+
+    class OwnStep(Scaled):
+        @override
+        def optimizer_step(self) -> None:
+            self.optimizer.step()
+
+    trainer, stepping = make_trainer(), make_trainer(OwnStep)
+    trainer.train(samples(8), 1)
+    stepping.train(samples(8), 1)
+    weights, own_weights = map(parameters_to_vector, (trainer.model.parameters(), stepping.model.parameters()))
+    assert torch.allclose(weights, own_weights)
