@@ -26,13 +26,13 @@ class Record:
         batches: By rank: the batches that it trained on, by their number; those that were trained on again after a
             resume are there once.
         contradictions: Batches that were not the same when they were trained on again.
-        best: A digest of the file of the best model.
+        files: Digests of the files of the best model, and of the best average.
     """
 
     outcomes: list[dict[str, Any]]
     batches: list[dict[int, Batch]]
     contradictions: list[str]
-    best: str
+    files: dict[str, str]
 
     @classmethod
     def read(cls, folder: Path, ranks: int) -> Self:
@@ -47,8 +47,8 @@ class Record:
                 if first != batch:
                     contradictions.append(f"rank {rank} trained on {first} first, and on {batch} later")
         outcomes = [json.loads(outcome_path(folder, rank).read_text()) for rank in range(ranks)]
-        best = digest(torch.load(folder / "best.pt", weights_only=True))
-        return cls(outcomes, batches, contradictions, best)
+        files = {name: digest(torch.load(folder / name, weights_only=True)) for name in ("best.pt", "average.pt")}
+        return cls(outcomes, batches, contradictions, files)
 
     @property
     def updates(self) -> int:
@@ -70,9 +70,7 @@ def differences(run: Record, reference: Record) -> list[str]:
             found.append(f"rank {rank}: samples of the batches {', '.join(different)}")
     if run.updates != reference.updates:
         found.append(f"{run.updates} updates instead of {reference.updates}")
-    if run.best != reference.best:
-        found.append("the file of the best model")
-    return found
+    return found + [f"the file {name}" for name in reference.files if run.files[name] != reference.files[name]]
 
 
 def samples_by_update(folder: Path, ranks: int) -> dict[tuple[int, int], list[Sample]]:

@@ -258,9 +258,9 @@ def _is_explained(strike: Strike | None, ended: Ended) -> bool:
         return statuses <= SOON_KILLED
     if strike.signal == "SIGKILL":
         return statuses <= {-9, 0}
-    if strike.phase is None:
-        return statuses <= SOON_KILLED  # the run may just begin, or be about to end
-    return statuses <= {PREEMPTED, 0} if strike.phase == Phase.END.name else statuses == {PREEMPTED}
+    if strike.phase is None or Phase.END.name in (strike.phase, ended.training):
+        return statuses <= SOON_KILLED  # the run may just begin, or be about to end, and not look for signals any more
+    return statuses == {PREEMPTED}
 
 
 def kills(configuration: Configuration, seconds: float, chance: random.Random) -> Iterator[Strike]:

@@ -36,7 +36,7 @@ class Phase(IntEnum):
     END = 9
     """The last events of the run, and the end of the process."""
     WRITING = 10
-    """Writing the files of a state."""
+    """Writing one of the files of a state."""
     RENAME = 11
     """All files are written, the state is not yet under its name."""
     RENAMED = 12

@@ -59,7 +59,7 @@ class Recorder(TrainerCallback):
             "attempt": self._attempt,
             "batch": self.batches,
             "epoch": trainer.num_epochs_completed,
-            "update": trainer.num_updates + 1,
+            "update": trainer.num_updates_completed + 1,
             "step": step,
             "indices": indices.tolist(),
             "draws": draws.tolist(),
@@ -83,9 +83,10 @@ class Recorder(TrainerCallback):
     def record_outcome(self, trainer: AnyTrainer) -> None:
         """Write down how the run ended, when it is over."""
         outcome = {
-            "as_trained": self.as_trained,
+            # A state holds the callbacks of the first rank; the averages of others differ until the end of the run.
+            "as_trained": self.as_trained if self._rank == 0 else {},
             "in_the_end": {**digests(trainer), "streams": digest(_streams())},
-            "updates": trainer.num_updates,
+            "updates": trainer.num_updates_completed,
         }
         outcome_path(self._folder, self._rank).write_text(json.dumps(outcome))
 

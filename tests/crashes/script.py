@@ -18,7 +18,7 @@ from torch.optim import Adam
 from torch.utils.data import Dataset
 from typing_extensions import override
 
-from pa_callbacks_extra import EarlyStoppingCallback
+from pa_callbacks_extra import EarlyStoppingCallback, ModelEmaCallback
 from pa_core import (
     SaveBestModelCallback,
     SaveTrainingStateCallback,
@@ -114,17 +114,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.set_num_threads(1)
     model = Net()
     recorder = Recorder(folder, rank, int(os.environ.get("ATTEMPT", "1")))
+    watching = _watching(folder, rank)
     trainer = NoisyTrainer(
         model,
         nn.CrossEntropyLoss(),
         Adam(model.parameters(), lr=0.01),
-        callbacks=[*_watching(folder, rank), recorder, *_callbacks(options, folder)],
+        callbacks=[*watching, recorder, *_callbacks(options, folder, watching)],
     )
     trainer.train(
         Augmented(TRAIN_SAMPLES, seed=2),
         options.epochs,
         Augmented(EVAL_SAMPLES, seed=3),
         per_device_batch_size=options.batch_size,
+        max_num_train_steps=options.max_updates,
         gradient_accumulation_steps=options.accumulation,
         create_scheduler_fn=partial(
             CosineLrScheduler,
@@ -145,7 +147,7 @@ def _watching(folder: Path, rank: int) -> list[TrainerCallback]:
     return [WatchCallback(Watch(path), states_path(folder))] if path.exists() else []
 
 
-def _callbacks(options: argparse.Namespace, folder: Path) -> list[TrainerCallback]:
+def _callbacks(options: argparse.Namespace, folder: Path, watching: list[TrainerCallback]) -> list[TrainerCallback]:
     save_states = SaveTrainingStateCallback(
         states_path(folder),
         save_every_n_epochs=options.states_every_n_epochs,
@@ -157,6 +159,7 @@ def _callbacks(options: argparse.Namespace, folder: Path) -> list[TrainerCallbac
     )
     return [
         SaveBestModelCallback(folder / "best.pt", load_saved_checkpoint=not options.keep_last),
+        ModelEmaCallback(0.9, save_path=folder / "average.pt", callbacks=watching),
         StepBasedEvaluationCallback(options.evaluate_every_n_steps),
         *([] if options.without_states else [save_states]),
         EarlyStoppingCallback(options.patience, early_stopping_threshold=0.02),
@@ -167,6 +170,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path, help="where everything goes that the run writes")
     parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--max-updates", type=int, help="end in the middle of an epoch")
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--batch-size", type=int, default=4)
     parser.add_argument("--accumulation", type=int, default=1)

@@ -7,6 +7,7 @@ import random
 import pytest
 
 from pa_core.storage import StateFolder
+from tests.crashes.fork_server import Strike
 from tests.crashes.harness import Configuration, CrashLab, Tally, kills
 
 STEPS, EPOCHS, SECONDS = "--states-every-n-steps=4", "--states-every-n-epochs=1", "--states-every-n-seconds=0.1"
@@ -19,10 +20,10 @@ SAMPLE = [
 WHOLE = [
     *SAMPLE,
     Configuration(every=(SECONDS,), asynchronous=True),
-    Configuration(workers=1, every=(EPOCHS,)),
+    Configuration(workers=1, every=(EPOCHS,), others=("--max-updates=37",)),
     Configuration(workers=2, every=(STEPS, EPOCHS), max_states=2),
     Configuration(accumulation=3, every=(EPOCHS,), max_states=1),
-    Configuration(accumulation=3, workers=2, every=(SECONDS,), others=("--keep-last",)),
+    Configuration(accumulation=3, workers=2, every=(SECONDS,), others=("--keep-last", "--max-updates=40")),
     Configuration(precision="bf16", workers=2, every=(EPOCHS,), asynchronous=True, max_states=2),
     Configuration(precision="bf16", accumulation=3, workers=1, every=(STEPS, SECONDS)),
     Configuration(ranks=2, every=(STEPS,), asynchronous=True, max_states=1),
@@ -55,6 +56,41 @@ def _ends_as_if_never_killed(lab: CrashLab, configuration: Configuration, number
 def test_a_run_that_was_killed_ends_as_if_it_never_had_been(lab: CrashLab, configuration: Configuration) -> None:
     """Weights, optimizer, schedule, history, callbacks, random streams, samples and draws: all are the same."""
     _ends_as_if_never_killed(lab, configuration, number=4)
+
+
+def test_nothing_half_written_is_left(lab: CrashLab) -> None:
+    """What a run has begun to write, or to remove, when it is killed, is gone when it is complete."""
+    configuration = Configuration(every=(STEPS,), max_states=1)
+    run = lab.new_run()
+    for phase in ("RENAMED", "WRITING", "REMOVING", "RENAME"):
+        assert run.start(configuration, Strike(phase=phase)).is_hit
+    run.start(configuration)
+    assert [path.name for path in run.states.iterdir() if path.name.startswith(".")] == []
+    run.remove()
+
+
+@pytest.mark.xfail(strict=True, reason="the run that is started again has another name, and removes its own only")
+def test_nothing_is_left_of_a_first_state(lab: CrashLab) -> None:
+    """As above, for a run that is killed while it writes its first state."""
+    configuration = Configuration(every=(EPOCHS,))
+    run = lab.new_run()
+    assert run.start(configuration, Strike(phase="WRITING")).is_hit
+    run.start(configuration)
+    assert [path.name for path in run.states.iterdir() if path.name.startswith(".")] == []
+    run.remove()
+
+
+def test_a_complete_run_is_not_run_again(lab: CrashLab) -> None:
+    """A script that is started again after its end has the same result, trains on nothing and saves nothing."""
+    configuration = Configuration(ranks=2, every=(EPOCHS,))
+    run = lab.new_run()
+    run.start(configuration)
+    states = sorted(run.states.iterdir())
+    ended = run.start(configuration)
+    assert ended.is_resumed
+    assert run.differences(configuration) == []
+    assert sorted(run.states.iterdir()) == states
+    run.remove()
 
 
 @pytest.mark.whole_proof

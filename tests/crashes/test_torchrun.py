@@ -1,4 +1,4 @@
-"""Launched by torchrun, a run goes on by itself when a rank is killed."""
+"""Launched by torchrun, a run goes on by itself when a rank is killed, and leaves when torchrun is told to."""
 
 from __future__ import annotations
 
@@ -11,26 +11,28 @@ from pathlib import Path
 
 import pytest
 
+from pa_core.storage import StateFolder
 from tests.crashes.comparison import Record, differences
 from tests.crashes.harness import ROOT, Configuration, CrashLab
 from tests.crashes.phases import Phase, Watch
-from tests.crashes.script import watch_path
+from tests.crashes.script import states_path, watch_path
 from tests.launching import free_port
 
 pytestmark = [pytest.mark.whole_proof, pytest.mark.timeout(300)]
 
 CONFIGURATION = Configuration(ranks=2, workers=1)
+WITHOUT_WORKERS = Configuration(ranks=2)
 
 OWN_STORE_FOR_EACH_START = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 """Otherwise ranks that are started again find the addresses of those that were killed, and may connect to nobody."""
 
 
-def _launch(folder: Path, *options: str) -> subprocess.Popen[bytes]:
+def _launch(folder: Path, configuration: Configuration, *options: str) -> subprocess.Popen[bytes]:
     """Start the script on two ranks."""
     rendezvous = ["--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{free_port()}", "--local-addr=127.0.0.1"]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", *rendezvous, *options]
     return subprocess.Popen(
-        [*torchrun, "-m", "tests.crashes.script", str(folder), *CONFIGURATION.arguments()],
+        [*torchrun, "-m", "tests.crashes.script", str(folder), *configuration.arguments()],
         cwd=ROOT,
         env={**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", **OWN_STORE_FOR_EACH_START},
     )
@@ -47,7 +49,7 @@ def test_a_rank_that_is_killed_is_started_again(lab: CrashLab, tmp_path: Path) -
     """With --max-restarts, SIGKILL for one of two ranks makes both start again, resume, and end as if nothing was."""
     watches = [Watch(watch_path(tmp_path, rank)) for rank in range(2)]
     watches[1].aim(Phase.FORWARD, 14)
-    launcher = _launch(tmp_path, "--max-restarts=3")
+    launcher = _launch(tmp_path, CONFIGURATION, "--max-restarts=3")
     _wait_until_held(watches[1])
     os.kill(watches[1].pid, signal.SIGKILL)
     watches[1].release()
@@ -55,3 +57,26 @@ def test_a_rank_that_is_killed_is_started_again(lab: CrashLab, tmp_path: Path) -
     assert launcher.wait(timeout=200) == 0
     assert [watch.is_resumed for watch in watches] == [True, True]
     assert differences(Record.read(tmp_path, ranks=2), lab.reference(CONFIGURATION)) == []
+
+
+WORKERS_DIE = pytest.mark.xfail(strict=True, reason="torchrun sends SIGTERM to workers of loaders too, which end by it")
+
+
+@pytest.mark.parametrize("configuration", [WITHOUT_WORKERS, pytest.param(CONFIGURATION, marks=WORKERS_DIE)], ids=str)
+def test_a_launcher_that_is_asked_to_end_leaves_a_state(
+    lab: CrashLab, tmp_path: Path, configuration: Configuration
+) -> None:
+    """SIGTERM to torchrun makes the ranks save where they are; torchrun, started again, brings the run to its end."""
+    watches = [Watch(watch_path(tmp_path, rank)) for rank in range(2)]
+    watches[1].aim(Phase.FORWARD, 14)
+    launcher = _launch(tmp_path, configuration)
+    _wait_until_held(watches[1])
+    launcher.send_signal(signal.SIGTERM)
+    time.sleep(1.0)
+    watches[1].release()
+    assert launcher.wait(timeout=60) != 0
+    assert StateFolder(states_path(tmp_path)).records()[-1].update == 14
+
+    assert _launch(tmp_path, configuration).wait(timeout=100) == 0
+    assert [watch.is_resumed for watch in watches] == [True, True]
+    assert differences(Record.read(tmp_path, ranks=2), lab.reference(configuration)) == []

@@ -40,7 +40,7 @@ class WatchCallback(TrainerCallback):
 
     @override
     def on_training_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        if trainer.num_updates > 0:
+        if trainer.num_updates_completed > 0:
             self._watch.note_resume()
             self._is_first_step = True
 
@@ -97,7 +97,7 @@ class WatchCallback(TrainerCallback):
             time.sleep(self._random.uniform(0.005, 0.02))
 
     def _on_audit(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if event == "os.mkdir" and ".staging." in str(arguments[0]):
+        if event == "open" and ".staging." in str(arguments[0]):
             self._store(Phase.WRITING)
         elif event == "os.rename" and ".staging." in str(arguments[0]):
             self._store(Phase.RENAME)
