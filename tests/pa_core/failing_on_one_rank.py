@@ -55,9 +55,7 @@ class Failure:
 
 
 class Report(TrainerCallback):
-    """Says that it was told of the exception; saves a training state after the second update, and may then leave."""
-
-    asks_to_leave = False
+    """Says that it was told of the exception; saves a training state after the second update."""
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
@@ -66,8 +64,6 @@ class Report(TrainerCallback):
     def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
         if update == 1:
             trainer.request_training_state()
-        if update == 2 and self.asks_to_leave:
-            trainer.request_preemption()
 
     @override
     def on_training_state_request(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
@@ -100,7 +96,6 @@ def train_and_evaluate(place: str, failure: Failure | None) -> None:
     """Run until the place at which the rank that was given a failure fails; go on as scripts should not."""
     model = TinyClassifier(batch_norm=True)
     report = Report(tempfile.mkdtemp())
-    report.asks_to_leave = place == "on_preemption"
     trainer = Trainer(model, nn.CrossEntropyLoss(), SGD(model.parameters(), lr=0.1), callbacks=[report])
     data: Dataset[Any] = make_classification(40)
     if failure is not None:

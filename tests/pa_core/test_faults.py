@@ -41,7 +41,8 @@ HOOKS = [
     "evaluation_run_start",
     "evaluation_run_end",
 ]
-EVENTS = sorted(EVENT_NAMES - {"on_init_end", "on_stop_training_error", "on_train_steps_passed_over"})
+NOT_IN_THIS_RUN = {"on_init_end", "on_stop_training_error", "on_train_steps_passed_over", "on_preemption"}
+EVENTS = sorted(EVENT_NAMES - NOT_IN_THIS_RUN)
 PLACES = [*HOOKS, *EVENTS, "the dataset", "a worker", "a callback that hangs"]
 STATUS_OF = {"ValueError": 1, "KeyboardInterrupt": 130, "SystemExit(3)": 3, "SystemExit(0)": 1, "SystemExit(text)": 1}
 
