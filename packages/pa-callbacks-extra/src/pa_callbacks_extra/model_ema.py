@@ -153,9 +153,10 @@ class ModelEma(nn.Module, Generic[ModelT_co]):
 
     def _pairs_with(self, model: nn.Module) -> TensorPairs:
         """Finding the tensors takes longer than averaging those of a small model, so they are kept while they last."""
-        inner = _without_wrappers(model)
-        pairs = None if self._pairs is None else self._pairs.get(inner)
+        known = self._pairs
+        pairs = None if known is None else known.get(model) or known.get(_without_wrappers(model))
         if pairs is None or not pairs.are_current():
+            inner = _without_wrappers(model)
             pairs = TensorPairs(self.module, inner, self._copied)
             self._pairs = WeakKeyDictionary({inner: pairs})
         return pairs
