@@ -138,7 +138,7 @@ DISTRIBUTIONS = (
     Distribution(
         "pa-callbacks-extra", "pa_callbacks_extra", extras=("torchmetrics",), test_requirements=("tensorboard",)
     ),
-    Distribution("pa-compat", "pytorch_accelerated"),
+    Distribution("pa-compat", "pytorch_accelerated", extras=("examples",), test_requirements=("pandas",)),
 )
 CELLS = (
     Cell("one_process"),
@@ -268,6 +268,13 @@ def trackers(session: nox.Session) -> None:
     environment = Environment(session, "trackers")
     environment.install_for_tests(DISTRIBUTIONS, *TRACKERS)
     environment.run("python", "-m", "pytest", "tests/trackers", *session.posargs, env=CPU)
+
+
+@nox.session
+def store_kills(session: nox.Session) -> None:
+    """Kill 500 processes that save training states; after each, no completed save is lost."""
+    script = "tests/pa_core/storage/kills_during_saving.py"
+    everything(session).run("python", script, *(session.posargs or ["500"]), env=CPU)
 
 
 READY: set[str] = set()

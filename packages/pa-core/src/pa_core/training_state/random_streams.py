@@ -70,4 +70,4 @@ def start_streams(seed: int, update: int, rank: int, device: torch.device) -> No
 
 
 def _numpy_random() -> ModuleType:
-    return importlib.import_module("numpy.random")  # comes with accelerate
+    return importlib.import_module("numpy.random")  # not at the top: it is slow to import
