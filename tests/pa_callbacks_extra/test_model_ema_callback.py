@@ -9,6 +9,9 @@ from typing import Any, cast
 
 import pytest
 import torch
+import torch.distributed as dist
+from accelerate import Accelerator
+from accelerate.utils import DynamoBackend, TorchDynamoPlugin
 from torch import Tensor, nn
 from torch.optim import SGD
 from torch.utils.data import TensorDataset
@@ -102,7 +105,7 @@ def test_the_average_follows_the_updates_of_a_run(shared_tmp_path: Path, every: 
     train(trainer, gradient_accumulation_steps=accumulation)
 
     average = values(callback.ema.module)
-    assert callback.ema.num_updates_completed == trainer.num_updates_completed // every
+    assert callback.ema.num_updates == trainer.num_updates_completed // every
     for name, value in average.items():
         of_first_rank: Tensor = trainer.gather(by_hand.average[name][None])[0]
         torch.testing.assert_close(value, of_first_rank)
@@ -351,9 +354,7 @@ def test_an_update_that_was_skipped_does_not_move_the_average(shared_tmp_path: P
     trainer.train(TensorDataset(inputs, targets), 1, per_device_batch_size=2)
 
     assert (
-        callback.ema.num_updates_completed
-        == trainer.num_updates_completed
-        == trainer.run_config.num_update_steps_per_epoch - 1
+        callback.ema.num_updates == trainer.num_updates_completed == trainer.run_config.num_update_steps_per_epoch - 1
     )
     for name, value in values(callback.ema.module).items():
         torch.testing.assert_close(value, by_hand.average[name])
@@ -384,6 +385,96 @@ def test_the_average_of_a_compiled_model(shared_tmp_path: Path) -> None:
         for trainer in (trainer_of_plain, trainer_of_compiled)
     ]
     assert losses[0] == pytest.approx(losses[1], rel=0.02)
+
+
+class Stack(nn.Module):
+    """Repeated blocks, which regional compilation compiles one by one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)) for _ in range(3))
+
+    @override
+    def forward(self, inputs: Tensor) -> Tensor:
+        for block in self.blocks:
+            inputs = block(inputs)
+        return inputs
+
+
+class Compiling(Trainer[nn.Module]):
+    """A trainer whose accelerator compiles the model, or repeated blocks of it."""
+
+    regional = False
+
+    @override
+    def _create_accelerator(self) -> Any:
+        plugin = TorchDynamoPlugin(backend=DynamoBackend.AOT_EAGER, use_regional_compilation=self.regional)
+        return Accelerator(cpu=True, dynamo_plugin=plugin)
+
+
+class Regional(Compiling):
+    """The latter."""
+
+    regional = True
+
+
+@pytest.mark.runs_on("one_process", "two_ranks")
+@pytest.mark.parametrize("trainer_class", [Compiling, Regional])
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch looks at it itself
+def test_the_average_of_a_model_that_accelerate_compiles(shared_tmp_path: Path, trainer_class: type[Compiling]) -> None:
+    """The average is that of the user's own model, and evaluated within the compiled one."""
+    torch.default_generator.manual_seed(0)
+    model = nn.Sequential(Stack(), nn.Linear(4, 3))
+    by_hand = AverageByHand(decay=0.5)
+    callback = ModelEmaCallback(0.5, save_path=shared_tmp_path / "ema.pt")
+    optimizer = SGD(model.parameters(), lr=0.5)
+    trainer = trainer_class(model, nn.CrossEntropyLoss(), optimizer, callbacks=[callback, by_hand])
+
+    train(trainer, num_epochs=2)
+
+    for name, value in values(callback.ema.module).items():
+        torch.testing.assert_close(value, trainer.gather(by_hand.average[name][None])[0])
+    recorded = trainer.run_history.get_latest_metric("ema_model_eval_loss_epoch")
+    with callback.ema.applied_to(trainer.model):
+        trainer.evaluate(reset_run_history=False)
+    assert trainer.run_history.get_latest_metric("evaluation_loss") == pytest.approx(recorded, abs=1e-6)
+
+
+@pytest.mark.runs_on("one_process", "two_ranks")
+def test_the_average_of_a_model_in_bfloat16(shared_tmp_path: Path) -> None:
+    """Weights in half precision are averaged in float32, and evaluated and saved in their own precision."""
+    path = shared_tmp_path / "ema.pt"
+    torch.default_generator.manual_seed(0)
+    model = TinyClassifier(batch_norm=True).bfloat16()
+    callback = ModelEmaCallback(0.9, save_path=path)
+    trainer = make_trainer(callback, model=model)
+    inputs, targets = make_classification(48).tensors
+    data = TensorDataset(inputs.bfloat16(), targets)
+
+    trainer.train(data, 2, data)
+    trainer.gather(torch.zeros(1))  # wait until the first rank has written
+
+    dtypes = {value.dtype for value in values(callback.ema.module).values()}
+    assert dtypes == {torch.float32, torch.int64}
+    saved = torch.load(path, weights_only=True)["model_state_dict"]
+    assert {value.dtype for value in saved.values()} == {torch.bfloat16, torch.int64}
+    assert all(parameter.dtype == torch.bfloat16 for parameter in model.parameters())
+    assert len(list(trainer.run_history.get_metric_values("ema_model_eval_loss_epoch"))) == 2
+
+
+@pytest.mark.runs_on("two_ranks")
+def test_the_average_begins_with_the_weights_of_the_first_rank(shared_tmp_path: Path) -> None:
+    """Ranks that made different weights train those of the first one, and average these from the start."""
+    torch.default_generator.manual_seed(dist.get_rank())
+    model = TinyClassifier(batch_norm=True)
+    start = [parameter.detach().clone() for parameter in model.parameters()]
+    callback = ModelEmaCallback(1.0, save_path=shared_tmp_path / "ema.pt")
+    trainer = make_trainer(callback, model=model)
+
+    train(trainer)
+
+    for average, value in zip(callback.ema.module.parameters(), start, strict=True):
+        assert torch.equal(average, trainer.gather(value[None])[0])
 
 
 class Unfreeze(TrainerCallback):

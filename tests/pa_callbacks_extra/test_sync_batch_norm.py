@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from functools import partial
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import pytest
 import torch
@@ -254,3 +254,26 @@ def test_layers_stay_the_objects_that_they_are() -> None:
         restore_layers(changed)
         assert repr(changed) == text
     assert [(layer, type(layer), dict(vars(layer))) for layer in model.modules()] == before
+
+
+def test_on_an_accelerator_layers_become_those_of_torch() -> None:
+    """Converted to `torch.nn.SyncBatchNorm`, layers have its class and group, and evaluate as before."""
+    model = nn.Sequential(nn.BatchNorm2d(2), nn.SyncBatchNorm(2)).eval()
+    inputs = torch.randn(3, 2, 4, 4)
+    expected = model(inputs)
+    participants = Participants(shares_group=True)
+
+    synchronise_layers(model, participants, uses_torch=True)
+
+    for layer in model:
+        assert isinstance(layer, nn.SyncBatchNorm)
+        assert layer.process_group is dist.group.WORLD
+    assert isinstance(model[0], nn.BatchNorm2d)
+    torch.testing.assert_close(model(inputs), expected, rtol=0, atol=0)
+    participants.connect_first(1)
+    participants.choose_first(1)
+    assert all(cast("Any", layer).process_group is participants.group for layer in model)
+    with pytest.raises(ValueError, match="expected input tensor to be on GPU"):
+        model.train()(inputs)
+    restore_layers(model)
+    assert [type(layer) for layer in model] == [nn.BatchNorm2d, nn.SyncBatchNorm]

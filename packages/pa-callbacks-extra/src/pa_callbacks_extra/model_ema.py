@@ -182,14 +182,15 @@ def check_decay(decay: float) -> None:
 
 def _without_wrappers(model: nn.Module) -> nn.Module:
     while True:
-        if isinstance(model, DistributedDataParallel | DataParallel):
-            model = cast("nn.Module", model.module)
-            continue
         attributes = vars(model)
-        inside_compiled = attributes.get("_modules", {}).get("_orig_mod", attributes.get("_orig_mod"))
-        if inside_compiled is None:
+        # First, since wrappers for several processes may have been compiled as well.
+        compiled_from = attributes.get("_modules", {}).get("_orig_mod", attributes.get("_orig_mod"))
+        if compiled_from is not None:
+            model = compiled_from
+        elif isinstance(model, DistributedDataParallel | DataParallel):
+            model = cast("nn.Module", model.module)
+        else:
             return model
-        model = inside_compiled
 
 
 def _independent_copy(model: nn.Module) -> nn.Module:
