@@ -29,7 +29,7 @@ from pa_core.data import (
     default_num_workers,
     move_to_device,
 )
-from pa_core.data.loader_parts import describe_loader, length_of_dataset, set_epoch
+from pa_core.data.loader_parts import set_epoch
 from pa_core.data.user_loader import (
     batches_of_slices,
     check_loader,
@@ -897,7 +897,9 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
 
     def _go_on_with_saved_run(self, allowed: Collection[str]) -> None:
         """Put everything back but what callbacks set up when the run starts."""
-        self._settings = self._describe_settings()
+        self._settings = training_state.describe_settings(
+            self.run_config, innermost(self.train_dataloader), self.optimizer, self.scheduler
+        )
         saved = self._saved_run
         if saved is None:
             return
@@ -994,6 +996,8 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         Args:
             phase: What comes next.
         """
+        if not (self._saving.is_pending or self._leaving.is_pending or self._state_saver.has_requests):
+            return
         if self._accelerator.num_processes == 1:
             self._saving.agree(self._saving.is_asked)
             self._leaving.agree(self._leaving.is_asked)
@@ -1047,32 +1051,6 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             objects=self._saved_along,
             streams=self._streams_before_evaluation if self._interrupted_evaluation else None,
         )
-
-    def _describe_settings(self) -> dict[str, Any]:
-        """What a run that goes on with a state of this one is compared with."""
-        config, innermost_loader = self.run_config, innermost(self.train_dataloader)
-        loader = innermost_loader if is_keyed(innermost_loader) else None
-        global_batch = config.train_per_device_batch_size * config.num_processes
-        processes = f"{config.num_processes} process{'es' if config.num_processes > 1 else ''}"
-        return {
-            "num_epochs": config.num_epochs,
-            "max_num_train_steps": config.max_num_train_steps,
-            "num_processes": config.num_processes,
-            "train_per_device_batch_size": config.train_per_device_batch_size,
-            "gradient_accumulation_steps": config.gradient_accumulation_steps,
-            "samples_per_update": config.train_total_batch_size,
-            "dataset_length": length_of_dataset(innermost_loader) if loader is None else loader.split.num_samples,
-            "shuffle": None if loader is None else loader.shuffle,
-            "drop_last": f"from batches of {global_batch}" if loader is not None and loader.drop_last else False,
-            "loader": "keyed" if loader else f"{describe_loader(innermost_loader)}, on {processes}",
-            "num_update_steps_per_epoch": config.num_update_steps_per_epoch,
-            "gradient_clip_value": config.gradient_clip_value,
-            "gradient_clip_norm": config.gradient_clip_norm,
-            "mixed_precision": config.mixed_precision,
-            "optimizer": type(self.optimizer).__name__,
-            "scheduler": None if self.scheduler is None else type(self.scheduler).__name__,
-            "length of the schedule": None if self.scheduler is None else config.max_num_train_steps,
-        }
 
     @contextmanager
     def _interruptible_evaluation(self, phase: Phase) -> Generator[None]:

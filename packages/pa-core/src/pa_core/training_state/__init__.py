@@ -8,7 +8,7 @@ from pa_core.training_state.optimizer_state import hyperparameters
 from pa_core.training_state.position import Phase, Position
 from pa_core.training_state.random_streams import capture_streams
 from pa_core.training_state.saving import StateRequest, StateSaver, Wish
-from pa_core.training_state.settings import check_allowed_names, describe_differences
+from pa_core.training_state.settings import check_allowed_names, describe_differences, describe_settings
 from pa_core.training_state.signals import SignalWatch
 from pa_core.training_state.users_loader import UsersLoader, capture_between_epochs, restore_between_epochs
 
@@ -27,6 +27,7 @@ __all__ = [
     "capture_streams",
     "check_allowed_names",
     "describe_differences",
+    "describe_settings",
     "find_state",
     "hyperparameters",
     "read_same_state",

@@ -32,6 +32,11 @@ class Wish:
     is_asked: bool = False
     is_agreed: bool = False
 
+    @property
+    def is_pending(self) -> bool:
+        """Whether there is anything to heed."""
+        return self.is_asked or self.is_agreed
+
     def agree(self, number_asking: float) -> None:
         """Take note of how many processes ask."""
         if number_asking > 0:

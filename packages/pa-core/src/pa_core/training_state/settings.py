@@ -6,7 +6,12 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from torch.optim import Optimizer
+
+from pa_core.data.loader_parts import describe_loader, length_of_dataset
+from pa_core.data.user_loader import is_keyed
 from pa_core.errors import CheckpointError, ConfigurationError
+from pa_core.run_config import TrainerRunConfig
 
 __all__ = [
     "ALLOWABLE",
@@ -14,6 +19,7 @@ __all__ = [
     "check_allowed_names",
     "compare_settings",
     "describe_differences",
+    "describe_settings",
     "refuse_differences",
 ]
 
@@ -29,8 +35,44 @@ ALLOWABLE = {
 }
 """Differences that change what a run means, by the name that allows each, and why they are refused otherwise."""
 
-_KEPT = {"seed", "length of the schedule"}
+_LENGTH_OF_SCHEDULE = "length of the schedule"
+_KEPT = {"seed", _LENGTH_OF_SCHEDULE}
 """Settings that stay what they were, whatever is asked."""
+
+
+def describe_settings(
+    config: TrainerRunConfig, loader: object, optimizer: Optimizer, scheduler: object | None
+) -> dict[str, Any]:
+    """Return the settings of a run that one that goes on with it is compared with, as plain values.
+
+    Args:
+        config: The run config.
+        loader: The training loader, without slices around it.
+        optimizer: The optimizer.
+        scheduler: The scheduler, None without one.
+    """
+    keyed = loader if is_keyed(loader) else None
+    global_batch = config.train_per_device_batch_size * config.num_processes
+    processes = f"{config.num_processes} process{'es' if config.num_processes > 1 else ''}"
+    return {
+        "num_epochs": config.num_epochs,
+        "max_num_train_steps": config.max_num_train_steps,
+        "num_processes": config.num_processes,
+        "train_per_device_batch_size": config.train_per_device_batch_size,
+        "gradient_accumulation_steps": config.gradient_accumulation_steps,
+        "samples_per_update": config.train_total_batch_size,
+        "dataset_length": length_of_dataset(loader) if keyed is None else keyed.split.num_samples,
+        "shuffle": None if keyed is None else keyed.shuffle,
+        "drop_last": f"from batches of {global_batch}" if keyed is not None and keyed.drop_last else False,
+        "loader": "keyed" if keyed else f"{describe_loader(loader)}, on {processes}",
+        "num_update_steps_per_epoch": config.num_update_steps_per_epoch,
+        "gradient_clip_value": config.gradient_clip_value,
+        "gradient_clip_norm": config.gradient_clip_norm,
+        "mixed_precision": config.mixed_precision,
+        "optimizer": type(optimizer).__name__,
+        "scheduler": None if scheduler is None else type(scheduler).__name__,
+        _LENGTH_OF_SCHEDULE: None if scheduler is None else config.max_num_train_steps,
+    }
 
 
 @dataclass(frozen=True)
