@@ -91,7 +91,7 @@ def test_own_preparation() -> None:
         @override
         def _prepare_model_optimizer_and_dataloaders(self) -> None:
             accelerator: Any = self._accelerator
-            self.model, self._train_dataloader = accelerator.prepare(self.model, self._train_dataloader)  # pyright: ignore[reportAttributeAccessIssue]  # that is the point
+            self.model, self._train_dataloader = accelerator.prepare(self.model, self._train_dataloader)
 
     make_trainer(OwnPreparation).train(samples(4), 1)
 

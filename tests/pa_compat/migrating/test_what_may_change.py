@@ -16,7 +16,7 @@ from tests.pa_compat.migrating.small_runs import make_trainer, samples
 def test_private_names() -> None:
     """A helper of a subclass that would replace a part of the loop is refused where it is defined."""
     with pytest.raises(TypeError, match=r"_update.*Rename it"):
-        type("WithHelper", (Trainer,), {"_update": lambda self: None})
+        type("WithHelper", (Trainer,), {"_update": make_trainer})
 
 
 def test_accelerate_state(tmp_path: Path) -> None:
