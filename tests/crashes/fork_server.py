@@ -23,36 +23,14 @@ import torch._dynamo  # pyright: ignore[reportUnusedImport]  # as above
 
 from tests.crashes import script
 from tests.crashes.phases import Phase, Watch
+from tests.crashes.strikes import Strike
 from tests.launching import free_port
 
-__all__ = ["Attempt", "Ended", "Strike"]
+__all__ = ["Attempt", "Ended"]
 
 _SECONDS_BETWEEN_LOOKS = 0.0005
 _SECONDS_FOR_THE_OTHERS = 10.0
 """After one rank has failed, as a launcher grants them."""
-
-
-@dataclass(frozen=True)
-class Strike:
-    """When a run is hit, and by what.
-
-    Attributes:
-        after: The seconds after its start; None where it is aimed at a phase.
-        phase: What it is aimed at; the process stands still there until it is hit.
-        occurrence: The how manieth time it comes to that phase.
-        rank: Which one is looked at, and hit where not all are.
-        signal: The name of the signal.
-        hits: "group" for all processes at once, workers too; "rank" for that rank alone.
-        kill_after: The seconds after which all processes are killed, as by a launcher; None lets them end.
-    """
-
-    after: float | None = None
-    phase: str | None = None
-    occurrence: int = 1
-    rank: int = 0
-    signal: str = "SIGKILL"
-    hits: str = "group"
-    kill_after: float | None = None
 
 
 @dataclass(frozen=True)

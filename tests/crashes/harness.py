@@ -5,87 +5,27 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import random
 import shutil
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from typing_extensions import override
-
 from tests.crashes.comparison import Record, differences
-from tests.crashes.fork_server import Attempt, Ended, Strike
-from tests.crashes.phases import STORAGE_PHASES, Phase
+from tests.crashes.configurations import Configuration
+from tests.crashes.fork_server import Attempt, Ended
+from tests.crashes.phases import Phase
+from tests.crashes.strikes import Strike
 
-__all__ = ["Configuration", "CrashLab", "Run", "Tally", "kills"]
+__all__ = ["CrashLab", "Run", "Tally"]
 
 ROOT = Path(__file__).parents[2]
 PREEMPTED = 75
 STRIKES_OF_A_RUN = 5
-SHARE_OF_THOSE_ASKED_FIRST = 0.2
 SOON_KILLED = {-15, -9, -6, 0, 1, PREEMPTED}
 """What may become of a rank while another one is gone, or in a hurry."""
-
-
-@dataclass(frozen=True)
-class Configuration:
-    """How the script is called.
-
-    Attributes:
-        ranks: The number of processes.
-        accumulation: The batches of each process in an update.
-        precision: The mixed precision.
-        workers: The processes that load data, of each rank.
-        every: When states are saved, as arguments of the script.
-        asynchronous: Whether they are written in the background.
-        max_states: How many are kept; None keeps all.
-        others: Further arguments.
-    """
-
-    ranks: int = 1
-    accumulation: int = 1
-    precision: str = "no"
-    workers: int = 0
-    every: tuple[str, ...] = ("--states-every-n-steps=4",)
-    asynchronous: bool = False
-    max_states: int | None = None
-    others: tuple[str, ...] = ()
-
-    @override
-    def __str__(self) -> str:
-        """Return a name for a test."""
-        every = "+".join(one.removeprefix("--states-every-n-").replace("=", " ") for one in self.every)
-        kept = f"{self.max_states} kept" if self.max_states else "all kept"
-        how = "asynchronous" if self.asynchronous else "synchronous"
-        split = f"{self.ranks} ranks, {self.accumulation} accumulated, {self.workers} workers, {self.precision}"
-        return f"{split}, {every}, {how}, {kept}"
-
-    def arguments(self) -> list[str]:
-        """Return the arguments of the script."""
-        return [
-            f"--accumulation={self.accumulation}",
-            f"--workers={self.workers}",
-            *self.every,
-            *(["--asynchronous"] if self.asynchronous else []),
-            *([f"--max-states={self.max_states}"] if self.max_states else []),
-            *self.others,
-        ]
-
-    def uninterrupted(self) -> Configuration:
-        """Return that of the run to compare with: it saves no states, and loads its data by itself."""
-        return replace(self, workers=0, every=("--without-states",), asynchronous=False, max_states=None)
-
-    def phases(self) -> list[Phase]:
-        """Return the phases that a run of this kind comes to."""
-        never = {Phase.NONE}
-        if self.accumulation == 1:
-            never.add(Phase.GROUP)
-        if self.max_states is None:
-            never.add(Phase.REMOVING)
-        return [phase for phase in Phase if phase not in never]
 
 
 @dataclass
@@ -261,30 +201,3 @@ def _is_explained(strike: Strike | None, ended: Ended) -> bool:
     if strike.phase is None or Phase.END.name in (strike.phase, ended.training):
         return statuses <= SOON_KILLED  # the run may just begin, or be about to end, and not look for signals any more
     return statuses == {PREEMPTED}
-
-
-def kills(configuration: Configuration, seconds: float, chance: random.Random) -> Iterator[Strike]:
-    """Yield kills without end: at a random time, and at each of the phases in turn.
-
-    Args:
-        configuration: How the script is called.
-        seconds: About how long it runs.
-        chance: What decides.
-    """
-    phases = configuration.phases()
-    chance.shuffle(phases)
-    for phase in itertools.cycle(phases):
-        after = Strike(after=chance.uniform(0.0, seconds))
-        asked_first = replace(after, signal="SIGTERM", kill_after=chance.uniform(0.0, 0.05))
-        yield asked_first if chance.random() < SHARE_OF_THOSE_ASKED_FIRST else _of_some(configuration, after, chance)
-        occurrence = 1 if phase is Phase.FIRST_STEP else chance.randint(1, 4)
-        yield _of_some(configuration, Strike(phase=phase.name, occurrence=occurrence), chance)
-
-
-def _of_some(configuration: Configuration, kill: Strike, chance: random.Random) -> Strike:
-    """Let a kill hit all processes at once, or one rank a little before the launcher ends the others."""
-    if configuration.ranks == 1 or chance.random() < 0.5:
-        return kill
-    only_first_rank = kill.phase is not None and Phase[kill.phase] in STORAGE_PHASES
-    rank = 0 if only_first_rank else chance.randrange(configuration.ranks)
-    return replace(kill, hits="rank", rank=rank, kill_after=chance.uniform(0.0, 0.1))

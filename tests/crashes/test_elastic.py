@@ -7,9 +7,10 @@ import random
 import pytest
 
 from tests.crashes.comparison import samples_by_update
-from tests.crashes.fork_server import Strike
-from tests.crashes.harness import Configuration, CrashLab, Run, kills
+from tests.crashes.configurations import Configuration
+from tests.crashes.harness import CrashLab, Run
 from tests.crashes.script import TRAIN_SAMPLES
+from tests.crashes.strikes import Strike, kills
 
 EPOCHS = 4
 

@@ -7,8 +7,9 @@ import random
 import pytest
 
 from pa_core.storage import StateFolder
-from tests.crashes.fork_server import Strike
-from tests.crashes.harness import Configuration, CrashLab, Tally, kills
+from tests.crashes.configurations import Configuration
+from tests.crashes.harness import CrashLab, Tally
+from tests.crashes.strikes import Strike, kills
 
 STEPS, EPOCHS, SECONDS = "--states-every-n-steps=4", "--states-every-n-epochs=1", "--states-every-n-seconds=0.1"
 

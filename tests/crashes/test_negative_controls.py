@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from pa_core.storage import newest_valid, write_state
-from tests.crashes.fork_server import Strike
-from tests.crashes.harness import Configuration, CrashLab, Run
+from tests.crashes.configurations import Configuration
+from tests.crashes.harness import CrashLab, Run
+from tests.crashes.strikes import Strike
 
 CONFIGURATION = Configuration(accumulation=3)
 

@@ -8,9 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from tests.crashes.fork_server import Strike
-from tests.crashes.harness import PREEMPTED, Configuration, CrashLab, Run
+from tests.crashes.configurations import Configuration
+from tests.crashes.harness import PREEMPTED, CrashLab, Run
 from tests.crashes.phases import STORAGE_PHASES, Phase
+from tests.crashes.strikes import Strike
 from tests.crashes.test_kills import WHOLE
 
 EPOCHS = ("--states-every-n-epochs=1",)
@@ -58,7 +59,7 @@ def test_workers_of_loaders_leave_a_signal_to_the_run(lab: CrashLab) -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("configuration", WHOLE, ids=str)
 def test_many_preemptions(lab: CrashLab, configuration: Configuration) -> None:
-    """SIGTERM at random times and in every phase, to one rank or to all of them, ends in the same way."""
+    """SIGTERM at random times and in every phase, to one of the ranks, leads to the same end."""
     chance = random.Random(str(configuration))
     after_start = [phase for phase in configuration.phases() if phase is not Phase.START]
     strikes = [

@@ -13,7 +13,8 @@ import pytest
 
 from pa_core.storage import StateFolder
 from tests.crashes.comparison import Record, differences
-from tests.crashes.harness import ROOT, Configuration, CrashLab
+from tests.crashes.configurations import Configuration
+from tests.crashes.harness import ROOT, CrashLab
 from tests.crashes.phases import Phase, Watch
 from tests.crashes.script import states_path, watch_path
 from tests.launching import free_port

@@ -1,0 +1,69 @@
+"""The ways in which the script is called."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from typing_extensions import override
+
+from tests.crashes.phases import Phase
+
+__all__ = ["Configuration"]
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """How the script is called.
+
+    Attributes:
+        ranks: The number of processes.
+        accumulation: The batches of each process in an update.
+        precision: The mixed precision.
+        workers: The processes that load data, of each rank.
+        every: When states are saved, as arguments of the script.
+        asynchronous: Whether they are written in the background.
+        max_states: How many are kept; None keeps all.
+        others: Further arguments.
+    """
+
+    ranks: int = 1
+    accumulation: int = 1
+    precision: str = "no"
+    workers: int = 0
+    every: tuple[str, ...] = ("--states-every-n-steps=4",)
+    asynchronous: bool = False
+    max_states: int | None = None
+    others: tuple[str, ...] = ()
+
+    @override
+    def __str__(self) -> str:
+        """Return a name for a test."""
+        every = "+".join(one.removeprefix("--states-every-n-").replace("=", " ") for one in self.every)
+        kept = f"{self.max_states} kept" if self.max_states else "all kept"
+        how = "asynchronous" if self.asynchronous else "synchronous"
+        split = f"{self.ranks} ranks, {self.accumulation} accumulated, {self.workers} workers, {self.precision}"
+        return f"{split}, {every}, {how}, {kept}"
+
+    def arguments(self) -> list[str]:
+        """Return the arguments of the script."""
+        return [
+            f"--accumulation={self.accumulation}",
+            f"--workers={self.workers}",
+            *self.every,
+            *(["--asynchronous"] if self.asynchronous else []),
+            *([f"--max-states={self.max_states}"] if self.max_states else []),
+            *self.others,
+        ]
+
+    def uninterrupted(self) -> Configuration:
+        """Return that of the run to compare with: it saves no states, and loads its data by itself."""
+        return replace(self, workers=0, every=("--without-states",), asynchronous=False, max_states=None)
+
+    def phases(self) -> list[Phase]:
+        """Return the phases that a run of this kind comes to."""
+        never = {Phase.NONE}
+        if self.accumulation == 1:
+            never.add(Phase.GROUP)
+        if self.max_states is None:
+            never.add(Phase.REMOVING)
+        return [phase for phase in Phase if phase not in never]
