@@ -1,0 +1,70 @@
+"""What must not pass a type checker around pa-callbacks-extra."""
+
+# What is unknown because of an error is no error of its own.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from torchmetrics.classification import BinaryAccuracy
+
+from pa_callbacks_extra import (
+    ConvertSyncBatchNormCallback,
+    EarlyStoppingCallback,
+    ModelEma,
+    ModelEmaCallback,
+    ModelEmaFactory,
+    TorchMetricsCallback,
+    TrackerCallback,
+)
+from tests.typing.vocabulary import Batch, ForNetTrainer, Net, OtherNet, Output
+
+
+class Restless(ModelEma):
+    """Takes a rate in the place of a decay."""
+
+    def __init__(self, model: nn.Module, rate: float) -> None:
+        super().__init__(model, 1 - rate)
+
+
+def labels(batch: Batch, output: Output) -> Tensor:
+    """Targets."""
+    return batch.labels
+
+
+def first(batch: tuple[Tensor, Tensor], output: Output) -> Tensor:
+    """Targets of other batches."""
+    return batch[0]
+
+
+# Averages
+
+ModelEma(Net().parameters())  # type: ignore[type-var]  # pyright: ignore[reportArgumentType]  # pa_callbacks_extra.ModelEma[ModelT_co]: a model is a module
+model: OtherNet = ModelEma(Net()).module  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]  # pa_callbacks_extra.ModelEma[ModelT_co]: it is of another class
+not_a_model: ModelEma[Tensor]  # type: ignore[type-var]  # pyright: ignore[reportInvalidTypeArguments]  # pa_callbacks_extra.ModelEma[ModelT_co]: the parameter is a class of modules
+ModelEma(Net(), 0.9, True)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]  # pa_callbacks_extra.ModelEma: a named argument
+ModelEma(Net()).update("step")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # pa_callbacks_extra.ModelEma.update: a model
+ModelEmaCallback(decay="0.9")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # pa_callbacks_extra.ModelEmaCallback: a number
+ModelEmaCallback(callbacks=[ForNetTrainer])  # type: ignore[list-item]  # pyright: ignore[reportArgumentType]  # pa_callbacks_extra.ModelEmaCallback: it needs a NetTrainer
+ModelEmaCallback(model_ema=Net)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # pa_callbacks_extra.ModelEmaCallback: a model is no factory of averages
+factory: ModelEmaFactory = Restless  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]  # pa_callbacks_extra.ModelEmaFactory: it is called with a decay
+
+# Metrics
+
+TorchMetricsCallback(nn.Linear(1, 1))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # pa_callbacks_extra.TorchMetricsCallback: a layer is no metric
+TorchMetricsCallback(BinaryAccuracy(), predictions=len)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # pa_callbacks_extra.TorchMetricsCallback: batch and output
+TorchMetricsCallback[Batch, Output](BinaryAccuracy(), targets=first)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # pa_callbacks_extra.TorchMetricsCallback[BatchT_contra]: another batch
+TorchMetricsCallback[Batch, Output](
+    BinaryAccuracy(),
+    predictions=lambda batch, output: output["certainty"],  # type: ignore[typeddict-item]  # pyright: ignore[reportGeneralTypeIssues, reportUnknownLambdaType]  # pa_callbacks_extra.TorchMetricsCallback[OutputT_contra]: no such key
+    targets=lambda batch, output: batch.label,  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownLambdaType]  # pa_callbacks_extra.TorchMetricsCallback[BatchT_contra]: no such attribute
+)
+TorchMetricsCallback[Batch, dict[str, Tensor]](BinaryAccuracy(), targets=labels)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # pa_callbacks_extra.TorchMetricsCallback[OutputT_contra]: another output
+
+# The rest
+
+EarlyStoppingCallback(early_stopping_patience="3")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # pa_callbacks_extra.EarlyStoppingCallback: a number
+EarlyStoppingCallback(patience=3)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]  # pa_callbacks_extra.EarlyStoppingCallback: no such argument
+TrackerCallback("tensorboard")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]  # pa_callbacks_extra.TrackerCallback: the project has no name
+TrackerCallback("wandb", "digits", init_kwargs={"mode": "offline"})  # type: ignore[dict-item]  # pyright: ignore[reportArgumentType]  # pa_callbacks_extra.TrackerCallback: by tracker
+ConvertSyncBatchNormCallback(process_group=None)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]  # pa_callbacks_extra.ConvertSyncBatchNormCallback: no such argument

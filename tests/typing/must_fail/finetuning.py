@@ -1,0 +1,31 @@
+"""What must not pass a type checker around freezing and unfreezing."""
+
+# What is unknown because of an error is no error of its own.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+
+from __future__ import annotations
+
+from torch import nn
+from torch.optim import SGD
+
+from pa_core import Trainer
+from pa_finetuning import GradualUnfreezing, LearningRates, ModelFreezer, TrainerLike
+from tests.typing.vocabulary import Net, make_optimizer
+
+net = Net()
+freezer = ModelFreezer(net)
+optimizer = make_optimizer(net)
+
+ModelFreezer("resnet18")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # pa_finetuning.ModelFreezer: a name is no model
+ModelFreezer(net, freeze_batch_norm=True)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]  # pa_finetuning.ModelFreezer: no such argument
+freezer.freeze("body")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # pa_finetuning.ModelFreezer.freeze: an index
+freezer.unfreeze(to_index=1.5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # pa_finetuning.ModelFreezer.unfreeze: an index
+SGD(freezer.unfreeze()["head"]["params"], lr=0.1)  # type: ignore[index]  # pyright: ignore[reportArgumentType]  # pa_finetuning.ModelFreezer.unfreeze: groups by their index
+head: nn.Module = freezer.get_layer_groups()["head"]  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue]  # pa_finetuning.ModelFreezer.get_layer_groups: a list
+freezer.get_parameter_groups("slow")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # pa_finetuning.ModelFreezer.get_parameter_groups: rates
+freezer.get_learning_rates([0.1, 0.2])  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # pa_finetuning.ModelFreezer.get_learning_rates: the highest one
+rates: LearningRates = {"head": 0.1}  # type: ignore[dict-item]  # pyright: ignore[reportAssignmentType]  # pa_finetuning.LearningRates: groups by their index
+GradualUnfreezing(net)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # pa_finetuning.GradualUnfreezing: a freezer
+GradualUnfreezing(freezer, stages=[3, 5])  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # pa_finetuning.GradualUnfreezing: which group in which epoch?
+Trainer(net, None, optimizer, callbacks=[GradualUnfreezing(freezer)])  # type: ignore[list-item]  # pyright: ignore[reportArgumentType]  # pa_finetuning.GradualUnfreezing: derive a callback
+like: TrainerLike = net  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]  # pa_finetuning.TrainerLike: a model is no trainer

@@ -1,0 +1,188 @@
+"""The type of a trainer: inferred from its model where nothing is written, checked where something is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, assert_type
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.utils.data import Dataset
+from typing_extensions import override
+
+from pa_core import AnyTrainer, BatchOutput, SchedulerLike, SizedIterable, Trainer, TrainerRunConfig
+from pa_core.callbacks import CallbackHandler
+from tests.typing.vocabulary import (
+    Batch,
+    CheckPixels,
+    ForAnyTrainer,
+    ForNetTrainer,
+    Net,
+    NetTrainer,
+    Output,
+    PlateauTrainer,
+    collate,
+    make_data,
+    make_optimizer,
+)
+
+
+def test_a_trainer_is_one_of_its_model() -> None:
+    """Without an annotation, the class of the model is known wherever the model comes back."""
+    model = Net()
+    trainer = Trainer(model, nn.CrossEntropyLoss(), make_optimizer(model), callbacks=[])
+
+    assert_type(trainer, Trainer[Net])
+    assert_type(trainer.model, Net)
+    assert_type(trainer.get_model(), Net)
+    assert_type(trainer.get_model().head, nn.Linear)
+    assert isinstance(trainer.get_model(), Net)
+
+
+def test_callbacks_leave_the_model_known() -> None:
+    """Classes, instances, none, and the default ones: the trainer stays one of its model."""
+    model = Net()
+    optimizer = make_optimizer(model)
+
+    assert_type(Trainer(model, nn.CrossEntropyLoss(), optimizer), Trainer[Net])
+    assert_type(Trainer(model, None, None, callbacks=[ForAnyTrainer]), Trainer[Net])
+    assert_type(Trainer(model, None, None, callbacks=(ForAnyTrainer(), CheckPixels)), Trainer[Net])
+    assert_type(NetTrainer(model, None, optimizer, callbacks=[ForAnyTrainer, ForNetTrainer()]), NetTrainer)
+
+
+def test_the_four_parameters_have_defaults() -> None:
+    """A trainer that is written without parameters is one of any module, any batch and plain dictionaries."""
+
+    def defaults(trainer: Trainer) -> None:
+        assert_type(trainer, Trainer[nn.Module, Any, dict[str, Any], SchedulerLike])
+
+    def of_model(trainer: Trainer[Net]) -> None:
+        assert_type(trainer, Trainer[Net, Any, dict[str, Any], SchedulerLike])
+        defaults(trainer)
+
+    of_model(Trainer(Net(), None, None, callbacks=[]))
+
+
+def test_every_trainer_is_any_trainer() -> None:
+    """What is annotated with ``AnyTrainer`` takes a trainer of any model, batch, output and scheduler."""
+
+    def describe(trainer: AnyTrainer) -> str:
+        assert_type(trainer.model, nn.Module)
+        assert_type(trainer.optimizer, Optimizer)
+        assert_type(trainer.run_config, TrainerRunConfig)
+        assert_type(trainer.device, torch.device)
+        assert_type(trainer.num_updates_completed, int)
+        assert_type(trainer.gradient_norm, Tensor | None)
+        assert_type(trainer.train_dataset, Dataset[Any])
+        return type(trainer).__name__
+
+    net = Net()
+    assert describe(Trainer(net, None, None, callbacks=[])) == "Trainer"
+    assert describe(NetTrainer(net, None, None, callbacks=[])) == "NetTrainer"
+    assert describe(PlateauTrainer(net, None, None, callbacks=[])) == "PlateauTrainer"
+
+
+def test_a_subclass_declares_batch_and_output() -> None:
+    """The hooks of a trainer with parameters speak of its own batch and its own output."""
+    net = Net()
+    trainer = NetTrainer(net, None, make_optimizer(net), callbacks=[])
+    batch = Batch(torch.zeros(2, 4), torch.tensor([0, 1]))
+
+    output = trainer.calculate_eval_batch_loss(batch)
+
+    assert_type(output, Output)
+    assert_type(output["loss"], Tensor)
+    assert_type(output["confidence"], Tensor)
+    assert_type(output["batch_size"], int)
+    assert_type(trainer.model, Net)
+    assert_type(trainer.callback_handler, CallbackHandler[NetTrainer])
+    assert output["confidence"].shape == (2,)
+
+
+def test_a_plain_subclass_needs_no_types() -> None:
+    """Overrides in the untyped style add keys to what ``super()`` returned."""
+
+    class PlainTrainer(Trainer):
+        @override
+        def calculate_train_batch_loss(self, batch: Any) -> dict[str, Any]:
+            output = super().calculate_train_batch_loss(batch)
+            output["accuracy"] = 0.5
+            return output
+
+    model = nn.Linear(4, 2)
+    trainer = PlainTrainer(model, nn.CrossEntropyLoss(), make_optimizer(model), callbacks=[])
+    assert_type(trainer.model, nn.Module)
+    trainer.train(make_data(), num_epochs=1)
+
+
+def test_a_literal_is_an_output() -> None:
+    """A step may return a dictionary that was written down on the spot; it need not name ``BatchOutput``."""
+
+    class LiteralTrainer(Trainer[Net, Batch, BatchOutput]):
+        @override
+        def calculate_train_batch_loss(self, batch: Batch) -> BatchOutput:
+            loss = self.model(batch.pixels).square().mean()
+            assert_type(loss, Any)
+            return {"loss": loss, "model_outputs": None, "batch_size": len(batch.labels)}
+
+    net = Net()
+    trainer = LiteralTrainer(net, None, make_optimizer(net), callbacks=[])
+    trainer.train(make_data(), num_epochs=1, collate_fn=collate)
+
+
+def test_loaders_yield_the_batches_of_the_trainer() -> None:
+    """A loader may be any iterable with a length that yields what the steps take."""
+
+    class ListTrainer(NetTrainer):
+        @override
+        def create_train_dataloader(
+            self, batch_size: int, train_dl_kwargs: dict[str, Any] | None = None
+        ) -> SizedIterable[Batch]:
+            data = make_data()
+            batches = [Batch(data[index][0][None], data[index][1][None]) for index in range(len(data))]
+            assert_type(batches, list[Batch])
+            return batches
+
+    net = Net()
+    trainer = ListTrainer(net, None, make_optimizer(net), callbacks=[])
+    trainer.train(make_data(), num_epochs=1)
+    for batch in trainer.create_train_dataloader(1):
+        assert_type(batch, Batch)
+
+
+def test_what_is_gathered_keeps_its_type() -> None:
+    """A tensor comes back as a tensor, and containers of tensors as such containers."""
+    trainer = Trainer(Net(), None, None, callbacks=[])
+    ones = torch.ones(2)
+
+    assert_type(trainer.gather(ones), Tensor)
+    assert_type(trainer.gather({"logits": ones}), dict[str, Tensor])
+    assert_type(trainer.gather((ones, [ones])), tuple[Tensor, list[Tensor]])
+    gathered = trainer.gather({"logits": (ones, ones)}, padding_value=-1)
+    assert_type(gathered, dict[str, tuple[Tensor, Tensor]])
+    assert isinstance(gathered["logits"], tuple)
+
+
+def test_checkpoints_are_dictionaries(tmp_path: Path) -> None:
+    """What a checkpoint holds is the user's, under names."""
+    trainer = Trainer(Net(), None, None, callbacks=[])
+    trainer.save_checkpoint(tmp_path / "net.pt", {"fold": 3}, save_optimizer=False)
+
+    content = trainer.load_checkpoint(tmp_path / "net.pt", load_optimizer=False)
+
+    assert_type(content, dict[str, Any])
+    assert content["fold"] == 3
+
+
+def test_the_scheduler_is_that_of_the_trainer() -> None:
+    """A trainer has the scheduler that it declares; one that declares none can only rely on ``step()``."""
+    net = Net()
+    plain = Trainer(net, None, None, callbacks=[])
+    plateau = PlateauTrainer(net, nn.CrossEntropyLoss(), make_optimizer(net), callbacks=[])
+
+    assert_type(plain.scheduler, SchedulerLike | None)
+    assert_type(plateau.scheduler, ReduceLROnPlateau | None)
+    plateau.train(make_data(), num_epochs=1, create_scheduler_fn=ReduceLROnPlateau)
+    assert isinstance(plateau.scheduler, ReduceLROnPlateau)

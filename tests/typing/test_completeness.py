@@ -1,0 +1,70 @@
+"""Every public symbol of the installed distributions has a type that is written down."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.typing.checkers import PACKAGES, TypedEnvironment
+
+WITHOUT_TYPES = {"accelerate": {"pa_core/_accelerate.py"}, "tqdm": {"pa_core/callbacks/console.py"}}
+"""Packages without `py.typed`, and the one module of ours that takes objects of each of them, and types them."""
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("package", PACKAGES.values())
+def test_a_package_is_typed_completely(environment: TypedEnvironment, package: str) -> None:
+    """`pyright --verifytypes` knows every symbol of it, and infers none."""
+    completeness = environment.completeness(package)
+    assert completeness.incomplete == ()
+    assert completeness.score == 1
+    assert completeness.num_known > 10
+
+
+@pytest.mark.parametrize("package", PACKAGES.values())
+def test_types_of_others_come_from_typed_packages(environment: TypedEnvironment, package: str) -> None:
+    """What a package imports is typed, or comes in by the one door for it: users never meet a type that is unknown."""
+    assert untyped_imports(environment.site_packages / package) == set()
+
+
+def test_a_second_door_for_an_untyped_package_is_noticed(tmp_path: Path) -> None:
+    """Importing accelerate somewhere else, be it for its types alone, is found."""
+    package = tmp_path / "pa_core"
+    package.mkdir()
+    (package / "_accelerate.py").write_text("def create():\n    import accelerate\n")
+    assert untyped_imports(package) == set()
+    (package / "trainer.py").write_text("if TYPE_CHECKING:\n    from accelerate import Accelerator\n")
+    assert untyped_imports(package) == {("pa_core/trainer.py", "accelerate")}
+
+
+def untyped_imports(folder: Path) -> set[tuple[str, str]]:
+    """Where a package imports one without types, other than where it may."""
+    found: set[tuple[str, str]] = set()
+    for path in folder.rglob("*.py"):
+        module = path.relative_to(folder.parent).as_posix()
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = (
+                [alias.name for alias in node.names]
+                if isinstance(node, ast.Import)
+                else [node.module or ""]
+                if isinstance(node, ast.ImportFrom)
+                else []
+            )
+            roots = {name.partition(".")[0] for name in names} - sys.stdlib_module_names - set(PACKAGES.values())
+            found.update(
+                (module, root) for root in roots if module not in WITHOUT_TYPES.get(root, ()) and not is_typed(root)
+            )
+    return found
+
+
+def is_typed(package: str) -> bool:
+    """Whether an installed package says that it has types; a single module may be one whose types checkers bring."""
+    spec = importlib.util.find_spec(package)
+    assert spec is not None, f"{package} is not installed"
+    assert spec.origin is not None
+    origin = Path(spec.origin)
+    return origin.name != "__init__.py" or (origin.parent / "py.typed").exists()
