@@ -205,7 +205,7 @@ def tests(session: nox.Session, tested: tuple[Distribution, ...], cell: Cell) ->
     pytest = [
         "pytest",
         *(one.tests() for one in tested),
-        *(["tests/repository"] if together else []),
+        *(["tests/repository", "tests/crashes"] if together else []),
         f"--cell={cell.name}",
         f"--installed={','.join(sorted(one.name for one in installed))}",
         *session.posargs,
@@ -268,6 +268,12 @@ def trackers(session: nox.Session) -> None:
     environment = Environment(session, "trackers")
     environment.install_for_tests(DISTRIBUTIONS, *TRACKERS)
     environment.run("python", "-m", "pytest", "tests/trackers", *session.posargs, env=CPU)
+
+
+@nox.session
+def crashes(session: nox.Session) -> None:
+    """Kill hundreds of runs anywhere; each, started again, ends bit for bit as one that was never killed."""
+    everything(session).run("python", "-m", "pytest", "tests/crashes", "--whole-proof", *session.posargs, env=CPU)
 
 
 @nox.session

@@ -11,7 +11,7 @@ import torch
 
 from tests.crashes.recording import digest, outcome_path, samples_path
 
-__all__ = ["Record", "differences", "samples_by_update"]
+__all__ = ["Record", "differences", "first_update", "samples_by_update"]
 
 Batch: TypeAlias = dict[str, Any]
 Sample: TypeAlias = tuple[int, list[float]]
@@ -94,6 +94,13 @@ def samples_by_update(folder: Path, ranks: int) -> dict[tuple[int, int], list[Sa
         if batch["attempt"] == last_attempt[update]:
             samples[update] += zip(batch["indices"], batch["draws"], strict=True)
     return samples
+
+
+def first_update(folder: Path, ranks: int, attempt: int) -> int | None:
+    """Return the first update for which a start of the script has trained, None if it has not come to train."""
+    paths = [samples_path(folder, rank) for rank in range(ranks)]
+    lines = [batch for rank, path in enumerate(paths) if path.exists() for batch in _lines(folder, rank)]
+    return min((batch["update"] for batch in lines if batch["attempt"] == attempt), default=None)
 
 
 def _lines(folder: Path, rank: int) -> list[Batch]:

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from tests.crashes.comparison import Record, differences
+from pa_core.storage import StateFolder, StateRecord
+from tests.crashes.comparison import Record, differences, first_update
 from tests.crashes.configurations import Configuration
 from tests.crashes.fork_server import Attempt, Ended
 from tests.crashes.phases import Phase
@@ -156,14 +157,36 @@ class Run:
             strike=strike,
             is_watched=is_watched,
         )
+        newest = self._newest_state()
         ended = self._lab.attempt(attempt)
         self._story.append(f"{strike} -> {ended.statuses} in {ended.training}, {ended.storing}")
         if strike is not None:
             self._lab.tally.count(strike, ended)
         if not _is_explained(strike, ended):
             raise AssertionError(f"{self.describe()}\n{ended}\n{ended.output}")
+        self._check_states(newest, configuration.ranks)
         self.is_complete = ended.statuses == [0] * configuration.ranks
         return ended
+
+    def _newest_state(self) -> StateRecord | None:
+        return max(StateFolder(self.states).records(), key=lambda record: record.sequence, default=None)
+
+    def _check_states(self, newest: StateRecord | None, ranks: int) -> None:
+        """Whatever has hit the run, all states are whole, and it went on from the newest one.
+
+        Args:
+            newest: The newest state before the last start.
+            ranks: The number of processes of the last start.
+        """
+        damaged = [record for record in StateFolder(self.states).records() if record.problem is not None]
+        first = first_update(self.folder, ranks, attempt=len(self._story))
+        after = self._newest_state()
+        is_older = newest is not None and (after is None or after.sequence < newest.sequence)
+        if damaged or is_older or first not in (None, 1 + (newest.update if newest else 0)):
+            raise AssertionError(
+                f"{self.describe()}\nnewest before: {newest}\nnewest after: {after}\ndamaged: {damaged}\n"
+                f"first update that was trained: {first}"
+            )
 
     def survive(self, configuration: Configuration, strikes: Iterator[Strike]) -> None:
         """Let strikes hit the run, starting it again after each of them, and let it come to its end."""
@@ -177,6 +200,13 @@ class Run:
         """Say in what the complete run differs from one that nothing interrupted."""
         self._lab.tally.compared += 1
         return differences(Record.read(self.folder, configuration.ranks), self._lab.reference(configuration))
+
+    def copy(self) -> Run:
+        """Return another run that has come as far as this one."""
+        other = self._lab.new_run()
+        shutil.copytree(self.folder, other.folder, dirs_exist_ok=True)
+        other._story = list(self._story)
+        return other
 
     def remove(self) -> None:
         """Remove what the run has written."""

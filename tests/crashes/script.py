@@ -27,6 +27,7 @@ from pa_core import (
     TrainerCallback,
     TrainerPlaceholderValues,
 )
+from pa_core.storage import StateFolder
 from pa_schedulers import CosineLrScheduler
 from tests.crashes.phases import Watch
 from tests.crashes.recording import Recorder
@@ -97,8 +98,15 @@ class NoisyTrainer(Trainer[Net, Batch]):
 
     @override
     def calculate_train_batch_loss(self, batch: Batch) -> dict[str, Any]:
+        return self._calculate_noisy_loss(batch)
+
+    @override
+    def calculate_eval_batch_loss(self, batch: Batch) -> dict[str, Any]:
+        return self._calculate_noisy_loss(batch)
+
+    def _calculate_noisy_loss(self, batch: Batch) -> dict[str, Any]:
         inputs, targets, *_ = batch
-        noise = random.random() + float(np.random.rand())
+        noise = random.random() + float(np.random.rand()) + float(torch.rand(()))
         logits = self.model(inputs * (1 + 0.1 * noise))
         return {"loss": self.loss_func(logits, targets), "model_outputs": logits, "batch_size": len(targets)}
 
@@ -108,9 +116,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = _parse(arguments)
     folder: Path = options.folder
     rank = int(os.environ.get("RANK", "0"))
-    random.seed(1)
-    np.random.seed(1)
-    torch.manual_seed(1)
+    _seed(1 if not StateFolder(states_path(folder)).records() else time.time_ns() % 2**32)
     torch.set_num_threads(1)
     model = Net()
     recorder = Recorder(folder, rank, int(os.environ.get("ATTEMPT", "1")))
@@ -140,6 +146,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         resume_missing="start",
     )
     recorder.record_outcome(trainer)
+
+
+def _seed(seed: int) -> None:
+    """Decide what a new run draws; one that goes on has to be the same whatever was drawn before."""
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
 
 
 def _watching(folder: Path, rank: int) -> list[TrainerCallback]:

@@ -70,7 +70,6 @@ def test_nothing_half_written_is_left(lab: CrashLab) -> None:
     run.remove()
 
 
-@pytest.mark.xfail(strict=True, reason="the run that is started again has another name, and removes its own only")
 def test_nothing_is_left_of_a_first_state(lab: CrashLab) -> None:
     """As above, for a run that is killed while it writes its first state."""
     configuration = Configuration(every=(EPOCHS,))

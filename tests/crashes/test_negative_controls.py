@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from typing import Any
 
@@ -62,11 +61,10 @@ def change_position(parts: dict[str, Any]) -> None:
     ],
 )
 def test_a_changed_state_is_seen_in_the_end(
-    lab: CrashLab, killed_run: Run, change: Callable[[dict[str, Any]], None], expected: set[str]
+    killed_run: Run, change: Callable[[dict[str, Any]], None], expected: set[str]
 ) -> None:
     """A state that was changed, and stored with valid digests, leads to another end; one stored again unchanged not."""
-    run = lab.new_run()
-    shutil.copytree(killed_run.folder, run.folder, dirs_exist_ok=True)
+    run = killed_run.copy()
     state, skipped = newest_valid(run.states)
     assert state is not None
     assert not skipped

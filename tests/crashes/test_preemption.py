@@ -47,9 +47,6 @@ def test_all_ranks_leave_when_one_is_asked(lab: CrashLab) -> None:
     _leave_and_end(lab, TWO_RANKS, strikes)
 
 
-@pytest.mark.xfail(
-    strict=True, reason="torch's workers end by a SIGTERM that reaches them, and the run fails with them"
-)
 def test_workers_of_loaders_leave_a_signal_to_the_run(lab: CrashLab) -> None:
     """SIGTERM to all processes, as launchers send it."""
     _leave_and_end(lab, ONE_RANK, [Strike(phase="FORWARD", occurrence=3)])

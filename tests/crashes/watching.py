@@ -30,7 +30,7 @@ class WatchCallback(TrainerCallback):
 
     def __init__(self, watch: Watch, states: Path) -> None:
         self._watch = watch
-        self._states = str(states.resolve())
+        self._states = states.resolve()
         self._random = random.Random(0)  # not the stream that the run draws from
         self._writer: threading.Thread | None = None
         self._is_first_step = False
@@ -97,13 +97,16 @@ class WatchCallback(TrainerCallback):
             time.sleep(self._random.uniform(0.005, 0.02))
 
     def _on_audit(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if event == "open" and ".staging." in str(arguments[0]):
+        if event == "open" and isinstance(arguments[0], str | Path):
+            self._on_open(Path(arguments[0]), arguments[2])
+        elif event == "os.rename" and Path(arguments[1]).parent == self._states:
+            self._store(Phase.REMOVING if Path(arguments[1]).name.startswith(".") else Phase.RENAME)
+
+    def _on_open(self, path: Path, flags: int) -> None:
+        if path.parent.parent == self._states and flags & (os.O_WRONLY | os.O_RDWR):
             self._store(Phase.WRITING)
-        elif event == "os.rename" and ".staging." in str(arguments[0]):
-            self._store(Phase.RENAME)
-        elif event == "os.rename" and ".removed." in str(arguments[1]):
-            self._store(Phase.REMOVING)
-        elif event == "open" and str(arguments[0]) == self._states and self._watch.phases[1] is Phase.RENAME:
+            self._take_time()
+        elif path == self._states and self._watch.phases[1] is Phase.RENAME:
             self._store(Phase.RENAMED)
 
     def _store(self, phase: Phase) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ import torch
 
 from pa_core.errors import CheckpointError, ConfigurationError
 from pa_core.storage import JsonScalar, StateFolder, StateRecord, newest_valid, write_state
+from pa_core.storage.folder_use import used
 
 
 def _write(path: Path, sequence: int, update: int, run: str = "first") -> Path:
@@ -192,8 +194,8 @@ def test_a_removal_that_stops_halfway_leaves_no_half_state(tmp_path: Path, monke
     assert _names(tmp_path) == ["state_000002_update_20"]
 
 
-def test_a_run_removes_only_its_own_leftovers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What another run is writing at this moment is left alone."""
+def test_what_another_run_is_writing_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As long as its process lives; what nobody will ever finish is removed, whoever began it."""
     folder = StateFolder(tmp_path / "states")
     folder.remove_leftovers("first")
 
@@ -213,7 +215,12 @@ def test_a_run_removes_only_its_own_leftovers(tmp_path: Path, monkeypatch: pytes
     assert len(_names(folder.path)) == 2
     assert all(name.startswith(".staging.") for name in _names(folder.path))
 
-    folder.remove_leftovers("first")
-    assert len(_names(folder.path)) == 1
-    folder.remove_leftovers("second")
+    with contextlib.ExitStack() as writing:
+        for name in _names(folder.path):
+            writing.enter_context(used(folder.path / name))
+        folder.remove_leftovers("first")
+        assert len(_names(folder.path)) == 1
+        folder.remove_leftovers("third")
+        assert len(_names(folder.path)) == 1
+    folder.remove_leftovers("third")
     assert _names(folder.path) == []

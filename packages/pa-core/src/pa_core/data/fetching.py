@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
@@ -112,5 +113,15 @@ class WorkerStart:
         info: Any = get_worker_info()
         # Users reach their dataset through the worker info, which refuses plain assignment.
         object.__setattr__(info, "dataset", info.dataset.dataset)
+        _leave_first_sigterm_to_the_main_process()
         if self.worker_init_fn is not None:
             self.worker_init_fn(worker_id)
+
+
+def _leave_first_sigterm_to_the_main_process() -> None:
+    """Where the script handles SIGTERM, let it: launchers send it to all processes, and torch's workers end by it.
+
+    The second one ends the worker, so that it cannot keep the main process from ending.
+    """
+    if callable(signal.getsignal(signal.SIGTERM)):  # inherited, if the worker was forked
+        signal.signal(signal.SIGTERM, lambda number, _frame: signal.signal(number, signal.SIG_DFL))

@@ -2,7 +2,7 @@
 
 All names on the way are hidden ones beside the target: ``.staging.KEY.TOKEN`` while it is written,
 ``.NAME.set_aside`` for the old one while a new one takes its place, ``.removed.KEY.TOKEN`` while it is deleted.
-KEY stands for the run, so that a run cleans up after itself and nobody else.
+KEY stands for the run, so that a run cleans up after itself; after others only where their process is gone.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pa_core.storage.atomic_file import sync_folder
+from pa_core.storage.folder_use import is_abandoned, used
 
 __all__ = ["Found", "discard", "find", "leftovers", "located", "publish", "replaced", "shown_path", "staged"]
 
@@ -36,7 +37,8 @@ def staged(target: Path, run: str) -> Generator[Path]:
     folder = _hidden(target, run, "staging")
     try:
         folder.mkdir()
-        yield folder
+        with used(folder):
+            yield folder
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -104,8 +106,13 @@ def shown_path(entry: Path) -> Path | None:
 
 
 def leftovers(folder: Path, run: str) -> list[Path]:
-    """Return what the run has begun to write, or to delete, in the folder."""
-    return sorted([*folder.glob(f".staging.{_key(run)}.*"), *folder.glob(f".removed.{_key(run)}.*")])
+    """Return what the run, or any process that is gone, has begun to write, and what the run has begun to delete."""
+    staging = [
+        entry
+        for entry in folder.glob(".staging.*")
+        if entry.name.startswith(f".staging.{_key(run)}.") or is_abandoned(entry)
+    ]
+    return sorted([*staging, *folder.glob(f".removed.{_key(run)}.*")])
 
 
 def replaced(folder: Path) -> list[Path]:

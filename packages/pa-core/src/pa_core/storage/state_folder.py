@@ -115,7 +115,7 @@ class StateFolder:
         return removed
 
     def remove_leftovers(self, run: str) -> None:
-        """Remove what a killed process of the run left half-written or half-removed.
+        """Remove what a killed process of the run left half-written or half-removed, and what others that are gone did.
 
         Call it when the run starts, before its first write; a write of the same run that is going on would fail.
 

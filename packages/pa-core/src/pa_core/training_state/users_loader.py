@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from itertools import chain, islice
 from typing import Any, cast
 
 import torch
@@ -106,17 +108,13 @@ class UsersLoader:
         Raises:
             CheckpointError: The loader has fewer batches.
         """
-        from_state = self._takes_over(saved)
-        if saved is not None:
-            self._go_to_the_start(saved, from_state)
-        self._at_position = self._open()
-        if saved is not None:
-            self._epoch_start = saved["epoch_start"]
-        if from_state:
+        if saved is not None and self._takes_over(saved):
+            self._open_from_state(saved)
             report(steps)
         else:
-            self._pass_over(self._at_position, steps, report)
+            self._replay(saved, steps, report)
         if saved is not None:
+            self._epoch_start = saved["epoch_start"]
             restore_generators(self.loader, saved["generators"])
 
     def go_on_at_the_end(self, saved: Mapping[str, Any] | None) -> None:
@@ -133,23 +131,23 @@ class UsersLoader:
     def _takes_over(self, saved: Mapping[str, Any] | None) -> bool:
         return saved is not None and saved["state"] is not None and self._stateful is not None
 
-    def _go_to_the_start(self, saved: Mapping[str, Any], from_state: bool) -> None:
+    def _open_from_state(self, saved: Mapping[str, Any]) -> None:
         start = saved["epoch_start"]
-        if start["has_workers"] and not from_state:
-            _start_persistent_workers(self.loader)
-        restore_generators(self.loader, start["generators"])
-        restore_streams(start["streams"], self._device)
-        if from_state:
-            self._load(saved)
+        self._restore_start(start)
+        self._load(saved)
+        workers_are_older = start["has_workers"] and self._iterates_to_load
+        with _seeding_workers_aside(self.loader) if workers_are_older else nullcontext():
+            self._at_position = self._open()
+        _start_sampler(self._at_position)
 
-    def _open(self) -> Iterator[Any]:
-        self._epoch_start = {**capture_between_epochs(self.loader), "streams": capture_streams(self._device)}
-        self._was_iterated = True
-        return iter(_accelerate.without_read_ahead(self.loader))
-
-    def _pass_over(self, batches: Iterator[Any], steps: int, report: Callable[[int], object]) -> None:
+    def _replay(self, saved: Mapping[str, Any] | None, steps: int, report: Callable[[int], object]) -> None:
+        if saved is not None:
+            if saved["epoch_start"]["has_workers"]:
+                _start_persistent_workers(self.loader)
+            self._restore_start(saved["epoch_start"])
+        self._at_position = self._open()
         for number in range(steps):
-            if next(batches, _END) is _END:
+            if next(self._at_position, _END) is _END:
                 raise CheckpointError(
                     "The loader has fewer batches than were trained on before the interruption.",
                     given=f"{number} batches of {describe_loader(self.loader)}",
@@ -157,6 +155,15 @@ class UsersLoader:
                     do="Make the loader of the same data as before, or begin a new run.",
                 )
             report(number + 1)
+
+    def _restore_start(self, start: Mapping[str, Any]) -> None:
+        restore_generators(self.loader, start["generators"])
+        restore_streams(start["streams"], self._device)
+
+    def _open(self) -> Iterator[Any]:
+        self._epoch_start = {**capture_between_epochs(self.loader), "streams": capture_streams(self._device)}
+        self._was_iterated = True
+        return iter(_accelerate.without_read_ahead(self.loader))
 
     def _load(self, saved: Mapping[str, Any]) -> None:
         cast("SupportsStateDict", self._stateful).load_state_dict(saved["state"])
@@ -199,6 +206,29 @@ def restore_between_epochs(loader: object, saved: Mapping[str, Any]) -> None:
 def _start_persistent_workers(loader: object) -> None:
     """Have the seed of the workers drawn now: epochs after their first one do without, and draw nothing for it."""
     iter(_accelerate.fetching_loader(loader))
+
+
+def _start_sampler(batches: Any) -> None:
+    """Have a sampler draw its order now, from the streams of the start of the epoch, and not with the next batch.
+
+    Without workers, torchdata passes over what a sampler without a state has yielded only when the next batch is
+    asked for.
+    """
+    sampler = getattr(batches, "_sampler_iter", None)
+    if isinstance(sampler, islice):
+        indices = cast("Iterator[Any]", sampler)
+        batches._sampler_iter = chain(list(islice(indices, 1)), indices)
+
+
+@contextmanager
+def _seeding_workers_aside(loader: object) -> Generator[None]:
+    """As above, for a loader that starts its workers only when it takes over a state: draw their seed elsewhere."""
+    fetching = _accelerate.fetching_loader(loader)
+    before, fetching.generator = fetching.generator, torch.Generator()
+    try:
+        yield
+    finally:
+        fetching.generator = before
 
 
 def _with_state(loader: object) -> SupportsStateDict | None:
