@@ -119,6 +119,21 @@ def test_a_mask_with_infinities_stays_as_it_is() -> None:
     assert torch.equal(ema.module.mask, model.mask)
 
 
+def test_a_restored_average_copies_what_was_copied_before() -> None:
+    """A mask that lost its infinities stays one that is copied when the average goes on from a saved state."""
+    model = Tied()
+    ema = ModelEma(model, decay=0.5)
+    model.mask.fill_(0.0)
+    ema.update(model)
+
+    restored = ModelEma(model, decay=0.5)
+    restored.load_state_dict(ema.state_dict())
+    model.mask.fill_(1.0)
+    restored.update(model)
+
+    assert torch.equal(restored.module.mask, model.mask)
+
+
 def test_the_model_is_left_alone() -> None:
     """Neither making nor updating an average changes the model, its mode or its gradients."""
     model = TinyClassifier(batch_norm=True).train()
@@ -432,6 +447,7 @@ def test_the_averaged_weights_are_in_the_model_for_a_while() -> None:
         evaluate()
 
     for expected, module in ((own, model), (averages, ema.module)):
+        assert values(module).keys() == expected.keys()
         assert all(torch.equal(value, expected[name]) for name, value in values(module).items())
     assert model.training
     set_all(model, 7.0)

@@ -464,17 +464,23 @@ def test_the_average_of_a_model_in_bfloat16(shared_tmp_path: Path) -> None:
 
 @pytest.mark.runs_on("two_ranks")
 def test_the_average_begins_with_the_weights_of_the_first_rank(shared_tmp_path: Path) -> None:
-    """Ranks that made different weights train those of the first one, and average these from the start."""
+    """Ranks that made different weights and buffers train those of the first one, and average these from the start."""
     torch.default_generator.manual_seed(dist.get_rank())
-    model = TinyClassifier(batch_norm=True)
-    start = [parameter.detach().clone() for parameter in model.parameters()]
+    model = TinyClassifier()
+    model.register_buffer("drawn", torch.randn(3))
+    start = values(model)
     callback = ModelEmaCallback(1.0, save_path=shared_tmp_path / "ema.pt")
-    trainer = make_trainer(callback, model=model)
+    averages: list[dict[str, Tensor]] = []
 
-    train(trainer)
+    class Note(TrainerCallback):
+        @override
+        def on_train_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+            averages.append(values(callback.ema.module))
 
-    for average, value in zip(callback.ema.module.parameters(), start, strict=True):
-        assert torch.equal(average, trainer.gather(value[None])[0])
+    trainer = make_trainer(callback, Note(), model=model)
+    train(trainer, num_epochs=1)
+
+    require_equal(averages[0], {name: trainer.gather(value[None])[0] for name, value in start.items()})
 
 
 class Unfreeze(TrainerCallback):

@@ -35,7 +35,11 @@ def run(folder: Path, every: int, saves_first: bool, resume_from: Path | None = 
     torch.default_generator.manual_seed(seed)
     model = nn.Sequential(nn.Dropout(0.1), TinyClassifier(batch_norm=True))
     average = ModelEmaCallback(
-        0.9, save_path=folder / "ema.pt", model_ema=partial(ModelEma, warm_up=True), update_every_n_steps=every
+        0.9,
+        save_path=folder / "ema.pt",
+        greater_is_better=saves_first,  # so that one of the runs had its best average long before it was interrupted
+        model_ema=partial(ModelEma, warm_up=True),
+        update_every_n_steps=every,
     )
     stopping = EarlyStoppingCallback(2, 0.1, "ema_model_eval_loss_epoch")
     save = SaveTrainingStateCallback(folder / f"states_{seed}", save_every_n_epochs=2, save_every_n_steps=7)

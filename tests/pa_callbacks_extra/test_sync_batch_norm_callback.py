@@ -169,6 +169,33 @@ def test_with_a_sampler_of_the_users_own_all_ranks_take_part() -> None:
     assert torch.equal(*trainer.gather(state[None]))
 
 
+class NormaliseAfterEpochs(TrainerCallback):
+    """Calls the model in training mode after each epoch, with a part of a batch on each rank."""
+
+    def __init__(self) -> None:
+        self.differences: list[float] = []
+
+    @override
+    def on_train_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        images = make_data(GLOBAL_BATCH).tensors[0]
+        part = 0 if trainer.run_config.is_world_process_zero else 1
+        plain = make_model()
+        plain.load_state_dict(trainer.get_model().state_dict())
+        with torch.no_grad():
+            difference = trainer.get_model()(images.chunk(2)[part]) - plain(images).chunk(2)[part]
+        self.differences.append(difference.abs().max().item())
+
+
+@pytest.mark.runs_on("two_ranks")
+def test_all_ranks_take_part_again_after_an_epoch_that_ended_on_one() -> None:
+    """What is computed in training mode between epochs is normalised over all ranks, whatever the last step was."""
+    compare = NormaliseAfterEpochs()
+
+    train(make_trainer(compare), make_data(GLOBAL_BATCH + 2))
+
+    assert compare.differences == pytest.approx([0, 0], abs=1e-12)
+
+
 class Fail(TrainerCallback):
     """Raises an error in the second epoch."""
 

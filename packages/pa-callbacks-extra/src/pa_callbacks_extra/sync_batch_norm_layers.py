@@ -42,9 +42,9 @@ class Participants:
     """
 
     def __init__(self, *, shares_group: bool) -> None:
-        self._world = cast("dist.ProcessGroup", dist.group.WORLD)
-        self._of_first = _groups.setdefault(self._world, {})
-        self._everyone = self._world if shares_group else self._connect(self._world.size())
+        world = cast("dist.ProcessGroup", dist.group.WORLD)
+        self._of_first = _groups.setdefault(world, {})
+        self._everyone = world if shares_group else self._connect(world.size())
         self.group: dist.ProcessGroup = self._everyone
 
     def connect_first(self, count: int) -> None:
@@ -53,7 +53,7 @@ class Participants:
         Args:
             count: Their number.
         """
-        if count < self._world.size():
+        if count < self._everyone.size():
             self._connect(count)
 
     def choose_first(self, count: int) -> None:
@@ -62,7 +62,7 @@ class Participants:
         Args:
             count: Their number.
         """
-        self.group = self._everyone if count == self._world.size() else self._of_first[count]
+        self.group = self._everyone if count == self._everyone.size() else self._of_first[count]
 
     def __deepcopy__(self, memo: dict[int, object]) -> Self:
         """A copied layer normalises with the same processes."""
