@@ -116,8 +116,9 @@ class TypedEnvironment:
             for symbol in report["symbols"]
             if symbol["isExported"] and (not symbol["isTypeKnown"] or symbol["isTypeAmbiguous"])
         ]
-        counts = report["exportedSymbolCounts"]
-        return Completeness(report["completenessScore"], counts["withKnownType"], tuple(incomplete))
+        return Completeness(
+            report["completenessScore"], sum(report["exportedSymbolCounts"].values()), tuple(incomplete)
+        )
 
     def _run(self, command: list[str], folder: Path) -> Launched:
         path = f"{self.python.parent}{os.pathsep}{os.environ['PATH']}"  # pyright asks the first python on it
@@ -129,7 +130,7 @@ class Completeness:
     """What `pyright --verifytypes` says of a package."""
 
     score: float
-    num_known: int
+    num_symbols: int
     incomplete: tuple[str, ...]
 
 

@@ -16,7 +16,7 @@ REFUSED = "  # refused"
 
 def script() -> list[str]:
     """The lines of all blocks of code on the page, one after the other."""
-    blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), flags=re.DOTALL | re.MULTILINE)
+    blocks: list[str] = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), flags=re.DOTALL | re.MULTILINE)
     assert len(blocks) == PAGE.read_text().count("```") // 2
     return "\n\n".join(blocks).splitlines()
 

@@ -1,0 +1,70 @@
+"""The table of type scores in the README: `python -m tests.typing.scores` writes it, from what the checkers say."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+import textwrap
+from collections.abc import Mapping
+from pathlib import Path
+
+from tests.typing.checkers import PACKAGES, PYTHON_VERSIONS, ROOT, TypedEnvironment, built_wheels, version_of
+from tests.typing.open_types import find_open_types
+
+README = ROOT / "README.md"
+BLOCK = re.compile(r"(?<=<!-- typing scores, written by nox -s typing_score -->\n).*?(?=<!-- end -->)", flags=re.DOTALL)
+TESTS = ROOT / "tests" / "typing"
+
+
+def describe_scores(environment: TypedEnvironment) -> str:
+    """Return the table, and what else there is to count, for what is installed in an environment."""
+    completeness = {name: environment.completeness(package) for name, package in PACKAGES.items()}
+    rows = [f"| `{name}` | {found.num_symbols} | {found.score:.1%} |" for name, found in completeness.items()]
+    num_open = len(find_open_types(environment.site_packages / package for package in PACKAGES.values()))
+    num_types, num_failing = _count("must_pass", "assert_type("), _count("must_fail", "  # type: ignore[")
+    *versions, last = PYTHON_VERSIONS
+    how = (
+        f"Measured with `pyright --verifytypes` on the built wheels. {version_of('mypy')} in its strict mode and "
+        f"{version_of('pyright')} in its own agree on {num_types} types and on {num_failing} lines that must fail, on "
+        f"Python {', '.join(versions)} and {last}. Public signatures say `Any` or `object` in {num_open} places, each "
+        "with [its reason](tests/typing/open_types.txt)."
+    )
+    table = ["| distribution | public symbols | with a type |", "|---|---|---|", *rows]
+    return "\n".join(["", *table, "", *textwrap.wrap(how, width=115, break_on_hyphens=False), "", ""]).replace(
+        ".0%", " %"
+    )
+
+
+def written_scores() -> str:
+    """Return what the README says.
+
+    Raises:
+        LookupError: It has no place for the scores.
+    """
+    found = BLOCK.search(README.read_text())
+    if found is None:
+        message = f"{README.name} has no lines that match {BLOCK.pattern}"
+        raise LookupError(message)
+    return found[0]
+
+
+def without_counts(text: str) -> tuple[str, list[int]]:
+    """Return a text in one line with its counts taken out, and these: percentages and versions stay."""
+    counts = r"(?<=\s)\d+(?=\s(?:\||types|lines|places))"
+    return " ".join(re.sub(counts, "N", text).split()), [int(count) for count in re.findall(counts, text)]
+
+
+def _count(folder: str, text: str) -> int:
+    return sum(path.read_text().count(text) for path in (TESTS / folder).glob("*.py"))
+
+
+def write_scores(wheels: Mapping[str, Path], folder: Path) -> None:
+    """Write the scores of wheels into the README."""
+    scores = describe_scores(TypedEnvironment.make(folder, wheels.values()))
+    written_scores()
+    README.write_text(BLOCK.sub(lambda _: scores, README.read_text()))
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as name:
+        write_scores(built_wheels(Path(name, "wheels")), Path(name, "environment"))

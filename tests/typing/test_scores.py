@@ -1,0 +1,37 @@
+"""The scores in the README are what the checkers say, not what somebody typed."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.typing.checkers import TypedEnvironment
+from tests.typing.scores import describe_scores, without_counts, written_scores
+
+LAG = 0.1
+"""By how much of itself a count may be behind: each new function would change the README otherwise."""
+
+
+@pytest.fixture(scope="module")
+def scores(environment: TypedEnvironment) -> str:
+    """What `python -m tests.typing.scores` would write."""
+    return describe_scores(environment)
+
+
+@pytest.mark.timeout(400)
+def test_the_scores_are_those_of_the_wheels(scores: str) -> None:
+    """Scores and versions are exact; counts are not far behind. Run `nox -s typing_score` to write them anew."""
+    (shown, shown_counts), (found, found_counts) = without_counts(written_scores()), without_counts(scores)
+    assert shown == found
+    assert shown_counts == pytest.approx(found_counts, rel=LAG)
+
+
+def test_a_score_that_was_typed_by_hand_would_be_noticed(scores: str) -> None:
+    """Another percentage, another version, or counts of another project are differences."""
+    text, counts = without_counts(scores)
+    assert len(counts) == 5 + 3
+    assert scores.count("100 %") == 5
+    assert without_counts(scores.replace("100 %", "99.9%", 1))[0] != text
+    assert without_counts(re.sub(r"mypy \d", "mypy 0", scores))[0] != text
+    assert without_counts(scores.replace(str(counts[0]), str(2 * counts[0]), 1))[1] != pytest.approx(counts, rel=LAG)
