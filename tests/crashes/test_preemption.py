@@ -56,7 +56,7 @@ def test_workers_of_loaders_leave_a_signal_to_the_run(lab: CrashLab) -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("configuration", WHOLE, ids=str)
 def test_many_preemptions(lab: CrashLab, configuration: Configuration) -> None:
-    """SIGTERM at random times and in every phase, to one of the ranks, leads to the same end."""
+    """SIGTERM at random times and in every phase, to one of the ranks or to all processes, leads to the same end."""
     chance = random.Random(str(configuration))
     after_start = [phase for phase in configuration.phases() if phase is not Phase.START]
     strikes = [
@@ -72,7 +72,8 @@ def test_many_preemptions(lab: CrashLab, configuration: Configuration) -> None:
         run = lab.new_run()
         for strike in part:
             rank = chance.randrange(configuration.ranks) if _is_on_every_rank(strike) else 0
-            run.start(configuration, replace(strike, signal="SIGTERM", hits="rank", rank=rank))
+            hits = chance.choice(["rank", "group"])
+            run.start(configuration, replace(strike, signal="SIGTERM", hits=hits, rank=rank))
         _end(run, configuration)
 
 

@@ -105,7 +105,8 @@ class WatchCallback(TrainerCallback):
     def _on_open(self, path: Path, flags: int) -> None:
         if path.parent.parent == self._states and flags & (os.O_WRONLY | os.O_RDWR):
             self._store(Phase.WRITING)
-            self._take_time()
+            if threading.current_thread() is not threading.main_thread():
+                time.sleep(0.01)  # a slow disk, so that the training goes on meanwhile
         elif path == self._states and self._watch.phases[1] is Phase.RENAME:
             self._store(Phase.RENAMED)
 
