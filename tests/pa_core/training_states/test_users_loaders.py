@@ -48,6 +48,9 @@ class Stream(IterableDataset[tuple[Tensor, Tensor]]):
 
 OPTIONS: dict[str, Callable[[], dict[str, Any]]] = {
     "RandomSampler": lambda: {"train_dataloader_kwargs": {"sampler": RandomSampler(DATA), "num_workers": 0}},
+    "RandomSampler and workers": lambda: {
+        "train_dataloader_kwargs": {"sampler": RandomSampler(DATA), "num_workers": 2}
+    },
     "RandomSampler with a generator": lambda: {
         "train_dataloader_kwargs": {
             "sampler": RandomSampler(DATA, generator=torch.Generator().manual_seed(3)),
