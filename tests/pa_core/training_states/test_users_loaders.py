@@ -49,7 +49,7 @@ class Stream(IterableDataset[tuple[Tensor, Tensor]]):
 OPTIONS: dict[str, Callable[[], dict[str, Any]]] = {
     "RandomSampler": lambda: {"train_dataloader_kwargs": {"sampler": RandomSampler(DATA), "num_workers": 0}},
     "RandomSampler and workers": lambda: {
-        "train_dataloader_kwargs": {"sampler": RandomSampler(DATA), "num_workers": 2}
+        "train_dataloader_kwargs": {"sampler": RandomSampler(DATA), "num_workers": 2, "persistent_workers": False}
     },
     "RandomSampler with a generator": lambda: {
         "train_dataloader_kwargs": {
