@@ -9,12 +9,7 @@ from typing import Any, cast
 
 import pytest
 import torch
-import torch.distributed as dist
-from accelerate import Accelerator
-from accelerate.utils import DynamoBackend, TorchDynamoPlugin
 from torch import Tensor, nn
-from torch.optim import SGD
-from torch.utils.data import TensorDataset
 from typing_extensions import override
 
 from pa_callbacks_extra import ModelEma, ModelEmaCallback
@@ -23,64 +18,11 @@ from pa_core import (
     LogMetricsCallback,
     SaveBestModelCallback,
     StopTrainingError,
-    Trainer,
     TrainerCallback,
 )
-from pa_core.testing import RecordingCallback, TinyClassifier, make_classification
-
-EVERYWHERE = ("one_process", "two_ranks", "bf16")
-
-
-def values(model: nn.Module) -> dict[str, Tensor]:
-    """A copy of all tensors of the state dict."""
-    return {name: value.clone() for name, value in model.state_dict().items() if isinstance(value, Tensor)}
-
-
-def require_equal(first: dict[str, Tensor], second: dict[str, Tensor]) -> None:
-    """Both have the same names and, to the last bit, the same values."""
-    assert first.keys() == second.keys()
-    for name, value in first.items():
-        assert torch.equal(value, second[name]), name
-
-
-def make_trainer(*callbacks: TrainerCallback, model: nn.Module | None = None, lr: float = 0.5) -> Trainer[nn.Module]:
-    """A trainer of a small classifier with batch norm, the same one each time."""
-    torch.default_generator.manual_seed(0)
-    model = TinyClassifier(batch_norm=True) if model is None else model
-    return Trainer(model, nn.CrossEntropyLoss(), SGD(model.parameters(), lr=lr), callbacks=callbacks)
-
-
-def train(trainer: Trainer[Any], num_epochs: int = 3, **kwargs: Any) -> None:
-    """Train on 48 samples and evaluate on as many others."""
-    torch.default_generator.manual_seed(1)
-    data = make_classification(48)
-    arguments: dict[str, Any] = {"eval_dataset": make_classification(48, seed=1), **kwargs}
-    trainer.train(data, num_epochs, **arguments)
-
-
-class AverageByHand(TrainerCallback):
-    """Averages the state dict of the model after every so many updates, and notes it at the end of each epoch."""
-
-    def __init__(self, decay: float, every: int = 1) -> None:
-        self.decay = decay
-        self.every = every
-        self.average: dict[str, Tensor] = {}
-        self.after_epochs: list[dict[str, Tensor]] = []
-
-    @override
-    def on_training_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        self.average = values(trainer.get_model(keep_torch_compile=False))
-
-    @override
-    def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
-        if update % self.every == 0:
-            for name, value in values(trainer.get_model(keep_torch_compile=False)).items():
-                share = self.decay if value.is_floating_point() else 0
-                self.average[name] = (share * self.average[name] + (1 - share) * value).to(value.dtype)
-
-    @override
-    def on_training_run_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        self.after_epochs.append(dict(self.average))
+from pa_core.testing import RecordingCallback, TinyClassifier
+from tests.pa_callbacks_extra.averaged_models import values
+from tests.pa_callbacks_extra.averaged_runs import EVERYWHERE, AverageByHand, make_trainer, require_equal, train
 
 
 class Scores(TrainerCallback):
@@ -328,191 +270,6 @@ def test_a_decay_may_warm_up(tmp_path: Path) -> None:
     assert (warmed_up - weight).norm() < 0.5 * (slow - weight).norm()
 
 
-class Scaled(Trainer[nn.Module]):
-    """A trainer whose accelerator scales losses, as accelerate does for fp16."""
-
-    @override
-    def _create_accelerator(self) -> Any:
-        accelerator: Any = super()._create_accelerator()
-        accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1000)
-        return accelerator
-
-
-@pytest.mark.runs_on("one_process", "two_ranks")
-def test_an_update_that_was_skipped_does_not_move_the_average(shared_tmp_path: Path) -> None:
-    """Where the gradients of fp16 overflow, neither the model nor the average takes a step."""
-    inputs, targets = make_classification(16).tensors
-    inputs = inputs.clone()
-    inputs[0] = 1e38
-    model = nn.Linear(4, 3)
-    nn.init.zeros_(model.weight)
-    by_hand = AverageByHand(decay=0.5)
-    callback = ModelEmaCallback(0.5, False, shared_tmp_path / "ema.pt")
-    optimizer = SGD(model.parameters(), lr=0.1)
-    trainer = Scaled(model, nn.CrossEntropyLoss(), optimizer, callbacks=[callback, by_hand])
-
-    trainer.train(TensorDataset(inputs, targets), 1, per_device_batch_size=2)
-
-    assert (
-        callback.ema.num_updates == trainer.num_updates_completed == trainer.run_config.num_update_steps_per_epoch - 1
-    )
-    for name, value in values(callback.ema.module).items():
-        torch.testing.assert_close(value, by_hand.average[name])
-
-
-@pytest.mark.runs_on(*EVERYWHERE)
-def test_the_average_of_a_compiled_model(shared_tmp_path: Path) -> None:
-    """A compiled model is evaluated with the averaged weights, and saved under the plain names."""
-    path = shared_tmp_path / "ema.pt"
-
-    def run(model: nn.Module) -> tuple[ModelEmaCallback, Trainer[nn.Module]]:
-        callback = ModelEmaCallback(0.5, save_path=path)
-        trainer = make_trainer(callback, model=model)
-        train(trainer, num_epochs=2)
-        return callback, trainer
-
-    torch.default_generator.manual_seed(0)
-    plain, trainer_of_plain = run(TinyClassifier(batch_norm=True))
-    torch.default_generator.manual_seed(0)
-    compiled_model = cast("nn.Module", torch.compile(TinyClassifier(batch_norm=True), backend="aot_eager"))
-    compiled, trainer_of_compiled = run(compiled_model)
-
-    assert torch.load(path, weights_only=True)["model_state_dict"].keys() == plain.ema.module.state_dict().keys()
-    for name, value in values(compiled.ema.module).items():
-        torch.testing.assert_close(value, values(plain.ema.module)[name], rtol=0.02, atol=0.02)
-    losses = [
-        float(trainer.run_history.get_latest_metric("ema_model_eval_loss_epoch"))
-        for trainer in (trainer_of_plain, trainer_of_compiled)
-    ]
-    assert losses[0] == pytest.approx(losses[1], rel=0.02)
-
-
-class Stack(nn.Module):
-    """Repeated blocks, which regional compilation compiles one by one."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)) for _ in range(3))
-
-    @override
-    def forward(self, inputs: Tensor) -> Tensor:
-        for block in self.blocks:
-            inputs = block(inputs)
-        return inputs
-
-
-class Compiling(Trainer[nn.Module]):
-    """A trainer whose accelerator compiles the model, or repeated blocks of it."""
-
-    regional = False
-
-    @override
-    def _create_accelerator(self) -> Any:
-        plugin = TorchDynamoPlugin(backend=DynamoBackend.AOT_EAGER, use_regional_compilation=self.regional)
-        return Accelerator(cpu=True, dynamo_plugin=plugin)
-
-
-class Regional(Compiling):
-    """The latter."""
-
-    regional = True
-
-
-@pytest.mark.runs_on("one_process", "two_ranks")
-@pytest.mark.parametrize("trainer_class", [Compiling, Regional])
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch looks at it itself
-def test_the_average_of_a_model_that_accelerate_compiles(shared_tmp_path: Path, trainer_class: type[Compiling]) -> None:
-    """The average is that of the user's own model, and evaluated within the compiled one."""
-    torch.default_generator.manual_seed(0)
-    model = nn.Sequential(Stack(), nn.Linear(4, 3))
-    by_hand = AverageByHand(decay=0.5)
-    callback = ModelEmaCallback(0.5, save_path=shared_tmp_path / "ema.pt")
-    optimizer = SGD(model.parameters(), lr=0.5)
-    trainer = trainer_class(model, nn.CrossEntropyLoss(), optimizer, callbacks=[callback, by_hand])
-
-    train(trainer, num_epochs=2)
-
-    for name, value in values(callback.ema.module).items():
-        torch.testing.assert_close(value, trainer.gather(by_hand.average[name][None])[0])
-    recorded = trainer.run_history.get_latest_metric("ema_model_eval_loss_epoch")
-    with callback.ema.applied_to(trainer.model):
-        trainer.evaluate(reset_run_history=False)
-    assert trainer.run_history.get_latest_metric("evaluation_loss") == pytest.approx(recorded, abs=1e-6)
-
-
-@pytest.mark.runs_on("one_process", "two_ranks")
-def test_the_average_of_a_model_in_bfloat16(shared_tmp_path: Path) -> None:
-    """Weights in half precision are averaged in float32, and evaluated and saved in their own precision."""
-    path = shared_tmp_path / "ema.pt"
-    torch.default_generator.manual_seed(0)
-    model = TinyClassifier(batch_norm=True).bfloat16()
-    callback = ModelEmaCallback(0.9, save_path=path)
-    trainer = make_trainer(callback, model=model)
-    inputs, targets = make_classification(48).tensors
-    data = TensorDataset(inputs.bfloat16(), targets)
-
-    trainer.train(data, 2, data)
-    trainer.gather(torch.zeros(1))  # wait until the first rank has written
-
-    dtypes = {value.dtype for value in values(callback.ema.module).values()}
-    assert dtypes == {torch.float32, torch.int64}
-    saved = torch.load(path, weights_only=True)["model_state_dict"]
-    assert {value.dtype for value in saved.values()} == {torch.bfloat16, torch.int64}
-    assert all(parameter.dtype == torch.bfloat16 for parameter in model.parameters())
-    assert len(list(trainer.run_history.get_metric_values("ema_model_eval_loss_epoch"))) == 2
-
-
-@pytest.mark.runs_on("two_ranks")
-def test_the_average_begins_with_the_weights_of_the_first_rank(shared_tmp_path: Path) -> None:
-    """Ranks that made different weights and buffers train those of the first one, and average these from the start."""
-    torch.default_generator.manual_seed(dist.get_rank())
-    model = TinyClassifier()
-    model.register_buffer("drawn", torch.randn(3))
-    start = values(model)
-    callback = ModelEmaCallback(1.0, save_path=shared_tmp_path / "ema.pt")
-    averages: list[dict[str, Tensor]] = []
-
-    class Note(TrainerCallback):
-        @override
-        def on_train_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-            averages.append(values(callback.ema.module))
-
-    trainer = make_trainer(callback, Note(), model=model)
-    train(trainer, num_epochs=1)
-
-    require_equal(averages[0], {name: trainer.gather(value[None])[0] for name, value in start.items()})
-
-
-class Unfreeze(TrainerCallback):
-    """Unfreezes the first layer after the first epoch."""
-
-    @override
-    def on_training_run_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        trainer.get_model().requires_grad_(True)
-
-
-@pytest.mark.runs_on(*EVERYWHERE)
-def test_weights_may_be_frozen_at_first(shared_tmp_path: Path) -> None:
-    """A layer that is unfrozen in the middle of a run is averaged from then on, on all ranks alike."""
-    torch.default_generator.manual_seed(0)
-    model = TinyClassifier(batch_norm=True)
-    model.layers[0].requires_grad_(False)
-    frozen = values(model)["layers.0.weight"]
-    by_hand = AverageByHand(decay=0.8)
-    callback = ModelEmaCallback(0.8, save_path=shared_tmp_path / "ema.pt")
-    trainer = make_trainer(callback, by_hand, Unfreeze(), model=model)
-
-    train(trainer)
-
-    weights = [average["layers.0.weight"] for average in by_hand.after_epochs]
-    torch.testing.assert_close(weights[0], frozen)
-    assert not torch.allclose(weights[1], frozen)
-    average = values(callback.ema.module)["layers.0.weight"]
-    torch.testing.assert_close(average, weights[-1])
-    of_all_ranks: Tensor = trainer.gather(average[None])
-    assert all(torch.equal(of_one, average) for of_one in of_all_ranks)
-
-
 @pytest.mark.runs_on(*EVERYWHERE)
 def test_each_run_has_an_average_of_its_own(shared_tmp_path: Path) -> None:
     """A second run begins a new average with its own weights; `evaluate()` in between leaves the last one alone."""
@@ -534,22 +291,6 @@ def test_each_run_has_an_average_of_its_own(shared_tmp_path: Path) -> None:
 
 def _counters(model: nn.Module) -> dict[str, Tensor]:
     return {name: value for name, value in values(model).items() if not value.is_floating_point()}
-
-
-class TakeOutLastLayer(TrainerCallback):
-    """Takes a layer out of the model after the first update."""
-
-    @override
-    def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
-        cast("TinyClassifier", trainer.get_model()).layers[-1] = nn.Identity()
-
-
-def test_a_model_that_changes_in_a_run_is_an_error(tmp_path: Path) -> None:
-    """A layer that is taken out while the average follows it is named, with what it should have been."""
-    trainer = make_trainer(TakeOutLastLayer(), ModelEmaCallback(0.5, False, tmp_path / "ema.pt"))
-
-    with pytest.raises(ValueError, match=r"layers.3.weight: not there(.|\n)*layers.3.weight: shape \(3, 8\)"):
-        train(trainer)
 
 
 def test_a_run_without_anything_to_evaluate_is_an_error(tmp_path: Path) -> None:
