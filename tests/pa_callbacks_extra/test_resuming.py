@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW
 
-from pa_callbacks_extra import EarlyStoppingCallback, ModelEma, ModelEmaCallback
-from pa_core import SaveTrainingStateCallback, Trainer, TrainerCallback
+from pa_callbacks_extra import ConvertSyncBatchNormCallback, EarlyStoppingCallback, ModelEma, ModelEmaCallback
+from pa_core import SaveTrainingStateCallback, Trainer
 from pa_core.testing import TinyClassifier, make_classification
 
 NUM_EPOCHS = 30
@@ -43,7 +43,7 @@ def run(folder: Path, every: int, saves_first: bool, resume_from: Path | None = 
     )
     stopping = EarlyStoppingCallback(2, 0.1, "ema_model_eval_loss_epoch")
     save = SaveTrainingStateCallback(folder / f"states_{seed}", save_every_n_epochs=2, save_every_n_steps=7)
-    callbacks: list[TrainerCallback] = [save, average, stopping] if saves_first else [average, stopping, save]
+    callbacks = [save, average, stopping, ConvertSyncBatchNormCallback()] if saves_first else [average, stopping, save]
     trainer = Trainer(model, nn.CrossEntropyLoss(), AdamW(model.parameters(), lr=0.02), callbacks=callbacks)
 
     trainer.train(make_classification(48), NUM_EPOCHS, make_classification(24), resume_from=resume_from)

@@ -73,7 +73,8 @@ class ConvertSyncBatchNormCallback(TrainerCallback):
         """Begin to count steps, and prepare for the last one, which may not reach all processes."""
         self._next_step = 0
         loader = innermost(trainer.train_dataloader)
-        if self._participants is not None and is_keyed(loader):
+        # A run may go on from the very end of an epoch.
+        if self._participants is not None and is_keyed(loader) and len(loader.split) > 0:
             self._participants.connect_first(_processes_with_samples(trainer, len(loader.split) - 1))
 
     @override
