@@ -58,9 +58,9 @@ def built_wheels(folder: Path) -> dict[str, Path]:
 
 @dataclass(frozen=True)
 class TypedEnvironment:
-    """A virtual environment with wheels of ours in it; everything else is that of the interpreter that runs this.
+    """A virtual environment with wheels of ours in it, and with what else the interpreter has that runs this.
 
-    What is unpacked there comes before what the interpreter has, so that sources on its path are not seen.
+    What the interpreter has of ours, be it sources or wheels, is left out.
     """
 
     folder: Path
@@ -70,7 +70,10 @@ class TypedEnvironment:
         """Make the environment, and install the wheels."""
         venv.create(folder, symlinks=os.name != "nt")
         environment = cls(folder)
-        (environment.site_packages / "others.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
+        ours = {*PACKAGES.values(), *(name.replace("-", "_") for name in PACKAGES)}
+        for path in Path(sysconfig.get_path("purelib")).iterdir():
+            if path.suffix != ".pth" and path.name.partition("-")[0] not in ours:
+                (environment.site_packages / path.name).symlink_to(path)
         for wheel in wheels:
             with zipfile.ZipFile(wheel) as archive:
                 archive.extractall(environment.site_packages)

@@ -40,6 +40,13 @@ def test_it_declares_what_it_imports() -> None:
     assert declared & PACKAGES.keys() == set(NEEDED)
 
 
+def test_it_finds_what_it_needs_and_no_more(needed: TypedEnvironment) -> None:
+    """Where the project is checked and run, there are the three distributions, and not the other two."""
+    found = "import importlib.util as it, sys; print([name for name in sys.argv[1:] if it.find_spec(name)])"
+    ran = run_command([str(needed.python), "-c", found, *PACKAGES.values()], folder=needed.folder)
+    assert ast.literal_eval(ran.output) == [PACKAGES[name] for name in PACKAGES if name in NEEDED]
+
+
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("checker", ["mypy", "pyright"])
 def test_a_strict_checker_finds_nothing(needed: TypedEnvironment, checker: str) -> None:
