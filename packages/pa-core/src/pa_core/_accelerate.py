@@ -29,6 +29,7 @@ __all__ = [
     "forget_prepared_objects",
     "installed_trackers",
     "is_dispatched",
+    "is_of_torchdata",
     "keep_gradients_local",
     "known_trackers",
     "launch_in_notebook",
@@ -333,23 +334,24 @@ def describe_processes(accelerator: AcceleratorLike) -> str:
 def split_loader(accelerator: AcceleratorLike, loader: _Loader) -> _Loader:
     """Return the part that this process has in a loader; a ``StatefulDataLoader`` of torchdata stays one.
 
-    Accelerate would make a plain loader of it, unless all loaders of the process shall be stateful.
+    Accelerate would make a plain loader of it, unless it was told to make all loaders stateful.
     """
-    if not _is_of_torchdata(loader):
-        return accelerator.prepare_data_loader(loader)
     config: Any = cast("Any", accelerator).dataloader_config
-    before, config.use_stateful_dataloader = config.use_stateful_dataloader, True
+    before = config.use_stateful_dataloader
+    config.use_stateful_dataloader = before or is_of_torchdata(loader)
     try:
         share: Any = accelerator.prepare_data_loader(loader)
     finally:
         config.use_stateful_dataloader = before
-    share.base_dataloader.snapshot_every_n_steps = cast("Any", loader).snapshot_every_n_steps
-    # It was asked for its state, and has begun an epoch for that, before the processes agreed on the order.
-    share.base_dataloader.load_state_dict({})
+    if is_of_torchdata(share.base_dataloader):
+        share.base_dataloader.snapshot_every_n_steps = getattr(loader, "snapshot_every_n_steps", 1)
+        # It was asked for its state, and has begun an epoch for that, before the processes agreed on the order.
+        share.base_dataloader.load_state_dict({})
     return cast("_Loader", share)
 
 
-def _is_of_torchdata(loader: object) -> bool:
+def is_of_torchdata(loader: object) -> bool:
+    """Whether this is a ``StatefulDataLoader`` of torchdata."""
     module: Any = sys.modules.get("torchdata.stateful_dataloader")
     return module is not None and isinstance(loader, module.StatefulDataLoader)
 

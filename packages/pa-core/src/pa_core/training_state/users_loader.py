@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from itertools import chain, islice
+from itertools import islice
 from typing import Any, cast
 
 import torch
@@ -12,7 +13,7 @@ from torch.utils.data import IterableDataset
 
 from pa_core import _accelerate
 from pa_core.data import move_to_device
-from pa_core.data.loader_parts import describe_loader
+from pa_core.data.loader_parts import describe_loader, loader_parts
 from pa_core.data.user_loader import is_dataloader
 from pa_core.errors import CheckpointError
 from pa_core.training_state.generators import capture_generators, restore_generators
@@ -214,10 +215,11 @@ def _start_sampler(batches: Any) -> None:
     Without workers, torchdata passes over what a sampler without a state has yielded only when the next batch is
     asked for.
     """
-    sampler = getattr(batches, "_sampler_iter", None)
-    if isinstance(sampler, islice):
-        indices = cast("Iterator[Any]", sampler)
-        batches._sampler_iter = chain(list(islice(indices, 1)), indices)
+    if isinstance(getattr(batches, "_sampler_iter", None), islice):
+        indices = iter(batches._index_sampler)
+        for _ in range(batches._sampler_iter_yielded):
+            next(indices)
+        batches._sampler_iter = indices
 
 
 @contextmanager
@@ -237,10 +239,22 @@ def _with_state(loader: object) -> SupportsStateDict | None:
     if _accelerate.is_dispatched(loader):
         return None
     if _has_state(fetching):
-        return cast("SupportsStateDict", fetching)
+        is_exact = not _accelerate.is_of_torchdata(fetching) or all(map(_draws_late, _samplers(fetching)))
+        return cast("SupportsStateDict", fetching) if is_exact else None
     if is_dataloader(fetching) and fetching.num_workers == 0 and isinstance(fetching.dataset, IterableDataset):
         return cast("SupportsStateDict", fetching.dataset) if _has_state(fetching.dataset) else None
     return None
+
+
+def _samplers(loader: object) -> list[Any]:
+    return [part for path, part in loader_parts(loader).items() if path.endswith("sampler")]
+
+
+def _draws_late(sampler: Any) -> bool:
+    """Whether nothing is drawn by ``iter(sampler)`` alone, which torchdata calls several times to take over a state."""
+    kind = cast("type[Any]", type(sampler))
+    is_known = kind.__module__.split(".")[0] in {"accelerate", "torch", "torchdata"}
+    return is_known or _has_state(sampler) or inspect.isgeneratorfunction(kind.__iter__)
 
 
 def _has_state(one: object) -> bool:
