@@ -117,15 +117,15 @@ class DeclaresOneAndTakesAnother(TrainerCallback[NetTrainer, Batch, Output]):
     """Declares types in its parameters, and takes others."""
 
     @override
-    def on_train_step_start(self, trainer: Trainer[Net], **kwargs: Any) -> None:  # type: ignore[override]  # pyright: ignore[reportIncompatibleMethodOverride]  # pa_core.TrainerCallback[TrainerT_contra]: another trainer
+    def on_train_step_start(self, trainer: Trainer[Net], **kwargs: Any) -> None:  # type: ignore[override]  # pyright: ignore[reportIncompatibleMethodOverride]  # pa_core.TrainerCallback.on_train_step_start[TrainerT_contra]: another trainer
         raise NotImplementedError
 
     @override
-    def on_train_step_end(self, trainer: NetTrainer, batch: list[Tensor], batch_output: Output, **kwargs: Any) -> None:  # type: ignore[override]  # pyright: ignore[reportIncompatibleMethodOverride]  # pa_core.TrainerCallback[BatchT_contra]: another batch
+    def on_train_step_end(self, trainer: NetTrainer, batch: list[Tensor], batch_output: Output, **kwargs: Any) -> None:  # type: ignore[override]  # pyright: ignore[reportIncompatibleMethodOverride]  # pa_core.TrainerCallback.on_train_step_end[BatchT_contra]: another batch
         raise NotImplementedError
 
     @override
-    def on_eval_step_end(self, trainer: NetTrainer, batch: Batch, batch_output: dict[str, Any], **kwargs: Any) -> None:  # type: ignore[override]  # pyright: ignore[reportIncompatibleMethodOverride]  # pa_core.TrainerCallback.on_eval_step_end: another output
+    def on_eval_step_end(self, trainer: NetTrainer, batch: Batch, batch_output: dict[str, Any], **kwargs: Any) -> None:  # type: ignore[override]  # pyright: ignore[reportIncompatibleMethodOverride]  # pa_core.TrainerCallback.on_eval_step_end[OutputT_contra]: another output
         raise NotImplementedError
 
 
@@ -137,5 +137,5 @@ def compare(of_output: TrainerCallback[AnyTrainer, Any, Output], of_batch: Train
     any_output: TrainerCallback[AnyTrainer, Any, BatchOutput]
     any_output = of_output  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]  # pa_core.TrainerCallback[OutputT_contra]: it reads a key that others do not have
     any_batch: TrainerCallback[AnyTrainer, object]
-    any_batch = of_batch  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]  # pa_core.TrainerCallback[BatchT_contra]: it reads batches of one class
+    any_batch = of_batch  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]  # pa_core.TrainerCallback.on_train_step_end[BatchT_contra]: it reads batches of one class
     raise ValueError(any_output, any_batch)

@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
+from torchmetrics import MetricCollection
 from torchmetrics.classification import BinaryAccuracy
 
 from pa_callbacks_extra import (
@@ -27,20 +29,20 @@ class Restless(ModelEma):
         super().__init__(model, 1 - rate)
 
 
-def labels(batch: Batch, output: Output) -> Tensor:
-    """Targets."""
-    return batch.labels
-
-
 def first(batch: tuple[Tensor, Tensor], output: Output) -> Tensor:
     """Targets of other batches."""
     return batch[0]
 
 
+ones = torch.ones(2)
+output: Output = {"loss": ones.sum(), "model_outputs": None, "batch_size": 2, "confidence": ones}
+collection = MetricCollection([BinaryAccuracy()])
+metrics = TorchMetricsCallback[Batch, Output](collection)
+
 # Averages
 
 ModelEma(Net().parameters())  # type: ignore[type-var]  # pyright: ignore[reportArgumentType]  # pa_callbacks_extra.ModelEma[ModelT_co]: a model is a module
-model: OtherNet = ModelEma(Net()).module  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]  # pa_callbacks_extra.ModelEma[ModelT_co]: it is of another class
+model: OtherNet = ModelEma(Net()).module  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]  # pa_callbacks_extra.ModelEma.module[ModelT_co]: it is of another class
 not_a_model: ModelEma[Tensor]  # type: ignore[type-var]  # pyright: ignore[reportInvalidTypeArguments]  # pa_callbacks_extra.ModelEma[ModelT_co]: the parameter is a class of modules
 ModelEma(Net(), 0.9, True)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]  # pa_callbacks_extra.ModelEma: a named argument
 ModelEma(Net()).update("step")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # pa_callbacks_extra.ModelEma.update: a model
@@ -52,14 +54,14 @@ factory: ModelEmaFactory = Restless  # type: ignore[assignment]  # pyright: igno
 # Metrics
 
 TorchMetricsCallback(nn.Linear(1, 1))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # pa_callbacks_extra.TorchMetricsCallback: a layer is no metric
-TorchMetricsCallback(BinaryAccuracy(), predictions=len)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # pa_callbacks_extra.TorchMetricsCallback: batch and output
 TorchMetricsCallback[Batch, Output](BinaryAccuracy(), targets=first)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # pa_callbacks_extra.TorchMetricsCallback[BatchT_contra]: another batch
 TorchMetricsCallback[Batch, Output](
     BinaryAccuracy(),
     predictions=lambda batch, output: output["certainty"],  # type: ignore[typeddict-item]  # pyright: ignore[reportGeneralTypeIssues, reportUnknownLambdaType]  # pa_callbacks_extra.TorchMetricsCallback[OutputT_contra]: no such key
-    targets=lambda batch, output: batch.label,  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownLambdaType]  # pa_callbacks_extra.TorchMetricsCallback[BatchT_contra]: no such attribute
 )
-TorchMetricsCallback[Batch, dict[str, Tensor]](BinaryAccuracy(), targets=labels)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # pa_callbacks_extra.TorchMetricsCallback[OutputT_contra]: another output
+metrics.update_metrics(collection, batch=(ones, ones), output=output)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # pa_callbacks_extra.TorchMetricsCallback.update_metrics[BatchT_contra]: another batch
+metrics.update_metrics(collection, batch=Batch(ones, ones), output={"loss": ones})  # type: ignore[typeddict-item]  # pyright: ignore[reportArgumentType]  # pa_callbacks_extra.TorchMetricsCallback.update_metrics[OutputT_contra]: keys are missing
+metrics.update_metrics(metrics, batch=Batch(ones, ones), output=output)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # pa_callbacks_extra.TorchMetricsCallback.update_metrics: a callback is no metric
 
 # The rest
 

@@ -117,4 +117,4 @@ timm_trainer.train(data, 1, create_scheduler_fn=partial(StepLR, step_size=2))  #
 not_a_model: TrainerWithTimmScheduler[Tensor]  # type: ignore[type-var]  # pyright: ignore[reportInvalidTypeArguments]  # pa_core.TrainerWithTimmScheduler[ModelT_co]: a class of modules
 not_an_output: TrainerWithTimmScheduler[Net, Any, Tensor]  # type: ignore[type-var]  # pyright: ignore[reportInvalidTypeArguments]  # pa_core.TrainerWithTimmScheduler[OutputT_co]: a dictionary
 typed_trainer = TrainerWithTimmScheduler[Net, Batch, BatchOutput](net, None, optimizer, callbacks=[])
-typed_trainer.calculate_train_batch_loss({"pixels": None})  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # pa_core.TrainerWithTimmScheduler[BatchT]: another batch
+typed_trainer.calculate_train_batch_loss({"pixels": None})  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # pa_core.TrainerWithTimmScheduler.calculate_train_batch_loss[BatchT]: another batch

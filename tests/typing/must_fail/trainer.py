@@ -52,19 +52,19 @@ def use(trainer: AnyTrainer) -> None:
 
 Trainer("net", None, None)  # type: ignore[type-var]  # pyright: ignore[reportArgumentType]  # pa_core.Trainer[ModelT_co]: a model is a module
 other: Trainer[OtherNet] = trainer  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]  # pa_core.Trainer[ModelT_co]: a trainer of another model
-not_a_model: Trainer[int]  # type: ignore[type-var]  # pyright: ignore[reportInvalidTypeArguments]  # pa_core.Trainer[ModelT_co]: the parameter is a class of modules
+not_a_model: Trainer[int]  # type: ignore[type-var]  # pyright: ignore[reportInvalidTypeArguments]  # pa_core.types.ModelT_co: the parameter is a class of modules
 
 
 class OtherBatches(NetTrainer):
     """Steps that take another batch than the trainer declares."""
 
     @override
-    def calculate_train_batch_loss(self, batch: tuple[Tensor, Tensor]) -> Output:  # type: ignore[override]  # pyright: ignore[reportIncompatibleMethodOverride]  # pa_core.Trainer[BatchT]: another batch
+    def calculate_train_batch_loss(self, batch: tuple[Tensor, Tensor]) -> Output:  # type: ignore[override]  # pyright: ignore[reportIncompatibleMethodOverride]  # pa_core.Trainer.calculate_train_batch_loss[BatchT]: another batch
         raise NotImplementedError
 
 
-net_trainer.calculate_eval_batch_loss((torch.ones(1), torch.ones(1)))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # pa_core.Trainer[BatchT]: a batch of another class
-net_trainer.train(data, 1, collate_fn=pairs)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # pa_core.Trainer[BatchT]: it collates to another batch
+net_trainer.calculate_eval_batch_loss((torch.ones(1), torch.ones(1)))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # pa_core.Trainer.calculate_eval_batch_loss[BatchT]: a batch of another class
+net_trainer.train(data, 1, collate_fn=pairs)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # pa_core.Trainer.collate_fn[BatchT]: it collates to another batch
 
 
 class Forgetful(Trainer[Net, Batch, Output]):
@@ -72,17 +72,17 @@ class Forgetful(Trainer[Net, Batch, Output]):
 
     @override
     def calculate_train_batch_loss(self, batch: Batch) -> Output:
-        return {"loss": batch.pixels.mean(), "model_outputs": None, "batch_size": 1}  # type: ignore[typeddict-item]  # pyright: ignore[reportReturnType]  # pa_core.Trainer[OutputT_co]: a key is missing
+        return {"loss": batch.pixels.mean(), "model_outputs": None, "batch_size": 1}  # type: ignore[typeddict-item]  # pyright: ignore[reportReturnType]  # pa_core.Trainer.calculate_train_batch_loss[OutputT_co]: a key is missing
 
     @override
-    def calculate_eval_batch_loss(self, batch: Batch) -> BatchOutput:  # type: ignore[override]  # pyright: ignore[reportIncompatibleMethodOverride]  # pa_core.Trainer[OutputT_co]: less than is declared
+    def calculate_eval_batch_loss(self, batch: Batch) -> BatchOutput:  # type: ignore[override]  # pyright: ignore[reportIncompatibleMethodOverride]  # pa_core.Trainer.calculate_eval_batch_loss[OutputT_co]: less than is declared
         raise NotImplementedError
 
 
-not_an_output: Trainer[Net, Batch, Tensor]  # type: ignore[type-var]  # pyright: ignore[reportInvalidTypeArguments]  # pa_core.Trainer[OutputT_co]: a step returns a dictionary
-trainer.train(data, 1, create_scheduler_fn=ReduceLROnPlateau)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # pa_core.Trainer[SchedulerT]: its step() needs a metric
-plateau_trainer.train(data, 1, create_scheduler_fn=lambda it: StepLR(it, 2))  # type: ignore[arg-type, return-value]  # pyright: ignore[reportArgumentType]  # pa_core.Trainer[SchedulerT]: another one
-not_a_scheduler: Trainer[Net, Batch, Output, Path]  # type: ignore[type-var]  # pyright: ignore[reportInvalidTypeArguments]  # pa_core.Trainer[SchedulerT]: it has no state
+not_an_output: Trainer[Net, Batch, Tensor]  # type: ignore[type-var]  # pyright: ignore[reportInvalidTypeArguments]  # pa_core.types.OutputT_co: a step returns a dictionary
+trainer.train(data, 1, create_scheduler_fn=ReduceLROnPlateau)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # pa_core.Trainer.scheduler[SchedulerT]: its step() needs a metric
+plateau_trainer.train(data, 1, create_scheduler_fn=lambda it: StepLR(it, 2))  # type: ignore[arg-type, return-value]  # pyright: ignore[reportArgumentType]  # pa_core.Trainer.scheduler[SchedulerT]: another one
+not_a_scheduler: Trainer[Net, Batch, Output, Path]  # type: ignore[type-var]  # pyright: ignore[reportInvalidTypeArguments]  # pa_core.types.SchedulerT: it has no state
 
 # What a step returns
 
@@ -129,7 +129,7 @@ trainer.device = "cpu"  # type: ignore[assignment, misc]  # pyright: ignore[repo
 trainer.optimizer = None  # type: ignore[assignment]  # pyright: ignore[reportAttributeAccessIssue]  # pa_core.Trainer.optimizer: it cannot be taken away
 Trainer(net, "mse", optimizer)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # pa_core.Trainer.loss_func: a function
 trainer.scheduler.step()  # type: ignore[union-attr]  # pyright: ignore[reportOptionalMemberAccess]  # pa_core.Trainer.scheduler: there may be none
-misspelt: Net = trainer.modle  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]  # pa_core.Trainer: a typing error in a name
+misspelt: Net = trainer.modle  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]  # pa_core.Trainer.model: a typing error in a name
 
 # Trainers of any kind
 
