@@ -26,6 +26,7 @@ PACKAGES = {
     "pa-compat": "pytorch_accelerated",
 }
 PYTHON_VERSIONS = ("3.11", "3.12", "3.13")
+QUIET = {"PYRIGHT_PYTHON_IGNORE_WARNINGS": "1"}  # or a newer version would be announced within the output
 BUILD = "import sys; from hatchling.build import build_wheel; build_wheel(sys.argv[1])"
 
 MYPY = """
@@ -125,7 +126,8 @@ class TypedEnvironment:
 
     def _run(self, command: list[str], folder: Path) -> Launched:
         path = f"{self.python.parent}{os.pathsep}{os.environ['PATH']}"  # pyright asks the first python on it
-        return run_command(command, folder=folder, env={"PATH": path, "VIRTUAL_ENV": str(self.folder)}, timeout=300)
+        env = {"PATH": path, "VIRTUAL_ENV": str(self.folder), **QUIET}
+        return run_command(command, folder=folder, env=env, timeout=300)
 
 
 @dataclass(frozen=True)
@@ -140,8 +142,8 @@ class Completeness:
 @functools.cache
 def version_of(checker: str) -> str:
     """What a checker calls itself and its version, such as `mypy 2.4.1`."""
-    shown = subprocess.run([sys.executable, "-m", checker, "--version"], capture_output=True, text=True, check=True)
-    return " ".join(shown.stdout.split()[:2])
+    shown = run_command([sys.executable, "-m", checker, "--version"], folder=ROOT, env=QUIET)
+    return " ".join(shown.output.split()[:2])
 
 
 def copy_code(folder: Path) -> Path:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.typing.checkers import TypedEnvironment, built_wheels, copy_code
+from tests.typing.checkers import PACKAGES, Completeness, TypedEnvironment, built_wheels, copy_code
 
 
 @pytest.fixture(scope="session")
@@ -35,3 +35,9 @@ def two_at_once() -> Iterator[ThreadPoolExecutor]:
     with ThreadPoolExecutor(max_workers=2) as pool:
         yield pool
         pool.shutdown(cancel_futures=True)
+
+
+@pytest.fixture(scope="session")
+def completeness(environment: TypedEnvironment, two_at_once: ThreadPoolExecutor) -> dict[str, Completeness]:
+    """What pyright says of each distribution."""
+    return dict(zip(PACKAGES, two_at_once.map(environment.completeness, PACKAGES.values()), strict=True))

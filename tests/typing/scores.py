@@ -8,7 +8,15 @@ import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 
-from tests.typing.checkers import PACKAGES, PYTHON_VERSIONS, ROOT, TypedEnvironment, built_wheels, version_of
+from tests.typing.checkers import (
+    PACKAGES,
+    PYTHON_VERSIONS,
+    ROOT,
+    Completeness,
+    TypedEnvironment,
+    built_wheels,
+    version_of,
+)
 from tests.typing.open_types import find_open_types
 
 README = ROOT / "README.md"
@@ -16,9 +24,8 @@ BLOCK = re.compile(r"(?<=<!-- typing scores, written by nox -s typing_score -->\
 TESTS = ROOT / "tests" / "typing"
 
 
-def describe_scores(environment: TypedEnvironment) -> str:
+def describe_scores(completeness: Mapping[str, Completeness], environment: TypedEnvironment) -> str:
     """Return the table, and what else there is to count, for what is installed in an environment."""
-    completeness = {name: environment.completeness(package) for name, package in PACKAGES.items()}
     rows = [f"| `{name}` | {found.num_symbols} | {found.score:.1%} |" for name, found in completeness.items()]
     num_open = len(find_open_types(environment.site_packages / package for package in PACKAGES.values()))
     num_types, num_failing = _count("must_pass", "assert_type("), _count("must_fail", "  # type: ignore[")
@@ -60,8 +67,10 @@ def _count(folder: str, text: str) -> int:
 
 def write_scores(wheels: Mapping[str, Path], folder: Path) -> None:
     """Write the scores of wheels into the README."""
-    scores = describe_scores(TypedEnvironment.make(folder, wheels.values()))
-    written_scores()
+    written_scores()  # no need to measure anything for a README without a place for it
+    environment = TypedEnvironment.make(folder, wheels.values())
+    completeness = {name: environment.completeness(package) for name, package in PACKAGES.items()}
+    scores = describe_scores(completeness, environment)
     README.write_text(BLOCK.sub(lambda _: scores, README.read_text()))
 
 

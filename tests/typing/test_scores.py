@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tests.typing.checkers import TypedEnvironment
+from tests.typing.checkers import Completeness, TypedEnvironment
 from tests.typing.scores import describe_scores, without_counts, written_scores
 
 LAG = 0.1
@@ -14,9 +14,9 @@ LAG = 0.1
 
 
 @pytest.fixture(scope="module")
-def scores(environment: TypedEnvironment) -> str:
+def scores(completeness: dict[str, Completeness], environment: TypedEnvironment) -> str:
     """What `python -m tests.typing.scores` would write."""
-    return describe_scores(environment)
+    return describe_scores(completeness, environment)
 
 
 @pytest.mark.timeout(400)
