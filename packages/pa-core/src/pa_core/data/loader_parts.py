@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch.utils.data import IterableDataset
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from pa_core.data.user_loader import is_dataloader
 
@@ -69,15 +69,22 @@ def describe_loader(loader: object) -> str:
     kind = loader.__class__.__name__  # of accelerate's wrappers, that of the loader inside
     if not is_dataloader(loader):
         return kind
-    parts: dict[str, Any] = loader_parts(loader)
-    batch_sampler = parts.get("loader.batch_sampler.batch_sampler", parts.get("loader.batch_sampler"))
-    if batch_sampler is None:
-        source = parts["loader.dataset" if isinstance(loader.dataset, IterableDataset) else "loader.sampler"]
-        batch_size: int | None = loader.batch_size
-    elif type(batch_sampler).__name__ == "BatchSampler":
-        source, batch_size = batch_sampler.sampler, batch_sampler.batch_size
-    else:
-        source, batch_size = batch_sampler, getattr(batch_sampler, "batch_size", None)
+    source, batch_size = _source_of_batches(loader)
     batches = "" if batch_size is None else f", batches of {batch_size}"
-    workers = "" if batch_sampler is not None and kind == "DataLoader" else f", {loader.num_workers} workers"
+    decide = kind != "DataLoader" or isinstance(loader.dataset, IterableDataset)
+    workers = f", {loader.num_workers} worker{'' if loader.num_workers == 1 else 's'}" if decide else ""
     return f"{kind} with {type(source).__name__}{batches}{workers}"
+
+
+def _source_of_batches(loader: DataLoader[Any]) -> tuple[Any, int | None]:
+    """What decides the order of a loader, and the size of its batches where that is not its own affair."""
+    if isinstance(loader.dataset, IterableDataset):
+        return loader.dataset, loader.batch_size
+    parts = loader_parts(loader)
+    split = parts.get("loader.batch_sampler.batch_sampler")  # what accelerate deals to the processes
+    batch_sampler = parts.get("loader.batch_sampler") if split is None else split
+    if batch_sampler is None:
+        return parts["loader.sampler"], None
+    if isinstance(batch_sampler, BatchSampler) and type(batch_sampler).__name__ == "BatchSampler":
+        return batch_sampler.sampler, batch_sampler.batch_size
+    return batch_sampler, getattr(batch_sampler, "batch_size", None)

@@ -76,7 +76,7 @@ class UsersLoader:
         name = describe_loader(self.loader)
         if self._takes_over(saved):
             return f"The loader has a state, from which it goes on: {name}."
-        replayed = f"{steps} batches of {name} are fetched again, without training on them."
+        replayed = f"Fetching {steps} batch{'' if steps == 1 else 'es'} of {name} again, without training on them."
         if saved is None:
             return f"{replayed} They are those of another loader, or shared otherwise: samples may come twice or never."
         return (
@@ -252,7 +252,7 @@ def _samplers(loader: object) -> list[Any]:
 
 def _draws_late(sampler: Any) -> bool:
     """Whether nothing is drawn by ``iter(sampler)`` alone, which torchdata calls several times to take over a state."""
-    kind = cast("type[Any]", type(sampler))
+    kind: Any = sampler.__class__
     is_known = kind.__module__.split(".")[0] in {"accelerate", "torch", "torchdata"}
     return is_known or _has_state(sampler) or inspect.isgeneratorfunction(kind.__iter__)
 
