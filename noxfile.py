@@ -132,7 +132,9 @@ class Cell:
 
 
 DISTRIBUTIONS = (
-    Distribution("pa-core", "pa_core", extras=("examples", "plot"), test_requirements=("pandas", "tensorboard")),
+    Distribution(
+        "pa-core", "pa_core", extras=("examples", "plot", "stateful"), test_requirements=("pandas", "tensorboard")
+    ),
     Distribution("pa-schedulers", "pa_schedulers", extras=("plot",)),
     Distribution("pa-finetuning", "pa_finetuning", test_requirements=("accelerate",)),
     Distribution(
