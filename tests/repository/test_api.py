@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 
 import pytest
 
@@ -20,7 +21,10 @@ def test_public_names_are_sorted_and_documented(name: str) -> None:
     module = importlib.import_module(name)
     names: list[str] = module.__all__
     assert sorted(set(names)) == sorted(names)
+    described = {public: getattr(module, public) for public in names}
     undocumented = [
-        public for public in names if callable(getattr(module, public)) and not getattr(module, public).__doc__
+        public
+        for public, value in described.items()
+        if (inspect.isclass(value) or inspect.isroutine(value)) and not value.__doc__
     ]
     assert undocumented == []
