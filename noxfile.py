@@ -273,6 +273,20 @@ def trackers(session: nox.Session) -> None:
 
 
 @nox.session
+def typed_wheels(session: nox.Session) -> None:
+    """Check the types that users see: wheels, both checkers, each version of Python, a project of a user's."""
+    environment = everything(session)
+    env = {**CPU, "TYPED_WHEELS": str(WHEELS)}
+    environment.run("python", "-m", "pytest", "tests/typing", *session.posargs, env=env)
+
+
+@nox.session
+def typing_score(session: nox.Session) -> None:
+    """Write the table of type scores into the README."""
+    everything(session).run("python", "-m", "tests.typing.scores", env={"TYPED_WHEELS": str(WHEELS)})
+
+
+@nox.session
 def crashes(session: nox.Session) -> None:
     """Kill hundreds of runs anywhere; each, started again, ends bit for bit as one that was never killed."""
     everything(session).run("python", "-m", "pytest", "tests/crashes", "--whole-proof", *session.posargs, env=CPU)
