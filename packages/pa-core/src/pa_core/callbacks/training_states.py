@@ -104,6 +104,7 @@ class SaveTrainingStateCallback(TrainerCallback):
         self._watch = SignalWatch(self._signals, lambda: None)
         self._last_sequence = 0
         self._last_save = 0.0
+        self._has_asked: bool = False
 
     @override
     def on_training_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
@@ -113,6 +114,7 @@ class SaveTrainingStateCallback(TrainerCallback):
             tempfile.TemporaryFile(dir=self.save_dir).close()
         trainer.check_training_state()
         self._last_save = time.monotonic()
+        self._has_asked = False
         self._watch = SignalWatch(self._signals, trainer.request_preemption)
         self._watch.start()
         trainer.preemptible = bool(self._signals)
@@ -122,7 +124,8 @@ class SaveTrainingStateCallback(TrainerCallback):
         """Save if it is time, or have all processes do so if it is time on the clock of the first one."""
         if self.save_every_n_steps is not None and update % self.save_every_n_steps == 0:
             self._save(trainer)
-        elif self._is_due() and distributed.rank() == 0:
+        elif not self._has_asked and self._is_due() and distributed.rank() == 0:
+            self._has_asked = True  # it takes until the next update for all to know
             trainer.request_training_state()
 
     @override
@@ -160,6 +163,7 @@ class SaveTrainingStateCallback(TrainerCallback):
 
     def _save(self, trainer: AnyTrainer) -> None:
         self._last_save = time.monotonic()
+        self._has_asked = False
         folder = StateFolder(self.save_dir)
         # The last one may still be on its way to the disk.
         self._last_sequence = max(self._last_sequence + 1, folder.next_sequence())
