@@ -87,6 +87,30 @@ class BatchesByEpoch(Sampler[list[int]]):
         yield from (order[first : first + BATCH_SIZE] for first in range(0, SAMPLES, BATCH_SIZE))
 
 
+class BatchesOfGenerator(BatchesByEpoch):
+    """Batches in an order that is drawn with the first of them."""
+
+    def __init__(self) -> None:
+        self.own = generator()
+
+    @override
+    def __iter__(self) -> Iterator[list[int]]:
+        yield from torch.randperm(SAMPLES, generator=self.own).reshape(-1, BATCH_SIZE).tolist()
+
+
+class OwnDraws(DrawingDataset):
+    """Draws from a generator of its own."""
+
+    def __init__(self) -> None:
+        super().__init__(SAMPLES)
+        self.rng = np.random.default_rng(2)
+
+    @override
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        inputs, target = super().__getitem__(index)
+        return inputs + torch.tensor([0.0, *self.rng.random(5)], dtype=torch.float32), target
+
+
 class ShuffledStream(IterableDataset[tuple[Tensor, Tensor]]):
     """Shuffles its part of the samples when it is iterated."""
 
@@ -177,7 +201,8 @@ def loader(dataset: Any = None, **options: Any) -> Any:
 def stateful(dataset: Any = None, **options: Any) -> Any:
     """A loader of torchdata, as above."""
     kind: Any = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
-    return kind(dataset or DrawingDataset(SAMPLES), **{"batch_size": BATCH_SIZE, **options})
+    options = options if "batch_sampler" in options else {"batch_size": BATCH_SIZE, **options}
+    return kind(dataset or DrawingDataset(SAMPLES), **options)
 
 
 def generator() -> torch.Generator:

@@ -31,7 +31,10 @@ from tests.pa_core.training_states.own_loaders import (
     ON_TWO_PROCESSES,
     PERSISTENT,
     SAMPLES,
+    BatchesByEpoch,
+    BatchesOfGenerator,
     EagerSampler,
+    OwnDraws,
     ShuffledStream,
     generator,
     loader,
@@ -157,6 +160,20 @@ def test_two_processes_go_on_in_mid_epoch_as_the_page_says(shared_tmp_path: Path
     check_row(row, whole, resumed)
 
 
+@pytest.mark.runs_on("two_ranks")
+@pytest.mark.parametrize("workers", [0, 1])
+def test_processes_share_the_samples_of_a_stateful_loader(workers: int) -> None:
+    """Each sample comes once in an epoch, also where the generators of the processes differ."""
+
+    def make() -> Any:
+        own = torch.Generator().manual_seed(torch.distributed.get_rank())
+        return stateful(shuffle=True, num_workers=workers, generator=own)
+
+    order = run(make).order
+    epochs = [sorted(order[first : first + SAMPLES]) for first in range(0, 3 * SAMPLES, SAMPLES)]
+    assert epochs == [list(range(SAMPLES))] * 3
+
+
 PLACES = {
     "in the first epoch": ("on_train_step_end", 3),
     "at the end of an epoch": ("on_train_epoch_end", 12),
@@ -185,6 +202,36 @@ def test_workers_start_as_they_would_have_gone_on(tmp_path: Path, row: str) -> N
     whole, resumed = compare(tmp_path, ON_ONE_PROCESS[row], ("on_train_epoch_start", 12))
     assert resumed.order == whole.order
     assert (resumed.fingerprint == whole.fingerprint) == (row != "persistent")
+
+
+@pytest.mark.parametrize("kind", [loader, stateful])
+@pytest.mark.parametrize("part", ["dataset", "batch_sampler"])
+def test_generators_of_datasets_and_batch_samplers_go_on(tmp_path: Path, kind: Callable[..., Any], part: str) -> None:
+    """Without workers they are where they were, whether batches are fetched again or not."""
+
+    def make() -> Any:
+        return kind(OwnDraws(), shuffle=True) if part == "dataset" else kind(batch_sampler=BatchesOfGenerator())
+
+    whole, resumed = compare(tmp_path, make, ("on_train_step_end", 9))
+    assert resumed.fingerprint == whole.fingerprint
+
+
+def test_loaders_are_told_which_epoch_begins(tmp_path: Path) -> None:
+    """Also in a run that goes on: the second epoch is the second one there too."""
+
+    def epochs(**options: Any) -> list[int]:
+        told: list[int] = []
+
+        class Told(BatchesByEpoch):
+            @override
+            def set_epoch(self, epoch: int) -> None:
+                told.append(epoch)
+
+        run(lambda: loader(batch_sampler=Told()), **options)
+        return told
+
+    interrupt(tmp_path, ON_ONE_PROCESS["batch_sampler"], ("on_train_step_end", 9))
+    assert (epochs(), epochs(resume_from=tmp_path, resume_allow=("loader",))) == ([0, 1, 2], [1, 2])
 
 
 def sampled(sampler: Sampler[int], **options: Any) -> Any:
