@@ -93,9 +93,8 @@ class UsersLoader:
         if self._takes_over(saved):
             self._load(saved)
             if self._iterates_to_load:
-                iter(
-                    _accelerate.fetching_loader(self.loader)
-                )  # it takes over its state only then, and begins the next epoch when iterated again
+                # It takes over its state only then, and begins the next epoch when it is iterated again.
+                iter(_accelerate.fetching_loader(self.loader))
         restore_between_epochs(self.loader, saved)
 
     def go_on_in_mid_epoch(self, saved: Mapping[str, Any] | None, steps: int, report: Callable[[int], object]) -> None:
