@@ -82,9 +82,10 @@ PACKAGES = ROOT / "packages"
 WHEELS = NOX / "wheels"
 CONSTRAINTS = ROOT / "tests" / "constraints.txt"
 UV = shutil.which("uv")
+AT_A_TIME = ("--numprocesses=auto", "--dist=worksteal")  # as many tests as the machine has cores
 CPU = {"ACCELERATE_USE_CPU": "true", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
 
-TEST_TOOLS = ("hypothesis>=6.140", "pytest>=9", "pytest-timeout>=2.4")
+TEST_TOOLS = ("coverage>=7.10", "hypothesis>=6.140", "pytest>=9", "pytest-timeout>=2.4", "pytest-xdist>=3.8")
 LINT_TOOLS = ("import-linter>=2.13", "ruff")
 BUILD_TOOLS = ("build>=1.3", "hatchling>=1.27", "twine>=6.2", *TEST_TOOLS)
 DOCS_TOOLS = ("furo>=2025.9", "myst-parser>=4", "sphinx>=8.2")
@@ -200,26 +201,34 @@ def types(session: nox.Session) -> None:
 @nox.session
 @nox.parametrize("tested, cell", MATRIX)
 def tests(session: nox.Session, tested: tuple[Distribution, ...], cell: Cell) -> None:
-    """Test built wheels, each distribution alone and all together, in each cell of the matrix."""
+    """Test built wheels, each distribution alone and all together, in each cell of the matrix.
+
+    Together and on one process, `floors` tests them.
+    """
     together = tested == DISTRIBUTIONS
     environment = everything(session) if together else alone(session, *tested)
     installed = set[Distribution]().union(*(one.with_ours() for one in tested))
+    folders = [one.tests() for one in tested]
+    at_a_time = AT_A_TIME if cell.name == "one_process" else ()
+    if together and cell.name == "one_process":
+        folders, at_a_time = ["tests/repository", "tests/crashes"], ()
     pytest = [
         "pytest",
-        *(one.tests() for one in tested),
-        *(["tests/repository", "tests/crashes"] if together else []),
+        *folders,
         f"--cell={cell.name}",
         f"--installed={','.join(sorted(one.name for one in installed))}",
+        *at_a_time,
         *session.posargs,
     ]
-    if together and cell == CELLS[0]:
+    if "coverage" not in READY:
         environment.run("coverage", "erase")
-    run_in_cell(environment, cell, ["coverage", "run", "-m", *pytest] if together else pytest)
+        READY.add("coverage")
+    run_in_cell(environment, cell, ["coverage", "run", "-m", *pytest])
 
 
 @nox.session
 def coverage(session: nox.Session) -> None:
-    """Combine what tests(together, ...) covered: at least 95 %, branches and subprocesses included."""
+    """Combine what the tests covered: at least 95 %, branches and subprocesses included."""
     environment = everything(session)
     environment.run("coverage", "combine", "--keep", "--quiet")
     environment.run("coverage", "report")
@@ -228,7 +237,7 @@ def coverage(session: nox.Session) -> None:
 @nox.session
 def examples(session: nox.Session) -> None:
     """Run each example in every way that a user can launch it."""
-    everything(session).run("python", "-m", "pytest", "tests/examples", *session.posargs)
+    everything(session).run("python", "-m", "pytest", "tests/examples", *AT_A_TIME, *session.posargs)
 
 
 @nox.session
@@ -258,6 +267,7 @@ def floors(session: nox.Session) -> None:
         *(one.tests() for one in DISTRIBUTIONS),
         f"--cell={CELLS[0].name}",
         f"--versions={','.join(oldest)}",
+        *AT_A_TIME,
         *session.posargs,
     ]
     run_in_cell(environment, CELLS[0], pytest)
@@ -331,7 +341,7 @@ def everything(session: nox.Session) -> Environment:
     environment = Environment(session, "everything")
     if "everything" not in READY:
         build_wheels(session)
-        environment.install_for_tests(DISTRIBUTIONS, *LINT_TOOLS, *TYPE_TOOLS, *DOCS_TOOLS, "coverage>=7.10")
+        environment.install_for_tests(DISTRIBUTIONS, *LINT_TOOLS, *TYPE_TOOLS, *DOCS_TOOLS)
         READY.add("everything")
     return environment
 

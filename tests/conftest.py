@@ -82,12 +82,13 @@ def pytest_sessionfinish() -> None:
 
 
 @pytest.fixture(autouse=True)
-def one_thread_and_fresh_accelerate() -> Iterator[None]:
-    """Each test computes on one thread and meets accelerate as a new process does; nothing is seeded."""
+def fresh_start() -> Iterator[None]:
+    """Each test computes on one thread, draws the same numbers, and meets accelerate as a new process does."""
     if importlib.util.find_spec("torch"):
         import torch
 
         torch.set_num_threads(1)
+        torch.manual_seed(0)
     yield
     cells.forget_accelerate_state()
 

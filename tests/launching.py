@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import secrets
 import socket
 import subprocess
 import sys
@@ -38,10 +40,21 @@ class Launched:
 
 def free_port() -> int:
     """A TCP port of this machine that nothing listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
+    return free_ports(1).pop()
+
+
+def free_ports(number: int) -> set[int]:
+    """Several such ports.
+
+    Below those that systems give out by themselves: one of those could be another program's before it is used.
+    """
+    ports: set[int] = set()
+    while len(ports) < number:
+        port = secrets.randbelow(20_000) + 10_000
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            ports.add(port)
+    return ports
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,7 @@
 """What saving a training state costs: how long it holds up the training, and what a step costs while one is written.
 
-Prints ratios to the same save done at once, and to steps without one, measured in the same run:
-
-    python tests/benchmarks/saving.py [megabytes]
+Runs as ``python -m tests.benchmarks.saving FIGURE MEGABYTES``: ``waits`` publishes the milliseconds that training waits
+for a save at once and for one in the background, ``p50`` or another percentile the microseconds of a step.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from torch.utils.data import TensorDataset
 from typing_extensions import override
 
 from pa_core import AnyTrainer, Trainer, TrainerCallback
+from tests.benchmarks.processes import publish
 
 ROUNDS = 7
 STEPS_BETWEEN = 40
@@ -46,8 +46,8 @@ class SaveInTurn(TrainerCallback):
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.saves: dict[str, list[float]] = {"at once": [], "in the background": []}
-        self.steps: dict[str, list[float]] = {"undisturbed": [], "while writing": []}
+        self.saves: dict[str, list[float]] = {"at_once": [], "in_the_background": []}
+        self.steps: dict[str, list[float]] = {"undisturbed": [], "while_writing": []}
         self._asked: str | None = None
         self._written = True
         self._last = time.perf_counter()
@@ -59,7 +59,7 @@ class SaveInTurn(TrainerCallback):
             self.saves[self._asked].append(now - self._last)
             self._asked = None
         elif trainer.num_updates_completed > STEPS_BETWEEN:
-            self.steps["undisturbed" if self._written else "while writing"].append(now - self._last)
+            self.steps["undisturbed" if self._written else "while_writing"].append(now - self._last)
         self._last = now
 
     @override
@@ -68,7 +68,7 @@ class SaveInTurn(TrainerCallback):
             self._asked = list(self.saves)[update // STEPS_BETWEEN % 2]
             self._written = False
             trainer.save_training_state(
-                self.folder / "state", asynchronous=self._asked == "in the background", on_saved=self._note
+                self.folder / "state", asynchronous=self._asked == "in_the_background", on_saved=self._note
             )
             self._last = time.perf_counter()
 
@@ -81,9 +81,8 @@ def percentile(values: list[float], percent: int) -> float:
     return sorted(values)[min(len(values) - 1, len(values) * percent // 100)]
 
 
-def main() -> None:
-    """Measure, and print the table."""
-    megabytes = int(sys.argv[1]) if len(sys.argv) > 1 else 200
+def main(figure: str, megabytes: int) -> None:
+    """Train, save in turn, and publish."""
     torch.set_num_threads(1)
     model = Ballast(megabytes)
     data = TensorDataset(torch.randn(3200, 64), torch.randint(10, (3200,)))
@@ -91,16 +90,15 @@ def main() -> None:
         callback = SaveInTurn(Path(folder))
         optimizer = SGD(model.network.parameters(), lr=0.01)
         trainer = Trainer(model, nn.CrossEntropyLoss(), optimizer, callbacks=[callback])
-        while len(callback.saves["in the background"]) <= ROUNDS:
+        while len(callback.saves["in_the_background"]) <= ROUNDS:
             trainer.train(data, 20, per_device_batch_size=32)
-    at_once, background = (statistics.median(times[1:]) for times in callback.saves.values())
-    sys.stdout.write(f"state of {megabytes} MB, median of {ROUNDS}: at once {at_once * 1e3:.0f} ms, ")
-    sys.stdout.write(f"in the background {background * 1e3:.0f} ms, ratio {background / at_once:.2f}\n")
-    for percent in (50, 90, 99):
-        alone, disturbed = (percentile(times, percent) for times in callback.steps.values())
-        sys.stdout.write(f"a step, p{percent}: {alone * 1e6:.0f} us, while writing {disturbed * 1e6:.0f} us, ")
-        sys.stdout.write(f"ratio {disturbed / alone:.2f}\n")
+    if figure == "waits":
+        # The first save in the background makes room for its copy, which later ones reuse.
+        publish(**{kind: statistics.median(times[1:]) * 1e3 for kind, times in callback.saves.items()})
+    else:
+        percent = int(figure.removeprefix("p"))
+        publish(**{kind: percentile(times, percent) * 1e6 for kind, times in callback.steps.items()})
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1], int(sys.argv[2]))

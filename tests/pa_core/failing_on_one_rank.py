@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import socket
 import sys
 import tempfile
 import threading
@@ -142,11 +141,10 @@ def be_rank(rank: int, port: int, output: Path, place: str, failure: Failure | N
 class Pair:
     """Two ranks, one of which fails."""
 
-    def __init__(self, place: str, rank: int, error: str) -> None:
+    def __init__(self, place: str, rank: int, error: str, port: int) -> None:
         self.case = {"place": place, "rank": rank, "error": error}
         self.failure = Failure(error)
         self.rank = rank
-        port = free_port()
         self.outputs = [Path(f"{port}_{one}.txt") for one in range(2)]
         self.ranks = [
             _fork.Process(
@@ -183,19 +181,11 @@ def end_each(pairs: list[Pair]) -> list[dict[str, Any]]:
     return ended + [pair.end() for pair in waiting]
 
 
-def free_port() -> int:
-    """A TCP port of this machine that nothing listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
-
-
 def main() -> None:
     """Run the cases that the first argument lists."""
     torch.set_num_threads(1)
     os.environ.update(WORLD_SIZE="2", LOCAL_WORLD_SIZE="2", MASTER_ADDR="127.0.0.1")
-    cases: list[tuple[str, int, str]] = json.loads(sys.argv[1])
+    cases: list[tuple[str, int, str, int]] = json.loads(sys.argv[1])
     ended: list[dict[str, Any]] = []
     for start in range(0, len(cases), PAIRS_AT_A_TIME):
         ended += end_each([Pair(*case) for case in cases[start : start + PAIRS_AT_A_TIME]])

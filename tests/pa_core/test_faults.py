@@ -17,7 +17,7 @@ from typing_extensions import override
 from pa_core import AnyTrainer, Trainer, TrainerCallback, gather_objects
 from pa_core.callbacks.base import EVENT_NAMES
 from pa_core.testing import RecordingCallback, TinyClassifier, make_classification
-from tests.launching import Launch, Launched
+from tests.launching import Launch, Launched, free_ports
 
 FAILING_ON_ONE_RANK = Path(__file__).with_name("failing_on_one_rank.py")
 
@@ -51,11 +51,13 @@ def test_a_rank_that_fails_ends_at_once_wherever_it_fails(launch: Launch, tmp_pa
     """In each hook and event, by each kind of exception, on either rank, whatever the script does about it."""
     places = [(place, rank, "ValueError") for place in PLACES for rank in (0, 1)]
     errors = [("on_train_step_end", rank, error) for error in list(STATUS_OF)[1:] for rank in (0, 1)]
-    assert launch(FAILING_ON_ONE_RANK, json.dumps([*places, *errors])).status == 0
+    cases = [*places, *errors]
+    with_ports = [(*case, port) for case, port in zip(cases, free_ports(len(cases)), strict=True)]
+    assert launch(FAILING_ON_ONE_RANK, json.dumps(with_ports)).status == 0
 
     ended: list[dict[str, Any]] = json.loads((tmp_path / "ended.json").read_text())
-    assert len(ended) == len(places) + len(errors)
-    assert not [case for case in ended if not ended_well(case)]
+    assert len(ended) == len(cases)
+    assert [case for case in ended if not ended_well(case)] == []
 
 
 def ended_well(case: dict[str, Any]) -> bool:
@@ -85,11 +87,15 @@ class Fails(TrainerCallback):
         if dist.get_rank() in self.ranks:
             raise OSError(f"no space left on rank {dist.get_rank()}")
 
+def say(text):
+    sys.stdout.write(text + "\\n")  # in one piece, whatever the other rank writes
+    sys.stdout.flush()
+
 def train(trainer):
     try:
         trainer.train(make_classification(16), 1)
     except OSError as error:
-        print("caught:", error, flush=True)
+        say(f"caught: {error}")
 
 def main(rank):
     model = TinyClassifier()
@@ -99,9 +105,9 @@ def main(rank):
     trainer.callback_handler.callbacks[0].ranks = (rank,)
     if rank == dist.get_rank():
         threading.Thread(target=time.sleep, args=(60,)).start()
-    print("failed at", time.time(), flush=True)
+    say(f"failed at {time.time()}")
     train(trainer)
-    print("went on", flush=True)
+    say("went on")
     torch.distributed.barrier()
 
 """

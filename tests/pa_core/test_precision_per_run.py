@@ -201,7 +201,7 @@ def test_an_update_that_the_scaler_skips() -> None:
     """Where gradients overflow, no update is made, counted or scheduled; the scaler lowers its scale and goes on."""
     model = TinyClassifier()
     optimizer = SGD(model.parameters(), lr=0.1)
-    factors = [float("inf"), 1.0, 1.0]
+    factors = [float("inf"), 1e-3, 1e-3]
 
     def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
         return logits.sum() * factors.pop(0)

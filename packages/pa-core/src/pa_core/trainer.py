@@ -583,7 +583,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self._last_batch_size = output["batch_size"]
         self._items_of_step = self._count_items(output)
         weight_of_report = self._last_batch_size if self._items_of_step is None else self._items_of_step
-        self._loss_tracker.update(loss.detach(), weight_of_report)
+        self._loss_tracker.update(loss, weight_of_report)
         self._call_event("on_train_step_end", batch=batch, batch_output=output, step=step)
         return loss
 
@@ -715,7 +715,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             return
         loss = check_step_output(output, "calculate_eval_batch_loss", needs_gradient=False)
         items = count_items(output, "calculate_eval_batch_loss")
-        self._loss_tracker.update(loss.detach(), output["batch_size"] if items is None else items)
+        self._loss_tracker.update(loss, output["batch_size"] if items is None else items)
         self._call_event("on_eval_step_end", batch=batch, batch_output=output, step=step)
 
     # What the loop stands on: epochs and batches

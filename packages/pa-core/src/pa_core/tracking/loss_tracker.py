@@ -13,9 +13,8 @@ __all__ = ["LossTracker"]
 class LossTracker:
     """The mean loss over samples, accumulated without waiting for an accelerator.
 
-    Losses on the CPU are summed in double precision. Losses on an accelerator are summed there, in double
-    precision on CUDA and in single precision elsewhere (not every device has doubles), and only reading the
-    sum waits for it.
+    Losses that are tensors are summed where they are, in double precision on the CPU and on CUDA and in single
+    precision elsewhere (not every device has doubles), and only reading the sum waits for the device.
 
     Example:
         >>> tracker = LossTracker()
@@ -43,18 +42,17 @@ class LossTracker:
             batch_size: The number of samples that it is the mean of.
         """
         self._count += batch_size
-        if not isinstance(loss, Tensor):
-            self._host_total += loss * batch_size
-        elif loss.is_cpu:
-            self._host_total += loss.item() * batch_size
+        if isinstance(loss, Tensor):
+            loss = loss.detach()
+            self._add_on_device(loss if loss.dim() == 0 else loss.reshape(()), batch_size)
         else:
-            self._add_on_device(loss.detach().reshape(()), batch_size)
+            self._host_total += loss * batch_size
 
     def _add_on_device(self, loss: Tensor, batch_size: int) -> None:
         total = self._device_total
         if total is None or total.device != loss.device:
             self._host_total = self.total_loss
-            dtype = torch.float64 if loss.device.type == "cuda" else torch.float32
+            dtype = torch.float64 if loss.device.type in ("cpu", "cuda") else torch.float32
             self._device_total = total = torch.zeros((), dtype=dtype, device=loss.device)
         total.add_(loss, alpha=batch_size)
 

@@ -1,8 +1,8 @@
-"""What an update of the average costs, as ratios to what memory allows and to averaging a state dict by hand.
+"""What an update of the average costs: microseconds of `ModelEma`, of the least that is possible, and of a plain loop.
 
-`python tests/benchmarks/ema_cost.py` runs it. For each network, the update of `ModelEma` takes turns with one `lerp_`
-over two flat tensors that hold as many numbers as the network has parameters and floating-point buffers, and then with
-the loop over the state dict that many scripts have. Each of them finds the caches filled by the other one.
+Runs as ``python -m tests.benchmarks.averaging NETWORK``. The update takes turns with one `lerp_` over two flat tensors
+that hold as many numbers as the network has parameters and floating-point buffers, and then with the loop over the
+state dict that many scripts have. Each of them finds the caches filled by the other one.
 
 A flat `lerp_` is the floor: whatever averages has to read two numbers and write one for each parameter. Where a network
 is so small that it stays in the caches, the floor is no longer memory but the overhead of single operations.
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 import statistics
+import sys
 import time
 from collections.abc import Callable
 
@@ -19,6 +20,7 @@ import torch
 from torch import nn
 
 from pa_callbacks_extra import ModelEma
+from tests.benchmarks.processes import publish
 
 DECAY = 0.99
 SECONDS = 2.5  # for each comparison
@@ -82,29 +84,32 @@ def microseconds(variant: Callable[[], object]) -> float:
     return (time.thread_time() - start) * 1e6
 
 
-def compare(model: nn.Module, reference: Callable[[], object]) -> tuple[float, float, float]:
-    """Return the median times of the update and of the reference, and the median of their ratios."""
+def main(network: str) -> None:
+    """Publish the medians of the calls in turn."""
+    torch.set_num_threads(1)
+    model = NETWORKS[network]()
     ema = ModelEma(model, DECAY)
-    variants = (lambda: ema.update(model), reference)
-    rounds: list[tuple[float, ...]] = []
+    compared = {
+        "flat_lerp": (lambda: ema.update(model), flat_lerp(model)),
+        "state_dict_loop": (lambda: ema.update(model), loop_over_state_dict(model)),
+    }
+    figures: dict[str, float] = {}
+    for name, (update, other) in compared.items():
+        of_update, of_other = in_turn(update, other)
+        figures[name] = of_other
+        figures.setdefault("model_ema", of_update)
+    publish(**figures)
+
+
+def in_turn(update: Callable[[], object], other: Callable[[], object]) -> tuple[float, float]:
+    """Return the median times of both."""
+    rounds: list[tuple[float, float]] = []
     end = time.perf_counter() + SECONDS
     while time.perf_counter() < end and len(rounds) < MAX_ROUNDS:
-        rounds.append(tuple(map(microseconds, variants)))
-    own, others = zip(*rounds[len(rounds) // 10 :], strict=True)  # the first ones warm up
-    ratios = [mine / other for mine, other in zip(own, others, strict=True)]
-    return statistics.median(own), statistics.median(others), statistics.median(ratios)
-
-
-def main() -> None:
-    """Print the medians for each network and each reference."""
-    torch.set_num_threads(1)
-    print(f"{'network':12}{'compared with':20}{'update us':>12}{'other us':>12}{'ratio':>8}")
-    for network, make in NETWORKS.items():
-        model = make()
-        for name, make_reference in {"flat lerp_": flat_lerp, "loop over state dict": loop_over_state_dict}.items():
-            own, other, ratio = compare(model, make_reference(model))
-            print(f"{network:12}{name:20}{own:12.1f}{other:12.1f}{ratio:8.3f}")
+        rounds.append((microseconds(update), microseconds(other)))
+    updates, others = zip(*rounds[len(rounds) // 10 :], strict=True)  # the first ones warm up
+    return statistics.median(updates), statistics.median(others)
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1])

@@ -1,0 +1,93 @@
+"""Measures everything that `docs/cost.md` shows, and prints the table.
+
+`python -m tests.benchmarks` runs all comparisons, `python -m tests.benchmarks "epoch"` those with this word in their
+name. In each round the variants take turns in fresh processes, in another order than in the round before, and are
+compared with the reference of the same round: a machine that slows down slows all of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import platform
+import sys
+from importlib import metadata
+from pathlib import Path
+
+from tests.benchmarks.comparisons import COMPARISONS, PEERS, Comparison
+from tests.benchmarks.processes import ROOT, measure
+from tests.benchmarks.report import HEADER, Row, rows
+
+TABLE = ROOT / "docs" / "cost-figures.md"
+
+
+def main() -> None:
+    """Measure what the command line asks for."""
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
+    parser.add_argument("words", nargs="*", help="measure what has one of these words in its name; by default all")
+    parser.add_argument("--rounds", type=int, default=5, help="how often each variant has its turn")
+    parser.add_argument("--write", action="store_true", help=f"write the table to {TABLE.relative_to(ROOT)}")
+    parser.add_argument(
+        "--peer", action="append", default=[], metavar="NAME=PYTHON", help=f"also measure one of {', '.join(PEERS)}"
+    )
+    arguments = parser.parse_args()
+    peers = dict(peer.split("=", 1) for peer in arguments.peer)
+    measured: list[Row] = []
+    print_row(HEADER)
+    for comparison in COMPARISONS:
+        if not arguments.words or any(word in comparison.name for word in arguments.words):
+            of_comparison = rows(
+                comparison, [run_round(comparison, peers, number) for number in range(arguments.rounds)]
+            )
+            measured += of_comparison
+            for row in of_comparison:
+                print_row(row.cells, "" if row.keeps_promise is None else ("kept" if row.keeps_promise else "MISSED"))
+    if arguments.write:
+        TABLE.write_text(as_page(measured, arguments.rounds))
+
+
+def run_round(comparison: Comparison, peers: dict[str, str], number: int) -> dict[str, float]:
+    """Measure each variant once; which of them begins changes from round to round."""
+    if comparison.in_one_process:
+        return measure(comparison, None)
+    pythons = dict.fromkeys(comparison.variants, sys.executable) | (peers if comparison.with_peers else {})
+    order = list(pythons)
+    order = order[number % len(order) :] + order[: number % len(order)]
+    figures: dict[str, float] = {}
+    for variant in order:
+        figures |= measure(comparison, variant, pythons[variant])
+    return {variant: figures[variant] for variant in pythons}
+
+
+def print_row(cells: tuple[str, ...], verdict: str = "") -> None:
+    """Print one line of the table as soon as it is known."""
+    widths = (47, 20, 12, 18, 10, 18, 9)
+    print("".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)) + verdict, flush=True)
+
+
+def as_page(measured: list[Row], rounds: int) -> str:
+    """The table in Markdown, with the machine that it was measured on."""
+    packages = ("torch", "accelerate", "pa-core")
+    versions = ", ".join(f"{name} {metadata.version(name)}" for name in packages)
+    lines = [
+        f"Measured on {datetime.datetime.now(datetime.UTC):%Y-%m-%d}: {processor()}, one thread a process, Python "
+        f"{platform.python_version()}, {versions}; medians of {rounds} rounds. This table is written by "
+        "`nox -s benchmark -- --write`.",
+        "",
+        f"| {' | '.join(HEADER)} |",
+        f"|{'---|' * len(HEADER)}",
+        *(f"| {' | '.join(row.cells)} |" for row in measured),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def processor() -> str:
+    """What computes, as Linux names it, and how many cores of it there are."""
+    described = Path("/proc/cpuinfo")
+    lines = described.read_text().splitlines() if described.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{len(names)} cores of {names[0]}" if names else platform.machine()
+
+
+if __name__ == "__main__":
+    main()

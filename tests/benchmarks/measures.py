@@ -1,0 +1,116 @@
+"""What is measured, in a process that does nothing else: each function returns one figure.
+
+Runs as ``python -m tests.benchmarks.measures MEASURE TASK LOOP``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import os
+import resource
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sized
+from dataclasses import replace
+from typing import Protocol, cast
+
+import torch
+
+from tests.benchmarks.processes import publish
+from tests.benchmarks.tasks import TASKS, Task
+
+__all__ = ["MEASURES"]
+
+REPEATS = 5
+
+
+class Loop(Protocol):
+    """The module of one way to train."""
+
+    def train(self, task: Task, num_epochs: int) -> None:
+        """Train for a number of epochs."""
+
+    def evaluate(self, task: Task, times: int) -> None:
+        """Evaluate the whole dataset a number of times."""
+
+
+def step(make_task: Callable[[], Task], loop: Loop) -> float:
+    """Microseconds of a training step: a whole run, its preparation and the edges of its epochs included."""
+    loop.train(make_task(), 1)
+    return statistics.median(_time_of_run(make_task(), loop) for _ in range(REPEATS))
+
+
+def _time_of_run(task: Task, loop: Loop) -> float:
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    start = time.perf_counter()
+    loop.train(task, task.num_epochs)
+    return (time.perf_counter() - start) / (task.num_epochs * _steps(task, processes)) * 1e6
+
+
+def _steps(task: Task, processes: int = 1) -> int:
+    samples = len(cast("Sized", task.dataset))
+    return -(-samples // (task.batch_size * processes))
+
+
+def edge(make_task: Callable[[], Task], loop: Loop) -> float:
+    """Microseconds from the end of the last update of an epoch to the first call of the model in the next one."""
+    loop.train(make_task(), 1)
+    task = replace(make_task(), num_epochs=100)
+    begun: list[float] = []
+    updated: list[float] = []
+
+    def begin(*_: object) -> None:
+        begun.append(time.perf_counter())
+
+    def update(*_: object) -> None:
+        updated.append(time.perf_counter())
+
+    task.model.register_forward_pre_hook(begin)
+    task.optimizer.register_step_post_hook(update)
+    loop.train(task, task.num_epochs)
+    firsts = range(_steps(task), len(begun), _steps(task))
+    return statistics.median(begun[first] - updated[first - 1] for first in firsts) * 1e6
+
+
+def evaluation(make_task: Callable[[], Task], loop: Loop) -> float:
+    """Microseconds of a step of an evaluation."""
+    loop.evaluate(make_task(), 1)
+    return statistics.median(_time_of_evaluation(make_task(), loop) for _ in range(REPEATS))
+
+
+def _time_of_evaluation(task: Task, loop: Loop) -> float:
+    start = time.perf_counter()
+    loop.evaluate(task, task.num_epochs)
+    return (time.perf_counter() - start) / (task.num_epochs * _steps(task)) * 1e6
+
+
+def memory(make_task: Callable[[], Task], loop: Loop) -> float:
+    """MiB that the process has taken up at most, after three epochs."""
+    loop.train(make_task(), 3)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+MEASURES: dict[str, Callable[[Callable[[], Task], Loop], float]] = {
+    "edge": edge,
+    "evaluation": evaluation,
+    "memory": memory,
+    "step": step,
+}
+
+
+def main(measure: str, task: str, loop: str) -> None:
+    """Measure, with everything that the loop itself prints thrown away."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        module = cast("Loop", importlib.import_module(f"tests.benchmarks.loops.{loop}"))
+        figure = MEASURES[measure](TASKS[task], module)
+    if os.environ.get("RANK", "0") == "0":
+        publish(**{loop: figure})
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

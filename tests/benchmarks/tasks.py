@@ -1,0 +1,120 @@
+"""What the loops train: each task is made anew for each measurement, the same for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, AdamW, Optimizer
+from torch.utils.data import Dataset, TensorDataset
+from typing_extensions import override
+
+__all__ = ["TASKS", "Task"]
+
+
+@dataclass(frozen=True)
+class Task:
+    """A network, its data, and the settings that every loop takes over.
+
+    Attributes:
+        model: The network, on the CPU.
+        optimizer: Its optimizer.
+        loss_func: Called with outputs and targets.
+        dataset: Pairs of inputs and targets, for training and for evaluation.
+        batch_size: Samples in a batch of one process.
+        num_epochs: Epochs in one measurement: a second or two of work.
+        accumulation: Batches in an optimizer update.
+        num_workers: Processes that fetch the samples.
+    """
+
+    model: nn.Module
+    optimizer: Optimizer
+    loss_func: nn.Module
+    dataset: Dataset[Any]
+    batch_size: int
+    num_epochs: int
+    accumulation: int = 1
+    num_workers: int = 0
+
+
+def digits() -> Task:
+    """Small vectors in memory: 1,797 samples of 64 numbers, as many as scikit-learn has digits."""
+    generator = torch.Generator().manual_seed(0)
+    inputs, targets = torch.rand(1797, 64, generator=generator), torch.randint(10, (1797,), generator=generator)
+    model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 10))
+    optimizer = SGD(model.parameters(), lr=0.05, momentum=0.9)
+    return Task(model, optimizer, nn.CrossEntropyLoss(), TensorDataset(inputs, targets), batch_size=32, num_epochs=20)
+
+
+class AugmentedImages(Dataset[tuple[Tensor, int]]):
+    """Images that are cropped and mirrored at random, one by one."""
+
+    def __init__(self, number: int) -> None:
+        self.images = torch.rand(number, 3, 36, 36)
+        self.targets = torch.randint(10, (number,)).tolist()
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    @override
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        top, left, mirrored = (int(torch.randint(size, ()).item()) for size in (5, 5, 2))
+        image = self.images[index, :, top : top + 32, left : left + 32]
+        return (image.flip(-1) if mirrored else image.clone()), self.targets[index]
+
+
+def images() -> Task:
+    """Images with random augmentation and a small convolutional network, the samples fetched by the main process."""
+    model = nn.Sequential(
+        *(nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(16, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(32, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU(), nn.AdaptiveAvgPool2d(1)),
+        *(nn.Flatten(), nn.Linear(64, 10)),
+    )
+    optimizer = SGD(model.parameters(), lr=0.05, momentum=0.9)
+    return Task(model, optimizer, nn.CrossEntropyLoss(), AugmentedImages(1024), batch_size=32, num_epochs=3)
+
+
+def images_in_workers() -> Task:
+    """The same images, fetched by two workers."""
+    return replace(images(), num_workers=2)
+
+
+class SmallTransformer(nn.Module):
+    """Predicts the next token."""
+
+    def __init__(self, vocabulary: int = 256, width: int = 128, length: int = 64) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(vocabulary, width)
+        self.places = nn.Parameter(torch.zeros(length, width))
+        layer = nn.TransformerEncoderLayer(width, 4, 4 * width, dropout=0.1, batch_first=True, norm_first=True)
+        self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.head = nn.Linear(width, vocabulary)
+        self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(length))
+
+    @override
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return logits of shape (batch, vocabulary, length)."""
+        hidden = self.layers(self.tokens(tokens) + self.places, mask=self.mask, is_causal=True)
+        logits: Tensor = self.head(hidden)
+        return logits.transpose(1, 2)
+
+
+def text() -> Task:
+    """A transformer of two layers over 64 tokens, with four batches in an update."""
+    tokens = torch.randint(256, (384, 65))
+    model = SmallTransformer()
+    dataset = TensorDataset(tokens[:, :-1], tokens[:, 1:])
+    optimizer = AdamW(model.parameters(), lr=1e-3)
+    return Task(model, optimizer, nn.CrossEntropyLoss(), dataset, batch_size=8, num_epochs=2, accumulation=4)
+
+
+TASKS: dict[str, Callable[[], Task]] = {
+    "digits": digits,
+    "images": images,
+    "images_in_workers": images_in_workers,
+    "text": text,
+}

@@ -1,0 +1,151 @@
+"""What a training step does beyond the loop by hand: it reads no tensor, and exchanges nothing of its own.
+
+Counts are those of a step in the steady state: of two runs, of which one is longer by some steps, the difference
+divided by these steps.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import SGD
+from torch.overrides import TorchFunctionMode
+from typing_extensions import override
+
+from pa_core import DEFAULT_CALLBACKS, AnyTrainer, Trainer, TrainerCallback
+from pa_core.callbacks import CallbackLike
+from pa_core.testing import TinyClassifier, make_classification
+
+READS = {"__bool__", "__float__", "__int__", "__index__", "cpu", "item", "numpy", "tolist", "__array__", "is_nonzero"}
+BATCH_SIZE, FEW, MANY = 4, 10, 30
+
+
+class Reads(TorchFunctionMode):
+    """Counts the calls that wait for an accelerator, by the name of the function."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts = Counter[str]()
+
+    @override
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        name = getattr(func, "__name__", "")
+        if name in READS:
+            self.counts[name] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def reads_of_a_step(run: Callable[[int], object]) -> dict[str, float]:
+    """How often each function that reads a tensor is called in a step of a run of so many steps."""
+
+    def count(steps: int) -> Counter[str]:
+        with Reads() as reads:
+            run(steps)
+            counts = reads.counts
+        return counts
+
+    few, many = count(FEW), count(MANY)
+    return {name: (many[name] - few[name]) / (MANY - FEW) for name in many if many[name] != few[name]}
+
+
+def trainer_with(callbacks: list[CallbackLike]) -> Trainer:
+    """A trainer of a small network."""
+    model = TinyClassifier()
+    return Trainer(model, nn.CrossEntropyLoss(), SGD(model.parameters(), lr=0.1, momentum=0.9), callbacks)
+
+
+def train(steps: int, *callbacks: CallbackLike, accumulation: int = 1) -> None:
+    """Train for one epoch of so many steps."""
+    data = make_classification(steps * BATCH_SIZE * (dist.get_world_size() if dist.is_initialized() else 1))
+    trainer_with(list(callbacks)).train(
+        data, 1, per_device_batch_size=BATCH_SIZE, gradient_accumulation_steps=accumulation
+    )
+
+
+def evaluate(steps: int, *callbacks: CallbackLike) -> None:
+    """Evaluate for so many steps."""
+    trainer_with(list(callbacks)).evaluate(make_classification(steps * BATCH_SIZE), BATCH_SIZE)
+
+
+class ReadsTheLoss(TrainerCallback):
+    """What many a callback does, and what holds up an accelerator."""
+
+    @override
+    def on_train_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
+        batch_output["loss"].item()
+
+
+def test_a_step_reads_no_tensor() -> None:
+    """Nothing is read in a step but, by the guard against losses that are not finite and on a CPU only, the loss."""
+    assert reads_of_a_step(train) == {}
+    assert reads_of_a_step(lambda steps: train(steps, *DEFAULT_CALLBACKS)) == {"item": 1}
+    assert reads_of_a_step(lambda steps: train(steps, *DEFAULT_CALLBACKS, accumulation=3)) == {"item": 1}
+
+
+def test_a_step_of_an_evaluation_reads_no_tensor() -> None:
+    """As in training."""
+    assert reads_of_a_step(evaluate) == {}
+    assert reads_of_a_step(lambda steps: evaluate(steps, *DEFAULT_CALLBACKS)) == {"item": 1}
+
+
+def test_one_more_read_in_a_callback_is_counted() -> None:
+    """The two tests above would notice a single read more."""
+    assert reads_of_a_step(lambda steps: train(steps, ReadsTheLoss)) == {"item": 1}
+    assert reads_of_a_step(lambda steps: train(steps, *DEFAULT_CALLBACKS, ReadsTheLoss)) == {"item": 2}
+
+
+def collectives_of_a_step(run: Callable[[int], object]) -> dict[str, float]:
+    """How often each collective is called in a step of a run of so many steps."""
+
+    def count(steps: int) -> Counter[str]:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            run(steps)
+        entries: Any = profile.key_averages()
+        return Counter({entry.key: entry.count for entry in entries if entry.key.startswith("c10d::")})
+
+    few, many = count(FEW), count(MANY)
+    return {name: (many[name] - few[name]) / (MANY - FEW) for name in many if many[name] != few[name]}
+
+
+def train_by_hand(steps: int, *, buffers: bool = False) -> None:
+    """The loop by hand over as many batches."""
+    inputs, targets = make_classification(BATCH_SIZE).tensors
+    model = DistributedDataParallel(TinyClassifier(batch_norm=buffers))
+    optimizer = SGD(model.parameters(), lr=0.1)
+    for _ in range(steps):
+        loss: Tensor = nn.functional.cross_entropy(model(inputs), targets)
+        torch.autograd.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+class Exchanges(TrainerCallback):
+    """Exchanges one number in each step."""
+
+    @override
+    def on_train_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
+        trainer.gather(torch.ones(1))
+
+
+@pytest.mark.runs_on("two_ranks")
+def test_a_step_of_several_processes_exchanges_nothing_of_its_own() -> None:
+    """The agreement about stops, saves and items costs no collective beyond those of DistributedDataParallel."""
+    by_hand = collectives_of_a_step(train_by_hand)
+    assert by_hand == {"c10d::allreduce_": 1}
+    assert collectives_of_a_step(train) == by_hand
+    assert collectives_of_a_step(lambda steps: train(steps, *DEFAULT_CALLBACKS)) == by_hand
+
+
+@pytest.mark.runs_on("two_ranks")
+def test_one_more_collective_in_a_callback_is_counted() -> None:
+    """The test above would notice."""
+    assert collectives_of_a_step(lambda steps: train(steps, Exchanges)) != collectives_of_a_step(train)
