@@ -48,7 +48,10 @@ def start_nox() -> NoReturn:
         if not (fits(bootstrap) and has_nox(python)):
             print(f"Installing nox into {bootstrap}", flush=True)  # noqa: T201 - there is no session to log to
             venv.create(bootstrap, clear=True, symlinks=SYMLINKS, with_pip=True)
-            subprocess.run([python, "-m", "pip", "install", "--quiet", f"nox{NEEDED_NOX}"], check=True)
+            install = [python, "-m", "pip", "install", "--quiet"]
+            subprocess.run([*install, f"nox{NEEDED_NOX}"], check=True)
+            # It fills the environments in a tenth of the time; where there is none for this machine, pip does.
+            subprocess.run([*install, "uv"], check=False)
     os.execv(python, [python, "-m", "nox", "--noxfile", __file__, *sys.argv[1:]])
 
 
@@ -81,7 +84,7 @@ nox.options.sessions = [
 PACKAGES = ROOT / "packages"
 WHEELS = NOX / "wheels"
 CONSTRAINTS = ROOT / "tests" / "constraints.txt"
-UV = shutil.which("uv")
+UV = shutil.which("uv") or shutil.which("uv", path=Path(sys.executable).parent)
 AT_A_TIME = ("--numprocesses=auto", "--dist=worksteal")  # as many tests as the machine has cores
 CPU = {"ACCELERATE_USE_CPU": "true", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
 
@@ -90,6 +93,12 @@ LINT_TOOLS = ("import-linter>=2.13", "ruff")
 BUILD_TOOLS = ("build>=1.3", "hatchling>=1.27", "twine>=6.2", *TEST_TOOLS)
 DOCS_TOOLS = ("furo>=2025.9", "myst-parser>=4", "sphinx>=8.2")
 TRACKERS = ("mlflow", "trackio", "wandb")
+PEERS = {
+    "pytorch_accelerated": ("torch", "pytorch-accelerated"),
+    "lightning": ("torch", "lightning"),
+    "ignite": ("torch", "pytorch-ignite"),
+    "transformers": ("transformers[torch]",),
+}
 TYPE_TOOLS = ("mypy", "nox", "pyright[nodejs]", "types-tqdm")
 
 
@@ -149,9 +158,8 @@ CELLS = (
     Cell("bf16", env={"ACCELERATE_MIXED_PRECISION": "bf16"}),
 )
 MATRIX = [
-    nox.param(tested, cell, id=f"{tested[0].name if len(tested) == 1 else 'together'}, {cell.name}")
-    for tested in (*((one,) for one in DISTRIBUTIONS), DISTRIBUTIONS)
-    for cell in CELLS
+    *(nox.param((one,), CELLS[0], id=f"{one.name}, {CELLS[0].name}") for one in DISTRIBUTIONS),
+    *(nox.param(DISTRIBUTIONS, cell, id=f"together, {cell.name}") for cell in CELLS),
 ]
 
 
@@ -201,9 +209,9 @@ def types(session: nox.Session) -> None:
 @nox.session
 @nox.parametrize("tested, cell", MATRIX)
 def tests(session: nox.Session, tested: tuple[Distribution, ...], cell: Cell) -> None:
-    """Test built wheels, each distribution alone and all together, in each cell of the matrix.
+    """Test built wheels: each distribution alone on one process, all together in the other cells of the matrix.
 
-    Together and on one process, `floors` tests them.
+    `floors` tests all together on one process; here, that is what belongs to none of them: crashes, this repository.
     """
     together = tested == DISTRIBUTIONS
     environment = everything(session) if together else alone(session, *tested)
@@ -294,6 +302,17 @@ def typed_wheels(session: nox.Session) -> None:
 def typing_score(session: nox.Session) -> None:
     """Write the table of type scores into the README."""
     everything(session).run("python", "-m", "tests.typing.scores", env={"TYPED_WHEELS": str(WHEELS)})
+
+
+@nox.session
+def benchmark(session: nox.Session) -> None:
+    """Measure what training costs: `-- [WORD ...] [--rounds N] [--write] [--peers]`, for other trainers beside ours."""
+    arguments = [argument for argument in session.posargs if argument != "--peers"]
+    for name, requirements in PEERS.items() if "--peers" in session.posargs else ():
+        environment = Environment(session, f"peer_{name}")
+        environment.install(*requirements)
+        arguments.append(f"--peer={name}={environment.interpreter}")
+    everything(session).run("python", "-m", "tests.benchmarks", *arguments)
 
 
 @nox.session

@@ -31,14 +31,15 @@ def main() -> None:
         "--peer", action="append", default=[], metavar="NAME=PYTHON", help=f"also measure one of {', '.join(PEERS)}"
     )
     arguments = parser.parse_args()
+    if arguments.write and arguments.words:
+        parser.error("--write is for the whole table: leave the words out")
     peers = dict(peer.split("=", 1) for peer in arguments.peer)
     measured: list[Row] = []
     print_row(HEADER)
     for comparison in COMPARISONS:
         if not arguments.words or any(word in comparison.name for word in arguments.words):
-            of_comparison = rows(
-                comparison, [run_round(comparison, peers, number) for number in range(arguments.rounds)]
-            )
+            rounds = min(arguments.rounds, comparison.rounds or arguments.rounds)
+            of_comparison = rows(comparison, [run_round(comparison, peers, number) for number in range(rounds)])
             measured += of_comparison
             for row in of_comparison:
                 print_row(row.cells, "" if row.keeps_promise is None else ("kept" if row.keeps_promise else "MISSED"))
@@ -56,7 +57,7 @@ def run_round(comparison: Comparison, peers: dict[str, str], number: int) -> dic
     figures: dict[str, float] = {}
     for variant in order:
         figures |= measure(comparison, variant, pythons[variant])
-    return {variant: figures[variant] for variant in pythons}
+    return figures
 
 
 def print_row(cells: tuple[str, ...], verdict: str = "") -> None:
@@ -67,7 +68,7 @@ def print_row(cells: tuple[str, ...], verdict: str = "") -> None:
 
 def as_page(measured: list[Row], rounds: int) -> str:
     """The table in Markdown, with the machine that it was measured on."""
-    packages = ("torch", "accelerate", "pa-core")
+    packages = ("torch", "accelerate")
     versions = ", ".join(f"{name} {metadata.version(name)}" for name in packages)
     lines = [
         f"Measured on {datetime.datetime.now(datetime.UTC):%Y-%m-%d}: {processor()}, one thread a process, Python "

@@ -19,8 +19,7 @@ class Comparison:
 
     Attributes:
         name: What the table calls it.
-        module: The module that measures, as a process of its own.
-        arguments: Its arguments, before the name of the variant.
+        command: The module that measures, as a process of its own, and its arguments before the name of the variant.
         variants: What is compared, in the order in which they take turns; the first one is the reference.
         unit: Of the figures.
         limit: What we promise of the last variant, compared with the reference.
@@ -28,11 +27,11 @@ class Comparison:
         ranks: Processes that train together.
         in_one_process: Whether a process measures all variants in turn, instead of one.
         with_peers: Whether other trainers can be measured too.
+        rounds: How often at most, where once takes minutes.
     """
 
     name: str
-    module: str
-    arguments: tuple[str, ...]
+    command: str
     variants: tuple[str, ...] = LOOPS
     unit: str = "us"
     limit: float | None = None
@@ -40,74 +39,83 @@ class Comparison:
     ranks: int = 1
     in_one_process: bool = False
     with_peers: bool = False
+    rounds: int | None = None
 
+
+def _of_loops(name: str, command: str, limit: float) -> Comparison:
+    return Comparison(name, f"measures {command}", limit=limit, with_peers=True)
+
+
+def _of_averages(network: str) -> Comparison:
+    return Comparison(
+        f"an update of the average of a {network}",
+        f"averaging {network}",
+        ("flat_lerp", "state_dict_loop", "model_ema"),
+        limit=1.15,
+        in_one_process=True,
+    )
+
+
+def _of_fetching(name: str, what: str, limit: float) -> Comparison:
+    return Comparison(
+        name,
+        f"fetching {what}",
+        ("plain", "keyed"),
+        limit=limit,
+        compared_by="difference",
+        in_one_process=True,
+    )
+
+
+def _of_starts(name: str, reference: str, variant: str, limit: float) -> Comparison:
+    return Comparison(name, "starts", (reference, variant), "ms", limit, compared_by="difference")
+
+
+def _of_scale(name: str, what: str, variants: tuple[str, str], limit: float, unit: str = "us") -> Comparison:
+    return Comparison(name, f"scale {what}", variants, unit, limit, in_one_process=True, rounds=1)
+
+
+FEW_AND_MANY = ("ten_thousand", "a_hundred_million")
 
 COMPARISONS = (
-    Comparison("a step, data in memory", "measures", ("step", "digits"), limit=1.00, with_peers=True),
-    Comparison("a step, augmented images, no workers", "measures", ("step", "images"), limit=1.06, with_peers=True),
-    Comparison("a step, augmented images, two workers", "measures", ("step", "images_in_workers"), limit=1.06),
-    Comparison("a step, transformer, four batches in an update", "measures", ("step", "text"), limit=1.00),
-    Comparison("a step, two processes", "measures", ("step", "digits"), limit=1.03, ranks=2, with_peers=True),
-    Comparison("the edge of an epoch", "measures", ("edge", "digits"), limit=1.5, with_peers=True),
-    Comparison("a step of an evaluation", "measures", ("evaluation", "digits"), limit=1.00),
+    _of_loops("a step, data in memory", "step digits", 1.00),
+    _of_loops("a step, augmented images, no workers", "step images", 1.06),
+    _of_loops("a step, augmented images, two workers", "step images_in_workers", 1.06),
+    _of_loops("a step, transformer, four batches in an update", "step text", 1.00),
     Comparison(
-        "peak memory", "measures", ("memory", "digits"), unit="MiB", limit=10, compared_by="difference", with_peers=True
-    ),
-    Comparison(
-        "importing, after torch",
-        "starts",
-        (),
-        ("nothing", "pa_core"),
-        unit="ms",
-        limit=60,
-        compared_by="difference",
-    ),
-    Comparison(
-        "the first trainer, after importing pa_core",
-        "starts",
-        (),
-        ("accelerate", "trainer"),
-        unit="ms",
-        limit=20,
-        compared_by="difference",
-    ),
-    Comparison(
-        "an update of the average of a ResNet-18",
-        "averaging",
-        ("ResNet-18",),
-        ("flat_lerp", "state_dict_loop", "model_ema"),
-        limit=1.15,
+        "a step, two processes",
+        f"in_turn digits {' '.join(LOOPS)}",
+        limit=1.03,
+        ranks=2,
         in_one_process=True,
     ),
+    _of_loops("the edge of an epoch", "edge digits", 1.5),
+    Comparison("a step of an evaluation", "measures evaluation digits", limit=1.00),
+    Comparison("peak memory", "measures memory digits", unit="MiB", limit=10, compared_by="difference"),
+    _of_fetching("a sample that is fetched", "a_sample", 9),
+    _of_fetching("a batch that is fetched, beside its samples", "a_batch", 90),
+    _of_starts("importing, after torch", "nothing", "pa_core", 60),
+    _of_starts("the first trainer, after importing pa_core", "accelerate", "trainer", 20),
+    _of_averages("ResNet-18"),
+    _of_averages("ResNet-50"),
     Comparison(
-        "an update of the average of a ResNet-50",
-        "averaging",
-        ("ResNet-50",),
-        ("flat_lerp", "state_dict_loop", "model_ema"),
-        limit=1.15,
-        in_one_process=True,
-    ),
-    Comparison(
-        "saving 200 MB: training waits",
-        "saving",
-        ("waits", "200"),
+        "training waits for a state of 200 MB",
+        "saving waits 200",
         ("at_once", "in_the_background"),
-        unit="ms",
-        limit=0.25,
+        "ms",
+        0.25,
         in_one_process=True,
     ),
     Comparison(
-        "saving 200 MB: a step meanwhile, p50",
-        "saving",
-        ("p50", "200"),
-        ("undisturbed", "while_writing"),
-        in_one_process=True,
+        "a step while it is written, p50", "saving p50 200", ("undisturbed", "while_writing"), in_one_process=True
     ),
     Comparison(
-        "saving 200 MB: a step meanwhile, p99",
-        "saving",
-        ("p99", "200"),
-        ("undisturbed", "while_writing"),
-        in_one_process=True,
+        "a step while it is written, p99", "saving p99 200", ("undisturbed", "while_writing"), in_one_process=True
     ),
+    _of_scale("an update, of a million", "updates", ("the_first", "the_last"), 1.05),
+    _of_scale("a recorded metric, of a million", "metrics", ("the_first", "the_last"), 1.05),
+    _of_scale("an update, with callbacks that implement no event", "callbacks", ("none", "a_thousand"), 1.05),
+    _of_scale("the start of an epoch, samples", "start_of_epoch", FEW_AND_MANY, 10, "ms"),
+    _of_scale("going to the middle of an epoch, samples", "seek", FEW_AND_MANY, 10, "ms"),
+    _of_scale("peak memory, samples", "memory", FEW_AND_MANY, 1.05, "MiB"),
 )

@@ -22,7 +22,7 @@ import torch
 from tests.benchmarks.processes import publish
 from tests.benchmarks.tasks import TASKS, Task
 
-__all__ = ["MEASURES"]
+__all__ = ["MEASURES", "time_of_run"]
 
 REPEATS = 5
 
@@ -40,19 +40,19 @@ class Loop(Protocol):
 def step(make_task: Callable[[], Task], loop: Loop) -> float:
     """Microseconds of a training step: a whole run, its preparation and the edges of its epochs included."""
     loop.train(make_task(), 1)
-    return statistics.median(_time_of_run(make_task(), loop) for _ in range(REPEATS))
+    return statistics.median(time_of_run(make_task(), loop) for _ in range(REPEATS))
 
 
-def _time_of_run(task: Task, loop: Loop) -> float:
-    processes = int(os.environ.get("WORLD_SIZE", "1"))
+def time_of_run(task: Task, loop: Loop) -> float:
+    """Microseconds of a training step of one run."""
     start = time.perf_counter()
     loop.train(task, task.num_epochs)
-    return (time.perf_counter() - start) / (task.num_epochs * _steps(task, processes)) * 1e6
+    return (time.perf_counter() - start) / (task.num_epochs * _steps(task)) * 1e6
 
 
-def _steps(task: Task, processes: int = 1) -> int:
-    samples = len(cast("Sized", task.dataset))
-    return -(-samples // (task.batch_size * processes))
+def _steps(task: Task) -> int:
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    return -(-len(cast("Sized", task.dataset)) // (task.batch_size * processes))
 
 
 def edge(make_task: Callable[[], Task], loop: Loop) -> float:
@@ -108,8 +108,7 @@ def main(measure: str, task: str, loop: str) -> None:
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         module = cast("Loop", importlib.import_module(f"tests.benchmarks.loops.{loop}"))
         figure = MEASURES[measure](TASKS[task], module)
-    if os.environ.get("RANK", "0") == "0":
-        publish(**{loop: figure})
+    publish(**{loop: figure})
 
 
 if __name__ == "__main__":

@@ -32,10 +32,10 @@ def measure(comparison: Comparison, variant: str | None, python: str = sys.execu
     Raises:
         RuntimeError: The process failed.
     """
-    arguments = [*comparison.arguments, *([] if variant is None else [variant])]
+    module, *arguments = [*comparison.command.split(), *([] if variant is None else [variant])]
     launcher = ["-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]
     launcher = [*launcher, f"--nproc-per-node={comparison.ranks}"] if comparison.ranks > 1 else []
-    command = [python, *launcher, "-m", f"tests.benchmarks.{comparison.module}", *arguments]
+    command = [python, *launcher, "-m", f"tests.benchmarks.{module}", *arguments]
     env = {
         **os.environ,
         "ACCELERATE_USE_CPU": "true",

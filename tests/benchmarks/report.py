@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tests.benchmarks.comparisons import Comparison
+from tests.benchmarks.comparisons import PEERS, Comparison
 
 __all__ = ["HEADER", "Row", "rows"]
 
@@ -28,7 +28,8 @@ class Row:
 
 def rows(comparison: Comparison, rounds: Sequence[dict[str, float]]) -> list[Row]:
     """Summarise the figures of each round."""
-    return [_row(comparison, variant, rounds) for variant in rounds[0]]
+    peers = [peer for peer in PEERS if peer in rounds[0]]
+    return [_row(comparison, variant, rounds) for variant in (*comparison.variants, *peers)]
 
 
 def _row(comparison: Comparison, variant: str, rounds: Sequence[dict[str, float]]) -> Row:

@@ -48,10 +48,10 @@ def reads_of_a_step(run: Callable[[int], object]) -> dict[str, float]:
     """How often each function that reads a tensor is called in a step of a run of so many steps."""
 
     def count(steps: int) -> Counter[str]:
-        with Reads() as reads:
+        reads = Reads()
+        with reads:
             run(steps)
-            counts = reads.counts
-        return counts
+        return reads.counts
 
     few, many = count(FEW), count(MANY)
     return {name: (many[name] - few[name]) / (MANY - FEW) for name in many if many[name] != few[name]}

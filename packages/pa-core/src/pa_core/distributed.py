@@ -8,8 +8,7 @@ from __future__ import annotations
 import atexit
 import functools
 import os
-from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar, cast
 
@@ -17,21 +16,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from typing_extensions import override
 
 from pa_core import _accelerate
-from pa_core.errors import UnsupportedConfigurationError
 from pa_core.types import TensorsT
 
 __all__ = [
-    "CallsOfStep",
-    "GradientAgreement",
-    "LateReader",
     "agree_on_integer",
     "broadcast_buffers",
     "gather",
     "gather_objects",
-    "gradients_carry_counts",
     "leave_processes_at_exit",
     "local_process_zero_first",
     "local_process_zero_only",
@@ -40,10 +33,8 @@ __all__ = [
     "rank",
     "runs_on_gloo",
     "sum_over_processes",
-    "synchronises_every_parameter",
-    "to_device",
+    "synchronising_wrapper",
     "world_process_zero_only",
-    "zero_pass",
 ]
 
 _P = ParamSpec("_P")
@@ -92,9 +83,10 @@ def sum_over_processes(values: Tensor) -> Tensor:
     """
     if num_processes() == 1:
         return values
-    total = values.clone()
-    _collectives.all_reduce(total)
-    return total
+    # Of gloo's collectives, the one that adds up takes half as long again as the one that brings together.
+    of_each = [torch.empty_like(values) for _ in range(num_processes())]
+    _collectives.all_gather(of_each, values)
+    return torch.stack(of_each).sum(0)
 
 
 def num_local_processes() -> int:
@@ -194,208 +186,8 @@ def gather_objects(value: _R) -> list[_R]:
     return gathered
 
 
-def gradients_carry_counts(module: nn.Module) -> bool:
-    """Whether the gradients of a module have the precision to add up counts."""
-    dtypes = {parameter.dtype for parameter in module.parameters() if parameter.requires_grad}
-    return dtypes <= {torch.float32, torch.float64}
-
-
-class GradientAgreement:
-    """Adds up small numbers of all processes with the gradients of an update, at no extra collective.
-
-    A small parameter is registered on the module while ``DistributedDataParallel`` wraps it, and taken out of it
-    again, so that state dicts stay clean. Its gradient travels in the same bucket as the others.
-
-    Args:
-        module: The inner module, before it is wrapped, on the device of the run.
-        num_values: How many numbers travel with each update.
-
-    Raises:
-        UnsupportedConfigurationError: The module has no trainable parameter, so that there are no gradients.
-
-    Example:
-        >>> import torch
-        >>> module = torch.nn.Linear(2, 1)
-        >>> agreement = GradientAgreement(module, num_values=2)
-        >>> agreement.hide_from(module)
-        >>> sorted(module.state_dict())
-        ['bias', 'weight']
-        >>> agreement.add_to(module(torch.ones(1, 2)).sum(), [0, 7]).backward()
-        >>> agreement.sums()
-        tensor([0., 7.])
-    """
-
-    _NAME = "_agreement_of_processes"
-
-    def __init__(self, module: nn.Module, num_values: int = 1) -> None:
-        trainable = next((p for p in module.parameters() if p.requires_grad), None)
-        if trainable is None:
-            raise UnsupportedConfigurationError(
-                "Several processes cannot train a model without trainable parameters.",
-                given=f"{type(module).__name__}, every parameter of which has requires_grad=False",
-                expected="at least one trainable parameter",
-                do="Unfreeze a part of the model, or call evaluate() instead of train().",
-            )
-        self._values = nn.Parameter(torch.zeros(num_values, dtype=trainable.dtype, device=trainable.device))
-        module.register_parameter(self._NAME, self._values)
-
-    def hide_from(self, module: nn.Module) -> None:
-        """Take the parameter out of the module again, once it is wrapped."""
-        delattr(module, self._NAME)
-
-    def add_to(self, loss: Tensor, values: Sequence[float]) -> Tensor:
-        """Return the loss of a synchronised backward pass with the numbers of this process; its value is kept."""
-        numbers = to_device(values, self._values.dtype, self._values.device)
-        return loss + (self._values * numbers).sum().to(loss.dtype)
-
-    def sums(self) -> Tensor:
-        """Return the sums over all processes after the synchronised backward pass, on the device."""
-        gradient = self._values.grad
-        self._values.grad = None
-        return torch.zeros_like(self._values) if gradient is None else gradient * num_processes()
-
-
-class LateReader:
-    """Reads small tensors of an accelerator without waiting: a fixed number of calls after they were handed in.
-
-    All processes read what belongs to the same update, because each counts its own calls. On the CPU nothing has to be
-    waited for, and what was handed in is read at once.
-
-    Args:
-        delay: After how many further calls a tensor is read. Two updates are enough for the copy to have arrived.
-
-    Example:
-        >>> import torch
-        >>> reader = LateReader(delay=1)
-        >>> [reader.read(torch.tensor([value])) for value in (1.0, 2.0, 3.0)]
-        [None, [1.0], [2.0]]
-    """
-
-    def __init__(self, delay: int) -> None:
-        self._delay = delay
-        self._under_way: deque[tuple[Tensor, torch.Event | None]] = deque()
-
-    def read(self, values: Tensor) -> list[float] | None:
-        """Hand in the values of this call, and return those of the call ``delay`` calls ago, if there was one."""
-        self._under_way.append(_copy_to_host(values))
-        if len(self._under_way) <= self._delay:
-            return None
-        on_host, copied = self._under_way.popleft()
-        if copied is not None:
-            copied.synchronize()
-        return cast("list[float]", on_host.tolist())  # pyright: ignore[reportUnknownMemberType]  # not annotated by torch
-
-
-def to_device(values: Sequence[float], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return a small tensor on the device; on CUDA, nothing waits for the copy, since it starts in pinned memory."""
-    if device.type != "cuda":
-        return torch.tensor(values, dtype=dtype, device=device)
-    return torch.tensor(values, dtype=dtype, pin_memory=True).to(device, non_blocking=True)
-
-
-def _copy_to_host(values: Tensor) -> tuple[Tensor, torch.Event | None]:
-    if values.device.type == "cpu":
-        return values, None
-    on_host = torch.empty_like(values, device="cpu", pin_memory=values.device.type == "cuda")
-    on_host.copy_(values, non_blocking=True)
-    copied = torch.Event(values.device)
-    copied.record()
-    return on_host, copied
-
-
-class _Zero(nn.Module):
-    """Stands in for a module on a process without a sample: its trainable parameters, summed, times zero."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self._stands_in_for = (module,)  # in a tuple, or it would be a child of this module
-
-    @override
-    def forward(self) -> Tensor:
-        trainable = [parameter for parameter in self._stands_in_for[0].parameters() if parameter.requires_grad]
-        return torch.stack([parameter.sum() for parameter in trainable]).sum() * 0.0
-
-    @override
-    def named_buffers(
-        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
-    ) -> Iterator[tuple[str, Tensor]]:
-        """The buffers of the module, which each call of the wrapper exchanges."""
-        return self._stands_in_for[0].named_buffers(prefix, recurse, remove_duplicate)
-
-
-class CallsOfStep:
-    """Counts how often a training step calls the model, so that a process without a sample makes as many calls.
-
-    Each call of ``DistributedDataParallel`` may exchange the buffers of the model: a process that called it less
-    often than the others would keep them waiting.
-
-    Args:
-        model: The wrapped model, as a training step calls it.
-
-    Example:
-        >>> import torch
-        >>> model = torch.nn.Linear(1, 1)
-        >>> calls = CallsOfStep(model)
-        >>> for inputs in torch.ones(2, 1):  # a step that compares two views
-        ...     _ = model(inputs)
-        >>> calls.start_step()
-        >>> calls.missing
-        2
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        self._in_this_step = 0
-        self._in_a_step = 1
-        model.register_forward_pre_hook(self._count)
-
-    def start_step(self) -> None:
-        """Begin to count the calls of the next step, which is expected to make as many as the last one."""
-        self._in_a_step = self._in_this_step or self._in_a_step
-        self._in_this_step = 0
-
-    @property
-    def missing(self) -> int:
-        """The number of calls that the present step still lacks."""
-        return max(self._in_a_step - self._in_this_step, 0)
-
-    def _count(self, _model: nn.Module, _inputs: object) -> None:
-        self._in_this_step += 1
-
-
-def zero_pass(model: nn.Module, calls: int = 1) -> Tensor:
-    """Return a loss whose gradients are zero, through the wrapper that synchronises gradients.
-
-    A process without a sample takes part in the collectives of the others this way: one that left the step out would
-    keep them waiting. The model itself, and any hook on it, is not called.
-
-    Args:
-        model: A ``DistributedDataParallel``, or a compiled one.
-        calls: How many calls of the model the other processes make that this process has not made. With 0, it has
-            made them all, but has no loss to show for it.
-    """
-    wrapper = _synchronising_wrapper(model)
-    if wrapper is None:
-        return cast("Tensor", _Zero(model)())
-    module = cast("nn.Module", wrapper.module)  # pyright: ignore[reportUnknownMemberType]  # torch does not annotate it
-    wrapper.module = _Zero(module)
-    if calls == 0:
-        wrapper.require_forward_param_sync = False  # for one call: the buffers of this step were exchanged already
-    # Not wrapper(): hooks on it are not for these calls, and would count them.
-    forward = cast("Callable[[], Tensor]", wrapper.forward)  # pyright: ignore[reportUnknownMemberType]  # as above
-    try:
-        losses = [forward() for _ in range(max(calls, 1))]
-    finally:
-        wrapper.module = module
-    return losses[-1]
-
-
-def synchronises_every_parameter(model: nn.Module) -> bool:
-    """Whether each backward pass exchanges the gradient of every trainable parameter, used or not."""
-    wrapper = _synchronising_wrapper(model)
-    return wrapper is not None and not (wrapper.find_unused_parameters or wrapper.static_graph)
-
-
-def _synchronising_wrapper(model: nn.Module) -> DistributedDataParallel | None:
+def synchronising_wrapper(model: nn.Module) -> DistributedDataParallel | None:
+    """Return the wrapper that exchanges gradients, also from within a compiled model; None where there is none."""
     compiled_from = model.__dict__.get("_modules", {}).get("_orig_mod")
     wrapper = model if compiled_from is None else compiled_from
     return wrapper if isinstance(wrapper, DistributedDataParallel) else None

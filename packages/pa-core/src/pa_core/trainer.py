@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from torch.utils.data import Dataset, IterableDataset
 from typing_extensions import override
 
-from pa_core import _accelerate, checkpoint, distributed, failures, forks, supported, training_state
+from pa_core import _accelerate, agreement, checkpoint, distributed, failures, forks, supported, training_state
 from pa_core.accumulation import MicroBatch, count_steps, micro_batches
 from pa_core.any_trainer import AnyTrainer
 from pa_core.callbacks.base import CallbackHandler, CallbackLike
@@ -66,6 +66,7 @@ from pa_core.types import (
     SupportsStateDict,
     TensorsT,
 )
+from pa_core.zero_pass import CallsOfStep, zero_pass
 
 __all__ = ["Trainer"]
 
@@ -184,8 +185,8 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self._seed: int | None = None
         self._users_model: ModelT_co | None = None
         self._undo_preparation: Callable[[], None] | None = None
-        self._agreement: distributed.GradientAgreement | None = None
-        self._calls_of_step: distributed.CallsOfStep | None = None
+        self._agreement: agreement.GradientAgreement | None = None
+        self._calls_of_step: CallsOfStep | None = None
         self._wrapped_trainable: list[bool] = []
         self._state_saver = StateSaver()
         self._settings: dict[str, Any] | None = None
@@ -541,20 +542,17 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self._loss_tracker.reset()
         self._samples_of_group = self._samples_of_epoch = self._steps_of_epoch = 0
         self._item_shares.forget()
-        with self._stopping_together():
-            self.train_epoch_start()
-            self._call_event("on_train_epoch_start")
+        self._call_hook(self.train_epoch_start)
+        self._call_event("on_train_epoch_start")
         self._wrap_again_if_parameters_were_frozen()
         self._go_on_in_mid_epoch(train_dl)
         for step, (micro_batch, batch) in enumerate(self._micro_batches(train_dl), start=self._steps_of_epoch + 1):
             self._run_train_step(batch, micro_batch, step)
             if self.num_updates_completed == self.run_config.max_num_train_steps:
                 break
-        with self._stopping_together():
-            self.train_epoch_end()
+        self._call_hook(self.train_epoch_end)
         self._record_epoch_loss("train_loss_epoch")
-        with self._stopping_together():
-            self._call_event("on_train_epoch_end")
+        self._call_event("on_train_epoch_end")
 
     def _run_train_step(self, batch: BatchT, micro_batch: MicroBatch, step: int) -> None:
         with self._gradient_synchronisation(micro_batch):
@@ -700,8 +698,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
                 for step, batch in enumerate(self._batches(loader), start=1):
                     self._run_eval_step(batch, step)
                     self._leave_evaluation_if_asked()
-            with self._stopping_together():
-                self.eval_epoch_end()
+            self._call_hook(self.eval_epoch_end)
             self._record_epoch_loss("eval_loss_epoch" if is_training else "evaluation_loss")
             with self._stopping_together():
                 self._call_event("on_eval_epoch_end", **event)
@@ -766,9 +763,13 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         return self._loader_in_use
 
     def _record_epoch_loss(self, metric_name: str) -> None:
-        """Record the mean loss over all samples of the epoch, on all processes."""
-        totals = self._loss_tracker.totals().to(self.device)
-        self._loss_tracker.load_totals(distributed.sum_over_processes(totals))
+        """Record the mean loss over all samples of the epoch on all processes, unless one of them asked to stop."""
+        if self._accelerator.num_processes > 1:
+            totals = self._loss_tracker.totals().to(self.device)
+            news = agreement.to_device(self._news(), totals.dtype, self.device)
+            sums = distributed.sum_over_processes(torch.cat((totals, news))).cpu()
+            self._heed(cast("list[float]", sums[2:].tolist()))  # pyright: ignore[reportUnknownMemberType]  # not annotated by torch
+            self._loss_tracker.load_totals(sums[:2])
         self.run_history.update_metric(metric_name, self._loss_tracker.average)
 
     # What the loop stands on: several processes
@@ -807,9 +808,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
 
     def _loss_of_nothing(self) -> Tensor:
         """Take part in the collectives of a step without a sample: the gradients of this loss are zero."""
-        return distributed.zero_pass(
-            self.model, calls=1 if self._calls_of_step is None else self._calls_of_step.missing
-        )
+        return zero_pass(self.model, calls=1 if self._calls_of_step is None else self._calls_of_step.missing)
 
     def _news(self) -> list[float]:
         """What all processes must know before an update: what this one wishes for and why, and its items."""
@@ -820,6 +819,13 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             self._leaving.is_asked,
             self._item_shares.total_of_process,
         ]
+
+    def _call_hook(self, hook: Callable[[], None]) -> None:
+        """Call a method of the trainer that may stop the run."""
+        try:
+            hook()
+        except StopTrainingError as error:
+            self._stop_at_the_next_agreement(error)
 
     def _call_event(self, event: str, **kwargs: Any) -> None:
         """Call an event that may stop the run.
@@ -853,24 +859,23 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
                 self._item_shares.settle(self._updated_parameters(), self._item_shares.total_of_process)
             return
         sums = self._sum_of_news() if self._agreement is None else self._agreement.sums()
-        items = sums[-1]
-        answers = self._late_reader.read(sums[:-1])
+        answers = self._late_reader.read(sums)
         if answers is not None:
             self._heed(answers)
         # A process that has had no sample yet cannot know whether the others count items.
-        if self._counts_items or (self._counts_items is None and items.item() > 0):
-            self._item_shares.settle(self._updated_parameters(), items)
+        if self._counts_items or (self._counts_items is None and sums[-1].item() > 0):
+            self._item_shares.settle(self._updated_parameters(), sums[-1])
 
     def _heed(self, answers: list[float]) -> None:
         """Do what some process wishes for, on this one too."""
-        stop, not_finite, saving, leaving = answers
+        stop, not_finite, saving, leaving, *_ = answers
         self._saving.agree(saving)
         self._leaving.agree(leaving)
         if stop > 0:
             raise _agreed_stop(self._stop, not_finite=not_finite > 0)
 
     def _sum_of_news(self) -> Tensor:
-        return distributed.sum_over_processes(distributed.to_device(self._news(), torch.float32, self.device))
+        return distributed.sum_over_processes(agreement.to_device(self._news(), torch.float32, self.device))
 
     @contextmanager
     def _stopping_together(self) -> Generator[None]:
@@ -1154,10 +1159,10 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         plain_model = _accelerate.unwrap(self.model, keep_torch_compile=False)
         counts_are_exact = _accelerate.exchanges_exact_gradients(
             self._accelerator
-        ) and distributed.gradients_carry_counts(plain_model)
+        ) and agreement.gradients_carry_counts(plain_model)
         runs_own_epochs = type(self)._run_train_epoch is not Trainer._run_train_epoch
         if self._is_training and self._accelerator.num_processes > 1 and counts_are_exact and not runs_own_epochs:
-            self._agreement = distributed.GradientAgreement(plain_model, num_values=len(self._news()))
+            self._agreement = agreement.GradientAgreement(plain_model, num_values=len(self._news()))
         try:
             wrapped, self._undo_preparation = _accelerate.place_and_wrap(
                 self._accelerator, self.model, for_training=self._is_training
@@ -1167,8 +1172,8 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
                 self._agreement.hide_from(plain_model)
         self.model = cast("ModelT_co", wrapped)
         if self._is_training and self._accelerator.num_processes > 1:
-            self._calls_of_step = distributed.CallsOfStep(self.model)
-        if not distributed.synchronises_every_parameter(self.model):
+            self._calls_of_step = CallsOfStep(self.model)
+        if not agreement.synchronises_every_parameter(self.model):
             self._agreement = None
         self._wrapped_trainable = [parameter.requires_grad for parameter in plain_model.parameters()]
 
@@ -1232,7 +1237,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self._counts_items = None
         self._item_shares = ItemShares(self._accelerator.num_processes)
         self._stop = None
-        self._late_reader = distributed.LateReader(delay=0 if self.device.type == "cpu" else _UPDATES_UNTIL_READ)
+        self._late_reader = agreement.LateReader(delay=0 if self.device.type == "cpu" else _UPDATES_UNTIL_READ)
         self._saving = Wish()
         self._leaving = Wish()
         self._saved_run = None

@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, default_collate  # pyright: ignore[reportUnknownVariableType]  # torch leaves it open
 from typing_extensions import override
 
+from pa_core.data.copied_ahead import copied_ahead
 from pa_core.data.device import move_to_device, pin_memory
 from pa_core.data.epoch_plan import EpochBatches, EpochPlan, WorkerRequests
 from pa_core.data.fetching import BatchFetcher, SampleFetcher, WholeBatchFetcher, WorkerDataset, WorkerStart
@@ -71,7 +72,8 @@ class KeyedDataLoader(DataLoader[_SampleT_co]):
         whole_batches: ``True`` insists on fetching whole batches, ``False`` forbids it. By default batches
             are fetched whole where the dataset can and there is no ``collate_fn``.
         algorithm: The name of the order to reproduce, see `epoch_order`.
-        pin_memory: Copies each batch into pinned memory first, so that moving it does not block.
+        pin_memory: Copies each batch into pinned memory first, so that moving it does not block. On CUDA it is then
+            moved one batch ahead, while the device computes.
         timeout: The number of seconds to wait for a worker; 0 waits forever.
         worker_init_fn: Is called in each worker with its number.
         multiprocessing_context: How workers are started.
@@ -241,14 +243,19 @@ class KeyedDataLoader(DataLoader[_SampleT_co]):
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # pyright: ignore[reportIncompatibleMethodOverride]  # torch promises its private iterator class
         """Iterate the chosen epoch from the chosen position on."""
         plan = self._batches.plan
-        return self._load_here(plan) if self.num_workers == 0 else self._load_in_workers(plan)
+        batches = self._load_here(plan) if self.num_workers == 0 else self._load_in_workers(plan)
+        if self.device is None:
+            return batches
+        if self.device.type == "cuda" and self._pins:
+            return copied_ahead(batches, self.device)
+        return self._moved(batches, self.device)
 
     def _load_here(self, plan: EpochPlan) -> Iterator[Any]:
         draws = self.keyed_augmentation and not self.whole_batches
         for indices in plan.batches():
             with preserved_streams() if draws else nullcontext():
                 batch = self._fetcher(plan.key, indices)
-            yield self._deliver(pin_memory(batch) if self._pins else batch)
+            yield pin_memory(batch) if self._pins else batch
 
     def _load_in_workers(self, plan: EpochPlan) -> Iterator[Any]:
         if self._worker_loader is None:
@@ -268,10 +275,10 @@ class KeyedDataLoader(DataLoader[_SampleT_co]):
             batch = next(batches, _END)
             if batch is _END:
                 return
-            yield self._deliver(batch)
+            yield batch
 
-    def _deliver(self, batch: Any) -> Any:
-        return batch if self.device is None else move_to_device(batch, self.device, non_blocking=self._pins)
+    def _moved(self, batches: Iterator[Any], device: torch.device) -> Iterator[Any]:
+        return (move_to_device(batch, device, non_blocking=self._pins) for batch in batches)
 
     def _make_worker_loader(self) -> DataLoader[Any]:
         """Make the plain loader that runs the workers; they are sent whole batches to make."""

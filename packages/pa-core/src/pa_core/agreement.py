@@ -1,0 +1,139 @@
+"""What all processes decide together about an update, at no collective of its own: it travels with the gradients."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from pa_core.distributed import num_processes, synchronising_wrapper
+from pa_core.errors import UnsupportedConfigurationError
+
+__all__ = [
+    "GradientAgreement",
+    "LateReader",
+    "gradients_carry_counts",
+    "synchronises_every_parameter",
+    "to_device",
+]
+
+
+def gradients_carry_counts(module: nn.Module) -> bool:
+    """Whether the gradients of a module have the precision to add up counts."""
+    dtypes = {parameter.dtype for parameter in module.parameters() if parameter.requires_grad}
+    return dtypes <= {torch.float32, torch.float64}
+
+
+def synchronises_every_parameter(model: nn.Module) -> bool:
+    """Whether each backward pass exchanges the gradient of every trainable parameter, used or not."""
+    wrapper = synchronising_wrapper(model)
+    return wrapper is not None and not (wrapper.find_unused_parameters or wrapper.static_graph)
+
+
+class GradientAgreement:
+    """Adds up small numbers of all processes with the gradients of an update, at no extra collective.
+
+    A small parameter is registered on the module while ``DistributedDataParallel`` wraps it, and taken out of it
+    again, so that state dicts stay clean. Its gradient travels in the same bucket as the others.
+
+    Args:
+        module: The inner module, before it is wrapped, on the device of the run.
+        num_values: How many numbers travel with each update.
+
+    Raises:
+        UnsupportedConfigurationError: The module has no trainable parameter, so that there are no gradients.
+
+    Example:
+        >>> import torch
+        >>> module = torch.nn.Linear(2, 1)
+        >>> agreement = GradientAgreement(module, num_values=2)
+        >>> agreement.hide_from(module)
+        >>> sorted(module.state_dict())
+        ['bias', 'weight']
+        >>> agreement.add_to(module(torch.ones(1, 2)).sum(), [0, 7]).backward()
+        >>> agreement.sums()
+        tensor([0., 7.])
+    """
+
+    _NAME = "_agreement_of_processes"
+
+    def __init__(self, module: nn.Module, num_values: int = 1) -> None:
+        trainable = next((p for p in module.parameters() if p.requires_grad), None)
+        if trainable is None:
+            raise UnsupportedConfigurationError(
+                "Several processes cannot train a model without trainable parameters.",
+                given=f"{type(module).__name__}, every parameter of which has requires_grad=False",
+                expected="at least one trainable parameter",
+                do="Unfreeze a part of the model, or call evaluate() instead of train().",
+            )
+        self._values = nn.Parameter(torch.zeros(num_values, dtype=trainable.dtype, device=trainable.device))
+        self._num_processes = num_processes()
+        self._last: tuple[Sequence[float], Tensor] = [0.0] * num_values, torch.zeros_like(self._values)
+        module.register_parameter(self._NAME, self._values)
+
+    def hide_from(self, module: nn.Module) -> None:
+        """Take the parameter out of the module again, once it is wrapped."""
+        delattr(module, self._NAME)
+
+    def add_to(self, loss: Tensor, values: Sequence[float]) -> Tensor:
+        """Return the loss of a synchronised backward pass with the numbers of this process; its value is kept."""
+        if values != self._last[0]:  # mostly nothing is asked for, as in the update before
+            self._last = values, to_device(values, self._values.dtype, self._values.device)
+        return loss + torch.dot(self._values, self._last[1]).to(loss.dtype)
+
+    def sums(self) -> Tensor:
+        """Return the sums over all processes after the synchronised backward pass, on the device."""
+        gradient = self._values.grad
+        self._values.grad = None
+        return torch.zeros_like(self._values) if gradient is None else gradient * self._num_processes
+
+
+class LateReader:
+    """Reads small tensors of an accelerator without waiting: a fixed number of calls after they were handed in.
+
+    All processes read what belongs to the same update, because each counts its own calls. On the CPU nothing has to be
+    waited for, and what was handed in is read at once.
+
+    Args:
+        delay: After how many further calls a tensor is read. Two updates are enough for the copy to have arrived.
+
+    Example:
+        >>> import torch
+        >>> reader = LateReader(delay=1)
+        >>> [reader.read(torch.tensor([value])) for value in (1.0, 2.0, 3.0)]
+        [None, [1.0], [2.0]]
+    """
+
+    def __init__(self, delay: int) -> None:
+        self._delay = delay
+        self._under_way: deque[tuple[Tensor, torch.Event | None]] = deque()
+
+    def read(self, values: Tensor) -> list[float] | None:
+        """Hand in the values of this call, and return those of the call ``delay`` calls ago, if there was one."""
+        self._under_way.append(_copy_to_host(values))
+        if len(self._under_way) <= self._delay:
+            return None
+        on_host, copied = self._under_way.popleft()
+        if copied is not None:
+            copied.synchronize()
+        return cast("list[float]", on_host.tolist())  # pyright: ignore[reportUnknownMemberType]  # not annotated by torch
+
+
+def to_device(values: Sequence[float], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return a small tensor on the device; on CUDA, nothing waits for the copy, since it starts in pinned memory."""
+    if device.type != "cuda":
+        return torch.tensor(values, dtype=dtype, device=device)
+    return torch.tensor(values, dtype=dtype, pin_memory=True).to(device, non_blocking=True)
+
+
+def _copy_to_host(values: Tensor) -> tuple[Tensor, torch.Event | None]:
+    if values.device.type == "cpu":
+        return values, None
+    on_host = torch.empty_like(values, device="cpu", pin_memory=values.device.type == "cuda")
+    on_host.copy_(values, non_blocking=True)
+    copied = torch.Event(values.device)
+    copied.record()
+    return on_host, copied

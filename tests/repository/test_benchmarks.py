@@ -1,0 +1,86 @@
+"""The benchmarks compare like with like, and their driver works."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import Subset
+
+from tests.benchmarks.__main__ import as_page
+from tests.benchmarks.comparisons import COMPARISONS
+from tests.benchmarks.processes import ROOT
+from tests.benchmarks.report import rows
+from tests.benchmarks.tasks import TASKS
+from tests.launching import run_command
+
+LOOPS = ("by_hand", "by_accelerate", "ours_bare", "ours")
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_all_loops_do_the_same_work(name: str) -> None:
+    """Each calls the network on as many batches of the same sizes and makes as many updates, in every task."""
+    work: list[tuple[list[int], int]] = []
+    size = TASKS[name]().batch_size
+    for loop in LOOPS:
+        task = TASKS[name]()
+        task = replace(task, dataset=Subset(task.dataset, range(3 * size + 1)))
+        sizes, updates = list[int](), list[int]()
+
+        def note_size(_model: object, inputs: Any, sizes: list[int] = sizes) -> None:
+            sizes.append(len(inputs[0]))
+
+        def note_update(*_: object, updates: list[int] = updates) -> None:
+            updates.append(1)
+
+        task.model.register_forward_pre_hook(note_size)
+        task.optimizer.register_step_post_hook(note_update)
+        importlib.import_module(f"tests.benchmarks.loops.{loop}").train(task, 2)
+        work.append((sizes, len(updates)))
+    assert work[0][0][:4] == [size] * 3 + [1]
+    assert work == work[:1] * len(LOOPS)
+
+
+def test_all_loops_evaluate_the_same_samples() -> None:
+    """Each calls the network without gradients, on every sample once."""
+    for loop in LOOPS:
+        task = TASKS["digits"]()
+        seen: list[int] = []
+
+        def note(_model: object, inputs: Any, seen: list[int] = seen) -> None:
+            assert not torch.is_grad_enabled()
+            seen.append(len(inputs[0]))
+
+        task.model.register_forward_pre_hook(note)
+        importlib.import_module(f"tests.benchmarks.loops.{loop}").evaluate(task, 1)
+        assert sum(seen) == 1797
+
+
+def test_one_command_prints_the_table() -> None:
+    """Figures come from processes of their own; what is promised is marked as kept or missed."""
+    launched = run_command(
+        [sys.executable, "-m", "tests.benchmarks", "importing, after torch", "--rounds", "1"], folder=ROOT
+    )
+    assert launched.status == 0
+    (row,) = [line for line in launched.output.splitlines() if "pa core" in line]
+    assert row.endswith(("kept", "MISSED"))
+
+
+def test_figures_are_compared_within_their_round() -> None:
+    """A machine that is twice as slow in one round changes no ratio."""
+    comparison = COMPARISONS[0]
+    rounds = [{"by_hand": 100.0, "by_accelerate": 150.0, "ours_bare": 90.0, "ours": 95.0}]
+    rounds += [{name: 2 * figure for name, figure in rounds[0].items()}]
+    measured = rows(comparison, rounds)
+    assert [row.cells[4:6] for row in measured] == [
+        ("1.00", "1.00 to 1.00"),
+        ("1.50", "1.50 to 1.50"),
+        ("0.90", "0.90 to 0.90"),
+        ("0.95", "0.95 to 0.95"),
+    ]
+    assert [row.keeps_promise for row in measured] == [None, None, None, True]
+    assert "| a step, data in memory | ours | 142 us | 95 to 190 | 0.95 | 0.95 to 0.95 | 1.00 |" in as_page(measured, 2)
