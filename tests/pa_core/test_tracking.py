@@ -18,10 +18,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import SGD
 from typing_extensions import override
 
+from pa_core import DEFAULT_CALLBACKS, PrintProgressCallback, Trainer
 from pa_core.errors import CheckpointError, ConfigurationError, MetricNotFoundError
+from pa_core.testing import TinyClassifier, make_classification
 from pa_core.tracking import (
     InMemoryRunHistory,
     LossTracker,
@@ -359,6 +362,34 @@ def test_a_broken_state_changes_nothing(break_it: Callable[[dict[str, Any]], obj
     assert history.get_metric_values("b") == [1.0]
     assert list(history.get_metric_names()) == ["b"]
     assert history.current_epoch == 3
+
+
+class DoesNotList(InMemoryRunHistory):
+    """Whoever asks for all values of a long run at each epoch makes its epochs longer and longer."""
+
+    @override
+    def get_metric_values(self, metric_name: str) -> list[MetricValue]:
+        raise AssertionError(f"all values of {metric_name} were asked for")
+
+
+def test_epochs_go_over_no_recorded_values() -> None:
+    """The default callbacks know what is new without reading what is old, except for the table at the end."""
+    history = DoesNotList()
+    callbacks = [callback for callback in DEFAULT_CALLBACKS if callback is not PrintProgressCallback]
+    model = TinyClassifier()
+    trainer = Trainer(model, nn.CrossEntropyLoss(), SGD(model.parameters(), lr=0.1), callbacks, history)
+    trainer.train(make_classification(8), 3, make_classification(8))
+    assert history.count_metric_values("train_loss_epoch") == 3
+
+
+def test_values_are_counted() -> None:
+    """Whatever the history, also one that does not say how many there are."""
+    for history in (InMemoryRunHistory(), DocumentedHistory("")):
+        history.update_metric("loss", 2.0)
+        history.update_metric("loss", 1.0)
+        assert history.count_metric_values("loss") == 2
+    with pytest.raises(MetricNotFoundError):
+        InMemoryRunHistory().count_metric_values("loss")
 
 
 def test_a_long_run_takes_little_memory() -> None:

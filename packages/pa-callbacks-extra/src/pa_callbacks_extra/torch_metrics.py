@@ -275,16 +275,12 @@ class TorchMetricsCallback(TrainerCallback[AnyTrainer, BatchT_contra, OutputT_co
     def _note_recorded(self, history: RunHistory) -> None:
         if self._begins_run:
             self._begins_run = False
-            self._num_recorded = {name: _num_values(history, name) for name in history.get_metric_names()}
+            self._num_recorded = {name: history.count_metric_values(name) for name in history.get_metric_names()}
 
     def _refuse_names_of_others(self, history: RunHistory) -> None:
         for name in self._own_names & set(history.get_metric_names()):
-            if _num_values(history, name) > self._num_recorded.get(name, 0):
+            if history.count_metric_values(name) > self._num_recorded.get(name, 0):
                 raise _collision(name, "another callback, or the trainer")
-
-
-def _num_values(history: RunHistory, name: str) -> int:
-    return sum(1 for _ in history.get_metric_values(name))
 
 
 def _numbers_in(values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:

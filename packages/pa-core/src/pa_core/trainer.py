@@ -1179,9 +1179,9 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
 
     def _wrap_again_if_parameters_were_frozen(self) -> None:
         """Wrap anew: gradients of parameters that were frozen when the model was wrapped would not be exchanged."""
-        trainable = [parameter.requires_grad for parameter in self.get_model(False).parameters()]
-        is_ours = self._undo_preparation is not None
-        if is_ours and self._accelerator.num_processes > 1 and trainable != self._wrapped_trainable:
+        if self._accelerator.num_processes == 1 or self._undo_preparation is None:
+            return
+        if self._wrapped_trainable != [parameter.requires_grad for parameter in self.get_model(False).parameters()]:
             self._unwrap_model()
             self._wrap_model()
 

@@ -431,4 +431,4 @@ def _count(number: int, singular: str, plural: str = "") -> str:
 
 
 def _numbers_of_values(history: RunHistory) -> dict[str, int]:
-    return {name: sum(1 for _ in history.get_metric_values(name)) for name in history.get_metric_names()}
+    return {name: history.count_metric_values(name) for name in history.get_metric_names()}

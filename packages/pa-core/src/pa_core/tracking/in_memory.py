@@ -93,6 +93,15 @@ class InMemoryRunHistory(RunHistory):
         return list(self._columns_of(metric_name).recorded())
 
     @override
+    def count_metric_values(self, metric_name: str) -> int:
+        """Return how many values of a metric were recorded.
+
+        Raises:
+            MetricNotFoundError: It was never recorded.
+        """
+        return len(self._columns_of(metric_name))
+
+    @override
     def get_latest_metric(self, metric_name: str) -> MetricValue:
         """Return the last value of a metric as it was recorded, a tensor on its own device.
 

@@ -48,6 +48,9 @@ class MetricColumns:
         self._epochs, self._updates, self._samples = array("q"), array("q"), array("q")
         self._seconds = array("d")
 
+    def __len__(self) -> int:
+        return len(self._values)
+
     def append(self, value: MetricValue, clock: RunClock) -> None:
         """Add a value that is recorded now."""
         kind = value.dtype if isinstance(value, Tensor) else type(value)

@@ -71,6 +71,14 @@ class RunHistory(ABC):
             metric_name: The full name, with the prefix it was recorded under.
         """
 
+    def count_metric_values(self, metric_name: str) -> int:
+        """Return how many values of a metric were recorded: here by going over them, which a history may know better.
+
+        Args:
+            metric_name: The full name, with the prefix it was recorded under.
+        """
+        return sum(1 for _ in self.get_metric_values(metric_name))
+
     @abstractmethod
     def get_latest_metric(self, metric_name: str) -> MetricValue:
         """Return the value of a metric that was recorded last.
