@@ -270,7 +270,7 @@ class TorchMetricsCallback(TrainerCallback[AnyTrainer, BatchT_contra, OutputT_co
         self._refuse_names_of_others(history)
         for full_name, name in full_names.items():
             history.update_metric(name, numbers[name])
-            self._num_recorded[full_name] = _num_values(history, full_name)
+            self._num_recorded[full_name] = history.count_metric_values(full_name)
 
     def _note_recorded(self, history: RunHistory) -> None:
         if self._begins_run:
