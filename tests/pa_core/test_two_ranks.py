@@ -299,6 +299,26 @@ def test_ranks_that_read_late_still_stop_at_the_same_update() -> None:
     assert weights[0] == weights[1]
 
 
+def test_a_stop_at_the_start_of_an_epoch_is_in_time_on_an_accelerator() -> None:
+    """Asked for by one process when an epoch starts, it comes before the first update, which waits for the answer."""
+
+    class ReadsLate(Trainer):
+        @override
+        def training_run_start(self) -> None:
+            self._late_reader = LateReader(delay=2)
+
+    class StopsOnRankOne(TrainerCallback):
+        @override
+        def on_train_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+            if dist.get_rank() == 1 and trainer.run_history.current_epoch == 2:
+                raise StopTrainingError
+
+    model = small_network()
+    trainer = ReadsLate(model, nn.MSELoss(), SGD(model.parameters(), lr=0.1), callbacks=[StopsOnRankOne])
+    trainer.train(regression(24), 3, per_device_batch_size=2)
+    assert gather_objects(trainer.num_updates_completed) == [6, 6]
+
+
 def test_a_loader_of_the_users_own_says_that_it_is_padded() -> None:
     """Where accelerate splits a loader and may repeat samples, a warning says so; every process gets its batches."""
 

@@ -111,8 +111,16 @@ class LateReader:
         self._delay = delay
         self._under_way: deque[tuple[Tensor, torch.Event | None]] = deque()
 
-    def read(self, values: Tensor) -> list[float] | None:
-        """Hand in the values of this call, and return those of the call ``delay`` calls ago, if there was one."""
+    def read(self, values: Tensor, *, at_once: bool = False) -> list[float] | None:
+        """Hand in the values of this call, and return those of the call ``delay`` calls ago, if there was one.
+
+        Args:
+            values: A small tensor.
+            at_once: Waits for these values, returns them, and forgets what is still under way.
+        """
+        if at_once:
+            self._under_way.clear()
+            return cast("list[float]", values.tolist())  # pyright: ignore[reportUnknownMemberType]  # not annotated by torch
         self._under_way.append(_copy_to_host(values))
         if len(self._under_way) <= self._delay:
             return None

@@ -552,7 +552,8 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
                 break
         self._call_hook(self.train_epoch_end)
         self._record_epoch_loss("train_loss_epoch")
-        self._call_event("on_train_epoch_end")
+        with self._stopping_together():
+            self._call_event("on_train_epoch_end")
 
     def _run_train_step(self, batch: BatchT, micro_batch: MicroBatch, step: int) -> None:
         with self._gradient_synchronisation(micro_batch):
@@ -852,14 +853,15 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
     def _agree_on_update(self) -> None:
         """Stop all processes before the same update, if one asked for it, and divide by the items of all of them.
 
-        On an accelerator the answer is read two updates later, so that nothing waits for it.
+        On an accelerator the answer is read two updates later, so that nothing waits for it; not after the first
+        update of an epoch, which is not to be made if a process asked to stop when the epoch started.
         """
         if self._accelerator.num_processes == 1:
             if self._item_shares.total_of_process:
                 self._item_shares.settle(self._updated_parameters(), self._item_shares.total_of_process)
             return
         sums = self._sum_of_news() if self._agreement is None else self._agreement.sums()
-        answers = self._late_reader.read(sums)
+        answers = self._late_reader.read(sums, at_once=self._samples_of_epoch == 0)
         if answers is not None:
             self._heed(answers)
         # A process that has had no sample yet cannot know whether the others count items.
