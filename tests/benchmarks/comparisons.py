@@ -117,5 +117,6 @@ COMPARISONS = (
     _of_scale("an update, with callbacks that implement no event", "callbacks", ("none", "a_thousand"), 1.05),
     _of_scale("the start of an epoch, samples", "start_of_epoch", FEW_AND_MANY, 10, "ms"),
     _of_scale("going to the middle of an epoch, samples", "seek", FEW_AND_MANY, 10, "ms"),
+    _of_scale("resuming at the end of an epoch, samples", "resume", ("ten_thousand", "a_million"), 10, "ms"),
     _of_scale("peak memory, samples", "memory", FEW_AND_MANY, 1.05, "MiB"),
 )

@@ -7,7 +7,6 @@ take between one and ten times as long from one moment to the next: only runs th
 from __future__ import annotations
 
 import contextlib
-import importlib
 import io
 import os
 import statistics
@@ -16,7 +15,7 @@ import sys
 import torch
 import torch.distributed as dist
 
-from tests.benchmarks.measures import time_of_run
+from tests.benchmarks.measures import loop_named, time_of_run
 from tests.benchmarks.processes import publish
 from tests.benchmarks.tasks import TASKS
 
@@ -32,9 +31,7 @@ def main(task: str, *loops: str) -> None:
         for _ in range(ROUNDS + 1):
             for loop in loops:
                 dist.barrier()
-                times[loop].append(
-                    time_of_run(TASKS[task](), importlib.import_module(f"tests.benchmarks.loops.{loop}"))
-                )
+                times[loop].append(time_of_run(TASKS[task](), loop_named(loop)))
     dist.destroy_process_group()  # threads of gloo that live on abort some processes at their end
     if os.environ["RANK"] == "0":
         publish(**{loop: statistics.median(taken[1:]) for loop, taken in times.items()})

@@ -22,7 +22,7 @@ import torch
 from tests.benchmarks.processes import publish
 from tests.benchmarks.tasks import TASKS, Task
 
-__all__ = ["MEASURES", "time_of_run"]
+__all__ = ["MEASURES", "loop_named", "time_of_run"]
 
 REPEATS = 5
 
@@ -35,6 +35,11 @@ class Loop(Protocol):
 
     def evaluate(self, task: Task, times: int) -> None:
         """Evaluate the whole dataset a number of times."""
+
+
+def loop_named(name: str) -> Loop:
+    """Return the module of one way to train."""
+    return cast("Loop", importlib.import_module(f"tests.benchmarks.loops.{name}"))
 
 
 def step(make_task: Callable[[], Task], loop: Loop) -> float:
@@ -106,8 +111,7 @@ def main(measure: str, task: str, loop: str) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        module = cast("Loop", importlib.import_module(f"tests.benchmarks.loops.{loop}"))
-        figure = MEASURES[measure](TASKS[task], module)
+        figure = MEASURES[measure](TASKS[task], loop_named(loop))
     publish(**{loop: figure})
 
 

@@ -10,6 +10,7 @@ import io
 import resource
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from typing import Any
@@ -143,10 +144,55 @@ def memory() -> dict[str, float]:
     return figures
 
 
+class SavesAndNotes(TrainerCallback):
+    """Saves a training state after one update, and notes when the first step began."""
+
+    def __init__(self, folder: str, update: int) -> None:
+        self._folder, self._update = folder, update
+        self.first_step: float | None = None
+
+    @override
+    def on_train_step_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        if self.first_step is None:
+            self.first_step = time.perf_counter()
+
+    @override
+    def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
+        if update == self._update:
+            trainer.save_training_state(self._folder)
+
+
+class Pairs(Numbers):
+    """Such samples with something to learn."""
+
+    @override
+    def __getitem__(self, index: int) -> Any:
+        return torch.ones(1), torch.ones(1)
+
+
+def _milliseconds_to_resume(number: int) -> float:
+    def train(resume_from: str | None) -> float:
+        callback, model = SavesAndNotes(folder, number // 1_000 - 1), nn.Linear(1, 1)
+        trainer = Trainer(model, nn.MSELoss(), SGD(model.parameters(), lr=0.1), [callback])
+        start = time.perf_counter()
+        trainer.train(Pairs(number), 1, per_device_batch_size=1_000, resume_from=resume_from)
+        return ((callback.first_step or start) - start) * 1e3
+
+    with tempfile.TemporaryDirectory() as folder:
+        train(None)
+        return train(folder)
+
+
+def resume() -> dict[str, float]:
+    """Milliseconds until a run goes on with the last update of an epoch."""
+    return {"ten_thousand": _milliseconds_to_resume(FEW), "a_million": _milliseconds_to_resume(1_000_000)}
+
+
 SCALES: dict[str, Callable[[], dict[str, float]]] = {
     "callbacks": callbacks,
     "memory": memory,
     "metrics": metrics,
+    "resume": resume,
     "seek": seek,
     "start_of_epoch": start_of_epoch,
     "updates": updates,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 import pytest
@@ -42,12 +42,18 @@ def test_each_batch_is_copied_before_the_one_ahead_of_it_is_used(monkeypatch: py
     copying, computing = StandIn("copying", log), StandIn("computing", log)
 
     @contextmanager
-    def within(stream: StandIn) -> Iterator[None]:
+    def within(stream: StandIn) -> Generator[None]:
         log.append(f"on {stream.name}")
         yield
 
-    monkeypatch.setattr(torch.cuda, "Stream", lambda _device: copying)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda _device: computing)
+    def new_stream(_device: torch.device) -> StandIn:
+        return copying
+
+    def current_stream(_device: torch.device) -> StandIn:
+        return computing
+
+    monkeypatch.setattr(torch.cuda, "Stream", new_stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", current_stream)
     monkeypatch.setattr(torch.cuda, "stream", within)
 
     seen: list[int] = []

@@ -25,7 +25,7 @@ def copied_ahead(batches: Iterable[_BatchT], device: torch.device) -> Iterator[_
         device: A CUDA device.
     """
     copies = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch leaves its streams unannotated
-    under_way: list[tuple[_BatchT, torch.cuda.Event]] = []
+    under_way: list[tuple[_BatchT, torch.Event]] = []
     for batch in batches:
         # Memory of an earlier batch may be given to this one: not before everything that was asked of it is computed.
         copies.wait_stream(torch.cuda.current_stream(device))
@@ -39,6 +39,6 @@ def copied_ahead(batches: Iterable[_BatchT], device: torch.device) -> Iterator[_
         yield _once_arrived(*under_way.pop(), device)
 
 
-def _once_arrived(batch: _BatchT, copied: torch.cuda.Event, device: torch.device) -> _BatchT:
+def _once_arrived(batch: _BatchT, copied: torch.Event, device: torch.device) -> _BatchT:
     torch.cuda.current_stream(device).wait_event(copied)
     return batch
