@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import random
+import signal
 import traceback
 from typing import Any
 
@@ -204,3 +206,26 @@ def test_closing_ends_persistent_workers_and_the_loader_can_be_used_again() -> N
     assert not worker.is_alive()
     assert all(torch.equal(batch, other) for batch, other in zip(loader, expected, strict=True))
     loader.close()
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_sigterm_while_workers_start_leaves_them_to_the_main_process(
+    persistent: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Launchers send it to all processes; where the script handles it, no worker ends by it, however early it comes."""
+    main_process, set_num_threads = os.getpid(), torch.set_num_threads
+
+    def hit_as_soon_as_torch_handles_it(number: int) -> None:
+        if os.getpid() != main_process:
+            os.kill(os.getpid(), signal.SIGTERM)
+        set_num_threads(number)
+
+    monkeypatch.setattr(torch, "set_num_threads", hit_as_soon_as_torch_handles_it)
+    before = signal.signal(signal.SIGTERM, lambda _number, _frame: None)
+    try:
+        loader = KeyedDataLoader(TensorDataset(torch.arange(8)), 4, num_workers=2, persistent_workers=persistent)
+        for _ in range(2):
+            assert [batch.tolist() for (batch,) in loader] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+        assert signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
@@ -23,6 +24,7 @@ __all__ = [
     "WholeBatchFetcher",
     "WorkerDataset",
     "WorkerStart",
+    "sigterm_held_back",
 ]
 
 BatchRequest: TypeAlias = tuple[int, list[int]]
@@ -114,8 +116,33 @@ class WorkerStart:
         # Users reach their dataset through the worker info, which refuses plain assignment.
         object.__setattr__(info, "dataset", info.dataset.dataset)
         _leave_first_sigterm_to_the_main_process()
+        _let_sigterm_through()
         if self.worker_init_fn is not None:
             self.worker_init_fn(worker_id)
+
+
+@contextmanager
+def sigterm_held_back() -> Generator[None]:
+    """Within the context, workers may be started: SIGTERM waits until they know what to do about it.
+
+    Until then torch's own handler would end them, and the run with them.
+    """
+    if not _CAN_HOLD_BACK:
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # which workers inherit
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _let_sigterm_through() -> None:
+    if _CAN_HOLD_BACK:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+
+
+_CAN_HOLD_BACK = hasattr(signal, "pthread_sigmask")  # not on Windows
 
 
 def _leave_first_sigterm_to_the_main_process() -> None:

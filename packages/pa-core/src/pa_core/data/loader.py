@@ -15,7 +15,14 @@ from typing_extensions import override
 from pa_core.data.copied_ahead import copied_ahead
 from pa_core.data.device import move_to_device, pin_memory
 from pa_core.data.epoch_plan import EpochBatches, EpochPlan, WorkerRequests
-from pa_core.data.fetching import BatchFetcher, SampleFetcher, WholeBatchFetcher, WorkerDataset, WorkerStart
+from pa_core.data.fetching import (
+    BatchFetcher,
+    SampleFetcher,
+    WholeBatchFetcher,
+    WorkerDataset,
+    WorkerStart,
+    sigterm_held_back,
+)
 from pa_core.data.keyed_random import preserved_streams
 from pa_core.data.loader_checks import (
     check_batch_size,
@@ -262,7 +269,9 @@ class KeyedDataLoader(DataLoader[_SampleT_co]):
             self._worker_loader = self._make_worker_loader()
         self._own_generator.manual_seed(extend_key(plan.key, _WORKER_STREAMS))
         self._iterations += 1
-        return self._receive(iter(self._worker_loader), self._iterations)
+        with sigterm_held_back():
+            batches = iter(self._worker_loader)
+        return self._receive(batches, self._iterations)
 
     def _receive(self, batches: Iterator[Any], iteration: int) -> Iterator[Any]:
         while True:
