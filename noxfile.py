@@ -83,12 +83,13 @@ nox.options.sessions = [
 
 PACKAGES = ROOT / "packages"
 WHEELS = NOX / "wheels"
+COVERAGE = NOX / "coverage"
 CONSTRAINTS = ROOT / "tests" / "constraints.txt"
 UV = shutil.which("uv") or shutil.which("uv", path=Path(sys.executable).parent)
 AT_A_TIME = ("--numprocesses=auto", "--dist=worksteal")  # as many tests as the machine has cores
 CPU = {"ACCELERATE_USE_CPU": "true", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
 
-TEST_TOOLS = ("coverage>=7.10", "hypothesis>=6.140", "pytest>=9", "pytest-timeout>=2.4", "pytest-xdist>=3.8")
+TEST_TOOLS = ("hypothesis>=6.140", "pytest>=9", "pytest-cov>=7", "pytest-timeout>=2.4", "pytest-xdist>=3.8")
 LINT_TOOLS = ("import-linter>=2.13", "ruff")
 BUILD_TOOLS = ("build>=1.3", "hatchling>=1.27", "twine>=6.2", *TEST_TOOLS)
 DOCS_TOOLS = ("furo>=2025.9", "myst-parser>=4", "sphinx>=8.2")
@@ -217,21 +218,24 @@ def tests(session: nox.Session, tested: tuple[Distribution, ...], cell: Cell) ->
     environment = everything(session) if together else alone(session, *tested)
     installed = set[Distribution]().union(*(one.with_ours() for one in tested))
     folders = [one.tests() for one in tested]
-    at_a_time = AT_A_TIME if cell.name == "one_process" else ()
     if together and cell.name == "one_process":
-        folders, at_a_time = ["tests/repository", "tests/crashes"], ()
+        folders = ["tests/repository", "tests/crashes"]
     pytest = [
-        "pytest",
         *folders,
         f"--cell={cell.name}",
         f"--installed={','.join(sorted(one.name for one in installed))}",
-        *at_a_time,
+        *(AT_A_TIME if cell.name == "one_process" else ()),
         *session.posargs,
     ]
     if "coverage" not in READY:
-        environment.run("coverage", "erase")
+        shutil.rmtree(COVERAGE, ignore_errors=True)
         READY.add("coverage")
-    run_in_cell(environment, cell, ["coverage", "run", "-m", *pytest])
+    if cell.ranks == 1:
+        data = COVERAGE / f"data.{'together' if together else tested[0].name}.{cell.name}"
+        covered = Cell(cell.name, env={**cell.env, "COVERAGE_FILE": str(data)})
+        run_in_cell(environment, covered, ["pytest", *pytest, "--cov", "--cov-report=", "--cov-fail-under=0"])
+    else:
+        run_in_cell(environment, cell, ["coverage", "run", "-m", "pytest", *pytest])
 
 
 @nox.session
@@ -254,7 +258,7 @@ def docs(session: nox.Session) -> None:
     environment = everything(session)
     environment.run("sphinx-build", "-n", "-W", "--keep-going", "-E", "-q", "docs", str(NOX / "docs"))
     packages = [one.package for one in DISTRIBUTIONS]
-    environment.run("python", "-m", "pytest", "--doctest-modules", "--pyargs", *packages, env=CPU)
+    environment.run("python", "-m", "pytest", "--doctest-modules", *AT_A_TIME, "--pyargs", *packages, env=CPU)
 
 
 @nox.session

@@ -149,3 +149,20 @@ def test_a_step_of_several_processes_exchanges_nothing_of_its_own() -> None:
 def test_one_more_collective_in_a_callback_is_counted() -> None:
     """The test above would notice."""
     assert collectives_of_a_step(lambda steps: train(steps, Exchanges)) != collectives_of_a_step(train)
+
+
+class ForbidsWaiting(TrainerCallback):
+    """Makes CUDA raise an error for whatever waits for it, in the steps between the fifth and the last."""
+
+    @override
+    def on_train_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
+        torch.cuda.set_sync_debug_mode("error" if FEW // 2 < kwargs["step"] < MANY else "default")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_no_step_on_cuda_waits_for_the_device() -> None:
+    """Batches, losses, the guard against those that are not finite, and the progress never hold up a step."""
+    try:
+        train(MANY, *DEFAULT_CALLBACKS, ForbidsWaiting)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

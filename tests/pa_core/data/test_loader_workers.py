@@ -12,11 +12,14 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import SGD
 from torch.utils.data import Dataset, TensorDataset, get_worker_info
 from typing_extensions import override
 
+from pa_core import AnyTrainer, Trainer, TrainerCallback
 from pa_core.data import KeyedDataLoader, preserved_streams
+from pa_core.testing import TinyClassifier, make_classification
 from tests.pa_core.data.drawing import Drawing, draw_after, samples_by_index
 
 pytestmark = pytest.mark.filterwarnings(
@@ -229,3 +232,23 @@ def test_a_sigterm_while_workers_start_leaves_them_to_the_main_process(
         assert signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_no_worker_outlives_a_run_that_failed(persistent: bool) -> None:
+    """Not even while the exception, and with it everything that it passed through, is still held."""
+    model = TinyClassifier()
+    trainer = Trainer(model, nn.CrossEntropyLoss(), SGD(model.parameters(), lr=0.1), callbacks=[Fails])
+    workers = {"num_workers": 2, "persistent_workers": persistent}
+    with pytest.raises(OSError, match="no space left") as held:
+        trainer.train(make_classification(64), 1, train_dataloader_kwargs=workers)
+    assert held.tb is not None
+    assert multiprocessing.active_children() == []
+
+
+class Fails(TrainerCallback):
+    """Fails in mid-epoch."""
+
+    @override
+    def on_train_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
+        raise OSError("no space left")

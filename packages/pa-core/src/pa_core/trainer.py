@@ -1287,9 +1287,10 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
     def _create_dataloader(
         self, dataset: Dataset[Any], kwargs: dict[str, Any], split: Literal["train", "eval"]
     ) -> SizedIterable[Any]:
-        kwargs = {"collate_fn": self.collate_fn, "persistent_workers": kwargs["num_workers"] > 0, **kwargs}
+        kwargs = {"collate_fn": self.collate_fn, **kwargs}
         if isinstance(dataset, IterableDataset) or not kwargs.keys().isdisjoint(("sampler", "batch_sampler")):
             return plain_dataloader(dataset, kwargs)
+        kwargs = {"persistent_workers": kwargs["num_workers"] > 0, **kwargs}
         return KeyedDataLoader(
             dataset,
             split=split,
