@@ -43,8 +43,8 @@ def main() -> None:
             measured += of_comparison
             for row in of_comparison:
                 print_row(row.cells, "" if row.keeps_promise is None else ("kept" if row.keeps_promise else "MISSED"))
-    if arguments.write:
-        TABLE.write_text(as_page(measured, arguments.rounds))
+            if arguments.write:
+                TABLE.write_text(as_page(measured, arguments.rounds))
 
 
 def run_round(comparison: Comparison, peers: dict[str, str], number: int) -> dict[str, float]:
