@@ -15,7 +15,7 @@ import sys
 import torch
 import torch.distributed as dist
 
-from tests.benchmarks.measures import loop_named, time_of_run
+from tests.benchmarks.measures import loop_named, time_of_step
 from tests.benchmarks.processes import publish
 from tests.benchmarks.tasks import TASKS
 
@@ -31,7 +31,7 @@ def main(task: str, *loops: str) -> None:
         for _ in range(ROUNDS + 1):
             for loop in loops:
                 dist.barrier()
-                times[loop].append(time_of_run(TASKS[task](), loop_named(loop)))
+                times[loop].append(time_of_step(TASKS[task](), loop_named(loop).train))
     dist.destroy_process_group()  # threads of gloo that live on abort some processes at their end
     if os.environ["RANK"] == "0":
         publish(**{loop: statistics.median(taken[1:]) for loop, taken in times.items()})

@@ -22,7 +22,7 @@ import torch
 from tests.benchmarks.processes import publish
 from tests.benchmarks.tasks import TASKS, Task
 
-__all__ = ["MEASURES", "loop_named", "time_of_run"]
+__all__ = ["MEASURES", "loop_named", "time_of_step"]
 
 REPEATS = 5
 
@@ -44,14 +44,23 @@ def loop_named(name: str) -> Loop:
 
 def step(make_task: Callable[[], Task], loop: Loop) -> float:
     """Microseconds of a training step: a whole run, its preparation and the edges of its epochs included."""
-    loop.train(make_task(), 1)
-    return statistics.median(time_of_run(make_task(), loop) for _ in range(REPEATS))
+    return _median_of_step(make_task, loop.train)
 
 
-def time_of_run(task: Task, loop: Loop) -> float:
-    """Microseconds of a training step of one run."""
+def evaluation(make_task: Callable[[], Task], loop: Loop) -> float:
+    """Microseconds of a step of an evaluation."""
+    return _median_of_step(make_task, loop.evaluate)
+
+
+def _median_of_step(make_task: Callable[[], Task], run: Callable[[Task, int], None]) -> float:
+    run(make_task(), 1)
+    return statistics.median(time_of_step(make_task(), run) for _ in range(REPEATS))
+
+
+def time_of_step(task: Task, run: Callable[[Task, int], None]) -> float:
+    """Microseconds of a step of one run over the epochs of the task."""
     start = time.perf_counter()
-    loop.train(task, task.num_epochs)
+    run(task, task.num_epochs)
     return (time.perf_counter() - start) / (task.num_epochs * _steps(task)) * 1e6
 
 
@@ -78,18 +87,6 @@ def edge(make_task: Callable[[], Task], loop: Loop) -> float:
     loop.train(task, task.num_epochs)
     firsts = range(_steps(task), len(begun), _steps(task))
     return statistics.median(begun[first] - updated[first - 1] for first in firsts) * 1e6
-
-
-def evaluation(make_task: Callable[[], Task], loop: Loop) -> float:
-    """Microseconds of a step of an evaluation."""
-    loop.evaluate(make_task(), 1)
-    return statistics.median(_time_of_evaluation(make_task(), loop) for _ in range(REPEATS))
-
-
-def _time_of_evaluation(task: Task, loop: Loop) -> float:
-    start = time.perf_counter()
-    loop.evaluate(task, task.num_epochs)
-    return (time.perf_counter() - start) / (task.num_epochs * _steps(task)) * 1e6
 
 
 def memory(make_task: Callable[[], Task], loop: Loop) -> float:

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, Sampler, TensorDataset
 from typing_extensions import override
 
-__all__ = ["TASKS", "Task"]
+__all__ = ["TASKS", "Task", "training_loader"]
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,18 @@ class Task:
     num_epochs: int
     accumulation: int = 1
     num_workers: int = 0
+
+
+def training_loader(task: Task, sampler: Sampler[int] | None = None) -> DataLoader[Any]:
+    """The loader of every loop that needs one made by hand, shuffled unless a sampler shares the samples."""
+    return DataLoader(
+        task.dataset,
+        batch_size=task.batch_size,
+        shuffle=sampler is None,
+        sampler=sampler,
+        num_workers=task.num_workers,
+        persistent_workers=task.num_workers > 0,
+    )
 
 
 def digits() -> Task:

@@ -39,6 +39,14 @@ def regression(num_samples: int) -> TensorDataset:
     return TensorDataset(*(tensor.double() for tensor in make_regression(num_samples).tensors))
 
 
+class ReadsLate(Trainer):
+    """Reads what the processes agreed on two updates late, as on an accelerator."""
+
+    @override
+    def training_run_start(self) -> None:
+        self._late_reader = LateReader(delay=2)
+
+
 def small_network(seed: int = 0) -> nn.Module:
     """A network with smooth activations in double precision, the same on each rank."""
     torch.manual_seed(seed)
@@ -275,11 +283,6 @@ def test_augmentation_does_not_depend_on_the_number_of_ranks() -> None:
 def test_ranks_that_read_late_still_stop_at_the_same_update() -> None:
     """Where the answer is read two updates later, as on an accelerator, all ranks stop at the same later update."""
 
-    class ReadsLate(Trainer):
-        @override
-        def training_run_start(self) -> None:
-            self._late_reader = LateReader(delay=2)
-
     class StopsOnRankOne(TrainerCallback):
         @override
         def on_train_step_end(
@@ -301,11 +304,6 @@ def test_ranks_that_read_late_still_stop_at_the_same_update() -> None:
 
 def test_a_stop_at_the_start_of_an_epoch_is_in_time_on_an_accelerator() -> None:
     """Asked for by one process when an epoch starts, it comes before the first update, which waits for the answer."""
-
-    class ReadsLate(Trainer):
-        @override
-        def training_run_start(self) -> None:
-            self._late_reader = LateReader(delay=2)
 
     class StopsOnRankOne(TrainerCallback):
         @override

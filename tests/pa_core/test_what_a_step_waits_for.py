@@ -44,6 +44,12 @@ class Reads(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+def counts_of_a_step(count: Callable[[int], Counter[str]]) -> dict[str, float]:
+    """What is counted in a run of so many steps, for a step in the steady state."""
+    few, many = count(FEW), count(MANY)
+    return {name: (many[name] - few[name]) / (MANY - FEW) for name in many if many[name] != few[name]}
+
+
 def reads_of_a_step(run: Callable[[int], object]) -> dict[str, float]:
     """How often each function that reads a tensor is called in a step of a run of so many steps."""
 
@@ -53,8 +59,7 @@ def reads_of_a_step(run: Callable[[int], object]) -> dict[str, float]:
             run(steps)
         return reads.counts
 
-    few, many = count(FEW), count(MANY)
-    return {name: (many[name] - few[name]) / (MANY - FEW) for name in many if many[name] != few[name]}
+    return counts_of_a_step(count)
 
 
 def trainer_with(callbacks: list[CallbackLike]) -> Trainer:
@@ -112,14 +117,13 @@ def collectives_of_a_step(run: Callable[[int], object]) -> dict[str, float]:
         entries: Any = profile.key_averages()
         return Counter({entry.key: entry.count for entry in entries if entry.key.startswith("c10d::")})
 
-    few, many = count(FEW), count(MANY)
-    return {name: (many[name] - few[name]) / (MANY - FEW) for name in many if many[name] != few[name]}
+    return counts_of_a_step(count)
 
 
-def train_by_hand(steps: int, *, buffers: bool = False) -> None:
+def train_by_hand(steps: int) -> None:
     """The loop by hand over as many batches."""
     inputs, targets = make_classification(BATCH_SIZE).tensors
-    model = DistributedDataParallel(TinyClassifier(batch_norm=buffers))
+    model = DistributedDataParallel(TinyClassifier())
     optimizer = SGD(model.parameters(), lr=0.1)
     for _ in range(steps):
         loss: Tensor = nn.functional.cross_entropy(model(inputs), targets)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from tests.benchmarks.tasks import Task
+from tests.benchmarks.tasks import Task, training_loader
 
 __all__ = ["evaluate", "train"]
 
@@ -22,13 +22,7 @@ def accelerator(**kwargs: Any) -> Any:
 def train(task: Task, num_epochs: int) -> None:
     """Train on any number of processes."""
     accelerate = accelerator(gradient_accumulation_steps=task.accumulation)
-    loader: Any = DataLoader(
-        task.dataset,
-        batch_size=task.batch_size,
-        shuffle=True,
-        num_workers=task.num_workers,
-        persistent_workers=task.num_workers > 0,
-    )
+    loader: Any = training_loader(task)
     model, optimizer, loader = accelerate.prepare(task.model, task.optimizer, loader)
     for _ in range(num_epochs):
         model.train()

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
-from tests.benchmarks.tasks import Task
+from tests.benchmarks.tasks import Task, training_loader
 
 __all__ = ["evaluate", "train"]
 
@@ -28,29 +28,15 @@ def train(task: Task, num_epochs: int) -> None:
 
 def train_on_one_process(task: Task, num_epochs: int) -> None:
     """One update for each batch."""
-    model, optimizer, loss_func = task.model, task.optimizer, task.loss_func
-    loader = DataLoader(
-        task.dataset,
-        batch_size=task.batch_size,
-        shuffle=True,
-        num_workers=task.num_workers,
-        persistent_workers=task.num_workers > 0,
-    )
+    loader = training_loader(task)
     for _ in range(num_epochs):
-        model.train()
-        total = 0.0
-        for inputs, targets in loader:
-            loss = loss_func(model(inputs), targets)
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            total += loss.item() * len(targets)
+        train_epoch(task, task.model, loader)
 
 
 def train_with_accumulation(task: Task, num_epochs: int) -> None:
     """One update for several batches, and for what is left at the end of an epoch."""
     model, optimizer, loss_func = task.model, task.optimizer, task.loss_func
-    loader = DataLoader(task.dataset, batch_size=task.batch_size, shuffle=True, num_workers=task.num_workers)
+    loader = training_loader(task)
     for _ in range(num_epochs):
         model.train()
         total = 0.0
@@ -68,19 +54,24 @@ def train_on_several_processes(task: Task, num_epochs: int) -> None:
     if not dist.is_initialized():
         dist.init_process_group("gloo")
     model: nn.Module = DistributedDataParallel(task.model)
-    optimizer, loss_func = task.optimizer, task.loss_func
     sampler: DistributedSampler[Any] = DistributedSampler(task.dataset)
-    loader = DataLoader(task.dataset, batch_size=task.batch_size, sampler=sampler, num_workers=task.num_workers)
+    loader = training_loader(task, sampler)
     for epoch in range(num_epochs):
         sampler.set_epoch(epoch)
-        model.train()
-        total = 0.0
-        for inputs, targets in loader:
-            loss = loss_func(model(inputs), targets)
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            total += loss.item() * len(targets)
+        train_epoch(task, model, loader)
+
+
+def train_epoch(task: Task, model: nn.Module, loader: DataLoader[Any]) -> None:
+    """One update for each batch of the loader."""
+    optimizer, loss_func = task.optimizer, task.loss_func
+    model.train()
+    total = 0.0
+    for inputs, targets in loader:
+        loss = loss_func(model(inputs), targets)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        total += loss.item() * len(targets)
 
 
 def evaluate(task: Task, times: int) -> None:

@@ -9,9 +9,9 @@ from typing import Any
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, DistributedSampler
+from torch.utils.data import DistributedSampler
 
-from tests.benchmarks.tasks import Task
+from tests.benchmarks.tasks import Task, training_loader
 
 __all__ = ["train"]
 
@@ -26,14 +26,7 @@ def train(task: Task, num_epochs: int) -> None:
         if not dist.is_initialized():
             dist.init_process_group("gloo")
         model, sampler = DistributedDataParallel(model), DistributedSampler(task.dataset)
-    loader = DataLoader(
-        task.dataset,
-        batch_size=task.batch_size,
-        shuffle=sampler is None,
-        sampler=sampler,
-        num_workers=task.num_workers,
-        persistent_workers=task.num_workers > 0,
-    )
+    loader = training_loader(task, sampler)
     trainer = engine.create_supervised_trainer(
         model, task.optimizer, task.loss_func, gradient_accumulation_steps=task.accumulation
     )

@@ -7,9 +7,7 @@ import os
 import tempfile
 from typing import Any
 
-from torch.utils.data import DataLoader
-
-from tests.benchmarks.tasks import Task
+from tests.benchmarks.tasks import Task, training_loader
 
 __all__ = ["train"]
 
@@ -33,13 +31,7 @@ def train(task: Task, num_epochs: int) -> None:
             return task.optimizer
 
     processes = int(os.environ.get("WORLD_SIZE", "1"))
-    loader = DataLoader(
-        task.dataset,
-        batch_size=task.batch_size,
-        shuffle=True,
-        num_workers=task.num_workers,
-        persistent_workers=task.num_workers > 0,
-    )
+    loader = training_loader(task)
     with tempfile.TemporaryDirectory() as folder:
         trainer = pl.Trainer(
             accelerator="cpu",
