@@ -14,7 +14,7 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
-from tests.benchmarks.comparisons import COMPARISONS, PEERS, Comparison
+from tests.benchmarks.comparisons import COMPARISONS, Comparison
 from tests.benchmarks.processes import ROOT, measure
 from tests.benchmarks.report import HEADER, Row, rows
 
@@ -25,26 +25,37 @@ def main() -> None:
     """Measure what the command line asks for."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
     parser.add_argument("words", nargs="*", help="measure what has one of these words in its name; by default all")
-    parser.add_argument("--rounds", type=int, default=5, help="how often each variant has its turn")
+    parser.add_argument("--rounds", type=int, default=5, help="how often each variant has its turn, at least once")
     parser.add_argument("--write", action="store_true", help=f"write the table to {TABLE.relative_to(ROOT)}")
     parser.add_argument(
-        "--peer", action="append", default=[], metavar="NAME=PYTHON", help=f"also measure one of {', '.join(PEERS)}"
+        "--peer",
+        action="append",
+        default=[],
+        metavar="NAME=PYTHON",
+        help="also measure this file of loops/, with this interpreter",
     )
     arguments = parser.parse_args()
     if arguments.write and arguments.words:
         parser.error("--write is for the whole table: leave the words out")
+    if arguments.rounds < 1:
+        parser.error(f"--rounds {arguments.rounds}: each variant needs at least one turn")
+    if unknown := [peer for peer in arguments.peer if "=" not in peer]:
+        parser.error(f"--peer {unknown[0]}: expected NAME=PYTHON, as in --peer ignite=/path/to/its/python")
+    chosen = [one for one in COMPARISONS if not arguments.words or any(word in one.name for word in arguments.words)]
+    if not chosen:
+        names = "\n  ".join(one.name for one in COMPARISONS)
+        parser.error(f"none of {arguments.words} is in the name of a comparison. There are:\n  {names}")
     peers = dict(peer.split("=", 1) for peer in arguments.peer)
     measured: list[Row] = []
     print_row(HEADER)
-    for comparison in COMPARISONS:
-        if not arguments.words or any(word in comparison.name for word in arguments.words):
-            rounds = min(arguments.rounds, comparison.rounds or arguments.rounds)
-            of_comparison = rows(comparison, [run_round(comparison, peers, number) for number in range(rounds)])
-            measured += of_comparison
-            for row in of_comparison:
-                print_row(row.cells, "" if row.keeps_promise is None else ("kept" if row.keeps_promise else "MISSED"))
-            if arguments.write:
-                TABLE.write_text(as_page(measured, arguments.rounds))
+    for comparison in chosen:
+        rounds = min(arguments.rounds, comparison.rounds or arguments.rounds)
+        of_comparison = rows(comparison, [run_round(comparison, peers, number) for number in range(rounds)])
+        measured += of_comparison
+        for row in of_comparison:
+            print_row(row.cells, "" if row.keeps_promise is None else ("kept" if row.keeps_promise else "MISSED"))
+        if arguments.write:
+            TABLE.write_text(as_page(measured, arguments.rounds))
 
 
 def run_round(comparison: Comparison, peers: dict[str, str], number: int) -> dict[str, float]:

@@ -5,12 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["COMPARISONS", "PEERS", "Comparison"]
+__all__ = ["COMPARISONS", "Comparison"]
 
 LOOPS = ("by_hand", "by_accelerate", "ours_bare", "ours")
-
-PEERS = ("pytorch_accelerated", "lightning", "ignite", "transformers")
-"""Other trainers, each in an environment of its own."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils.data import Subset
 
-from tests.benchmarks.__main__ import as_page
+from tests.benchmarks.__main__ import as_page, main
 from tests.benchmarks.comparisons import COMPARISONS
 from tests.benchmarks.processes import ROOT
 from tests.benchmarks.report import rows
@@ -68,6 +68,25 @@ def test_one_command_prints_the_table() -> None:
     assert launched.status == 0
     (row,) = [line for line in launched.output.splitlines() if "pa core" in line]
     assert row.endswith(("kept", "MISSED"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["epohc"], "There are:\n  a step, data in memory"),
+        (["--rounds", "0"], "at least one turn"),
+        (["--peer", "ignite"], "expected NAME=PYTHON"),
+        (["epoch", "--write"], "leave the words out"),
+    ],
+)
+def test_what_cannot_be_measured_is_said_before_anything_is(
+    arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A word that no comparison has, no rounds, a trainer without its interpreter, a part of the table to write."""
+    monkeypatch.setattr(sys, "argv", ["benchmarks", *arguments])
+    with pytest.raises(SystemExit):
+        main()
+    assert message in capsys.readouterr().err
 
 
 def test_figures_are_compared_within_their_round() -> None:
