@@ -211,7 +211,7 @@ def test_each_parameter_group_has_its_rate(tmp_path: Path) -> None:
     assert {name for name in curves if "rate" in name} == {"train/learning_rate_0", "train/learning_rate_1"}
 
 
-def test_between_reports_nothing_is_read_from_tensors() -> None:
+def test_between_reports_nothing_is_read_from_tensors(tmp_path: Path) -> None:
     """A tracker reads no tensor in the updates between its reports: on an accelerator each reading is a wait."""
 
     def readings(*callbacks: TrainerCallback) -> int:
@@ -221,9 +221,9 @@ def test_between_reports_nothing_is_read_from_tensors() -> None:
         counted: Any = profile.key_averages()
         return sum(entry.count for entry in counted if entry.key == "aten::_local_scalar_dense")
 
-    rare = TrackerCallback("tensorboard", "run", every_n_updates=1000)
+    rare = TrackerCallback("tensorboard", "run", logging_dir=tmp_path, every_n_updates=1000)
     assert readings(rare) == readings()
-    assert readings(TrackerCallback("tensorboard", "run", every_n_updates=1)) > readings()
+    assert readings(TrackerCallback("tensorboard", "run", logging_dir=tmp_path, every_n_updates=1)) > readings()
 
 
 @pytest.mark.parametrize(
