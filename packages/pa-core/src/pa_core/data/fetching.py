@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, get_worker_info
+from torch.utils.data import Dataset
 from typing_extensions import override
 
 from pa_core.data.keyed_random import seed_streams
@@ -23,8 +21,6 @@ __all__ = [
     "SampleFetcher",
     "WholeBatchFetcher",
     "WorkerDataset",
-    "WorkerStart",
-    "sigterm_held_back",
 ]
 
 BatchRequest: TypeAlias = tuple[int, list[int]]
@@ -98,57 +94,3 @@ class WorkerDataset(Dataset[Any]):
     def __getitem__(self, index: BatchRequest) -> Any:
         key, indices = index
         return self.fetcher(key, torch.tensor(indices))
-
-
-@dataclass(frozen=True)
-class WorkerStart:
-    """Makes a worker look as under a plain loader, then calls the user's ``worker_init_fn``.
-
-    Attributes:
-        worker_init_fn: The user's function, if there is one.
-    """
-
-    worker_init_fn: Callable[[int], None] | None
-
-    def __call__(self, worker_id: int) -> None:
-        """Prepare the worker with this number."""
-        info: Any = get_worker_info()
-        # Users reach their dataset through the worker info, which refuses plain assignment.
-        object.__setattr__(info, "dataset", info.dataset.dataset)
-        _leave_first_sigterm_to_the_main_process()
-        _let_sigterm_through()
-        if self.worker_init_fn is not None:
-            self.worker_init_fn(worker_id)
-
-
-@contextmanager
-def sigterm_held_back() -> Generator[None]:
-    """Within the context, workers may be started: SIGTERM waits until they know what to do about it.
-
-    Until then torch's own handler would end them, and the run with them.
-    """
-    if not _CAN_HOLD_BACK:
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # which workers inherit
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _let_sigterm_through() -> None:
-    if _CAN_HOLD_BACK:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-
-
-_CAN_HOLD_BACK = hasattr(signal, "pthread_sigmask")  # not on Windows
-
-
-def _leave_first_sigterm_to_the_main_process() -> None:
-    """Where the script handles SIGTERM, let it: launchers send it to all processes, and torch's workers end by it.
-
-    The second one ends the worker, so that it cannot keep the main process from ending.
-    """
-    if callable(signal.getsignal(signal.SIGTERM)):  # inherited, if the worker was forked
-        signal.signal(signal.SIGTERM, lambda number, _frame: signal.signal(number, signal.SIG_DFL))

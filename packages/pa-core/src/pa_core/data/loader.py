@@ -15,14 +15,7 @@ from typing_extensions import override
 from pa_core.data.copied_ahead import copied_ahead
 from pa_core.data.device import move_to_device, pin_memory
 from pa_core.data.epoch_plan import EpochBatches, EpochPlan, WorkerRequests
-from pa_core.data.fetching import (
-    BatchFetcher,
-    SampleFetcher,
-    WholeBatchFetcher,
-    WorkerDataset,
-    WorkerStart,
-    sigterm_held_back,
-)
+from pa_core.data.fetching import BatchFetcher, SampleFetcher, WholeBatchFetcher, WorkerDataset
 from pa_core.data.keyed_random import preserved_streams
 from pa_core.data.loader_checks import (
     check_batch_size,
@@ -33,6 +26,7 @@ from pa_core.data.loader_checks import (
 )
 from pa_core.data.order import EpochOrder, extend_key
 from pa_core.data.split import EvalSplit, Split, TrainSplit
+from pa_core.data.worker_start import WorkerStart, sigterm_held_back
 from pa_core.errors import ConfigurationError
 
 __all__ = ["KeyedDataLoader"]
