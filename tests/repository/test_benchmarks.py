@@ -28,7 +28,7 @@ def test_all_loops_do_the_same_work(name: str) -> None:
     size = TASKS[name]().batch_size
     for loop in LOOPS:
         task = TASKS[name]()
-        task = replace(task, dataset=Subset(task.dataset, range(3 * size + 1)))
+        task = replace(task, dataset=Subset(task.dataset, range(4 * size + 1)))
         sizes, updates = list[int](), list[int]()
 
         def note_size(_model: object, inputs: Any, sizes: list[int] = sizes) -> None:
@@ -41,7 +41,7 @@ def test_all_loops_do_the_same_work(name: str) -> None:
         task.optimizer.register_step_post_hook(note_update)
         importlib.import_module(f"tests.benchmarks.loops.{loop}").train(task, 2)
         work.append((sizes, len(updates)))
-    assert work[0][0][:4] == [size] * 3 + [1]
+    assert work[0][0][:5] == [size] * 4 + [1]
     assert work == work[:1] * len(LOOPS)
 
 
