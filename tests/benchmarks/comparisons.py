@@ -47,7 +47,7 @@ def _of_averages(network: str) -> Comparison:
     return Comparison(
         f"an update of the average of a {network}",
         f"averaging {network}",
-        ("flat_lerp", "state_dict_loop", "model_ema"),
+        ("flat_lerp", "fused_lerp", "state_dict_loop", "model_ema"),
         limit=1.15,
         in_one_process=True,
     )

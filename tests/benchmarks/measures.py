@@ -24,7 +24,7 @@ from tests.benchmarks.tasks import TASKS, Task
 
 __all__ = ["MEASURES", "loop_named", "time_of_step"]
 
-REPEATS = 5
+REPEATS = 3
 
 
 class Loop(Protocol):

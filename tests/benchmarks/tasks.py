@@ -121,7 +121,7 @@ def text() -> Task:
     model = SmallTransformer()
     dataset = TensorDataset(tokens[:, :-1], tokens[:, 1:])
     optimizer = AdamW(model.parameters(), lr=1e-3)
-    return Task(model, optimizer, nn.CrossEntropyLoss(), dataset, batch_size=8, num_epochs=2, accumulation=4)
+    return Task(model, optimizer, nn.CrossEntropyLoss(), dataset, batch_size=8, num_epochs=1, accumulation=4)
 
 
 TASKS: dict[str, Callable[[], Task]] = {

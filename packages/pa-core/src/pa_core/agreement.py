@@ -81,14 +81,16 @@ class GradientAgreement:
     def add_to(self, loss: Tensor, values: Sequence[float]) -> Tensor:
         """Return the loss of a synchronised backward pass with the numbers of this process; its value is kept."""
         if values != self._last[0]:  # mostly nothing is asked for, as in the update before
-            self._last = values, to_device(values, self._values.dtype, self._values.device)
+            # Gradients are averaged: the mean of so many times the values is their sum.
+            times = [value * self._num_processes for value in values]
+            self._last = values, to_device(times, self._values.dtype, self._values.device)
         return loss + torch.dot(self._values, self._last[1]).to(loss.dtype)
 
     def sums(self) -> Tensor:
         """Return the sums over all processes after the synchronised backward pass, on the device."""
         gradient = self._values.grad
         self._values.grad = None
-        return torch.zeros_like(self._values) if gradient is None else gradient * self._num_processes
+        return torch.zeros_like(self._values) if gradient is None else gradient
 
 
 class LateReader:

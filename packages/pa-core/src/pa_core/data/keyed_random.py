@@ -49,7 +49,8 @@ def preserved_streams() -> Generator[None]:
     numpy_random = _numpy_random()
     python_state = random.getstate()
     torch_state = torch.default_generator.get_state()
-    numpy_state = None if numpy_random is None else numpy_random.get_state()
+    # The dictionary, since the tuple takes longer to put back.
+    numpy_state = None if numpy_random is None else numpy_random.get_state(legacy=False)
     try:
         yield
     finally:
