@@ -16,7 +16,17 @@ from torch.optim import Optimizer
 from torch.utils.data import Dataset, IterableDataset
 from typing_extensions import override
 
-from pa_core import _accelerate, agreement, checkpoint, distributed, failures, forks, supported, training_state
+from pa_core import (
+    _accelerate,
+    agreement,
+    checkpoint,
+    distributed,
+    failures,
+    forks,
+    supported,
+    trainer_inputs,
+    training_state,
+)
 from pa_core.accumulation import MicroBatch, count_steps, micro_batches
 from pa_core.any_trainer import AnyTrainer
 from pa_core.callbacks.base import CallbackHandler, CallbackLike
@@ -53,7 +63,7 @@ from pa_core.run_config import TrainerRunConfig, check_clip_threshold, check_cou
 from pa_core.step_output import check_step_output, count_items
 from pa_core.storage import encode
 from pa_core.tracking import InMemoryRunHistory, LossTracker, RunHistory
-from pa_core.training_state import Phase, Position, SavedRun, StateRequest, StateSaver, UsersLoader, Wish
+from pa_core.training_state import Phase, Position, RunLoaders, SavedRun, StateRequest, StateSaver, Wish
 from pa_core.types import (
     BatchT,
     LossFunction,
@@ -153,7 +163,6 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
     _interruptible: Phase | None
     _interrupted_evaluation: Phase | None
     _streams_before_evaluation: dict[str, Any] | None
-    _loader_in_use: UsersLoader | None
 
     def __init__(
         self,
@@ -288,7 +297,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             check_count("max_num_train_steps", max_num_train_steps)
         check_clip_threshold("gradient_clip_value", gradient_clip_value)
         check_clip_threshold("gradient_clip_norm", gradient_clip_norm)
-        _check_optimizer(self.model, self.optimizer)
+        trainer_inputs.check_optimizer(self.model, self.optimizer)
         training_state.check_allowed_names(resume_allow)
         self.train_dataset = train_dataset
         self.eval_dataset = eval_dataset
@@ -437,9 +446,9 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         factory = self.create_scheduler_fn
         if factory is None:
             return None
-        _check_scheduler_factory(factory)
+        trainer_inputs.check_scheduler_factory(factory)
         scheduler = resolve_placeholders(factory, self._placeholder_values())(self.optimizer)
-        _check_scheduler(scheduler)
+        trainer_inputs.check_scheduler(scheduler)
         return scheduler
 
     def calculate_train_batch_loss(self, batch: BatchT) -> OutputT_co:
@@ -520,6 +529,11 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         """Whether no epoch is left, for a run that goes on perhaps before its first one."""
         return self._begins_at is Phase.NOTHING or self.num_epochs_completed >= self.run_config.num_epochs
 
+    @property
+    def _is_at_last_update(self) -> bool:
+        """Whether all updates are made, perhaps in mid-epoch."""
+        return self.num_updates_completed == self.run_config.max_num_train_steps
+
     def _run_epoch(self) -> None:
         """Train an epoch, unless it is trained already, and evaluate."""
         if not self._begins(Phase.EVALUATION):
@@ -548,7 +562,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self._go_on_in_mid_epoch(train_dl)
         for step, (micro_batch, batch) in enumerate(self._micro_batches(train_dl), start=self._steps_of_epoch + 1):
             self._run_train_step(batch, micro_batch, step)
-            if self.num_updates_completed == self.run_config.max_num_train_steps:
+            if self._is_at_last_update:
                 break
         self._call_hook(self.train_epoch_end)
         self._record_epoch_loss("train_loss_epoch")
@@ -729,7 +743,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
 
     def _micro_batches(self, train_dl: SizedIterable[BatchT]) -> Iterator[tuple[MicroBatch, BatchT]]:
         """The rest of the epoch, unless the run had its last update before it was interrupted."""
-        if self.num_updates_completed == self.run_config.max_num_train_steps:
+        if self._is_at_last_update:
             return iter(())
         return micro_batches(
             train_dl,
@@ -742,7 +756,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
 
     def _training_batches(self, train_dl: SizedIterable[BatchT]) -> Iterable[BatchT]:
         """The batches of the rest of the epoch on the device; of a loader of the user's own, none is read ahead."""
-        loader = self._users_loader(train_dl)
+        loader = self._run_loaders.of_users_own(train_dl)
         if loader is None:
             return self._batches(train_dl)
         limit = batches_of_slices(train_dl)
@@ -753,15 +767,6 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         if is_keyed(innermost(loader)):
             return loader
         return (move_to_device(batch, self.device) for batch in loader)
-
-    def _users_loader(self, train_dl: SizedIterable[BatchT]) -> UsersLoader | None:
-        """What is known of the training loader if its order is the user's own."""
-        loader = innermost(train_dl)
-        if is_keyed(loader):
-            return None
-        if self._loader_in_use is None or self._loader_in_use.loader is not loader:
-            self._loader_in_use = UsersLoader(cast("SizedIterable", loader), self.device)
-        return self._loader_in_use
 
     def _record_epoch_loss(self, metric_name: str) -> None:
         """Record the mean loss over all samples of the epoch on all processes, unless one of them asked to stop."""
@@ -939,7 +944,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         """Give callbacks and random streams what they had, in the place where the saved run had got to."""
         if self._saved_run is None or self._begins_in_mid_epoch:
             return
-        self._put_loaders_back()
+        self._run_loaders.go_on_between_epochs(self, self._saved_run, self._settings or {})
         self._saved_run.restore_callbacks(self)
         self._saved_run.restore_streams(self)
         self._begins(Phase.EPOCH)
@@ -949,9 +954,18 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         saved = self._saved_run
         if saved is None or not self._begins_in_mid_epoch:
             return
+        settings = self._settings or {}
         self._samples_of_epoch = saved.position.samples
-        self._steps_of_epoch = saved.steps_in_epoch(self._settings or {})
-        self._put_loaders_in_mid_epoch(saved, train_dl)
+        self._steps_of_epoch = saved.steps_in_epoch(settings)
+        self._run_loaders.go_on_in_mid_epoch(
+            self,
+            train_dl,
+            saved,
+            settings,
+            steps=self._steps_of_epoch,
+            is_at_end=self._steps_of_epoch >= len(train_dl) or self._is_at_last_update,
+            report=lambda steps: self._call_event("on_train_steps_passed_over", steps=steps),
+        )
         saved.restore_losses(self)
         saved.restore_callbacks(self)
         saved.restore_streams(self)
@@ -963,34 +977,6 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
                 self._reach_safe_point(Phase.STEP)
             self._is_at_update = False
         self._begins_at = None
-
-    def _put_loaders_back(self) -> None:
-        """Bring loaders of the user's own to where they were between two epochs, before random streams are restored."""
-        saved, settings = cast("SavedRun", self._saved_run), self._settings or {}
-        in_training, in_evaluation = (saved.state_of_loader(name, settings) for name in ("training", "evaluation"))
-        loader = self._users_loader(self.train_dataloader)
-        if loader is not None and in_training is not None and not self._begins_in_mid_epoch:
-            loader.go_on_between_epochs(in_training)
-        if in_evaluation is not None:
-            training_state.restore_between_epochs(innermost(self.eval_dataloader), in_evaluation)
-
-    def _put_loaders_in_mid_epoch(self, saved: SavedRun, train_dl: SizedIterable[BatchT]) -> None:
-        """As above, and the training loader to its place in the epoch, if any of it is left."""
-        self._put_loaders_back()
-        steps, loader = self._steps_of_epoch, self._users_loader(train_dl)
-        state = saved.state_of_loader("training", self._settings or {})
-
-        def report(steps: int) -> None:
-            self._call_event("on_train_steps_passed_over", steps=steps)
-
-        if loader is None:
-            report(steps)
-        elif steps >= len(train_dl) or self.num_updates_completed == self.run_config.max_num_train_steps:
-            loader.go_on_at_the_end(state)
-            report(steps)
-        else:
-            self.print(f"Going on in mid-epoch. {loader.describe_way(state, steps)}")
-            loader.go_on_in_mid_epoch(state, steps, report)
 
     def _go_on_from_the_end(self) -> None:
         """Leave the random streams as a run that was complete had left them."""
@@ -1040,12 +1026,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
 
     def _describe_run_to_save(self, position: Position) -> training_state.Run:
         loader = innermost(self.train_dataloader)
-        users_loader = self._users_loader(self.train_dataloader)
         in_mid_epoch = position.phase in (Phase.STEP, Phase.INTERMEDIATE_EVALUATION)
-        loaders = {"training": None if users_loader is None else users_loader.capture(in_mid_epoch=in_mid_epoch)}
-        loader_of_evaluation = innermost(self.eval_dataloader)
-        if not (self.eval_dataloader is None or is_keyed(loader_of_evaluation)):
-            loaders["evaluation"] = training_state.capture_between_epochs(loader_of_evaluation)
         return training_state.Run(
             position=position,
             seed=self._seed or 0,
@@ -1053,7 +1034,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             settings=self._settings or {},
             hyperparameters=self._asked_of_optimizer,
             nominal_items=self._item_shares.nominal,
-            loaders=loaders,
+            loaders=self._run_loaders.capture(self, in_mid_epoch=in_mid_epoch),
             scaler=self._accelerator.scaler,
             objects=self._saved_along,
             streams=self._streams_before_evaluation if self._interrupted_evaluation else None,
@@ -1250,7 +1231,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self._interruptible = None
         self._interrupted_evaluation = None
         self._streams_before_evaluation = None
-        self._loader_in_use = None
+        self._run_loaders = RunLoaders(self.device)
 
     def _end_workers(self) -> None:
         for loader in map(innermost, (self.train_dataloader, self.eval_dataloader)):
@@ -1325,7 +1306,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         inputs_and_targets: Any = batch
         inputs, targets = inputs_and_targets[0], inputs_and_targets[1]
         model_outputs = self.model(inputs)
-        _check_loss_function(self.loss_func)
+        trainer_inputs.check_loss_function(self.loss_func)
         loss = self.loss_func(model_outputs, targets)
         output = {"loss": loss, "model_outputs": model_outputs, "batch_size": len(targets)}
         return cast("OutputT_co", output)
@@ -1647,58 +1628,6 @@ def _agreed_stop(own: StopTrainingError | None, not_finite: bool) -> StopTrainin
     return own or StopTrainingError("Another process asked to stop.")
 
 
-def _check_loss_function(loss_func: object) -> None:
-    if loss_func is None:
-        raise ConfigurationError(
-            "There is no loss function to calculate the loss with.",
-            given="loss_func=None, and the default step",
-            expected="a loss function, or steps that do without",
-            do="Pass a loss function to the trainer, or override calculate_train_batch_loss and "
-            "calculate_eval_batch_loss.",
-        )
-
-
-def _check_scheduler_factory(factory: object) -> None:
-    """A scheduler in the place of its factory may even be callable, but not with an optimizer."""
-    if not callable(factory) or (hasattr(factory, "load_state_dict") and not isinstance(factory, type)):
-        name = type(factory).__name__
-        raise TypeError(
-            f"Given as create_scheduler_fn: an instance of {name}. Expected: a function that takes the "
-            f"optimizer and returns a scheduler. Pass functools.partial({name}, ...) or "
-            f"lambda optimizer: {name}(optimizer, ...)."
-        )
-
-
-def _check_scheduler(scheduler: object) -> None:
-    """A factory without a return statement would train at a constant rate, silently."""
-    if scheduler is None:
-        raise TypeError(
-            "Given as create_scheduler_fn: a function that returned None. Expected: the scheduler that it "
-            "made. Add the return statement, or leave create_scheduler_fn out to train without a scheduler."
-        )
-
-
 def _batch_size_of(loader: object, kwargs: dict[str, Any], default: int) -> int:
     sizes = (getattr(loader, "batch_size", None), kwargs.get("batch_size"), default)
     return next(int(size) for size in sizes if size is not None)
-
-
-def _check_optimizer(model: nn.Module, optimizer: Optimizer | None) -> None:
-    """An optimizer of another model would train nothing, silently."""
-    if optimizer is None:
-        raise ConfigurationError(
-            "There is no optimizer to train with.",
-            given="optimizer=None",
-            expected="an optimizer of the model's parameters",
-            do="Pass one to the trainer, for example torch.optim.SGD(model.parameters(), lr=0.1).",
-        )
-    of_model = {id(parameter) for parameter in model.parameters()}
-    of_optimizer = [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
-    if of_model.isdisjoint(of_optimizer):
-        raise ConfigurationError(
-            "The optimizer holds none of the model's parameters, so that nothing would be trained.",
-            given=f"{type(optimizer).__name__} of {len(of_optimizer)} other parameters",
-            expected=f"parameters of {type(model).__name__}",
-            do="Create the optimizer from the parameters of the model that is trained: after replacing parts of the "
-            "model, not before.",
-        )

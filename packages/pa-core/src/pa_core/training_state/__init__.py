@@ -7,23 +7,22 @@ from pa_core.training_state.finding import find_state, read_same_state
 from pa_core.training_state.optimizer_state import hyperparameters
 from pa_core.training_state.position import Phase, Position
 from pa_core.training_state.random_streams import capture_streams
+from pa_core.training_state.run_loaders import RunLoaders
 from pa_core.training_state.saving import StateRequest, StateSaver, Wish
 from pa_core.training_state.settings import check_allowed_names, describe_differences, describe_settings
 from pa_core.training_state.signals import SignalWatch
-from pa_core.training_state.users_loader import UsersLoader, capture_between_epochs, restore_between_epochs
 
 __all__ = [
     "Phase",
     "Position",
     "Run",
+    "RunLoaders",
     "SavedRun",
     "SignalWatch",
     "StateRequest",
     "StateSaver",
-    "UsersLoader",
     "Wish",
     "capture",
-    "capture_between_epochs",
     "capture_streams",
     "check_allowed_names",
     "describe_differences",
@@ -31,5 +30,4 @@ __all__ = [
     "find_state",
     "hyperparameters",
     "read_same_state",
-    "restore_between_epochs",
 ]

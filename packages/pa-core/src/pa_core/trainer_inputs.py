@@ -1,0 +1,92 @@
+"""What a trainer is given, refused where it would train nothing, or not what was meant."""
+
+from __future__ import annotations
+
+from torch import nn
+from torch.optim import Optimizer
+
+from pa_core.errors import ConfigurationError
+
+__all__ = ["check_loss_function", "check_optimizer", "check_scheduler", "check_scheduler_factory"]
+
+
+def check_optimizer(model: nn.Module, optimizer: Optimizer | None) -> None:
+    """Refuse an optimizer that would train nothing, silently: one of another model.
+
+    Args:
+        model: The model that is to be trained.
+        optimizer: What was given to the trainer.
+
+    Raises:
+        ConfigurationError: There is no optimizer, or it holds none of the model's parameters.
+    """
+    if optimizer is None:
+        raise ConfigurationError(
+            "There is no optimizer to train with.",
+            given="optimizer=None",
+            expected="an optimizer of the model's parameters",
+            do="Pass one to the trainer, for example torch.optim.SGD(model.parameters(), lr=0.1).",
+        )
+    of_model = {id(parameter) for parameter in model.parameters()}
+    of_optimizer = [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
+    if of_model.isdisjoint(of_optimizer):
+        raise ConfigurationError(
+            "The optimizer holds none of the model's parameters, so that nothing would be trained.",
+            given=f"{type(optimizer).__name__} of {len(of_optimizer)} other parameters",
+            expected=f"parameters of {type(model).__name__}",
+            do="Create the optimizer from the parameters of the model that is trained: after replacing parts of the "
+            "model, not before.",
+        )
+
+
+def check_loss_function(loss_func: object) -> None:
+    """Refuse the default step without a loss function.
+
+    Args:
+        loss_func: What was given to the trainer.
+
+    Raises:
+        ConfigurationError: It is None.
+    """
+    if loss_func is None:
+        raise ConfigurationError(
+            "There is no loss function to calculate the loss with.",
+            given="loss_func=None, and the default step",
+            expected="a loss function, or steps that do without",
+            do="Pass a loss function to the trainer, or override calculate_train_batch_loss and "
+            "calculate_eval_batch_loss.",
+        )
+
+
+def check_scheduler_factory(factory: object) -> None:
+    """Refuse a scheduler in the place of its factory, which may even be callable, but not with an optimizer.
+
+    Args:
+        factory: What was given as ``create_scheduler_fn``.
+
+    Raises:
+        TypeError: It is not a factory.
+    """
+    if not callable(factory) or (hasattr(factory, "load_state_dict") and not isinstance(factory, type)):
+        name = type(factory).__name__
+        raise TypeError(
+            f"Given as create_scheduler_fn: an instance of {name}. Expected: a function that takes the "
+            f"optimizer and returns a scheduler. Pass functools.partial({name}, ...) or "
+            f"lambda optimizer: {name}(optimizer, ...)."
+        )
+
+
+def check_scheduler(scheduler: object) -> None:
+    """Refuse what a factory without a return statement made: it would train at a constant rate, silently.
+
+    Args:
+        scheduler: What the factory returned.
+
+    Raises:
+        TypeError: It is None.
+    """
+    if scheduler is None:
+        raise TypeError(
+            "Given as create_scheduler_fn: a function that returned None. Expected: the scheduler that it "
+            "made. Add the return statement, or leave create_scheduler_fn out to train without a scheduler."
+        )
