@@ -240,7 +240,7 @@ def tests(session: nox.Session, tested: tuple[Distribution, ...], cell: Cell) ->
 
 @nox.session
 def coverage(session: nox.Session) -> None:
-    """Combine what the tests covered: at least 95 %, branches and subprocesses included."""
+    """Combine what the tests covered: at least 95 %, branches included, of what runs in the processes of the tests."""
     environment = everything(session)
     environment.run("coverage", "combine", "--keep", "--quiet")
     environment.run("coverage", "report")

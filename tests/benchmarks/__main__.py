@@ -73,7 +73,7 @@ def run_round(comparison: Comparison, peers: dict[str, str], number: int) -> dic
 
 def print_row(cells: tuple[str, ...], verdict: str = "") -> None:
     """Print one line of the table as soon as it is known."""
-    widths = (47, 20, 12, 18, 10, 18, 9)
+    widths = (54, 20, 13, 22, 10, 22, 9)
     print("".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)) + verdict, flush=True)
 
 

@@ -68,8 +68,10 @@ def _of_starts(name: str, reference: str, variant: str, limit: float) -> Compari
     return Comparison(name, "starts", (reference, variant), "ms", limit, compared_by="difference")
 
 
-def _of_scale(name: str, what: str, variants: tuple[str, str], limit: float, unit: str = "us") -> Comparison:
-    return Comparison(name, f"scale {what}", variants, unit, limit, in_one_process=True, rounds=1)
+def _of_scale(
+    name: str, what: str, variants: tuple[str, str], limit: float, unit: str = "us", rounds: int | None = None
+) -> Comparison:
+    return Comparison(name, f"scale {what}", variants, unit, limit, in_one_process=True, rounds=rounds)
 
 
 FEW_AND_MANY = ("ten_thousand", "a_hundred_million")
@@ -109,7 +111,7 @@ COMPARISONS = (
     Comparison(
         "a step while it is written, p99", "saving p99 200", ("undisturbed", "while_writing"), in_one_process=True
     ),
-    _of_scale("an update, of a million", "updates", ("the_first", "the_last"), 1.05),
+    _of_scale("an update, of a million", "updates", ("the_first", "the_last"), 1.05, rounds=1),
     _of_scale("a recorded metric, of a million", "metrics", ("the_first", "the_last"), 1.05),
     _of_scale("an update, with callbacks that implement no event", "callbacks", ("none", "a_thousand"), 1.05),
     _of_scale("the start of an epoch, samples", "start_of_epoch", FEW_AND_MANY, 10, "ms"),

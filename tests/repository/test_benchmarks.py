@@ -12,7 +12,9 @@ import torch
 from torch.utils.data import Subset
 
 from tests.benchmarks.__main__ import as_page, main
+from tests.benchmarks.chapters import time_chapters
 from tests.benchmarks.comparisons import COMPARISONS
+from tests.benchmarks.measures import loop_named
 from tests.benchmarks.processes import ROOT
 from tests.benchmarks.report import rows
 from tests.benchmarks.tasks import TASKS
@@ -103,3 +105,19 @@ def test_figures_are_compared_within_their_round() -> None:
     ]
     assert [row.keeps_promise for row in measured] == [None, None, None, True]
     assert "| a step, data in memory | ours | 142 us | 95 to 190 | 0.95 | 0.95 to 0.95 | 1.00 |" in as_page(measured, 2)
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_step_is_told_apart_into_the_same_chapters_in_all_loops(loop: str) -> None:
+    """Where its time goes can be compared, also where several batches make an update."""
+    task = TASKS["digits"]()
+    task = replace(task, dataset=Subset(task.dataset, range(6 * task.batch_size)), num_epochs=1, accumulation=2)
+    chapters = time_chapters(task, loop_named(loop).train)
+    assert {name: len(times) for name, times in chapters.items()} == {
+        "forward pass": 6,
+        "loss": 6,
+        "backward pass without update, next batch": 3,
+        "backward pass": 3,
+        "update": 3,
+        "clearing gradients, next batch": 2,
+    }

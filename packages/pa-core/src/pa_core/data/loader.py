@@ -66,8 +66,8 @@ class KeyedDataLoader(DataLoader[_SampleT_co]):
         drop_last: Leaves out the samples that do not fill a global batch.
         collate_fn: Makes a batch of a list of samples; by default torch's own collation.
         num_workers: The number of processes that load ahead; 0 loads in this process.
-        keyed_augmentation: ``False`` leaves the random streams alone, which saves about 7 microseconds a
-            sample and, without workers, 65 a batch. The draws are then not reproducible. A dataset with
+        keyed_augmentation: ``False`` leaves the random streams alone, which saves some 10 microseconds a
+            sample and, without workers, some 100 a batch. The draws are then not reproducible. A dataset with
             ``__getitems__`` is then asked for all samples of a batch at once, as torch does; keyed samples
             are asked for one by one.
         whole_batches: ``True`` insists on fetching whole batches, ``False`` forbids it. By default batches
