@@ -931,7 +931,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
 
     @property
     def _begins_in_mid_epoch(self) -> bool:
-        return self._begins_at in (Phase.STEP, Phase.INTERMEDIATE_EVALUATION)
+        return self._begins_at is not None and self._begins_at.is_in_mid_epoch
 
     def _begins(self, phase: Phase) -> bool:
         """Whether the run goes on in a phase; asked once, when it is reached."""
@@ -1015,18 +1015,16 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self._state_saver.fulfil(parts, position)
 
     def _position(self, phase: Phase) -> Position:
-        is_in_epoch = phase in (Phase.STEP, Phase.INTERMEDIATE_EVALUATION)
         return Position(
             phase,
             epochs=self.num_epochs_completed,
             updates=self.num_updates_completed,
-            samples=self._samples_of_epoch if is_in_epoch else 0,
-            steps=self._steps_of_epoch if is_in_epoch else 0,
+            samples=self._samples_of_epoch if phase.is_in_mid_epoch else 0,
+            steps=self._steps_of_epoch if phase.is_in_mid_epoch else 0,
         )
 
     def _describe_run_to_save(self, position: Position) -> training_state.Run:
         loader = innermost(self.train_dataloader)
-        in_mid_epoch = position.phase in (Phase.STEP, Phase.INTERMEDIATE_EVALUATION)
         return training_state.Run(
             position=position,
             seed=self._seed or 0,
@@ -1034,7 +1032,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             settings=self._settings or {},
             hyperparameters=self._asked_of_optimizer,
             nominal_items=self._item_shares.nominal,
-            loaders=self._run_loaders.capture(self, in_mid_epoch=in_mid_epoch),
+            loaders=self._run_loaders.capture(self, in_mid_epoch=position.phase.is_in_mid_epoch),
             scaler=self._accelerator.scaler,
             objects=self._saved_along,
             streams=self._streams_before_evaluation if self._interrupted_evaluation else None,

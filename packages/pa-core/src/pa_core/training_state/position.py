@@ -23,6 +23,11 @@ class Phase(StrEnum):
     NOTHING = "nothing"
     """The run was complete."""
 
+    @property
+    def is_in_mid_epoch(self) -> bool:
+        """Whether training steps of an epoch come next, perhaps after an evaluation."""
+        return self in (Phase.STEP, Phase.INTERMEDIATE_EVALUATION)
+
 
 @dataclass(frozen=True, slots=True)
 class Position:
