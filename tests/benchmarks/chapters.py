@@ -6,9 +6,6 @@ take turns in the same process. Printed are the median of each chapter, and its 
 
 from __future__ import annotations
 
-import contextlib
-import io
-import os
 import statistics
 import sys
 import time
@@ -16,9 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from itertools import pairwise
 
-import torch
-import torch.distributed as dist
-
+from tests.benchmarks.in_turn import is_first_process, side_by_side, turns
 from tests.benchmarks.measures import loop_named
 from tests.benchmarks.tasks import TASKS, Task
 
@@ -61,21 +56,13 @@ def time_chapters(task: Task, train: Callable[[Task, int], None]) -> dict[str, l
 
 def main(task: str, *loops: str) -> None:
     """Print the table."""
-    torch.set_num_threads(1)
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        dist.init_process_group("gloo")
     times: dict[str, dict[str, list[float]]] = {loop: defaultdict(list) for loop in loops}
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        for number in range(ROUNDS + 1):
-            for loop in loops:
-                if dist.is_initialized():
-                    dist.barrier()
-                chapters = time_chapters(TASKS[task](), loop_named(loop).train)
-                for name, taken in chapters.items() if number > 0 else ():
-                    times[loop][name] += taken
-    if dist.is_initialized():
-        dist.destroy_process_group()  # threads of gloo that live on abort some processes at their end
-    if os.environ.get("RANK", "0") == "0":
+    with side_by_side():
+        for number, loop in turns(loops, ROUNDS):
+            chapters = time_chapters(TASKS[task](), loop_named(loop).train)
+            for name, taken in chapters.items() if number > 0 else ():
+                times[loop][name] += taken
+    if is_first_process():
         print_table(times)
 
 

@@ -11,6 +11,7 @@ import io
 import os
 import statistics
 import sys
+from collections.abc import Generator, Iterator, Sequence
 
 import torch
 import torch.distributed as dist
@@ -19,21 +20,45 @@ from tests.benchmarks.measures import loop_named, time_of_step
 from tests.benchmarks.processes import publish
 from tests.benchmarks.tasks import TASKS
 
+__all__ = ["is_first_process", "side_by_side", "turns"]
+
 ROUNDS = 9
+
+
+@contextlib.contextmanager
+def side_by_side() -> Generator[None]:
+    """Within the context, loops are measured on one thread and print nothing, together with other processes if any."""
+    torch.set_num_threads(1)
+    is_alone = int(os.environ.get("WORLD_SIZE", "1")) == 1
+    if not is_alone:
+        dist.init_process_group("gloo")
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        yield
+    if not is_alone:
+        dist.destroy_process_group()  # threads of gloo that live on abort some processes at their end
+
+
+def turns(loops: Sequence[str], rounds: int) -> Iterator[tuple[int, str]]:
+    """Let each loop have its turn so often, and once before, as round 0, to warm up; all processes at once."""
+    for number in range(rounds + 1):
+        for loop in loops:
+            if dist.is_initialized():
+                dist.barrier()
+            yield number, loop
+
+
+def is_first_process() -> bool:
+    """Whether this process is the one that tells the figures."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def main(task: str, *loops: str) -> None:
     """Publish the medians."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
     times: dict[str, list[float]] = {loop: [] for loop in loops}
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        for _ in range(ROUNDS + 1):
-            for loop in loops:
-                dist.barrier()
-                times[loop].append(time_of_step(TASKS[task](), loop_named(loop).train))
-    dist.destroy_process_group()  # threads of gloo that live on abort some processes at their end
-    if os.environ["RANK"] == "0":
+    with side_by_side():
+        for _, loop in turns(loops, ROUNDS):
+            times[loop].append(time_of_step(TASKS[task](), loop_named(loop).train))
+    if is_first_process():
         publish(**{loop: statistics.median(taken[1:]) for loop, taken in times.items()})
 
 
