@@ -6,8 +6,8 @@ take turns in the same process. Printed are the median of each chapter, and its 
 
 from __future__ import annotations
 
+import argparse
 import statistics
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -78,4 +78,8 @@ def print_table(times: dict[str, dict[str, list[float]]]) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.chapters", description=__doc__)
+    parser.add_argument("task", choices=TASKS)
+    parser.add_argument("loops", nargs="+", metavar="loop", help="a file of loops/, such as by_hand or ours")
+    arguments = parser.parse_args()
+    main(arguments.task, *arguments.loops)
