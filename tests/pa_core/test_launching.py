@@ -286,6 +286,7 @@ atexit.register(lambda: print(f"left: {not dist.is_initialized()}", flush=True))
 for _ in range(2):
     trainer = Trainer(nn.Linear(1, 1), nn.MSELoss(), None, callbacks=[])
 assert trainer.run_config is None and dist.get_world_size() == 2
+dist.barrier()  # a process that ends while another one still connects to it takes that one along
 """
 
 

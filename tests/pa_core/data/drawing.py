@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
 from typing import Any
 
 import numpy
@@ -13,6 +14,18 @@ from torch.utils.data import Dataset
 from typing_extensions import override
 
 from pa_core.data import KeyedDataLoader, seed_streams
+
+
+@contextmanager
+def preserved_streams() -> Generator[None]:
+    """Go on with the global streams of python, numpy and torch within the context, and put them back behind it."""
+    of_python, of_numpy, of_torch = random.getstate(), numpy.random.get_state(), torch.get_rng_state()
+    try:
+        yield
+    finally:
+        random.setstate(of_python)
+        numpy.random.set_state(of_numpy)
+        torch.set_rng_state(of_torch)
 
 
 class Drawing(Dataset[Tensor]):

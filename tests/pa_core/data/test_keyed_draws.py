@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 from typing_extensions import override
 
-from pa_core.data import KeyedDataLoader, preserved_streams, seed_streams
-from tests.pa_core.data.drawing import Drawing, draw_after, ranks_of, samples_by_index
+from pa_core.data import KeyedDataLoader, seed_streams
+from tests.pa_core.data.drawing import Drawing, draw_after, preserved_streams, ranks_of, samples_by_index
 
 
 class Failing(Drawing):

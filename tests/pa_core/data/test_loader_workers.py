@@ -18,9 +18,9 @@ from torch.utils.data import Dataset, TensorDataset, get_worker_info
 from typing_extensions import override
 
 from pa_core import AnyTrainer, Trainer, TrainerCallback
-from pa_core.data import KeyedDataLoader, preserved_streams
+from pa_core.data import KeyedDataLoader
 from pa_core.testing import TinyClassifier, make_classification
-from tests.pa_core.data.drawing import Drawing, draw_after, samples_by_index
+from tests.pa_core.data.drawing import Drawing, draw_after, preserved_streams, samples_by_index
 
 pytestmark = pytest.mark.filterwarnings(
     # From python 3.12 on; the timeout of the tests is a thread.

@@ -110,6 +110,40 @@ def test_a_state_that_cannot_be_written_ends_the_run_with_the_reason(tmp_path: P
     assert updates_in(tmp_path / "kept") == [2, 4]
 
 
+def test_a_run_that_fails_says_what_became_of_its_last_state(tmp_path: Path) -> None:
+    """What failed first is raised; what could not be written in the background is a note to it."""
+
+    class SaveOnce(TrainerCallback):
+        @override
+        def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
+            if update == 2:
+                trainer.save_training_state(tmp_path / "states" / "last", asynchronous=True, on_saved=take_away)
+
+    def take_away(path: Path) -> None:
+        raise CheckpointError("Removed.", given=str(path), expected="a state", do="Nothing.")
+
+    with pytest.raises(Interrupted) as raised:
+        train(make_trainer(SaveOnce(), InterruptAt("on_train_step_end", 4)))
+    assert [note.splitlines()[0] for note in raised.value.__notes__] == [
+        "Besides, the last training state could not be written: Removed."
+    ]
+
+
+def test_a_state_that_somebody_takes_away_at_once_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that goes on would believe that it can be resumed from there."""
+    states, kept, fsync = tmp_path / "states", tmp_path / "kept", os.fsync
+
+    def take_what_is_complete(descriptor: int) -> None:
+        fsync(descriptor)
+        if states.exists() and updates_in(states):
+            states.rename(kept)
+
+    monkeypatch.setattr(os, "fsync", take_what_is_complete)
+    with pytest.raises(CheckpointError, match=r"not there any more[\s\S]*states"):
+        train(make_trainer(SaveTrainingStateCallback(states, save_every_n_steps=2)))
+    assert updates_in(kept) == [2]
+
+
 def test_a_folder_that_cannot_be_written_to_is_an_error_before_the_first_step(tmp_path: Path) -> None:
     """Not after an hour."""
     (tmp_path / "file").write_text("")

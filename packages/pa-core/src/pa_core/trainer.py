@@ -1196,7 +1196,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         except BaseException as exception:
             with failures.ending_process_unless_all_fail(exception):
                 self.callback_handler.call_event("on_exception", self, exception=exception)
-                self._state_saver.abandon()
+                self._state_saver.abandon(exception)
                 self._end_workers()
             raise
         finally:

@@ -13,7 +13,7 @@ from typing_extensions import override
 from pa_core import distributed
 from pa_core.any_trainer import AnyTrainer
 from pa_core.callbacks.base import TrainerCallback
-from pa_core.errors import ConfigurationError
+from pa_core.errors import CheckpointError, ConfigurationError
 from pa_core.run_config import check_count
 from pa_core.storage import StateFolder
 from pa_core.training_state import SignalWatch
@@ -177,7 +177,14 @@ class SaveTrainingStateCallback(TrainerCallback):
     def _tidy_up(self, newest: Path) -> None:
         """Remove what is too old, and what an earlier process of this run has left half written."""
         folder = StateFolder(self.save_dir)
-        run = next(record.run for record in folder.records() if record.path == newest)
+        run = next((record.run for record in folder.records() if record.path == newest), None)
+        if run is None:
+            raise CheckpointError(
+                "The training state that was just saved is not there any more.",
+                given=str(newest),
+                expected="a folder in which nobody else removes training states while the run saves them",
+                do="Keep other programs from moving the folder, or set max_checkpoints instead of removing states.",
+            )
         folder.remove_leftovers(run)
         if self.max_checkpoints is not None:
             folder.apply_retention(self.max_checkpoints, run)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 import time
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -145,14 +144,18 @@ class StateSaver:
             problem = error
         _raise_on_all(problem)
 
-    def abandon(self) -> None:
-        """Let what is being written come to its end when the run fails, without a word to other processes."""
+    def abandon(self, failure: BaseException) -> None:
+        """Let what is being written come to its end when the run fails, without a word to other processes.
+
+        Args:
+            failure: Why the run ends; it is told what went wrong with the last state, too.
+        """
         self._requests.clear()
         try:
             if self._writer is not None:
                 self._writer.wait()
         except (CheckpointError, OSError) as error:
-            warnings.warn(f"The last training state could not be written: {error}", UserWarning, stacklevel=2)
+            failure.add_note(f"Besides, the last training state could not be written: {error}")
 
     def _write(self, request: StateRequest, parts: Mapping[str, Encoded], position: Position) -> None:
         summary = self._summary(request, position)
