@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from itertools import zip_longest
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from torch.utils.data import TensorDataset
 from torchmetrics.classification import MulticlassAccuracy
 from typing_extensions import override
 
-from pa_core import AnyTrainer, BatchOutput, Trainer, TrainerCallback
+from pa_core import AnyTrainer, BatchOutput, Trainer, TrainerCallback, gather_objects
 from pa_core.data import epoch_order
 from pa_core.testing import make_classification, make_regression
 
@@ -107,8 +108,13 @@ class Evaluated(TrainerCallback):
     def on_eval_step_end(
         self, trainer: AnyTrainer, batch: list[Tensor], batch_output: BatchOutput, **kwargs: Any
     ) -> None:
-        self.inputs.append(trainer.gather(batch[0]))
+        self.inputs.append(batch[0])
         self.accuracy.update(batch_output["model_outputs"], batch[1])
+
+    @override
+    def on_eval_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        of_ranks = gather_objects(self.inputs)
+        self.inputs = [inputs for step in zip_longest(*of_ranks) for inputs in step if inputs is not None]
 
 
 def test_evaluations_of_all_sizes_are_those_of_one_process() -> None:
