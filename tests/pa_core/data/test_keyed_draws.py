@@ -8,6 +8,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from numpy.random.mtrand import get_bit_generator, set_bit_generator
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 from typing_extensions import override
@@ -111,6 +112,49 @@ def test_the_streams_are_undisturbed_by_a_dataset_that_raises() -> None:
         with pytest.raises(OSError, match="sample 5"):
             list(KeyedDataLoader(Failing(20), batch_size=20))
         assert torch.rand(()).item() == expected
+
+
+def test_a_normal_number_in_reserve_is_put_back() -> None:
+    """Streams that make normal numbers in pairs keep the second one in reserve; an epoch does not lose it."""
+
+    def draw_normal() -> tuple[float, float, float]:
+        return random.gauss(0, 1), float(numpy.random.randn()), torch.randn(()).item()
+
+    draw_normal()
+    with preserved_streams():
+        expected = [draw_normal(), draw_normal()]
+    list(KeyedDataLoader(Drawing(8), batch_size=4))
+    assert [draw_normal(), draw_normal()] == expected
+
+
+def test_numpy_may_draw_from_a_generator_of_the_users() -> None:
+    """The samples are as ever; behind them the user's generator goes on."""
+    own, users, expected = get_bit_generator(), numpy.random.PCG64(0), drawn()
+    set_bit_generator(users)
+    try:
+        assert drawn() == expected
+        assert get_bit_generator() is users
+        assert numpy.random.rand() == numpy.random.Generator(numpy.random.PCG64(0)).random()
+    finally:
+        set_bit_generator(own)
+
+
+def test_a_dataset_may_have_a_loader_of_its_own() -> None:
+    """Behind what that one draws, a sample draws as if it had not been there."""
+
+    class WithNeighbours(Drawing):
+        @override
+        def __getitem__(self, index: int) -> Tensor:
+            before = numpy.random.rand()
+            neighbours = list(KeyedDataLoader(Drawing(4), batch_size=2, seed=1))
+            assert samples_by_index(neighbours) == alone
+            return torch.tensor([index, random.random(), before, numpy.random.rand(), torch.rand(()).item()])
+
+    alone = samples_by_index(KeyedDataLoader(Drawing(4), batch_size=2, seed=1))
+    once = torch.cat(list(KeyedDataLoader(WithNeighbours(4), batch_size=2)))
+    again = torch.cat(list(KeyedDataLoader(WithNeighbours(4), batch_size=4)))
+    assert torch.equal(once, again)
+    assert len(set(once[:, 1:].flatten().tolist())) == 16
 
 
 def test_what_the_collate_function_draws_is_keyed_too() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pa_core.data.device import move_to_device
-from pa_core.data.keyed_random import keyed_streams, seed_streams
+from pa_core.data.keyed_random import seed_streams
 from pa_core.data.loader import KeyedDataLoader
 from pa_core.data.loader_defaults import default_loader_options, default_num_workers
 from pa_core.data.order import EpochOrder, epoch_order, extend_key, mix
@@ -25,7 +25,6 @@ __all__ = [
     "default_num_workers",
     "epoch_order",
     "extend_key",
-    "keyed_streams",
     "mix",
     "move_to_device",
     "remove_padding",

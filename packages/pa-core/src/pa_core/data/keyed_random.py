@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["keyed_streams", "seed_streams"]
+__all__ = ["seed_streams", "streams_set_aside"]
 
 _generators_of_numpy: list[Any] = []
 """Those that no context has in use."""
@@ -31,10 +31,10 @@ def seed_streams(key: int) -> None:
 
     Example:
         >>> from pa_core.data import mix
-        >>> with keyed_streams(mix(0, 3, 12)):
-        ...     first = random.random(), torch.rand(()).item()
-        ...     seed_streams(mix(0, 3, 12))
-        ...     first == (random.random(), torch.rand(()).item())
+        >>> seed_streams(mix(0, 3, 12))
+        >>> first = random.random(), torch.rand(()).item()
+        >>> seed_streams(mix(0, 3, 12))
+        >>> first == (random.random(), torch.rand(()).item())
         True
     """
     random.seed(key)
@@ -45,46 +45,28 @@ def seed_streams(key: int) -> None:
 
 
 @contextmanager
-def keyed_streams(key: int) -> Generator[None]:
-    """Within the context the global streams are those of a key; then they are as they were, whatever happens inside.
+def streams_set_aside() -> Generator[None]:
+    """Put the global streams back as they were, whatever happens inside, where they are to be seeded before all draws.
 
-    Args:
-        key: As for ``seed_streams``, which may be called within the context as often as needed.
-
-    Example:
-        >>> before = random.getstate()
-        >>> with keyed_streams(5):
-        ...     drawn = random.random()
-        >>> random.getstate() == before
-        True
+    Until then it is not defined where they stand. Numpy's functions draw from another generator within the context,
+    since putting the state of their own one back would take longer than all the rest.
     """
-    python_state = random.getstate()
-    torch_state = torch.default_generator.get_state()
-    try:
-        with _other_stream_of_numpy():
-            seed_streams(key)
-            yield
-    finally:
-        random.setstate(python_state)
-        torch.default_generator.set_state(torch_state)
-
-
-@contextmanager
-def _other_stream_of_numpy() -> Generator[None]:
-    """Let numpy's functions draw from another generator, since putting a state back takes longer than all the rest."""
     numpy_random = _numpy_random()
-    state = numpy_random.get_state(legacy=False)
-    own = numpy_random.get_bit_generator()
+    of_python, of_torch = random.getstate(), torch.default_generator.get_state()
+    of_numpy = numpy_random.get_state(legacy=False)
+    generator = numpy_random.get_bit_generator()
     other = _generators_of_numpy.pop() if _generators_of_numpy else numpy_random.MT19937(0)
     numpy_random.set_bit_generator(other)
     try:
         yield
     finally:
-        numpy_random.set_bit_generator(own)
+        random.setstate(of_python)
+        torch.default_generator.set_state(of_torch)
+        numpy_random.set_bit_generator(generator)
         _generators_of_numpy.append(other)
         # Numpy makes normal numbers in pairs; the second one is kept beside the generator, and was lost.
-        if state["has_gauss"]:
-            numpy_random.set_state(state)
+        if of_numpy["has_gauss"]:
+            numpy_random.set_state(of_numpy)
 
 
 @cache

@@ -16,7 +16,7 @@ from pa_core.data.copied_ahead import copied_ahead
 from pa_core.data.device import move_to_device, pin_memory
 from pa_core.data.epoch_plan import EpochBatches, EpochPlan, WorkerRequests
 from pa_core.data.fetching import BatchFetcher, SampleFetcher, WholeBatchFetcher, WorkerDataset
-from pa_core.data.keyed_random import keyed_streams
+from pa_core.data.keyed_random import streams_set_aside
 from pa_core.data.loader_checks import (
     check_batch_size,
     check_epoch,
@@ -254,7 +254,7 @@ class KeyedDataLoader(DataLoader[_SampleT_co]):
     def _load_here(self, plan: EpochPlan) -> Iterator[Any]:
         draws = self.keyed_augmentation and not self.whole_batches
         for indices in plan.batches():
-            with keyed_streams(plan.key) if draws else nullcontext():
+            with streams_set_aside() if draws else nullcontext():
                 batch = self._fetcher(plan.key, indices)
             yield pin_memory(batch) if self._pins else batch
 
