@@ -8,17 +8,12 @@ compared with the reference of the same round: a machine that slows down slows a
 from __future__ import annotations
 
 import argparse
-import datetime
-import platform
 import sys
-from importlib import metadata
-from pathlib import Path
 
 from tests.benchmarks.comparisons import COMPARISONS, Comparison
+from tests.benchmarks.page import TABLE, as_page, heading
 from tests.benchmarks.processes import ROOT, measure
 from tests.benchmarks.report import HEADER, Row, rows
-
-TABLE = ROOT / "docs" / "cost-figures.md"
 
 
 def main() -> None:
@@ -35,8 +30,12 @@ def main() -> None:
         help="also measure this file of loops/, with this interpreter",
     )
     arguments = parser.parse_args()
-    if arguments.write and arguments.words:
-        parser.error("--write is for the whole table: leave the words out")
+    before = TABLE.read_text() if arguments.write and arguments.words else ""
+    if before and not before.startswith(heading(arguments.rounds)):
+        parser.error(
+            f"the table is of another day, machine or number of rounds than this, so that no part of it can be "
+            f"written:\n{before.splitlines()[0]}\nLeave the words out to measure all of it"
+        )
     if arguments.rounds < 1:
         parser.error(f"--rounds {arguments.rounds}: each variant needs at least one turn")
     if unknown := [peer for peer in arguments.peer if "=" not in peer]:
@@ -55,7 +54,7 @@ def main() -> None:
         for row in of_comparison:
             print_row(row.cells, "" if row.keeps_promise is None else ("kept" if row.keeps_promise else "MISSED"))
         if arguments.write:
-            TABLE.write_text(as_page(measured, arguments.rounds))
+            TABLE.write_text(as_page(measured, arguments.rounds, before))
 
 
 def run_round(comparison: Comparison, peers: dict[str, str], number: int) -> dict[str, float]:
@@ -75,30 +74,6 @@ def print_row(cells: tuple[str, ...], verdict: str = "") -> None:
     """Print one line of the table as soon as it is known."""
     widths = (54, 20, 13, 22, 10, 22, 9)
     print("".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)) + verdict, flush=True)
-
-
-def as_page(measured: list[Row], rounds: int) -> str:
-    """The table in Markdown, with the machine that it was measured on."""
-    packages = ("torch", "accelerate")
-    versions = ", ".join(f"{name} {metadata.version(name)}" for name in packages)
-    lines = [
-        f"Measured on {datetime.datetime.now(datetime.UTC):%Y-%m-%d}: {processor()}, one thread a process, Python "
-        f"{platform.python_version()}, {versions}; medians of {rounds} rounds. This table is written by "
-        "`nox -s benchmark -- --write`.",
-        "",
-        f"| {' | '.join(HEADER)} |",
-        f"|{'---|' * len(HEADER)}",
-        *(f"| {' | '.join(row.cells)} |" for row in measured),
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def processor() -> str:
-    """What computes, as Linux names it, and how many cores of it there are."""
-    described = Path("/proc/cpuinfo")
-    lines = described.read_text().splitlines() if described.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return f"{len(names)} cores of {names[0]}" if names else platform.machine()
 
 
 if __name__ == "__main__":

@@ -11,10 +11,11 @@ import pytest
 import torch
 from torch.utils.data import Subset
 
-from tests.benchmarks.__main__ import as_page, main
+from tests.benchmarks.__main__ import main
 from tests.benchmarks.chapters import time_chapters
 from tests.benchmarks.comparisons import COMPARISONS
 from tests.benchmarks.measures import loop_named
+from tests.benchmarks.page import as_page
 from tests.benchmarks.processes import ROOT
 from tests.benchmarks.report import rows
 from tests.benchmarks.tasks import TASKS
@@ -78,13 +79,13 @@ def test_one_command_prints_the_table() -> None:
         (["epohc"], "There are:\n  a step, data in memory"),
         (["--rounds", "0"], "at least one turn"),
         (["--peer", "ignite"], "expected NAME=PYTHON"),
-        (["epoch", "--write"], "leave the words out"),
+        (["epoch", "--write", "--rounds", "99"], "Leave the words out"),
     ],
 )
 def test_what_cannot_be_measured_is_said_before_anything_is(
     arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A word that no comparison has, no rounds, a trainer without its interpreter, a part of the table to write."""
+    """A word that no comparison has, no rounds, a trainer without its interpreter, a part of another table."""
     monkeypatch.setattr(sys, "argv", ["benchmarks", *arguments])
     with pytest.raises(SystemExit):
         main()
@@ -105,6 +106,15 @@ def test_figures_are_compared_within_their_round() -> None:
     ]
     assert [row.keeps_promise for row in measured] == [None, None, None, True]
     assert "| a step, data in memory | ours | 142 us | 95 to 190 | 0.95 | 0.95 to 0.95 | 1.00 |" in as_page(measured, 2)
+
+
+def test_a_part_of_the_table_is_written_into_the_rest() -> None:
+    """What was measured again takes the place of its comparison; figures and order of the others stay."""
+    table = [rows(one, [dict.fromkeys(one.variants, 2.0)])[-1] for one in COMPARISONS[:3]]
+    again = rows(COMPARISONS[1], [dict.fromkeys(COMPARISONS[1].variants, 3.0)])
+    written = as_page(again, 5, before=as_page(table, 5))
+    assert written == as_page([table[0], *again, table[2]], 5)
+    assert written.count("| 3 us |") == len(again)
 
 
 @pytest.mark.parametrize("loop", LOOPS)
