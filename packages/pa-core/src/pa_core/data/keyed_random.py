@@ -49,7 +49,7 @@ def streams_set_aside() -> Generator[None]:
     """Put the global streams back as they were, whatever happens inside, where they are to be seeded before all draws.
 
     Until then it is not defined where they stand. Numpy's functions draw from another generator within the context,
-    since putting the state of their own one back would take longer than all the rest.
+    since putting the state of their own one back would take as long as all the rest.
     """
     numpy_random = _numpy_random()
     of_python, of_torch = random.getstate(), torch.default_generator.get_state()
