@@ -67,7 +67,7 @@ def ended_well(case: dict[str, Any]) -> bool:
     return (
         is_shown
         and told
-        and case["seconds"] < 10
+        and case["seconds"] < 30
         and case["statuses"][case["rank"]] == STATUS_OF[case["error"]]
         and 0 not in case["statuses"]
     )
@@ -124,7 +124,7 @@ def test_launchers_end_the_other_ranks(launcher: str, launch: Launch, free_port:
     else:
         failing = 0
         launched = launch(TOGETHER_THEN_ALONE + IN_NOTEBOOK.format(port=free_port))
-    assert seconds_since_failure(launched) < 10
+    assert seconds_since_failure(launched) < 30  # of 60 that a thread of the script sleeps
     assert launched.status != 0
     for rank in (0, 1):
         assert launched.output.count(f"caught: no space left on rank {rank}") == 1
