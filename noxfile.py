@@ -231,7 +231,7 @@ def tests(session: nox.Session, tested: tuple[Distribution, ...], cell: Cell) ->
         *folders,
         f"--cell={cell.name}",
         f"--installed={','.join(sorted(one.name for one in installed))}",
-        *(AT_A_TIME if cell.name == "one_process" else ()),
+        *(AT_A_TIME if cell.ranks == 1 else ()),
         *session.posargs,
     ]
     if "coverage" not in READY:
@@ -273,7 +273,8 @@ def floors(session: nox.Session) -> None:
     """Test all together with the oldest versions that the distributions declare, torch excepted.
 
     torch stays at the version of tests/constraints.txt, because builds of its floor are not at hand
-    everywhere; where one is, write its version there and run this session.
+    everywhere; where one is, write its version there and run this session. How processes that fail end is
+    left out: it takes long, and is a matter of torch and the system alone.
     """
     required = map(split_requirement, {line for one in DISTRIBUTIONS for line in one.requirements()})
     fixed = {"torch", *(one.name for one in DISTRIBUTIONS)}
@@ -284,6 +285,7 @@ def floors(session: nox.Session) -> None:
     pytest = [
         "pytest",
         *(one.tests() for one in DISTRIBUTIONS),
+        "--ignore=tests/pa_core/test_faults.py",
         f"--cell={CELLS[0].name}",
         f"--versions={','.join(oldest)}",
         *AT_A_TIME,
