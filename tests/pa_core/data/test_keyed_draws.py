@@ -128,13 +128,14 @@ def test_a_normal_number_in_reserve_is_put_back() -> None:
 
 
 def test_numpy_may_draw_from_a_generator_of_the_users() -> None:
-    """The samples are as ever; behind them the user's generator goes on."""
-    own, users, expected = get_bit_generator(), numpy.random.PCG64(0), drawn()
+    """The samples are the same with and without workers; behind them the user's generator goes on."""
+    own, users = get_bit_generator(), numpy.random.PCG64(0)
     set_bit_generator(users)
     try:
-        assert drawn() == expected
+        here = drawn()
         assert get_bit_generator() is users
         assert numpy.random.rand() == numpy.random.Generator(numpy.random.PCG64(0)).random()
+        assert drawn(num_workers=1) == here
     finally:
         set_bit_generator(own)
 

@@ -17,8 +17,8 @@ import torch
 
 __all__ = ["seed_streams", "streams_set_aside"]
 
-_generators_of_numpy: list[Any] = []
-"""Those that no context has in use."""
+_generators_of_numpy: dict[type, list[Any]] = {}
+"""By their kind, those that no context has in use."""
 
 
 def seed_streams(key: int) -> None:
@@ -55,7 +55,10 @@ def streams_set_aside() -> Generator[None]:
     of_python, of_torch = random.getstate(), torch.default_generator.get_state()
     of_numpy = numpy_random.get_state(legacy=False)
     generator = numpy_random.get_bit_generator()
-    other = _generators_of_numpy.pop() if _generators_of_numpy else numpy_random.MT19937(0)
+    # Of the same kind, which may be the user's choice: workers, where nothing is set aside, draw from that one.
+    kind = type(generator)
+    others = _generators_of_numpy.setdefault(kind, [])
+    other = others.pop() if others else kind(0)
     numpy_random.set_bit_generator(other)
     try:
         yield
@@ -63,7 +66,7 @@ def streams_set_aside() -> Generator[None]:
         random.setstate(of_python)
         torch.default_generator.set_state(of_torch)
         numpy_random.set_bit_generator(generator)
-        _generators_of_numpy.append(other)
+        others.append(other)
         # Numpy makes normal numbers in pairs; the second one is kept beside the generator, and was lost.
         if of_numpy["has_gauss"]:
             numpy_random.set_state(of_numpy)
