@@ -17,7 +17,7 @@ import torch
 
 __all__ = ["seed_streams", "streams_set_aside"]
 
-_generators_of_numpy: dict[type, list[Any]] = {}
+_generators_of_numpy: dict[type[Any], list[Any]] = {}
 """By their kind, those that no context has in use."""
 
 
@@ -56,7 +56,7 @@ def streams_set_aside() -> Generator[None]:
     of_numpy = numpy_random.get_state(legacy=False)
     generator = numpy_random.get_bit_generator()
     # Of the same kind, which may be the user's choice: workers, where nothing is set aside, draw from that one.
-    kind = type(generator)
+    kind: type[Any] = type(generator)
     others = _generators_of_numpy.setdefault(kind, [])
     other = others.pop() if others else kind(0)
     numpy_random.set_bit_generator(other)
