@@ -54,7 +54,7 @@ def streams_set_aside() -> Generator[None]:
     numpy_random = _numpy_random()
     of_python, of_torch = random.getstate(), torch.default_generator.get_state()
     of_numpy = numpy_random.get_state(legacy=False)
-    generator = numpy_random.get_bit_generator()
+    generator: object = numpy_random.get_bit_generator()
     # Of the same kind, which may be the user's choice: workers, where nothing is set aside, draw from that one.
     kind: type[Any] = type(generator)
     others = _generators_of_numpy.setdefault(kind, [])
