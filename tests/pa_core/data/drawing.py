@@ -14,18 +14,17 @@ from torch.utils.data import Dataset
 from typing_extensions import override
 
 from pa_core.data import KeyedDataLoader, seed_streams
+from pa_core.training_state.random_streams import capture_streams, restore_streams
 
 
 @contextmanager
 def preserved_streams() -> Generator[None]:
     """Go on with the global streams of python, numpy and torch within the context, and put them back behind it."""
-    of_python, of_numpy, of_torch = random.getstate(), numpy.random.get_state(), torch.get_rng_state()
+    streams = capture_streams(torch.device("cpu"))
     try:
         yield
     finally:
-        random.setstate(of_python)
-        numpy.random.set_state(of_numpy)
-        torch.set_rng_state(of_torch)
+        restore_streams(streams, torch.device("cpu"))
 
 
 class Drawing(Dataset[Tensor]):

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import random
 from collections.abc import Mapping
-from types import ModuleType
 from typing import Any
 
 import torch
 
-from pa_core.data.keyed_random import seed_streams
+from pa_core.data.keyed_random import numpy_random, seed_streams
 from pa_core.data.order import mix
 
 __all__ = ["capture_streams", "restore_streams", "start_streams"]
@@ -32,7 +30,7 @@ def capture_streams(device: torch.device) -> dict[str, Any]:
     """
     streams = {
         "python": random.getstate(),
-        "numpy": _numpy_random().get_state(),
+        "numpy": numpy_random().get_state(),
         "torch": torch.default_generator.get_state(),
     }
     if device.type != "cpu":
@@ -48,7 +46,7 @@ def restore_streams(streams: Mapping[str, Any], device: torch.device) -> None:
         device: The device of the run. The stream of an accelerator is left alone if the states were captured without.
     """
     random.setstate(streams["python"])
-    _numpy_random().set_state(streams["numpy"])
+    numpy_random().set_state(streams["numpy"])
     torch.default_generator.set_state(streams["torch"])
     if device.type != "cpu" and "device" in streams:
         torch.get_device_module(device).set_rng_state(streams["device"], device)
@@ -67,7 +65,3 @@ def start_streams(seed: int, update: int, rank: int, device: torch.device) -> No
     seed_streams(key)
     if device.type != "cpu":
         torch.get_device_module(device).manual_seed(key)
-
-
-def _numpy_random() -> ModuleType:
-    return importlib.import_module("numpy.random")  # not at the top: it is slow to import
