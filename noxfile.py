@@ -273,8 +273,8 @@ def floors(session: nox.Session) -> None:
     """Test all together with the oldest versions that the distributions declare, torch excepted.
 
     torch stays at the version of tests/constraints.txt, because builds of its floor are not at hand
-    everywhere; where one is, write its version there and run this session. How processes that fail end is
-    left out: it takes long, and is a matter of torch and the system alone.
+    everywhere; where one is, write its version there and run this session. One long test is left out, of how
+    processes end that fail: none of the packages that are oldest here has a part in that.
     """
     required = map(split_requirement, {line for one in DISTRIBUTIONS for line in one.requirements()})
     fixed = {"torch", *(one.name for one in DISTRIBUTIONS)}
@@ -285,7 +285,7 @@ def floors(session: nox.Session) -> None:
     pytest = [
         "pytest",
         *(one.tests() for one in DISTRIBUTIONS),
-        "--ignore=tests/pa_core/test_faults.py",
+        "--deselect=tests/pa_core/test_faults.py::test_a_rank_that_fails_ends_at_once_wherever_it_fails",
         f"--cell={CELLS[0].name}",
         f"--versions={','.join(oldest)}",
         *AT_A_TIME,

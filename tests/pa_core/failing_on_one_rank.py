@@ -35,7 +35,7 @@ ERRORS: dict[str, BaseException] = {
     "SystemExit(text)": SystemExit("it fails here"),
 }
 PAIRS_AT_A_TIME = 28
-SECONDS_TO_WAIT = 60
+SECONDS_TO_WAIT = 20
 
 _fork = multiprocessing.get_context("fork")
 

@@ -67,7 +67,7 @@ def ended_well(case: dict[str, Any]) -> bool:
     return (
         is_shown
         and told
-        and case["seconds"] < 30
+        and case["seconds"] < 10
         and case["statuses"][case["rank"]] == STATUS_OF[case["error"]]
         and 0 not in case["statuses"]
     )
