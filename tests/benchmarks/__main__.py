@@ -33,7 +33,7 @@ def main() -> None:
     before = TABLE.read_text() if arguments.write and arguments.words else ""
     if before and not before.startswith(heading(arguments.rounds)):
         parser.error(
-            f"the table is of another day, machine or number of rounds than this, so that no part of it can be "
+            "the table is of another day, machine or number of rounds than this, so that no part of it can be "
             f"written:\n{before.splitlines()[0]}\nLeave the words out to measure all of it"
         )
     if arguments.rounds < 1:
