@@ -366,7 +366,7 @@ def test_limiting_batches_limits_what_schedules_count() -> None:
     assert limited.run_config.num_update_steps_per_epoch == 2
 
     trainer = linear_trainer()
-    with LimitBatches(3):
+    with LimitBatches(3), pytest.warns(UserWarning, match="limited to 3 batches"):
         trainer.train(make_regression(20), 1, per_device_batch_size=4)
     assert trainer.num_updates_completed == 3
     trainer.train(make_regression(20), 1, per_device_batch_size=4)

@@ -21,7 +21,7 @@ from pytorch_accelerated.callbacks import (
     SaveBestModelCallback,
     TrainerCallback,
 )
-from pytorch_accelerated.utils import ModelEma
+from pytorch_accelerated.utils import LimitBatches, ModelEma
 from tests.pa_compat.migrating.small_runs import make_trainer, samples
 from tests.pa_compat.test_documented_signatures import EVENTS
 
@@ -187,6 +187,19 @@ def test_sync_end() -> None:
     is_alone = trainer.run_config.num_processes == 1
     assert (note.seen == {nn.BatchNorm1d}) == is_alone
     assert type(model[1]) is nn.BatchNorm1d
+
+
+def test_limit_within() -> None:
+    """A trainer that is made within the context stays limited; one made before is limited within it, with a warning."""
+    before = make_trainer()
+    with LimitBatches(2):
+        within = make_trainer()
+        with pytest.warns(UserWarning, match="limited to 2 batches"):
+            before.train(samples(16), 1, per_device_batch_size=2)
+    assert before.num_updates_completed == 2
+    before.train(samples(16), 1, per_device_batch_size=2)
+    within.train(samples(16), 1, per_device_batch_size=2)
+    assert (before.num_updates_completed, within.num_updates_completed) == (8, 2)
 
 
 def test_console(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -95,13 +96,49 @@ def test_an_evaluation_run_is_limited_too() -> None:
     assert recorder.events.count("on_eval_step_end") == 2
 
 
-def test_the_context_manager_limits_the_runs_within_it() -> None:
-    """A run within the context is limited, the next one is not."""
+def test_a_trainer_that_was_made_within_the_context_is_limited_wherever_it_is_trained() -> None:
+    """It has the callback, and trains and evaluates on the first batches after the context has ended."""
+    recorder = RecordingCallback()
+    with LimitBatches(2):
+        trainer = linear_trainer(recorder)
+    assert [one.num_batches for one in trainer.callback_handler.callbacks if isinstance(one, LimitBatchesCallback)] == [
+        2
+    ]
+    trainer.train(make_regression(80), num_epochs=1, eval_dataset=make_regression(40), per_device_batch_size=8)
+    assert recorder.events.count("on_train_step_end") == recorder.events.count("on_eval_step_end") == 2
+    trainer.evaluate(make_regression(80), per_device_batch_size=8)
+    assert recorder.events.count("on_eval_step_end") == 4
+
+
+def test_the_variable_limits_the_trainers_that_are_made_while_it_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script that was started with the variable is limited, and stays so when the variable goes."""
+    monkeypatch.setenv(VARIABLE, "3")
+    trainer = linear_trainer()
+    monkeypatch.delenv(VARIABLE)
+    trainer.train(make_regression(80), num_epochs=1, per_device_batch_size=8)
+    assert trainer.num_updates_completed == 3
+
+
+@pytest.mark.parametrize("of_the_script", [1, 5])
+def test_the_smaller_of_two_limits_counts(of_the_script: int) -> None:
+    """A limit of the script and one of the context agree on the fewer batches, whichever has them."""
+    with LimitBatches(3):
+        trainer = linear_trainer(LimitBatchesCallback(of_the_script))
+    trainer.train(make_regression(80), num_epochs=1, per_device_batch_size=8)
+    assert trainer.num_updates_completed == min(3, of_the_script)
+
+
+def test_a_trainer_that_was_made_outside_is_limited_within_the_context_with_a_warning() -> None:
+    """A run within the context is limited and says so, training or evaluation; the next one is not."""
     recorder = RecordingCallback()
     trainer = linear_trainer(recorder)
-    with LimitBatches(2):
+    with LimitBatches(2), pytest.warns(UserWarning, match="limited to 2 batches") as warned:
         trainer.train(make_regression(80), num_epochs=1, per_device_batch_size=8)
+    assert [Path(one.filename).name for one in warned] == [Path(__file__).name]
     assert recorder.events.count("on_train_step_end") == 2
+    with LimitBatches(2), pytest.warns(UserWarning, match="limited to 2 batches"):
+        trainer.evaluate(make_regression(80), per_device_batch_size=8)
+    assert recorder.events.count("on_eval_step_end") == 2
     trainer.train(make_regression(80), num_epochs=1, per_device_batch_size=8)
     assert recorder.events.count("on_train_step_end") == 12
 

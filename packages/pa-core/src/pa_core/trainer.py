@@ -32,7 +32,7 @@ from pa_core.any_trainer import AnyTrainer
 from pa_core.callbacks.base import CallbackHandler, CallbackLike
 from pa_core.callbacks.console import bars_hidden
 from pa_core.callbacks.defaults import DEFAULT_CALLBACKS
-from pa_core.callbacks.limits import batch_limit_from_environment
+from pa_core.callbacks.limits import add_limit_of_environment, apply_limit_of_environment
 from pa_core.data import (
     DataLoaderSlice,
     KeyedDataLoader,
@@ -177,6 +177,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self.loss_func: LossFunction = cast("LossFunction", loss_func)
         self.optimizer: Optimizer = cast("Optimizer", optimizer)
         self.callback_handler = CallbackHandler(callbacks)
+        add_limit_of_environment(self.callback_handler)
         self.run_history: RunHistory = InMemoryRunHistory() if run_history is None else run_history
         self.run_config: TrainerRunConfig = _unset()
         self.train_dataset: Dataset[Any] = _unset()
@@ -313,8 +314,8 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             if eval_dataset is not None:
                 self.eval_dataloader = self.create_eval_dataloader(per_device_batch_size, eval_dataloader_kwargs)
                 check_loader(self.eval_dataloader, "create_eval_dataloader")
-            self._limit_loaders_by_environment()
             self.callback_handler.call_event("on_prepare_start", self)
+            apply_limit_of_environment(self)
             self._prepare_model_optimizer_and_dataloaders()
             self.run_config = self._create_run_config(
                 per_device_batch_size,
@@ -370,8 +371,8 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         with self._run(is_training=False):
             self.eval_dataloader = self.create_eval_dataloader(per_device_batch_size, dataloader_kwargs)
             check_loader(self.eval_dataloader, "create_eval_dataloader")
-            self._limit_loaders_by_environment()
             self.callback_handler.call_event("on_prepare_start", self)
+            apply_limit_of_environment(self)
             self._prepare_model_optimizer_and_dataloaders()
             self.run_config = self._create_run_config(per_device_batch_size, 1, 1, None, None)
             if reset_run_history:
@@ -1290,15 +1291,6 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             check_loader(share, "accelerate, which split the loader over the processes")
             return share
         return loader
-
-    def _limit_loaders_by_environment(self) -> None:
-        limit = batch_limit_from_environment()
-        if limit is None:
-            return
-        if self._is_training:
-            self.train_dataloader = DataLoaderSlice(self.train_dataloader, limit)
-        if self.eval_dataloader is not None:
-            self.eval_dataloader = DataLoaderSlice(self.eval_dataloader, limit)
 
     def _calculate_batch_loss(self, batch: BatchT) -> OutputT_co:
         inputs_and_targets: Any = batch

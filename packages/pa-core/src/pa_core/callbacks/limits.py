@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import warnings
 from types import TracebackType
 from typing import Any, Self, cast
 
 from typing_extensions import override
 
 from pa_core.any_trainer import AnyTrainer
-from pa_core.callbacks.base import TrainerCallback
+from pa_core.callbacks.base import CallbackHandler, TrainerCallback
 from pa_core.data import DataLoaderSlice
 from pa_core.data.user_loader import is_slice
 from pa_core.errors import ConfigurationError
@@ -21,6 +22,8 @@ __all__ = [
     "LimitBatchesCallback",
     "LimitEvalStepsCallback",
     "StepBasedEvaluationCallback",
+    "add_limit_of_environment",
+    "apply_limit_of_environment",
     "batch_limit_from_environment",
 ]
 
@@ -68,10 +71,13 @@ class LimitBatchesCallback(TrainerCallback):
 
 
 class LimitBatches:
-    """Limits every training and evaluation epoch of the runs that start within the context.
+    """Limits every training and evaluation epoch of the trainers that are made within the context.
 
-    It sets the environment variable ``PT_ACC_LIMIT_BATCHES``, which processes started within the context see
-    too, and puts back what was there before.
+    Such a trainer has a ``LimitBatchesCallback``, which limits it wherever it is trained. A trainer that was made
+    before is limited, with a warning, in the runs that start within the context.
+
+    The context sets the environment variable ``PT_ACC_LIMIT_BATCHES``, which processes started within it see too,
+    and restores its former value. Setting the variable for a script limits all of its trainers.
 
     Args:
         num_batches: The number of batches of each process in an epoch.
@@ -80,8 +86,15 @@ class LimitBatches:
         ConfigurationError: ``num_batches`` is no positive whole number.
 
     Example:
+        >>> import torch
+        >>> from pa_core import LimitBatches, Trainer
+        >>> model = torch.nn.Linear(1, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> samples = torch.utils.data.TensorDataset(torch.ones(80, 1), torch.ones(80, 1))
         >>> with LimitBatches(3):
-        ...     batch_limit_from_environment()
+        ...     trainer = Trainer(model, torch.nn.MSELoss(), optimizer, callbacks=[])
+        >>> trainer.train(samples, num_epochs=1, per_device_batch_size=8)
+        >>> trainer.num_updates_completed
         3
     """
 
@@ -129,6 +142,46 @@ def batch_limit_from_environment() -> int | None:
             do=f"Set it to the number of batches of an epoch, or unset it: unset {_VARIABLE}",
         )
     return int(text)
+
+
+def add_limit_of_environment(handler: CallbackHandler[Any]) -> None:
+    """Give a trainer that is being made the ``LimitBatchesCallback`` that ``PT_ACC_LIMIT_BATCHES`` asks for.
+
+    It comes last, so that it limits what other callbacks have put in the place of the loaders. One that was passed to
+    the trainer stays if it limits at least as much.
+
+    Raises:
+        ConfigurationError: The variable holds something else than a positive whole number.
+    """
+    limit = batch_limit_from_environment()
+    if limit is None or _limits_to(handler, limit):
+        return
+    for callback in list(handler.callbacks):
+        if type(callback) is LimitBatchesCallback:
+            handler.remove_callback(callback)
+    handler.add_callback(LimitBatchesCallback(limit))
+
+
+def apply_limit_of_environment(trainer: AnyTrainer) -> None:
+    """Limit a run that starts within ``LimitBatches`` although its trainer was made outside, and say so.
+
+    Raises:
+        ConfigurationError: The variable holds something else than a positive whole number.
+    """
+    limit = batch_limit_from_environment()
+    if limit is None or _limits_to(trainer.callback_handler, limit):
+        return
+    warnings.warn(
+        f"This run is limited to {limit} batches an epoch by LimitBatches or the environment variable {_VARIABLE}, "
+        "which was set after the trainer was made. Make the trainer within the context too, or train it outside.",
+        UserWarning,
+        stacklevel=3,
+    )
+    LimitBatchesCallback(limit).on_prepare_start(trainer)
+
+
+def _limits_to(handler: CallbackHandler[Any], limit: int) -> bool:
+    return any(isinstance(one, LimitBatchesCallback) and one.num_batches <= limit for one in handler.callbacks)
 
 
 class StepBasedEvaluationCallback(TrainerCallback):
