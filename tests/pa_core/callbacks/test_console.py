@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -85,11 +86,13 @@ def lines_on_screen(written: str) -> list[str]:
     return [text for line in screen if (text := "".join(line).rstrip())]
 
 
-def on_terminal(monkeypatch: pytest.MonkeyPatch, action: Callable[[], object]) -> str:
-    """Run an action with a real terminal of 120 columns as its output, and return what was written there."""
+def on_terminal(
+    monkeypatch: pytest.MonkeyPatch, action: Callable[[], object], size: tuple[int, int] = (40, 120)
+) -> str:
+    """Run an action with a real terminal of some rows and columns, and return what was written there."""
     termios = pytest.importorskip("termios", reason="terminals are different there")
     ours, theirs = os.openpty()
-    termios.tcsetwinsize(theirs, (40, 120))
+    termios.tcsetwinsize(theirs, size)
     received = io.BytesIO()
 
     def read() -> None:
@@ -140,6 +143,16 @@ def test_a_terminal_shows_bars_and_whole_lines(monkeypatch: pytest.MonkeyPatch) 
     assert len(lines) == len(expected), "\n".join(lines)
     for line, pattern in zip(lines, expected, strict=True):
         assert re.fullmatch(pattern, line), "\n".join(lines)
+
+
+def test_a_terminal_that_does_not_know_its_size_shows_bars(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Terminals of CI systems and of containers report 0 x 0; the bars are then as wide as those of 80 columns."""
+    trainer = linear_trainer([ProgressBarCallback, SlowSteps])
+    lines = lines_on_screen(on_terminal(monkeypatch, lambda: trainer.train(DATA, 1, DATA), size=(0, 0)))
+    assert [re.split(r"[|]", line)[0].strip() for line in lines] == ["Epoch 1", "Epoch 1 eval"], lines
+    for line in lines:
+        assert re.fullmatch(r"Epoch 1( eval)? +\|█+\| 5/5 \[.*loss=[\d.e-]+, .* samples/s\]", line)
+        assert 70 <= len(line) <= 80
 
 
 def test_the_last_figures_of_a_bar_are_those_of_the_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,21 +226,21 @@ def test_a_bar_is_closed_when_the_run_breaks_off(error: BaseException, monkeypat
     assert lines[1] == "afterwards"
 
 
-def test_piped_output_is_plain_lines(launch: launching.Launch) -> None:
-    """In a log file every line is whole, in the order of the events, and there is no carriage return."""
-    launched = launch(
-        "import torch\n"
-        "from pa_core import Trainer\n"
-        "from pa_core.testing import make_regression\n"
-        "model = torch.nn.Linear(4, 1)\n"
-        "optimizer = torch.optim.SGD(model.parameters(), lr=0.01)\n"
-        "trainer = Trainer(model, torch.nn.MSELoss(), optimizer)\n"
-        "trainer.train(make_regression(40), 1, make_regression(16))\n"
-        "trainer.evaluate(make_regression(16))\n",
-        env={"PYTHONUNBUFFERED": ""},
-    )
-    assert launched.status == 0
-    assert "\r" not in launched.output
+TRAIN_AND_EVALUATE = """
+import torch
+from pa_core import Trainer
+from pa_core.testing import make_regression
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+trainer = Trainer(model, torch.nn.MSELoss(), optimizer)
+trainer.train(make_regression(40), 1, make_regression(16))
+trainer.evaluate(make_regression(16))
+"""
+
+
+def assert_lines_of_a_run(output: str) -> None:
+    """Every line of the script above is there, in the order of the events."""
+    assert "\r" not in output
     patterns = [
         "Training starts: 1 epoch of 5 updates, .*",
         "Starting epoch 1",
@@ -244,10 +257,53 @@ def test_piped_output_is_plain_lines(launch: launching.Launch) -> None:
         "evaluation_loss: .*",
         "Evaluation ended in .* s",
     ]
-    lines = launched.output.splitlines()
+    lines = output.splitlines()
     assert len(lines) == len(patterns)
     for line, pattern in zip(lines, patterns, strict=True):
         assert re.fullmatch(pattern, line)
+
+
+def test_piped_output_is_plain_lines(launch: launching.Launch) -> None:
+    """In a log file every line is whole, in the order of the events, and there is no carriage return."""
+    launched = launch(TRAIN_AND_EVALUATE, env={"PYTHONUNBUFFERED": ""})
+    assert launched.status == 0
+    assert_lines_of_a_run(launched.output)
+
+
+def test_two_files_get_everything_in_one(launch: launching.Launch) -> None:
+    """With standard output in one file and errors in another, no line of the run is among the errors."""
+    (launch.folder / "train.py").write_text(TRAIN_AND_EVALUATE)
+    command = f"{sys.executable} train.py > out.txt 2> err.txt"
+    launched = launching.run_command(["sh", "-c", command], folder=launch.folder)
+    assert launched.status == 0
+    assert (launch.folder / "err.txt").read_text() == ""
+    assert_lines_of_a_run((launch.folder / "out.txt").read_text())
+
+
+def test_a_file_has_the_line_of_each_epoch_while_the_terminal_has_the_bar(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """With standard output in a file, a bar is drawn on the terminal, and the file is as without a terminal."""
+    trainer = linear_trainer([*DEFAULT_CALLBACKS, StepBasedEvaluationCallback(2)])
+
+    def train() -> None:
+        with (tmp_path / "out.txt").open("w") as file, monkeypatch.context() as patch:
+            patch.setattr(sys, "stdout", file)
+            trainer.train(DATA, 1, DATA)
+
+    lines = lines_on_screen(on_terminal(monkeypatch, train))
+    assert [line.split("|")[0].strip() for line in lines] == ["Epoch 1", "Epoch 1 eval"]
+    written = (tmp_path / "out.txt").read_text().splitlines()
+    assert [line.split(":")[0] for line in written[1:8]] == [
+        "Starting epoch 1",
+        "eval_loss_epoch",
+        "eval_loss_epoch",
+        "Epoch 1",
+        "train_loss_epoch",
+        "Epoch 1 eval",
+        "eval_loss_epoch",
+    ]
+    assert re.fullmatch(r"Epoch 1: 5/5 batches, loss=.*, lr=0\.01, .* samples/s", written[4])
 
 
 def test_a_dumb_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,7 +334,7 @@ def test_a_notebook_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_run_that_ends_within_an_epoch_fills_its_bar(capsys: pytest.CaptureFixture[str]) -> None:
     """Of 5 batches in each epoch, 7 updates leave 2 for the second one."""
     linear_trainer([ProgressBarCallback]).train(DATA, 1, max_num_train_steps=7)
-    counts = [line.split()[2] for line in capsys.readouterr().err.splitlines()]
+    counts = [line.split()[2] for line in capsys.readouterr().out.splitlines()]
     assert counts == ["5/5", "2/2"]
 
 

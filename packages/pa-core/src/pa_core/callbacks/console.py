@@ -6,6 +6,7 @@ This is the only module that imports tqdm, and it does so when the first bar is 
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
@@ -53,9 +54,10 @@ def bars_hidden() -> Generator[None]:
 class ProgressBarCallback(TrainerCallback):
     """Shows the progress of each epoch: mean loss so far, learning rate, samples per second.
 
-    On a terminal and in a notebook this is a progress bar. Where the output goes elsewhere, to a file for
-    example, a line is written every 30 seconds and at the end of each epoch. Only the first process of each
-    machine shows anything. The loss is that of this process, and never waits for an accelerator.
+    On a terminal and in a notebook this is a progress bar, on standard error. Without a terminal, for example in a
+    job, a line is written to standard output every 30 seconds and at the end of each epoch, among the metrics. With
+    standard output alone in a file, that file still gets the line at the end of each epoch. Only the first process
+    of each machine shows anything. The loss is that of this process, and never waits for an accelerator.
 
     Example:
         >>> from pa_core import get_default_callbacks
@@ -356,17 +358,30 @@ class _Reading(NamedTuple):
 
 
 class _TerminalBar(ProgressDisplay):
-    """A bar of tqdm, on a terminal or in a notebook."""
+    """A bar of tqdm, on a terminal or in a notebook.
+
+    Args:
+        title: What the bar starts with.
+        total: The number of batches of the epoch.
+        stream: Where it is drawn.
+        keeps_last: Whether it stays on the screen after the epoch.
+        log: Gets the line at the end of the epoch as well, where standard output is not on the screen.
+    """
 
     seconds_between: float = 0.1
 
-    def __init__(self, title: str, total: int, stream: TextIO, keeps_last: bool) -> None:
+    def __init__(self, title: str, total: int, stream: TextIO, keeps_last: bool, log: ProgressDisplay | None) -> None:
+        self._log = log
+        assumed = _size_if_unknown(stream)
         self._bar = _bar_class()(
             desc=title,
             total=total,
             file=stream,
             leave=keeps_last,
-            dynamic_ncols=True,
+            # The last column and the last line are left free, as tqdm does itself.
+            ncols=None if assumed is None else assumed.columns - 1,
+            nrows=None if assumed is None else assumed.lines - 1,
+            dynamic_ncols=assumed is None,
             # It is told when to refresh, and does so each time.
             mininterval=0,
             miniters=1,
@@ -386,6 +401,8 @@ class _TerminalBar(ProgressDisplay):
     def close(self, batches: int, figures: str) -> None:
         self.show(batches, figures)
         self._bar.close()
+        if self._log is not None:
+            self._log.close(batches, figures)
 
 
 @cache
@@ -396,15 +413,38 @@ def _bar_class() -> type[tqdm[NoReturn]]:
     return cast("type[tqdm[NoReturn]]", type("Bar", (tqdm,), {"monitor_interval": 0}))
 
 
+def _size_if_unknown(stream: TextIO) -> os.terminal_size | None:
+    """Return the size to assume for a terminal that reports none, as in some containers; None where it is known.
+
+    A bar of 0 columns would be invisible, and so would one that lies below the last of 0 lines.
+    """
+    try:
+        reported = os.get_terminal_size(stream.fileno())
+    except (OSError, ValueError):  # not a terminal, but a notebook for example
+        return None
+    return None if all(reported) else shutil.get_terminal_size()
+
+
 def _open_display(trainer: AnyTrainer, title: str, total: int, keeps_last: bool) -> ProgressDisplay | None:
     """Return what suits the place where the output goes; None where nothing is shown."""
-    stream: TextIO | None = sys.stderr
-    if stream is None or not trainer.run_config.is_local_process_zero:
+    if not trainer.run_config.is_local_process_zero:
         return None
-    in_notebook = type(stream).__module__.startswith("ipykernel")
-    on_terminal = stream.isatty() and os.environ.get("TERM") != "dumb"
-    display = _TerminalBar if on_terminal or in_notebook else PlainLines
-    return display(title, total, stream, keeps_last)
+    screen: TextIO | None = sys.stderr
+    log: TextIO | None = sys.stdout
+    lines = None if log is None else PlainLines(title, total, log, keeps_last)
+    if screen is not None and _is_notebook(screen):
+        return _TerminalBar(title, total, screen, keeps_last, log=None)
+    if screen is not None and _is_terminal(screen):
+        return _TerminalBar(title, total, screen, keeps_last, log=None if log is None or log.isatty() else lines)
+    return lines
+
+
+def _is_notebook(stream: TextIO) -> bool:
+    return type(stream).__module__.startswith("ipykernel")
+
+
+def _is_terminal(stream: TextIO) -> bool:
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
 def _num_batches_to_train(trainer: AnyTrainer) -> int:
