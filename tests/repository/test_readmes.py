@@ -1,8 +1,9 @@
-"""The code in the READMEs runs."""
+"""The code in the READMEs runs, and the lines that install can."""
 
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,3 +22,23 @@ def test_the_python_code_of_a_readme_runs(launch: Launch, readme: Path) -> None:
     blocks = re.findall(r"^```python\n(.*?)^```", readme.read_text(), flags=re.DOTALL | re.MULTILINE)
     assert blocks != []
     assert launch("\n".join(blocks)).status == 0
+
+
+def required_siblings(name: str) -> set[str]:
+    """The distributions of this repository that one of them needs, directly or not."""
+    project = tomllib.loads((ROOT / "packages" / name / "pyproject.toml").read_text())["project"]
+    direct = {found[0] for one in project["dependencies"] if (found := re.match(r"pa-[a-z-]+", one))}
+    return direct.union(*map(required_siblings, direct))
+
+
+@pytest.mark.parametrize("readme", READMES, ids=lambda path: path.parent.name)
+def test_a_line_that_installs_from_a_checkout_names_all_that_is_needed(readme: Path) -> None:
+    """Nothing is published yet: pip finds a distribution that another one needs only if the same line names it."""
+    lines = re.findall(r"pip install ((?:\"?\./packages/[^ `\n]+ ?)+)", readme.read_text())
+    assert lines != []
+    for line in lines:
+        named = set(re.findall(r"\./packages/([a-z-]+|\*)", line))
+        if "*" not in named:
+            assert named.union(*map(required_siblings, named)) == named, line
+    if readme.parent != ROOT:
+        assert re.search(rf"\./packages/({readme.parent.name}\b|\*)", lines[0])
