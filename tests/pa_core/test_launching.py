@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import sys
 import sysconfig
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from pa_core import (
+    ConfigurationError,
     Trainer,
     UnsupportedConfigurationError,
     gather_objects,
@@ -231,15 +233,34 @@ class TestGather:
         expected = torch.cat([rows(one, counts[one]) for one in all_ranks()])
         assert torch.equal(idle_trainer().gather(rows(rank(), counts[rank()])), expected)
 
-    @given(counts=st.tuples(st.integers(0, 5), st.integers(0, 5)))
-    def test_padding(self, counts: tuple[int, int]) -> None:
-        """With a padding value, each rank takes up as many rows as the one that has most, its own ones first."""
-        longest = max(counts[one] for one in all_ranks())
-        expected = torch.full((len(all_ranks()), longest, 2), -1)
-        for one in all_ranks():
-            expected[one, : counts[one]] = rows(one, counts[one])
-        gathered = idle_trainer().gather(rows(rank(), counts[rank()]), padding_value=-1)
-        assert torch.equal(gathered, expected.view(-1, 2))
+    @given(counts=st.tuples(st.integers(0, 5), st.integers(0, 5)), padding_value=st.sampled_from([-1, 0, 101]))
+    def test_padding(self, counts: tuple[int, int], padding_value: int) -> None:
+        """A padding value leaves no padding behind, and takes no row away that holds the value itself."""
+        mine = rows(rank(), counts[rank()]).flatten()
+        expected = torch.cat([rows(one, counts[one]).flatten() for one in all_ranks()])
+        assert torch.equal(idle_trainer().gather(mine, padding_value=padding_value), expected)
+
+    @given(shapes=st.tuples(*[st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(1, 2))] * 2))
+    def test_padding_of_other_dimensions(self, shapes: tuple[tuple[int, int, int], ...]) -> None:
+        """With a padding value the other dimensions may differ too: each row is filled up to the longest."""
+        pieces = [torch.arange(math.prod(shape)).view(shape) + 100 * one for one, shape in enumerate(shapes)]
+        pieces = [pieces[one] for one in all_ranks()]
+        longest = [max(piece.size(dim) for piece in pieces) for dim in (1, 2)]
+        filled = [
+            nn.functional.pad(piece, (0, longest[1] - piece.size(2), 0, longest[0] - piece.size(1)), value=-1)
+            for piece in pieces
+        ]
+        gathered = idle_trainer().gather(pieces[rank()], padding_value=-1)
+        assert torch.equal(gathered, torch.cat(filled))
+
+    @pytest.mark.runs_on("two_ranks")
+    @pytest.mark.parametrize(
+        ("shapes", "advice"), [([(2, 3), (2, 4)], "padding_value"), ([(2,), (0, 4)], "dimensions")]
+    )
+    def test_shapes_that_do_not_fit(self, trainer: Trainer[nn.Linear], shapes: Any, advice: str) -> None:
+        """Where a collective would hang, or mix rows up, all ranks get an error with the shapes of each."""
+        with pytest.raises(ConfigurationError, match=rf"on rank 0, .* on rank 1(.|\n)*{advice}"):
+            trainer.gather(torch.zeros(shapes[rank()]))
 
     def test_containers(self, trainer: Trainer[nn.Linear]) -> None:
         """Nested containers come back as they were, with the gathered tensors in their places."""

@@ -127,13 +127,15 @@ def test_dropped() -> None:
 
 @everywhere
 def test_gather() -> None:
-    """Different numbers of rows are gathered as they are, or padded where that is asked for."""
+    """Different numbers of rows are gathered as they are; with a padding value too, even where a row holds it."""
     trainer = make_trainer()
     rank = trainer._accelerator.process_index  # pyright: ignore[reportPrivateUsage]  # as users do
     world = trainer._accelerator.num_processes  # pyright: ignore[reportPrivateUsage]  # as above
     rows = torch.full((1 + rank,), rank)
-    assert trainer.gather(rows).tolist() == [0, 1, 1][: 1 if world == 1 else 3]
-    assert trainer.gather(rows, padding_value=-1).tolist() == ([0] if world == 1 else [0, -1, 1, 1])
+    expected = [0] if world == 1 else [0, 1, 1]
+    assert trainer.gather(rows).tolist() == expected
+    assert trainer.gather(rows, padding_value=-1).tolist() == expected
+    assert trainer.gather(rows, padding_value=1).tolist() == expected
 
 
 def test_loader() -> None:

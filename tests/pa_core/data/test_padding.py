@@ -17,7 +17,7 @@ ROWS = st.lists(st.lists(st.integers(-3, 3), min_size=2, max_size=2), max_size=6
 
 
 def padded(rows: list[list[int]], to_length: int, value: int) -> Tensor:
-    """Rows as a tensor that is padded as ``gather`` does it."""
+    """Rows as a tensor with rows of padding behind them."""
     tensor = torch.full((to_length, 2), value)
     tensor[: len(rows)] = torch.tensor(rows, dtype=torch.int64).reshape(-1, 2)
     return tensor
@@ -55,8 +55,8 @@ def test_rows_of_any_shape() -> None:
 
 
 @pytest.mark.runs_on("one_process", "two_ranks")
-def test_it_undoes_the_padding_of_gather() -> None:
-    """What processes with different numbers of rows gathered with a padding value is what they had."""
+def test_scripts_that_remove_the_padding_of_gather_themselves_still_work() -> None:
+    """What processes with different numbers of rows gathered is what they had, and nothing is left to remove."""
     world = distributed.num_processes()
     rank = torch.distributed.get_rank() if world > 1 else 0
     rows = torch.arange(2 + rank).unsqueeze(1) + 10 * rank

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from pa_core import _accelerate
+from pa_core.errors import ConfigurationError
 from pa_core.types import TensorsT
 
 __all__ = [
@@ -125,16 +126,17 @@ def broadcast_buffers(module: nn.Module) -> None:
 def gather(data: TensorsT, padding_value: float | None = None) -> TensorsT:
     """Return the tensors of all processes, concatenated along the first dimension in the order of the ranks.
 
-    The first dimension may differ between processes; the other dimensions may not. A tensor without dimensions
-    counts as one row. Every process must call this.
+    The first dimension may differ between processes. A tensor without dimensions counts as one row. Every process must
+    call this. The result carries no gradient.
 
     Args:
         data: A tensor on the device of the run, or a nested list, tuple or mapping of tensors.
-        padding_value: None concatenates what is there. A number pads the first dimension with it to the longest
-            of all processes first, so that each process takes up the same number of rows.
+        padding_value: None wants the other dimensions to be equal. A number fills them up to the longest of all
+            processes. Rows of padding are never in the result, and no row is left out for what it holds.
 
     Raises:
         TypeError: Something in ``data`` is neither a tensor nor a container of tensors.
+        ConfigurationError: The tensors of the processes do not fit together.
     """
     return cast("TensorsT", _gather_nested(data, padding_value))
 
@@ -160,17 +162,42 @@ def _gather_tensor(tensor: Tensor, padding_value: float | None) -> Tensor:
     world = num_processes()
     if world == 1:
         return rows
-    lengths = [torch.zeros(1, dtype=torch.int64, device=rows.device) for _ in range(world)]
-    _collectives.all_gather(lengths, torch.tensor([rows.size(0)], device=rows.device))
-    counts = [int(length.item()) for length in lengths]
-    longest = max(counts)
-    padded = rows.new_full((longest, *rows.shape[1:]), padding_value or 0)
-    padded[: rows.size(0)] = rows
+    shapes = _shapes_of_all(rows)
+    _require_fitting(shapes, padding_value)
+    padded = rows.new_full([max(sizes) for sizes in zip(*shapes, strict=True)], padding_value or 0)
+    padded[tuple(slice(size) for size in rows.shape)] = rows
     gathered = [torch.empty_like(padded) for _ in range(world)]
     _collectives.all_gather(gathered, padded)
-    if padding_value is None:
-        gathered = [piece[:count] for piece, count in zip(gathered, counts, strict=True)]
-    return torch.cat(gathered)
+    return torch.cat([piece[: shape[0]] for piece, shape in zip(gathered, shapes, strict=True)])
+
+
+_MOST_DIMENSIONS = 16
+
+
+def _shapes_of_all(tensor: Tensor) -> list[list[int]]:
+    """The shapes of the tensors of all processes, which may even differ in their number of dimensions."""
+    sizes = [tensor.dim(), *tensor.shape] + [0] * (_MOST_DIMENSIONS - tensor.dim())
+    mine = torch.tensor(sizes, device=tensor.device)
+    of_all = [torch.empty_like(mine) for _ in range(num_processes())]
+    _collectives.all_gather(of_all, mine)
+    of_each = cast("list[list[int]]", torch.stack(of_all).tolist())  # pyright: ignore[reportUnknownMemberType]  # not annotated by torch
+    return [shape[:dimensions] for dimensions, *shape in of_each]
+
+
+def _require_fitting(shapes: list[list[int]], padding_value: float | None) -> None:
+    """Refuse on all processes alike what a collective would hang on, or mix up."""
+    same_dimensions = len({len(shape) for shape in shapes}) == 1
+    if same_dimensions and (padding_value is not None or len({tuple(shape[1:]) for shape in shapes}) == 1):
+        return
+    by_rank = ", ".join(f"{shape} on rank {number}" for number, shape in enumerate(shapes))
+    raise ConfigurationError(
+        "The tensors of the processes cannot be concatenated along the first dimension.",
+        given=f"tensors of shape {by_rank}",
+        expected="shapes that differ in the first dimension only",
+        do="Pass padding_value to gather, which fills up the other dimensions."
+        if same_dimensions
+        else "Give the tensor the same number of dimensions on each process, also where it has no rows.",
+    )
 
 
 def gather_objects(value: _R) -> list[_R]:

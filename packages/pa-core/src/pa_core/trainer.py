@@ -1369,7 +1369,15 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
 
         Args:
             tensor: A tensor, or a nested list, tuple or mapping of tensors; first dimensions may differ.
-            padding_value: None needs no padding. A number pads the first dimension to that of the longest process.
+            padding_value: Only needed where other dimensions differ too, which are filled up with it to the longest of
+                all processes. Rows of padding are never in the result.
+
+        Returns:
+            The same structure, with the rows of all processes in the order of the ranks; it carries no gradient.
+
+        Raises:
+            TypeError: Something in it is neither a tensor nor a container of tensors.
+            ConfigurationError: The tensors of the processes do not fit together.
         """
         return distributed.gather(tensor, padding_value)
 

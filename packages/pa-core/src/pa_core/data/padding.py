@@ -10,11 +10,11 @@ __all__ = ["remove_padding"]
 
 
 def remove_padding(padded_tensor: Tensor, pad_value: float) -> Tensor:
-    """Return the rows of a tensor that are no padding: what ``trainer.gather(tensor, padding_value)`` was given.
+    """Return the rows of a tensor that are no padding.
 
     A row, that is what stands at one index of the first dimension, is padding if every element of it is the padding
-    value. So choose a value that no row of your data consists of. Without a padding value, ``gather`` pads nothing
-    and there is nothing to remove.
+    value. So choose a value that no row of your data consists of. What ``trainer.gather`` returns needs no such call:
+    there is no padding in it.
 
     Args:
         padded_tensor: A tensor of shape ``(rows, ...)``, on any device.
