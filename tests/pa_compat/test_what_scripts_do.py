@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from typing_extensions import override
 
 from pa_core import AnyTrainer
 from pytorch_accelerated import Trainer
-from pytorch_accelerated.callbacks import TrainerCallback
+from pytorch_accelerated.callbacks import CallbackHandler, LogMetricsCallback, TrainerCallback
 from tests.launching import Launch
 from tests.pa_compat.migrating.small_runs import make_trainer, samples
 
@@ -45,7 +46,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 from pytorch_accelerated import Trainer
-from pytorch_accelerated.callbacks import TrainerCallback
+from pytorch_accelerated.callbacks import CallbackHandler, LogMetricsCallback, TrainerCallback
 
 class Gather(TrainerCallback):
     rows = 0
@@ -94,6 +95,27 @@ def test_own_preparation() -> None:
             self.model, self._train_dataloader = accelerator.prepare(self.model, self._train_dataloader)
 
     make_trainer(OwnPreparation).train(samples(4), 1)
+
+
+def test_own_handler() -> None:
+    """A trainer that creates its own callback handler, as scripts do, has its callbacks called by that."""
+    called: list[str] = []
+
+    class Noting(CallbackHandler[Any]):
+        @override
+        def listeners(self, event: str) -> list[Callable[..., Any]]:
+            called.append(event)
+            return super().listeners(event)
+
+    class WithOwnHandler(Trainer):
+        @override
+        def _create_callback_handler(self, callbacks: Any) -> CallbackHandler[Any]:
+            return Noting(callbacks)
+
+    trainer = make_trainer(WithOwnHandler, LogMetricsCallback)
+    assert [type(one) for one in trainer.callback_handler.callbacks] == [LogMetricsCallback]
+    trainer.train(samples(4), 1)
+    assert {"on_init_end", "on_train_step_end", "on_training_run_end"} <= set(called)
 
 
 class Scaled(Trainer):

@@ -15,8 +15,41 @@ from tests.pa_compat.migrating.small_runs import make_trainer, samples
 
 def test_private_names() -> None:
     """A helper of a subclass that would replace a part of the loop is refused where it is defined."""
-    with pytest.raises(TypeError, match=r"_update.*Rename it"):
+    with pytest.raises(TypeError, match=r"(?s)WithHelper\._update\n.*Rename _update"):
         type("WithHelper", (Trainer,), {"_update": make_trainer})
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("_perform_forward_and_backward_passes", "calculate_train_batch_loss.*backward_step"),
+        ("_update_loss_tracker", "num_items_in_batch"),
+        ("_add_epoch_loss_to_run_history", "run_history.update_metric.*eval_epoch_end"),
+    ],
+)
+def test_never_called(name: str, instead: str) -> None:
+    """An override of a method that the loop does not have is refused where its class is defined, in a mixin too."""
+    with pytest.raises(TypeError, match=rf"(?s)Overrides\.{name}\n.*{instead}"):
+        type("Overrides", (Trainer,), {name: make_trainer})
+    mixin = type("Mixin", (), {name: make_trainer})
+    with pytest.raises(TypeError, match=rf"Mixin\.{name}"):
+        type("Overrides", (mixin, Trainer), {})
+
+
+def test_batch_size_check() -> None:
+    """A check that is not needed is told of, with the line that defines it; the trainer trains as without."""
+    with pytest.warns(UserWarning, match="_check_eval_batch_size is never called") as warned:
+
+        class Unchecked(Trainer):
+            def _check_eval_batch_size(self) -> None:
+                raise AssertionError
+
+    assert warned[0].filename == __file__
+
+    class Derived(Unchecked):
+        """Was warned of already, and is not again."""
+
+    make_trainer(Derived).train(samples(4), 1, eval_dataset=samples(4))
 
 
 def test_accelerate_state(tmp_path: Path) -> None:

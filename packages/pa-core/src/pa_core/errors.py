@@ -19,6 +19,7 @@ __all__ = [
     "ExplainedError",
     "MetricNotFoundError",
     "NonFiniteLossError",
+    "OverrideError",
     "StopTrainingError",
     "TrainingPreempted",
     "UnsupportedConfigurationError",
@@ -116,6 +117,23 @@ class BatchOutputError(ExplainedError, TypeError):
     Example:
         >>> issubclass(BatchOutputError, TypeError)
         True
+    """
+
+
+class OverrideError(ExplainedError, TypeError):
+    """A subclass of the trainer has a method that would break the loop, or that the loop would never call.
+
+    It is raised where the class is defined.
+
+    Example:
+        >>> from pa_core import Trainer
+        >>> class MyTrainer(Trainer):
+        ...     def _update(self): ...
+        Traceback (most recent call last):
+        ...
+        pa_core.errors.OverrideError: A method would replace a private part of the trainer's loop.
+          given:    MyTrainer._update
+          ...
     """
 
 

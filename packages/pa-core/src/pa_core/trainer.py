@@ -23,6 +23,7 @@ from pa_core import (
     distributed,
     failures,
     forks,
+    overrides,
     supported,
     trainer_inputs,
     training_state,
@@ -86,17 +87,6 @@ _UPDATES_UNTIL_READ = 2
 
 class _EvaluationInterrupted(BaseException):
     """Leaves an evaluation that is not brought to its end; no ``except Exception`` of a user's is to catch it."""
-
-
-_MAY_BE_OVERRIDDEN = {
-    "_clip_gradients",
-    "_create_accelerator",
-    "_create_run_config",
-    "_prepare_model_optimizer_and_dataloaders",
-    "_run_eval_epoch",
-    "_run_train_epoch",
-    "_run_training",
-}
 
 
 class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
@@ -176,7 +166,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self.model = model
         self.loss_func: LossFunction = cast("LossFunction", loss_func)
         self.optimizer: Optimizer = cast("Optimizer", optimizer)
-        self.callback_handler = CallbackHandler(callbacks)
+        self.callback_handler = self._create_callback_handler(callbacks)
         add_limit_of_environment(self.callback_handler)
         self.run_history: RunHistory = InMemoryRunHistory() if run_history is None else run_history
         self.run_config: TrainerRunConfig = _unset()
@@ -218,14 +208,10 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
 
     @override
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Refuse a helper that happens to have the name of a private part of the loop, which it would replace."""
+        """Refuse methods that would replace a private part of the loop, or that the loop would never call."""
         super().__init_subclass__(**kwargs)
         parts = {name for name in vars(Trainer) if name.startswith("_") and not name.startswith("__")}
-        for name in sorted(vars(cls).keys() & parts - _MAY_BE_OVERRIDDEN):
-            raise TypeError(
-                f"Given: {cls.__name__}.{name}, which replaces a private part of the trainer's loop. Expected: methods "
-                f"with names of their own, or one of {', '.join(sorted(_MAY_BE_OVERRIDDEN))}. Rename it."
-            )
+        overrides.check_overrides(cls, Trainer, parts)
 
     # The two entries: training and evaluation
 
@@ -1067,6 +1053,14 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             raise _EvaluationInterrupted
 
     # What the loop stands on: preparing a run, and leaving everything as it was
+
+    def _create_callback_handler(self, callbacks: Iterable[CallbackLike[Self]]) -> CallbackHandler[Self]:
+        """Create what calls the callbacks; override this for a ``CallbackHandler`` of your own.
+
+        Args:
+            callbacks: What was given to the trainer.
+        """
+        return CallbackHandler(callbacks)
 
     def _create_accelerator(self) -> _accelerate.AcceleratorLike:
         """Create the ``accelerate.Accelerator`` that places and wraps what a run needs.
