@@ -228,3 +228,23 @@ def test_versions() -> None:
     floors = ['requires-python = ">=3.11"', '"torch>=2.11"', '"accelerate>=1.13.0"']
     assert [floor for floor in floors if floor not in declared] == []
     assert sys.version_info >= (3, 11)
+
+
+def test_nested_runs() -> None:
+    """Neither evaluates nor trains within a run; the method that is named evaluates."""
+
+    class CallInRun(TrainerCallback):
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        @override
+        def on_train_epoch_end(self, trainer: Any, **kwargs: Any) -> None:
+            arguments = {"evaluate": (samples(4),), "train": (samples(4), 1), "run_evaluation_epoch": ()}
+            getattr(trainer, self.name)(*arguments[self.name])
+
+    for name in ("evaluate", "train"):
+        with pytest.raises(ConfigurationError, match=rf"{name}\(\) within train\(\)"):
+            make_trainer(Trainer, CallInRun(name)).train(samples(8), 1, samples(4))
+    trainer = make_trainer(Trainer, CallInRun("run_evaluation_epoch"))
+    trainer.train(samples(8), 1, samples(4))
+    assert len(list(trainer.run_history.get_metric_values("eval_loss_epoch"))) == 2

@@ -150,6 +150,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
     _counts_items: bool | None
     _saved_run: SavedRun | None
     _begins_at: Phase | None
+    _running: Literal["train", "evaluate"] | None
     _interruptible: Phase | None
     _interrupted_evaluation: Phase | None
     _streams_before_evaluation: dict[str, Any] | None
@@ -203,6 +204,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             cast("Any", self._accelerator).gather = distributed.gather
         supported.require_whole_model(model)
         supported.warn_of_ignored_settings(self._accelerator)
+        self._running = None
         self._begin_bookkeeping(is_training=False)
         self.callback_handler.call_event("on_init_end", self)
 
@@ -277,6 +279,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             TrainingPreempted: All processes were asked to make room; a training state was saved.
             NonFiniteLossError: ``TerminateOnNaNCallback`` ended the run; its last events have been called.
         """
+        trainer_inputs.refuse_run_within_run("train", self._running)
         check_count("num_epochs", num_epochs)
         check_count("gradient_accumulation_steps", gradient_accumulation_steps)
         check_count("per_device_batch_size", per_device_batch_size)
@@ -343,6 +346,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             ConfigurationError: There is no dataset, or an argument cannot work.
             NonFiniteLossError: ``TerminateOnNaNCallback`` ended the run; its last events have been called.
         """
+        trainer_inputs.refuse_run_within_run("evaluate", self._running)
         check_count("per_device_batch_size", per_device_batch_size)
         dataset = self.eval_dataset if dataset is None else dataset
         if dataset is None:
@@ -1186,6 +1190,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         drawn = int(torch.randint(2**63 - 1, ()).item())
         self._seed = distributed.agree_on_integer(drawn, self.device)
         self.run_history.clock.start()
+        self._running = "train" if is_training else "evaluate"
         try:
             yield
         except BaseException as exception:
@@ -1195,6 +1200,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
                 self._end_workers()
             raise
         finally:
+            self._running = None
             self._is_training = False
             self.run_history.clock.stop()
             self._end_workers()

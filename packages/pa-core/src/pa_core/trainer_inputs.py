@@ -7,7 +7,42 @@ from torch.optim import Optimizer
 
 from pa_core.errors import ConfigurationError
 
-__all__ = ["check_loss_function", "check_optimizer", "check_scheduler", "check_scheduler_factory"]
+__all__ = [
+    "check_loss_function",
+    "check_optimizer",
+    "check_scheduler",
+    "check_scheduler_factory",
+    "refuse_run_within_run",
+]
+
+
+def refuse_run_within_run(name: str, running: str | None) -> None:
+    """Refuse to begin a run while another one of the same trainer is under way, which it would overwrite.
+
+    Args:
+        name: The method that was called: ``"train"`` or ``"evaluate"``.
+        running: The method that is under way, None if there is none.
+
+    Raises:
+        ConfigurationError: There is one.
+    """
+    if running is None:
+        return
+    if name == "train":
+        do = f"Call train() after {running}() has returned, or train with a trainer of its own."
+    elif running == "train":
+        do = (
+            "Call trainer.run_evaluation_epoch() to evaluate the evaluation dataset of the run at this point. Evaluate "
+            "other datasets after train() has returned."
+        )
+    else:
+        do = "Call evaluate() again after it has returned."
+    raise ConfigurationError(
+        "A trainer has one run at a time.",
+        given=f"{name}() within {running}(), called in a callback, a hook or a step",
+        expected=f"no run within a run, whose progress and loaders {name}() would replace",
+        do=do,
+    )
 
 
 def check_optimizer(model: nn.Module, optimizer: Optimizer | None) -> None:

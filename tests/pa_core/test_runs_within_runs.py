@@ -1,0 +1,156 @@
+"""`train()` and `evaluate()` within a run of the same trainer: refused by name, wherever they are called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD
+from typing_extensions import override
+
+from pa_core import AnyTrainer, ConfigurationError, Trainer, TrainerCallback
+from pa_core.testing import TinyClassifier, make_classification
+from tests.launching import Launch
+
+DATA, EVAL_DATA = make_classification(12), make_classification(8, seed=1)
+
+
+class CallAt(TrainerCallback[Trainer[Any]]):
+    """Calls something at an event of a run."""
+
+    def __init__(self, event: str, call: Callable[[Trainer[Any]], object]) -> None:
+        def call_with_trainer(trainer: Trainer[Any], **_: Any) -> None:
+            call(trainer)
+
+        vars(self)[event] = call_with_trainer
+
+
+def evaluate_other(trainer: Trainer[Any]) -> None:
+    """Evaluate another dataset than that of the run."""
+    trainer.evaluate(make_classification(4, seed=2))
+
+
+def train_more(trainer: Trainer[Any]) -> None:
+    """Train on something else."""
+    trainer.train(DATA, 1)
+
+
+def make_trainer(*callbacks: TrainerCallback[Any], kind: type[Trainer[Any]] = Trainer) -> Trainer[Any]:
+    """A trainer of a small model."""
+    torch.manual_seed(0)
+    model = TinyClassifier()
+    return kind(model, nn.CrossEntropyLoss(), SGD(model.parameters(), lr=0.1), callbacks=callbacks)
+
+
+EVENTS = [
+    "on_prepare_start",
+    "on_training_run_start",
+    "on_train_step_end",
+    "on_optimizer_step_end",
+    "on_train_epoch_end",
+    "on_eval_step_end",
+    "on_eval_epoch_end",
+    "on_training_run_epoch_end",
+    "on_training_run_end",
+]
+
+
+@pytest.mark.runs_on("one_process", "two_ranks")
+@pytest.mark.parametrize("event", EVENTS)
+@pytest.mark.parametrize(("call", "name"), [(evaluate_other, "evaluate"), (train_more, "train")])
+def test_a_run_in_a_callback_is_refused_by_name(event: str, call: Callable[..., Any], name: str) -> None:
+    """The error leaves train(), and says what to do instead; the trainer is as usable as before."""
+    callback = CallAt(event, call)
+    trainer = make_trainer(callback)
+    with pytest.raises(ConfigurationError, match=rf"{name}\(\) within train\(\)") as refused:
+        trainer.train(DATA, 2, EVAL_DATA, 4)
+    assert ("run_evaluation_epoch()" in refused.value.do) == (name == "evaluate")
+    assert (trainer.train_dataset, trainer.eval_dataset) == (DATA, EVAL_DATA)
+
+    trainer.callback_handler.remove_callback(callback)
+    trainer.train(DATA, 2, EVAL_DATA, 4)
+    assert trainer.num_epochs_completed == 2
+
+
+@pytest.mark.runs_on("one_process", "two_ranks")
+@pytest.mark.parametrize("call", [evaluate_other, train_more])
+def test_a_run_in_an_evaluation_is_refused_by_name(call: Callable[..., Any]) -> None:
+    """As within training."""
+    trainer = make_trainer(CallAt("on_evaluation_run_end", call))
+    with pytest.raises(ConfigurationError, match=r"\(\) within evaluate\(\)"):
+        trainer.evaluate(EVAL_DATA)
+
+
+def test_a_run_in_a_step_or_a_hook_is_refused_by_name() -> None:
+    """Methods of the trainer are parts of the run too."""
+
+    class EvaluatesInTheStep(Trainer[Any, Any]):
+        @override
+        def calculate_train_batch_loss(self, batch: Any) -> Any:
+            evaluate_other(self)
+            return super().calculate_train_batch_loss(batch)
+
+    class EvaluatesInTheEnd(Trainer[Any, Any]):
+        @override
+        def training_run_end(self) -> None:
+            evaluate_other(self)
+
+    for kind in (EvaluatesInTheStep, EvaluatesInTheEnd):
+        with pytest.raises(ConfigurationError, match=r"evaluate\(\) within train\(\)"):
+            make_trainer(kind=kind).train(DATA, 1)
+
+
+def test_runs_may_follow_each_other() -> None:
+    """Also where the one before was ended by an exception."""
+
+    def fail(_: Trainer[Any]) -> None:
+        raise OSError("stop")
+
+    failing = CallAt("on_train_step_end", fail)
+    trainer = make_trainer(failing)
+    with pytest.raises(OSError, match="stop"):
+        trainer.train(DATA, 1)
+    trainer.evaluate(EVAL_DATA)
+    trainer.callback_handler.remove_callback(failing)
+    trainer.train(DATA, 1)
+    trainer.evaluate(EVAL_DATA)
+
+
+ON_ONE_RANK = """
+import torch
+from pa_core import Trainer, TrainerCallback, distributed
+from pa_core.testing import TinyClassifier, make_classification
+
+class EvaluateOnRankZero(TrainerCallback):
+    def on_training_run_epoch_end(self, trainer, **kwargs):
+        if distributed.rank() == 0:
+            trainer.evaluate(make_classification(4))
+
+model = TinyClassifier()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+trainer = Trainer(model, torch.nn.CrossEntropyLoss(), optimizer, callbacks=[EvaluateOnRankZero])
+trainer.train(make_classification(32), 3, make_classification(8))
+print("went on")
+"""
+
+
+def test_one_rank_that_evaluates_alone_ends_both_with_the_reason(launch: Launch) -> None:
+    """Nobody waits for the other one."""
+    launched = launch(ON_ONE_RANK, ranks=2, timeout=60)
+    assert launched.status != 0
+    assert "evaluate() within train()" in launched.output
+    assert "went on" not in launched.output
+
+
+def test_the_evaluation_dataset_is_evaluated_between_two_updates_by_the_method_that_is_named() -> None:
+    """What the error advises."""
+
+    def evaluate_here(trainer: AnyTrainer) -> None:
+        trainer.run_evaluation_epoch(is_intermediate=True)
+
+    trainer = make_trainer(CallAt("on_optimizer_step_end", evaluate_here))
+    trainer.train(DATA, 1, EVAL_DATA, 4)
+    assert len(list(trainer.run_history.get_metric_values("eval_loss_epoch"))) == 4
