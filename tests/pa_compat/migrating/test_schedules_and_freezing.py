@@ -7,17 +7,24 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import ExponentialLR
 from typing_extensions import override
 
 from pa_core import (
     AnyTrainer,
     ConfigurationError,
+    SchedulerLike,
 )
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import TrainerCallback
 from pytorch_accelerated.finetuning import ModelFreezer
 from pytorch_accelerated.schedulers import CosineLrScheduler, StatefulSchedulerBase
 from tests.pa_compat.migrating.small_runs import linear, make_trainer, samples
+
+
+def weights_of(trainer: AnyTrainer) -> torch.Tensor:
+    """A copy of all weights."""
+    return nn.utils.parameters_to_vector(trainer.model.parameters()).detach().clone()
 
 
 @pytest.mark.parametrize("wrong", [{"lr_min": 1.0}, {"num_warmup_epochs": 5}])
@@ -40,6 +47,36 @@ def test_same_start() -> None:
     for _ in range(2):
         trainer.train(samples(16), 2, create_scheduler_fn=CosineLrScheduler.create_scheduler_fn())
     assert starts == [1e-4, 1e-4]
+
+
+def test_other_schedule() -> None:
+    """A scheduler that was assigned for an optimizer that has been replaced is an error, and nothing is trained."""
+    trainer = make_trainer()
+    weight = weights_of(trainer)
+    trainer.scheduler = ExponentialLR(torch.optim.SGD(trainer.model.parameters(), lr=0.1), gamma=0.5)
+    with pytest.raises(ConfigurationError, match="another optimizer"):
+        trainer.train(samples(4), 1)
+    assert torch.equal(weights_of(trainer), weight)
+
+
+def test_create_without_factory() -> None:
+    """An override that makes its scheduler itself is used; one that uses the factory is not called, with a warning."""
+
+    class Own(Trainer):
+        @override
+        def create_scheduler(self) -> ExponentialLR:
+            return ExponentialLR(self.optimizer, gamma=0.5)
+
+    class OfFactory(Trainer):
+        @override
+        def create_scheduler(self) -> SchedulerLike | None:
+            raise AssertionError(self.create_scheduler_fn)
+
+    own = make_trainer(Own)
+    own.train(samples(8), 1)
+    assert isinstance(own.scheduler, ExponentialLR)
+    with pytest.warns(UserWarning, match="OfFactory.create_scheduler"):
+        make_trainer(OfFactory).train(samples(4), 1)
 
 
 def test_wrong_number() -> None:

@@ -24,6 +24,7 @@ from pa_core import (
     failures,
     forks,
     overrides,
+    run_scheduler,
     supported,
     trainer_inputs,
     training_state,
@@ -176,6 +177,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self.collate_fn: Callable[[list[Any]], Any] | None = None
         self.create_scheduler_fn = None
         self.scheduler = None
+        self._created_scheduler: SchedulerT | None = None
         self.gradient_norm: Tensor | None = None
         self.train_dataloader: SizedIterable = _unset()
         self.eval_dataloader: SizedIterable | None = None
@@ -256,7 +258,8 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
                 mean loss over all samples of the update; the last group of an epoch may be shorter.
             gradient_clip_value: Clip each element of the gradients to plus and minus this value.
             create_scheduler_fn: Called with the optimizer, returns its scheduler, which is stepped after each update.
-                Arguments of a ``functools.partial`` may be ``TrainerPlaceholderValues``.
+                Arguments of a ``functools.partial`` may be ``TrainerPlaceholderValues``. Without a factory the run
+                goes on with ``trainer.scheduler``: what was assigned to it, or the scheduler of the run before.
             train_dataloader_kwargs: Arguments for the training loader, which win over the defaults.
             eval_dataloader_kwargs: Arguments for the evaluation loader, which win over the defaults.
             reset_run_history: False goes on with the metrics and the epoch count of the previous run.
@@ -314,11 +317,12 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
                 gradient_clip_value,
             )
             self._asked_of_optimizer = training_state.hyperparameters(self.optimizer)
-            self.scheduler = self.create_scheduler()  # pyright: ignore[reportIncompatibleVariableOverride]  # as above
+            self.scheduler = self._scheduler_of_run()  # pyright: ignore[reportIncompatibleVariableOverride]  # as above
             # Not before: a run that cannot start costs nothing of what the last one recorded.
             if reset_run_history:
                 self._reset_run_history()
             self._go_on_with_saved_run(resume_allow)
+            self._check_length_of_schedule()
             self._run_training()
             self._state_saver.settle()
         if isinstance(self._stop, NonFiniteLossError):
@@ -427,6 +431,9 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
 
     def create_scheduler(self) -> SchedulerT | None:
         """Create the scheduler of the run from ``create_scheduler_fn``, with its placeholders filled in.
+
+        Called when ``train()`` is given a factory. An override that needs none is also called without one, unless a
+        scheduler was assigned to ``trainer.scheduler``.
 
         Returns:
             The scheduler, or None if no factory was given.
@@ -606,7 +613,8 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             self._clip_gradients()
             if not self._skipped_update:
                 self.optimizer_step()
-                self.scheduler_step()
+                if self.scheduler is not None:
+                    self.scheduler_step()
         except StopTrainingError as error:
             self._stop_at_the_next_agreement(error)
         self.optimizer_zero_grad()
@@ -652,7 +660,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self.optimizer.step()
 
     def scheduler_step(self) -> None:
-        """Step the scheduler, if there is one, after an optimizer update."""
+        """Step the scheduler after an optimizer update; not called in a run without one."""
         if self.scheduler is not None:
             cast("SchedulerLike", self.scheduler).step()
 
@@ -1120,6 +1128,25 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             gradient_clip_norm=self._gradient_clip_norm,
             seed=self._seed,
         )
+
+    def _scheduler_of_run(self) -> SchedulerT | None:
+        """A new one where there is a factory; otherwise what was assigned, or is there from the run before."""
+        is_overridden = type(self).create_scheduler is not Trainer.create_scheduler
+        needs_factory = not is_overridden or run_scheduler.uses_factory(type(self).create_scheduler)
+        is_assigned = self.scheduler is not None and self.scheduler is not self._created_scheduler
+        if self.create_scheduler_fn is not None or not (needs_factory or is_assigned):
+            self._created_scheduler = self.create_scheduler()
+            return self._created_scheduler
+        if self.scheduler is not None:
+            run_scheduler.check_assigned_scheduler(self.scheduler, self.optimizer)
+        elif is_overridden:
+            run_scheduler.warn_of_unused_override(type(self))
+        return self.scheduler
+
+    def _check_length_of_schedule(self) -> None:
+        if type(self).scheduler_step is Trainer.scheduler_step:
+            updates = cast("int", self.run_config.max_num_train_steps) - self.num_updates_completed
+            run_scheduler.check_length_of_schedule(self.scheduler, updates)
 
     def _prepare_model_optimizer_and_dataloaders(self) -> None:
         """Place and wrap the model, and let accelerate split the loaders of the user's own over the processes.

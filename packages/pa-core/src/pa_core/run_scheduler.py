@@ -1,0 +1,95 @@
+"""The scheduler of a run without a factory: assigned, kept from the run before, or made by an override."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from torch.optim import Optimizer
+
+from pa_core.errors import ConfigurationError
+
+__all__ = ["check_assigned_scheduler", "check_length_of_schedule", "uses_factory", "warn_of_unused_override"]
+
+
+def uses_factory(create_scheduler: Callable[..., object]) -> bool:
+    """Whether an override of ``Trainer.create_scheduler`` needs ``create_scheduler_fn``, itself or through ``super()``.
+
+    Only the names that its code mentions tell: calling it without a factory may fail in any way.
+
+    Example:
+        >>> from pa_core import Trainer
+        >>> class Own(Trainer):
+        ...     def create_scheduler(self):
+        ...         return self.create_scheduler_fn(self.optimizer)
+        >>> uses_factory(Own.create_scheduler)
+        True
+    """
+    code = getattr(inspect.unwrap(create_scheduler), "__code__", None)
+    return code is not None and not {"create_scheduler", "create_scheduler_fn"}.isdisjoint(code.co_names)
+
+
+def warn_of_unused_override(trainer_class: type) -> None:
+    """Warn that an override of ``create_scheduler`` is not called, because the run has no factory for it."""
+    warnings.warn(
+        f"{trainer_class.__name__}.create_scheduler() uses create_scheduler_fn, which train() was not given: it is not "
+        "called, and the run has no scheduler. Pass create_scheduler_fn, or let the method do without.",
+        UserWarning,
+        stacklevel=4,
+    )
+
+
+def check_assigned_scheduler(scheduler: object, optimizer: Optimizer) -> None:
+    """Refuse a scheduler that was not made for the optimizer as it is.
+
+    Args:
+        scheduler: What was assigned to ``trainer.scheduler``, or is there from an earlier run.
+        optimizer: The optimizer of the run that begins.
+
+    Raises:
+        ConfigurationError: It belongs to another optimizer, or was made before parameter groups were added.
+    """
+    own: Any = getattr(scheduler, "optimizer", None)
+    # Accelerate's wrapper of an optimizer has the groups of what it wraps.
+    if own is not None and getattr(own, "param_groups", None) is not optimizer.param_groups:
+        raise ConfigurationError(
+            "The scheduler belongs to another optimizer, and would change nothing of this run.",
+            given=f"trainer.scheduler, {type(scheduler).__name__} of another {type(own).__name__}",
+            expected="a scheduler of trainer.optimizer",
+            do="Pass create_scheduler_fn to train(), or set trainer.scheduler = None to train without one.",
+        )
+    rates: Any = getattr(scheduler, "base_lrs", None)
+    if isinstance(rates, list) and len(rates) != len(optimizer.param_groups):  # pyright: ignore[reportUnknownArgumentType]  # any list
+        raise ConfigurationError(
+            "The scheduler was made before parameter groups were added to the optimizer.",
+            given=f"trainer.scheduler, {type(scheduler).__name__} with rates for {len(rates)} group(s)",  # pyright: ignore[reportUnknownArgumentType]  # as above
+            expected=f"rates for {len(optimizer.param_groups)} group(s)",
+            do="Pass create_scheduler_fn to train(), which makes the scheduler when the groups are there.",
+        )
+
+
+def check_length_of_schedule(scheduler: object, num_steps: int) -> None:
+    """Refuse a schedule that raises an error at its end, which the run is going to pass.
+
+    Args:
+        scheduler: The scheduler of the run, with the state that the run begins with.
+        num_steps: How often the run will step it.
+
+    Raises:
+        ConfigurationError: It is a ``OneCycleLR`` with fewer steps left.
+    """
+    from torch.optim.lr_scheduler import OneCycleLR
+
+    if not isinstance(scheduler, OneCycleLR):
+        return
+    total, done = int(scheduler.total_steps), int(scheduler.last_epoch)
+    if num_steps > total - done:
+        raise ConfigurationError(
+            "The schedule is shorter than the run, and ends with an error.",
+            given=f"a OneCycleLR of {total} updates, {done} of which are done",
+            expected=f"{num_steps} updates left, as many as the run has",
+            do="Make it for the whole run, for example with total_steps=TrainerPlaceholderValues.NUM_EPOCHS * "
+            "TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH.",
+        )

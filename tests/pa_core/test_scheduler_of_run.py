@@ -1,0 +1,232 @@
+"""Where the scheduler of a run comes from: a factory, an assignment, the run before, or an override."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD
+from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LambdaLR, OneCycleLR
+from torch.utils.data import TensorDataset
+from typing_extensions import override
+
+from pa_core import AnyTrainer, ConfigurationError, SchedulerLike, StopTrainingError, Trainer, TrainerCallback
+
+HALVING = partial(ExponentialLR, gamma=0.5)
+
+
+class RatesUsed(TrainerCallback):
+    """Notes the rate that each update is made with."""
+
+    def __init__(self) -> None:
+        self.rates: list[float] = []
+
+    @override
+    def on_train_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
+        self.rates.append(trainer.optimizer.param_groups[0]["lr"])
+
+
+def samples(number: int = 4) -> TensorDataset:
+    """Points on a line."""
+    inputs = torch.linspace(-1, 1, number)[:, None]
+    return TensorDataset(inputs, inputs * 2)
+
+
+def make_trainer(*callbacks: TrainerCallback, trainer_class: type[Trainer] = Trainer, lr: float = 1.0) -> Trainer:
+    """A trainer of one weight, with one sample in a batch where `train` is used."""
+    torch.manual_seed(0)
+    model = nn.Linear(1, 1)
+    return trainer_class(model, nn.MSELoss(), SGD(model.parameters(), lr=lr), callbacks=callbacks)
+
+
+def weights_of(trainer: AnyTrainer) -> torch.Tensor:
+    """A copy of all weights."""
+    return nn.utils.parameters_to_vector(trainer.model.parameters()).detach().clone()
+
+
+def train(trainer: Trainer, updates: int = 4, **options: Any) -> None:
+    """Train for so many updates."""
+    trainer.train(samples(updates), num_epochs=1, per_device_batch_size=1, **options)
+
+
+def test_an_assigned_scheduler_is_that_of_the_run() -> None:
+    """``trainer.scheduler = ...`` before a run without a factory: it is stepped after each update."""
+    used = RatesUsed()
+    trainer = make_trainer(used)
+    trainer.scheduler = assigned = HALVING(trainer.optimizer)
+
+    train(trainer)
+
+    assert trainer.scheduler is assigned
+    assert used.rates == [1.0, 0.5, 0.25, 0.125]
+
+
+def test_a_run_without_a_factory_keeps_the_scheduler_of_the_run_before() -> None:
+    """The second run goes on where the schedule of the first one stopped, also with an evaluation between them."""
+    used = RatesUsed()
+    trainer = make_trainer(used)
+    train(trainer, 2, create_scheduler_fn=HALVING)
+    trainer.evaluate(samples())
+    train(trainer, 2)
+
+    assert used.rates == [1.0, 0.5, 0.25, 0.125]
+
+
+def test_a_factory_makes_a_new_scheduler() -> None:
+    """A factory replaces what was assigned or kept, and None assigned leaves a run without one."""
+    trainer = make_trainer()
+    trainer.scheduler = assigned = HALVING(trainer.optimizer)
+    train(trainer, create_scheduler_fn=partial(CosineAnnealingLR, T_max=4))
+    made = trainer.scheduler
+    assert made is not assigned
+
+    trainer.scheduler = None
+    used = RatesUsed()
+    trainer.callback_handler.add_callback(used)
+    train(trainer)
+    assert trainer.scheduler is None
+    assert len(set(used.rates)) == 1
+
+
+def test_methods_of_schedulers_are_called_only_where_there_is_one() -> None:
+    """Without a scheduler, overrides that use the factory or the scheduler are not called."""
+
+    class WithMetrics(Trainer):
+        steps = 0
+
+        @override
+        def create_scheduler(self) -> SchedulerLike | None:
+            assert self.create_scheduler_fn is not None
+            return self.create_scheduler_fn(self.optimizer)
+
+        @override
+        def scheduler_step(self) -> None:
+            assert self.scheduler is not None
+            self.scheduler.step()
+            self.steps += 1
+
+    trainer = make_trainer(trainer_class=WithMetrics)
+    with pytest.warns(UserWarning, match=r"WithMetrics.create_scheduler\(\) uses create_scheduler_fn.*not called"):
+        train(trainer)
+    assert isinstance(trainer, WithMetrics)
+    assert trainer.steps == 0
+    train(trainer, create_scheduler_fn=HALVING)
+    assert trainer.steps == 4
+
+
+def test_an_override_that_needs_no_factory_makes_the_scheduler_of_each_run() -> None:
+    """It is called for each run without a factory, unless a scheduler was assigned since."""
+
+    class Halves(Trainer):
+        @override
+        def create_scheduler(self) -> SchedulerLike:
+            return ExponentialLR(self.optimizer, gamma=0.5)
+
+    trainer = make_trainer(trainer_class=Halves)
+    train(trainer)
+    first = trainer.scheduler
+    train(trainer)
+    assert isinstance(first, ExponentialLR)
+    assert trainer.scheduler is not first
+
+    trainer.scheduler = assigned = HALVING(trainer.optimizer)
+    train(trainer)
+    assert trainer.scheduler is assigned
+
+
+def test_a_scheduler_of_another_optimizer_is_refused() -> None:
+    """Assigned, or kept after the optimizer was replaced, it would change the rates of one that is not used."""
+    trainer = make_trainer()
+    weight = weights_of(trainer)
+    other = SGD(trainer.model.parameters(), lr=1.0)
+
+    trainer.scheduler = HALVING(other)
+    with pytest.raises(ConfigurationError, match="another optimizer"):
+        train(trainer)
+    train(trainer, create_scheduler_fn=HALVING)
+    trained = weights_of(trainer)
+    trainer.optimizer = other
+    with pytest.raises(ConfigurationError, match=r"trainer.scheduler = None"):
+        train(trainer)
+
+    assert not torch.equal(weight, trained)
+    assert torch.equal(weights_of(trainer), trained)
+
+
+def test_a_scheduler_made_before_a_group_was_added_is_refused() -> None:
+    """It has no rate for the new group, and would fail after the first update."""
+    trainer = make_trainer()
+    trainer.scheduler = HALVING(trainer.optimizer)
+    trainer.optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))], "lr": 0.1})
+
+    with pytest.raises(ConfigurationError, match=r"(?s)1 group.*2 group"):
+        train(trainer)
+
+
+def test_a_schedule_that_is_too_short_is_refused_before_the_first_update() -> None:
+    """Torch's one-cycle schedule ends with an error at its last update, and is kept from run to run."""
+    trainer = make_trainer()
+    train(trainer, create_scheduler_fn=partial(OneCycleLR, max_lr=1.0, total_steps=4))
+    trained = weights_of(trainer)
+
+    with pytest.raises(ConfigurationError, match="OneCycleLR of 4 updates, 4 of which are done"):
+        train(trainer)
+    assert torch.equal(weights_of(trainer), trained)
+
+
+class StopAfter(TrainerCallback):
+    """Saves a training state after some updates, and ends the run."""
+
+    def __init__(self, updates: int, folder: Path) -> None:
+        self.updates, self.folder = updates, folder
+
+    @override
+    def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
+        if update == self.updates:
+            trainer.save_training_state(self.folder)
+        if update == self.updates + 1:
+            raise Interrupted
+
+
+class Interrupted(Exception):
+    """Ends a run as a crash does."""
+
+
+@pytest.mark.parametrize("create", [HALVING, partial(LambdaLR, lr_lambda=lambda step: 1 / (1 + step))])
+def test_an_assigned_scheduler_is_saved_and_resumed(tmp_path: Path, create: Any) -> None:
+    """A script that assigns its scheduler resumes with the rates of the uninterrupted run."""
+
+    def start(*callbacks: TrainerCallback) -> Trainer:
+        trainer = make_trainer(*callbacks)
+        trainer.scheduler = create(trainer.optimizer)
+        return trainer
+
+    uninterrupted = RatesUsed()
+    train(start(uninterrupted), 6)
+    with pytest.raises(Interrupted):
+        train(start(StopAfter(2, tmp_path / "state")), 6)
+
+    resumed = RatesUsed()
+    train(start(resumed), 6, resume_from=tmp_path / "state")
+    assert len(set(uninterrupted.rates)) == 6
+    assert resumed.rates == uninterrupted.rates[2:]
+
+
+def test_stopping_by_intent_leaves_the_scheduler_for_the_next_run() -> None:
+    """A run that a callback stops keeps its scheduler like any other."""
+
+    class StopAtOnce(TrainerCallback):
+        @override
+        def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
+            raise StopTrainingError("enough")
+
+    used = RatesUsed()
+    trainer = make_trainer(used, StopAtOnce())
+    train(trainer, create_scheduler_fn=HALVING)
+    train(trainer)
+    train(trainer)
+    assert used.rates == [1.0, 0.5, 0.25]
