@@ -31,17 +31,19 @@ EPOCHS_PER_STAGE = 4
 
 
 class DigitsNet(nn.Module):
-    """Two blocks of convolutions and a head for five digits: three layer groups."""
+    """A backbone of two blocks of convolutions, and a head for five digits."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.edges = nn.Sequential(nn.Conv2d(1, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2))
-        self.shapes = nn.Sequential(nn.Conv2d(16, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.Flatten())
+        self.backbone = nn.Sequential(
+            nn.Sequential(nn.Conv2d(1, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2)),
+            nn.Sequential(nn.Conv2d(16, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.Flatten()),
+        )
         self.head = nn.Linear(32 * 4 * 4, 5)
 
     @override
     def forward(self, pixels: Tensor) -> Tensor:
-        logits: Tensor = self.head(self.shapes(self.edges(pixels)))
+        logits: Tensor = self.head(self.backbone(pixels))
         return logits
 
 
@@ -103,7 +105,7 @@ def main(by_hand: bool = False) -> None:
     Trainer(model, nn.CrossEntropyLoss(), optimizer).train(old_digits, num_epochs=5, per_device_batch_size=32)
 
     model.head = nn.Linear(model.head.in_features, 5)
-    freezer = ModelFreezer(model, freeze_batch_norms=True)
+    freezer = ModelFreezer(model, freeze_batch_norms=True, layer_groups=["backbone.0", "backbone.1", "head"])
     freezer.freeze(set_modules_as_eval=True)
     learning_rates = freezer.get_learning_rates(1e-2, factor=0.3)
     trainer = Trainer(

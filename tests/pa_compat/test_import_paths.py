@@ -54,7 +54,7 @@ DOCUMENTED: dict[str, dict[ModuleType, list[str]]] = {
     },
     "pytorch_accelerated.tracking": {pa_core: ["InMemoryRunHistory", "LossTracker", "RunHistory"]},
     "pytorch_accelerated.run_config": {pa_core: ["TrainerRunConfig"]},
-    "pytorch_accelerated.finetuning": {pa_finetuning: ["ModelFreezer"]},
+    "pytorch_accelerated.finetuning": {pa_finetuning: ["Layer", "LayerGroup", "ModelFreezer"]},
     "pytorch_accelerated.schedulers": {
         pa_schedulers: ["CosineLrScheduler", "SchedulerBase", "StatefulSchedulerBase", "WSDLrScheduler"],
     },

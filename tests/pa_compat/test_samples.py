@@ -206,8 +206,8 @@ def test_sample_layer_groups(samples: dict[str, Any]) -> None:
     """Layer groups are the modules that are attributes of the model; layers are the modules without modules."""
     model, freezer = samples["layer_groups"]()
 
-    assert freezer.get_layer_groups() == [model.entry, model.body, model.exit]
-    kinds = [type(layer).__name__ for layer in freezer.get_layers()]
+    assert [group.module for group in freezer.get_layer_groups()] == [model.entry, model.body, model.exit]
+    kinds = [type(layer.module).__name__ for layer in freezer.get_layers()]
     assert kinds == ["Linear", "Linear", "BatchNorm1d", "Linear", "BatchNorm1d", "ReLU", "Linear"]
     freezer.freeze()
     trainable = {name for name, parameter in model.named_parameters() if parameter.requires_grad}

@@ -26,7 +26,7 @@ def make_freezer(num_groups: int = 4, *, frozen: int | None = None) -> ModelFree
 def trained_groups(freezer: ModelFreezer) -> set[int]:
     """The indexes of the layer groups of which everything is trainable."""
     groups = enumerate(freezer.get_layer_groups())
-    return {index for index, group in groups if all(p.requires_grad for p in group.parameters())}
+    return {index for index, group in groups if all(p.requires_grad for p in group.module.parameters())}
 
 
 @given(st.integers(2, 6), st.integers(1, 4), st.data())

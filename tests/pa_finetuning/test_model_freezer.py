@@ -65,12 +65,15 @@ def test_layer_groups_are_the_direct_children() -> None:
     """Layer groups come in the order in which they were assigned to the model."""
     model = ConvNet()
 
-    assert ModelFreezer(model).get_layer_groups() == [model.stem, model.body, model.head]
+    groups = ModelFreezer(model).get_layer_groups()
+
+    assert [group.module for group in groups] == [model.stem, model.body, model.head]
+    assert [group.layer_group_idx for group in groups] == [(0, -3), (1, -2), (2, -1)]
 
 
 def test_layers_are_flattened() -> None:
     """Layers come from all depths, in order, without the containers around them."""
-    names = [type(layer).__name__ for layer in ModelFreezer(ConvNet()).get_layers()]
+    names = [type(layer.module).__name__ for layer in ModelFreezer(ConvNet()).get_layers()]
 
     assert names == [
         *("Conv2d", "BatchNorm2d", "ReLU", "Dropout"),
@@ -335,7 +338,8 @@ def test_a_model_without_modules_inside_is_one_group() -> None:
 
     freezer.freeze(0, 0, set_modules_as_eval=True)
 
-    assert freezer.get_layer_groups() == freezer.get_layers() == [model]
+    assert freezer.get_layer_groups() == [((0, -1), model, True)]
+    assert freezer.get_layers() == [((0, -1), model, True)]
     assert freezer.get_trainable_parameters() == []
     assert not model.train().training
     assert freezer.unfreeze(0, 0) == {0: {"params": [model.weight, model.bias]}}

@@ -17,7 +17,7 @@ from pa_core import (
 )
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import TrainerCallback
-from pytorch_accelerated.finetuning import ModelFreezer
+from pytorch_accelerated.finetuning import LayerGroup, ModelFreezer
 from pytorch_accelerated.schedulers import CosineLrScheduler, StatefulSchedulerBase
 from tests.pa_compat.migrating.small_runs import linear, make_trainer, samples
 
@@ -136,3 +136,23 @@ def test_on_the_model() -> None:
         "layer.weight",
         "layer.bias",
     ]
+
+
+def test_left_out_of_groups() -> None:
+    """An override of ``get_layer_groups`` that loses a parameter is an error that names it; others are honoured."""
+
+    class AllButTheLast(ModelFreezer):
+        @override
+        def get_layer_groups(self) -> list[LayerGroup]:
+            return super().get_layer_groups()[:-1]
+
+    class Backwards(ModelFreezer):
+        @override
+        def get_layer_groups(self) -> list[LayerGroup]:
+            return super().get_layer_groups()[::-1]
+
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+    with pytest.raises(ValueError, match=r"without 1\.weight, 1\.bias"):
+        AllButTheLast(model).freeze()
+    Backwards(model).freeze()
+    assert [parameter.requires_grad for parameter in model.parameters()] == [True, True, False, False]

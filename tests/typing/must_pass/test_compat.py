@@ -7,6 +7,7 @@ from typing import assert_type
 from torch import nn
 
 import pa_core
+import pa_finetuning
 from pytorch_accelerated import Trainer, TrainerPlaceholderValues, notebook_launcher
 from pytorch_accelerated.callbacks import SaveBestModelCallback, TrainerCallback
 from pytorch_accelerated.finetuning import ModelFreezer
@@ -27,7 +28,7 @@ def test_a_name_leads_to_the_type_of_its_own_package() -> None:
     assert_type(trainer.run_history, RunHistory)
     assert_type(ModelEma(net).module, Net)
     assert_type(InMemoryRunHistory(), pa_core.InMemoryRunHistory)
-    assert_type(ModelFreezer(net).get_layers(), list[nn.Module])
+    assert_type(ModelFreezer(net).get_layers(), list[pa_finetuning.Layer])
     assert_type(CosineLrScheduler(trainer.optimizer, 2, 3), CosineLrScheduler)
     assert_type(SaveBestModelCallback(), pa_core.SaveBestModelCallback)
     epochs: int = TrainerPlaceholderValues.NUM_EPOCHS

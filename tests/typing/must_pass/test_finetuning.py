@@ -8,7 +8,7 @@ from torch import nn
 from torch.optim import AdamW
 
 from pa_core import Trainer, TrainerCallback
-from pa_finetuning import GradualUnfreezing, LearningRates, ModelFreezer, TrainerLike
+from pa_finetuning import GradualUnfreezing, Layer, LayerGroup, LayerGroupLike, LearningRates, ModelFreezer, TrainerLike
 from tests.typing.vocabulary import Net, make_data
 
 
@@ -22,12 +22,24 @@ def test_a_freezer_gives_modules_and_parameters() -> None:
     freezer.freeze()
 
     assert_type(freezer.model, nn.Module)
-    assert_type(freezer.get_layer_groups(), list[nn.Module])
-    assert_type(freezer.get_layers(), list[nn.Module])
+    assert_type(freezer.get_layer_groups(), list[LayerGroup])
+    assert_type(freezer.get_layer_groups()[0].layer_group_idx, tuple[int, int])
+    assert_type(freezer.get_layer_groups()[0].module, nn.Module)
+    assert_type(freezer.get_layers(), list[Layer])
+    assert_type(freezer.get_layers()[0].layer_group_idx, tuple[int, int] | None)
     assert_type(freezer.get_trainable_parameters(), list[nn.Parameter])
     unfrozen = freezer.unfreeze()
     assert_type(unfrozen, dict[int, dict[str, list[nn.Parameter]]])
     AdamW(unfrozen[0]["params"])
+
+
+def test_layer_groups_come_by_name_and_as_modules() -> None:
+    """A list may have names, modules, and lists of several in it."""
+    net = Net()
+    names: list[LayerGroupLike] = ["body", ["head.weight", net.head.bias]]
+
+    assert len(ModelFreezer(net, layer_groups=names).get_layer_groups()) == 2
+    assert len(ModelFreezer(net, layer_groups=[net.body, ["head"]]).get_layer_groups()) == 2
 
 
 def test_learning_rates_come_in_three_forms() -> None:

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from pa_finetuning import ModelFreezer
+from pa_finetuning import Layer, LayerGroup, ModelFreezer
 
-__all__ = ["ModelFreezer"]
+__all__ = ["Layer", "LayerGroup", "ModelFreezer"]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from pa_finetuning.given_groups import LayerGroupLike
 from pa_finetuning.gradual_unfreezing import GradualUnfreezing, TrainerLike
+from pa_finetuning.layer_groups import Layer, LayerGroup
 from pa_finetuning.learning_rates import LearningRates
 from pa_finetuning.model_freezer import ModelFreezer
 
-__all__ = ["GradualUnfreezing", "LearningRates", "ModelFreezer", "TrainerLike"]
+__all__ = ["GradualUnfreezing", "Layer", "LayerGroup", "LayerGroupLike", "LearningRates", "ModelFreezer", "TrainerLike"]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
-from pa_finetuning.layer_groups import owned_parameters, parameters_of_groups, resolve_index
+from pa_finetuning.layer_groups import LayerGroups, owned_parameters
 from pa_finetuning.learning_rates import LearningRates
 from pa_finetuning.model_freezer import ModelFreezer
 from pa_finetuning.parameters import held_by, is_frozen
@@ -152,9 +152,9 @@ class GradualUnfreezing:
         self.learning_rates: LearningRates | None = learning_rates
         self.set_modules_as_training: bool = set_modules_as_training
         self.stages: dict[int, int] = (
-            _stages_with_a_group_each(freezer.model, epochs_per_stage)
+            _stages_with_a_group_each(_groups_of(freezer), epochs_per_stage)
             if stages is None
-            else _checked_stages(freezer.model, stages)
+            else _checked_stages(_groups_of(freezer), stages)
         )
         self._extended: Optimizer | None = None
         self._epoch = 0
@@ -217,13 +217,13 @@ class GradualUnfreezing:
         Raises:
             IndexError: The model has fewer layer groups than that of the saved run.
         """
-        model, stages = self.freezer.model, state_dict["stages"]
-        self.stages = {epoch: resolve_index(model, index) for epoch, index in stages.items()}
+        groups, stages = _groups_of(self.freezer), state_dict["stages"]
+        self.stages = {epoch: groups.resolve_index(index) for epoch, index in stages.items()}
         self.start_epoch(self._epoch)
 
     def _require_held(self, optimizer: Optimizer | None) -> None:
         held = set[Tensor]() if optimizer is None else held_by(optimizer)
-        of_groups = parameters_of_groups(self.freezer.model)
+        of_groups = _groups_of(self.freezer).parameters
         lacking = [
             index
             for index in range(min(self.stages.values()), len(of_groups))
@@ -236,6 +236,10 @@ class GradualUnfreezing:
                 " Make it of freezer.get_parameter_groups(learning_rates, include_frozen=True), or pass learning_rates "
                 "to GradualUnfreezing."
             )
+
+
+def _groups_of(freezer: ModelFreezer) -> LayerGroups:
+    return LayerGroups(freezer.model, freezer.get_layer_groups())
 
 
 def _require_rate_for_each_group(scheduler: object, optimizer: Optimizer | None) -> None:
@@ -251,18 +255,18 @@ def _require_rate_for_each_group(scheduler: object, optimizer: Optimizer | None)
         )
 
 
-def _stages_with_a_group_each(model: nn.Module, epochs_per_stage: int) -> dict[int, int]:
+def _stages_with_a_group_each(groups: LayerGroups, epochs_per_stage: int) -> dict[int, int]:
     if _integer("epochs_per_stage", epochs_per_stage) < 1:
         raise ValueError(
             f"Given: epochs_per_stage={epochs_per_stage}. Expected: at least 1. Pass the number of epochs after which "
             "the next layer group is unfrozen."
         )
-    indexes = sorted(_groups_to_unfreeze(model), reverse=True)
+    indexes = sorted(_groups_to_unfreeze(groups), reverse=True)
     return {1 + epochs_per_stage * number: index for number, index in enumerate(indexes, start=1)}
 
 
-def _checked_stages(model: nn.Module, stages: Mapping[int, int]) -> dict[int, int]:
-    to_unfreeze = _groups_to_unfreeze(model)
+def _checked_stages(groups: LayerGroups, stages: Mapping[int, int]) -> dict[int, int]:
+    to_unfreeze = _groups_to_unfreeze(groups)
     if not stages:
         raise ValueError(
             "Given: stages without an epoch. Expected: {epoch: index of a layer group}. Pass at least one stage, or "
@@ -270,7 +274,7 @@ def _checked_stages(model: nn.Module, stages: Mapping[int, int]) -> dict[int, in
         )
     checked: dict[int, int] = {}
     for epoch in sorted(_integer("an epoch of stages", epoch) for epoch in stages):
-        index = resolve_index(model, stages[epoch])
+        index = groups.resolve_index(stages[epoch])
         if epoch < 1:
             raise ValueError(f"Given: stages with epoch {epoch}. Expected: epochs from 1. Correct the epoch.")
         reached = {group for group in to_unfreeze if group >= index}
@@ -284,14 +288,13 @@ def _checked_stages(model: nn.Module, stages: Mapping[int, int]) -> dict[int, in
     return checked
 
 
-def _groups_to_unfreeze(model: nn.Module) -> set[int]:
+def _groups_to_unfreeze(groups: LayerGroups) -> set[int]:
     """The layer groups with frozen parameters; one that several share counts for the last of them."""
-    of_groups = parameters_of_groups(model)
-    owned = reversed(owned_parameters(reversed(of_groups)))
+    owned = reversed(owned_parameters(reversed(groups.parameters)))
     indexes = {index for index, group in enumerate(owned) if any(map(is_frozen, group))}
     if not indexes:
         raise ValueError(
-            f"There is nothing to unfreeze: no parameter of {type(model).__name__} is frozen. Call freezer.freeze() "
+            f"There is nothing to unfreeze: no parameter of {groups.model_name} is frozen. Call freezer.freeze() "
             "before GradualUnfreezing is made, also in a script that goes on with a saved run."
         )
     return indexes

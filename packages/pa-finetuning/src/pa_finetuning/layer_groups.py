@@ -2,60 +2,140 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import combinations
 from operator import index as as_integer
+from typing import NamedTuple, cast
 
 from torch import nn
 
-__all__ = ["indexes_between", "layer_groups", "owned_parameters", "parameters_of_groups", "resolve_index"]
+__all__ = ["Layer", "LayerGroup", "LayerGroups", "owned_parameters"]
+
+_NUM_NAMES_SHOWN = 5
 
 
-def layer_groups(model: nn.Module) -> list[nn.Module]:
-    """Return the direct children of a model, in order; a model without any is its own only group."""
-    return list(model.children()) or [model]
+class LayerGroup(NamedTuple):
+    """A layer group of a model, as ``ModelFreezer.get_layer_groups`` returns it.
+
+    Example:
+        >>> import torch
+        >>> from pa_finetuning import ModelFreezer
+        >>> freezer = ModelFreezer(torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 2)))
+        >>> freezer.freeze()
+        >>> [(group.layer_group_idx, group.is_frozen) for group in freezer.get_layer_groups()]
+        [((0, -2), True), ((1, -1), False)]
+    """
+
+    layer_group_idx: tuple[int, int]
+    """The index of the group, counted from the start and from the end."""
+
+    module: nn.Module
+    """The module that is the group; where the group has several, a container that holds them."""
+
+    is_frozen: bool
+    """Whether it has frozen parameters and, but for those of batch norms that go on learning, no others."""
 
 
-def resolve_index(model: nn.Module, index: int) -> int:
-    """Return the index of a layer group, counted from the start.
+class Layer(NamedTuple):
+    """A module without modules inside it, as ``ModelFreezer.get_layers`` returns it.
+
+    Example:
+        >>> import torch
+        >>> from pa_finetuning import ModelFreezer
+        >>> block = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU())
+        >>> freezer = ModelFreezer(torch.nn.Sequential(block, torch.nn.Linear(3, 2)))
+        >>> [(type(layer.module).__name__, layer.layer_group_idx) for layer in freezer.get_layers()]
+        [('Linear', (0, -2)), ('ReLU', (0, -2)), ('Linear', (1, -1))]
+    """
+
+    layer_group_idx: tuple[int, int] | None
+    """The index of the layer group that it is in; None for a layer without parameters that is in none of them."""
+
+    module: nn.Module
+    """The layer."""
+
+    is_frozen: bool
+    """Whether it has frozen parameters and no others."""
+
+
+class LayerGroups:
+    """The layer groups of a model by their index, with the parameters of each.
+
+    Parameters that sit on the model itself and are in no group belong to the first one.
+
+    Args:
+        model: The model that is divided into groups.
+        groups: The module, or the record, of each group; a module that is not the model's own stands for what it
+            holds of the model.
+
+    Attributes:
+        model_name: The name of the model's class.
+        modules: The module of each group.
+        parameters: The parameters of each group, each of them once; one that several groups share is in each of them.
 
     Raises:
-        TypeError: The index is no integer.
-        IndexError: There is no such layer group.
+        ValueError: There is no group, one is not part of the model, two overlap, or parameters are in none of them.
+        TypeError: A group is neither a record nor a module.
     """
-    if isinstance(index, bool) or not hasattr(index, "__index__"):
-        raise TypeError(
-            f"Given as the index of a layer group: {index!r}, of type {type(index).__name__}. Expected: an integer. "
-            "Pass a position in get_layer_groups(); negative ones count from the end."
-        )
-    num_groups = len(layer_groups(model))
-    if not -num_groups <= index < num_groups:
-        whole = ", and 0, 0 for the whole of this model" if num_groups == 1 else ""
-        raise IndexError(
-            f"There is no layer group {index}: {type(model).__name__} has {num_groups}. Expected: an index from "
-            f"{-num_groups} to {num_groups - 1}. Pass a position in get_layer_groups(){whole}."
-        )
-    return as_integer(index) % num_groups
 
+    def __init__(self, model: nn.Module, groups: Sequence[LayerGroup | nn.Module]) -> None:
+        self.model_name: str = type(model).__name__
+        self.modules: list[nn.Module] = [_module_of(group, index) for index, group in enumerate(groups)]
+        if not self.modules:
+            raise ValueError(
+                f"Given: no layer group for {self.model_name}. Expected: at least one. Leave layer_groups out, or "
+                "return what super().get_layer_groups() returns, for one group for each direct child of the model."
+            )
+        _require_disjoint([_names_within(model, module, index) for index, module in enumerate(self.modules)])
+        self.parameters: list[list[nn.Parameter]] = [list(module.parameters()) for module in self.modules]
+        in_groups = {parameter for group in self.parameters for parameter in group}
+        on_the_model = [parameter for parameter in model.parameters(recurse=False) if parameter not in in_groups]
+        self.parameters[0] = [*on_the_model, *self.parameters[0]]
+        _require_all(model, in_groups.union(on_the_model))
 
-def indexes_between(model: nn.Module, one: int, other: int) -> range:
-    """Return the indexes from one layer group to another, both included, whichever comes first.
+    def __len__(self) -> int:
+        """Return the number of groups."""
+        return len(self.modules)
 
-    Raises:
-        TypeError: One of them is no integer.
-        IndexError: One of them is no layer group.
-    """
-    first, last = sorted((resolve_index(model, one), resolve_index(model, other)))
-    return range(first, last + 1)
+    def index_by_module(self) -> dict[nn.Module, int]:
+        """Return, for each module within the groups, the index of the first group that has it."""
+        from_the_end = reversed(list(enumerate(self.modules)))
+        return {module: index for index, group in from_the_end for module in group.modules()}
 
+    def as_pair(self, index: int) -> tuple[int, int]:
+        """Return an index, counted from the start and from the end."""
+        return index, index - len(self)
 
-def parameters_of_groups(model: nn.Module) -> list[list[nn.Parameter]]:
-    """Return the parameters of each layer group, those on the model itself with the first one.
+    def resolve_index(self, index: int) -> int:
+        """Return the index of a layer group, counted from the start.
 
-    A parameter that several groups share is in each of them, once.
-    """
-    of_groups = [list(group.parameters()) for group in layer_groups(model)]
-    of_groups[0] = list(dict.fromkeys([*model.parameters(recurse=False), *of_groups[0]]))
-    return of_groups
+        Raises:
+            TypeError: The index is no integer.
+            IndexError: There is no such layer group.
+        """
+        if isinstance(index, bool) or not hasattr(index, "__index__"):
+            raise TypeError(
+                f"Given as the index of a layer group: {index!r}, of type {type(index).__name__}. Expected: an "
+                "integer. Pass a position in get_layer_groups(); negative ones count from the end."
+            )
+        num_groups = len(self)
+        if not -num_groups <= index < num_groups:
+            whole = ", and 0, 0 for the whole of this model" if num_groups == 1 else ""
+            raise IndexError(
+                f"There is no layer group {index}: {self.model_name} has {num_groups}. Expected: an index from "
+                f"{-num_groups} to {num_groups - 1}. Pass a position in get_layer_groups(){whole}."
+            )
+        return as_integer(index) % num_groups
+
+    def indexes_between(self, one: int, other: int) -> range:
+        """Return the indexes from one layer group to another, both included, whichever comes first.
+
+        Raises:
+            TypeError: One of them is no integer.
+            IndexError: One of them is no layer group.
+        """
+        first, last = sorted((self.resolve_index(one), self.resolve_index(other)))
+        return range(first, last + 1)
 
 
 def owned_parameters(groups: Iterable[list[nn.Parameter]]) -> list[list[nn.Parameter]]:
@@ -66,3 +146,54 @@ def owned_parameters(groups: Iterable[list[nn.Parameter]]) -> list[list[nn.Param
         owned.append([parameter for parameter in parameters if parameter not in seen])
         seen.update(parameters)
     return owned
+
+
+def _module_of(group: object, index: int) -> nn.Module:
+    module = group if isinstance(group, nn.Module) else getattr(group, "module", None)
+    if not isinstance(module, nn.Module):
+        raise TypeError(
+            f"Given as layer group {index}: {group!r}, of type {type(group).__name__}. Expected: a LayerGroup or a "
+            "module. Return records or modules from get_layer_groups()."
+        )
+    return module
+
+
+def _names_within(model: nn.Module, module: nn.Module, group: int) -> list[str]:
+    """The names, in the model, of a module, or of all that it holds where it is a container of the user's own."""
+    names_in_model = {other: name for name, other in cast("Iterable[tuple[str, nn.Module]]", model.named_modules())}
+    if module in names_in_model:
+        return [names_in_model[module]]
+    names: list[str] = []
+    for parameter in module.parameters(recurse=False):
+        names += [name for name, other in model.named_parameters() if other is parameter]
+    for child in module.children():
+        names += _names_within(model, child, group)
+    if not names and any(True for _ in module.parameters()):
+        raise ValueError(
+            f"Given as layer group {group}: {type(module).__name__}, which is not part of {type(model).__name__}. "
+            "Expected: modules of the model that the freezer was given. Pass their names, as in model.named_modules()."
+        )
+    return names
+
+
+def _require_disjoint(names_of_groups: list[list[str]]) -> None:
+    places = [(name, group) for group, names in enumerate(names_of_groups) for name in names]
+    for (one, group), (other, other_group) in combinations(places, 2):
+        if one == other or one.startswith(f"{other}.") or other.startswith(f"{one}.") or not one or not other:
+            raise ValueError(
+                f"Given: layer groups that overlap, {one!r} in group {group} and {other!r} in group {other_group}. "
+                "Expected: each part of the model in one group. Remove one of the two, or replace the larger one by "
+                "its parts."
+            )
+
+
+def _require_all(model: nn.Module, in_groups: set[nn.Parameter]) -> None:
+    lacking = [name for name, parameter in model.named_parameters() if parameter not in in_groups]
+    if lacking:
+        shown = ", ".join(lacking[:_NUM_NAMES_SHOWN])
+        others = f" and {len(lacking) - _NUM_NAMES_SHOWN} more" if len(lacking) > _NUM_NAMES_SHOWN else ""
+        raise ValueError(
+            f"Given: layer groups of {type(model).__name__} without {shown}{others}. Expected: each parameter in a "
+            "group, or it could be neither frozen nor given a learning rate. Add it, or the module around it, to the "
+            "group that it is to be trained with."
+        )

@@ -7,9 +7,7 @@ from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import TypeAlias
 
-from torch import nn
-
-from pa_finetuning.layer_groups import layer_groups, resolve_index
+from pa_finetuning.layer_groups import LayerGroups
 
 __all__ = ["LearningRates", "falling_rates", "rates_by_group"]
 
@@ -33,7 +31,7 @@ def falling_rates(lr: float, factor: float, distances: Sequence[int]) -> list[fl
     return [rate * float(factor) ** distance for distance in distances]
 
 
-def rates_by_group(model: nn.Module, learning_rates: LearningRates) -> dict[int, float]:
+def rates_by_group(groups: LayerGroups, learning_rates: LearningRates) -> dict[int, float]:
     """Return the rates by the index of their layer group, counted from the start.
 
     Raises:
@@ -43,21 +41,21 @@ def rates_by_group(model: nn.Module, learning_rates: LearningRates) -> dict[int,
         TypeError: Something is neither a number nor a collection of numbers.
     """
     if isinstance(learning_rates, Mapping):
-        return _rates_of_mapping(model, learning_rates)
-    num_groups = len(layer_groups(model))
+        return _rates_of_mapping(groups, learning_rates)
+    num_groups = len(groups)
     if isinstance(learning_rates, Sequence):
         rates = [_rate(f"learning_rates[{index}]", rate) for index, rate in enumerate(learning_rates)]
         if len(rates) != num_groups:
             raise ValueError(
                 f"Given: {len(rates)} learning rates, {rates}. Expected: {num_groups}, one for each layer group of "
-                f"{type(model).__name__}, also for those without parameters. Pass a mapping {{index: rate}} to name "
+                f"{groups.model_name}, also for those without parameters. Pass a mapping {{index: rate}} to name "
                 "only some of the groups, or what get_learning_rates() returns."
             )
         return dict(enumerate(rates))
     return dict.fromkeys(range(num_groups), _rate("learning_rates", learning_rates))
 
 
-def _rates_of_mapping(model: nn.Module, learning_rates: Mapping[int, float]) -> dict[int, float]:
+def _rates_of_mapping(groups: LayerGroups, learning_rates: Mapping[int, float]) -> dict[int, float]:
     if not learning_rates:
         raise ValueError(
             "Given: an empty mapping of learning rates. Expected: {index: rate}. Pass a rate for each layer group "
@@ -65,7 +63,7 @@ def _rates_of_mapping(model: nn.Module, learning_rates: Mapping[int, float]) -> 
         )
     rates: dict[int, float] = {}
     for index, rate in learning_rates.items():
-        position = resolve_index(model, index)
+        position = groups.resolve_index(index)
         if position in rates:
             raise ValueError(
                 f"Given: learning rates for {list(learning_rates)!r}, of which two are the same layer group, "

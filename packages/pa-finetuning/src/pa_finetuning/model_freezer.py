@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torch import nn
@@ -9,12 +10,13 @@ from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPriva
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
 
+from pa_finetuning.given_groups import LayerGroupLike, modules_of_groups
 from pa_finetuning.lasting_eval_mode import hold_in_eval_mode, release_mode
-from pa_finetuning.layer_groups import indexes_between, layer_groups, owned_parameters, parameters_of_groups
+from pa_finetuning.layer_groups import Layer, LayerGroup, LayerGroups, owned_parameters
 from pa_finetuning.learning_rates import LearningRates, falling_rates, rates_by_group
 from pa_finetuning.parameters import can_have_gradients, held_by, is_frozen
 
-__all__ = ["ModelFreezer"]
+__all__ = ["Layer", "LayerGroup", "ModelFreezer"]
 
 
 class ModelFreezer:
@@ -22,12 +24,14 @@ class ModelFreezer:
 
     A *layer group* is a direct child of the model: a layer, or a block of layers. A *layer* is a module
     without modules inside it. Layer groups are addressed by their index, in the order in which they were
-    assigned to the model; negative indexes count from the end.
+    assigned to the model; negative indexes count from the end. For a model that keeps all its layers in one child, as
+    BERT does, pass ``layer_groups``; a subclass may override ``get_layer_groups``, which decides for all methods and
+    for ``GradualUnfreezing``.
 
     Parameters that sit on the model itself, beside its layer groups, belong to the first group: position
-    embeddings and class tokens are part of the input. A model that has no modules in it is one group. A
-    parameter that several groups share follows the last call on any of them; where each parameter is wanted once,
-    it counts for the first of its groups.
+    embeddings and class tokens are part of the input. All other parameters have to be in a group. A model that has no
+    modules in it is one group. A parameter that several groups share follows the last call on any of them; where each
+    parameter is wanted once, it counts for the first of its groups.
 
     Making a freezer makes every parameter trainable. A frozen parameter has no gradient, so that an optimizer
     leaves it alone, whatever its momentum or weight decay. Freeze before the model is wrapped for distributed
@@ -37,14 +41,18 @@ class ModelFreezer:
         model: The model, without wrappers; of a compiled one, the module that was compiled is taken.
         freeze_batch_norms: Whether ``freeze`` applies to batch norm layers too. By default they go on learning,
             as their statistics have to fit the new data.
+        layer_groups: Layer groups of your own, from the input to the output: each a module or parameter of the model,
+            its dotted name such as ``"bert.encoder.layer.0"``, or a list of several. None for the direct children.
 
     Attributes:
-        model: The module whose children are the layer groups.
+        model: The module that is divided into layer groups.
         freeze_batch_norms: As given.
 
     Raises:
-        ValueError: The model has no parameters.
-        TypeError: The model is wrapped for distributed training.
+        ValueError: The model has no parameters; or the layer groups overlap, leave parameters out, or name what is not
+            in the model.
+        TypeError: The model is wrapped for distributed training, or a layer group is neither a name nor a part of the
+            model.
 
     Example:
         >>> import torch
@@ -58,23 +66,53 @@ class ModelFreezer:
         ...     optimizer.add_param_group(parameter_group)
         >>> [len(group["params"]) for group in optimizer.param_groups]
         [2, 2]
+
+        With groups of one's own:
+
+        >>> encoder = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 3))
+        >>> model = torch.nn.ModuleDict({"encoder": encoder, "head": torch.nn.Linear(3, 2)})
+        >>> freezer = ModelFreezer(model, layer_groups=["encoder.0", ["encoder.1", "head"]])
+        >>> freezer.freeze()
+        >>> [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
+        ['encoder.0.weight', 'encoder.0.bias']
     """
 
-    def __init__(self, model: nn.Module, freeze_batch_norms: bool = False) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        freeze_batch_norms: bool = False,
+        layer_groups: Sequence[LayerGroupLike] | None = None,
+    ) -> None:
         self.model: nn.Module = _without_wrappers(model)
         self.freeze_batch_norms: bool = freeze_batch_norms
+        self._given_groups: list[nn.Module] | None = None
+        if layer_groups is not None:
+            self._given_groups = modules_of_groups(self.model, layer_groups)
+            LayerGroups(self.model, self._given_groups)
         for module in self.model.modules():
             release_mode(module)
         for parameter in self.model.parameters():
             parameter.requires_grad_(can_have_gradients(parameter))
 
-    def get_layer_groups(self) -> list[nn.Module]:
-        """Return the direct children of the model, in order; a model without any is its own only group."""
-        return layer_groups(self.model)
+    def get_layer_groups(self) -> list[LayerGroup]:
+        """Return the layer groups in order: those that were given, or the direct children of the model.
 
-    def get_layers(self) -> list[nn.Module]:
+        A subclass may override this method; all others follow what it returns. Of each record they take the module
+        alone, and a module in the place of a record will do.
+        """
+        modules = self._given_groups or list(self.model.children()) or [self.model]
+        groups = LayerGroups(self.model, modules)
+        return [
+            LayerGroup(groups.as_pair(index), module, self._is_frozen(module, groups.parameters[index]))
+            for index, module in enumerate(modules)
+        ]
+
+    def get_layers(self) -> list[Layer]:
         """Return the modules that have no modules inside them, from all depths, in order."""
-        return [module for module in self.model.modules() if not any(module.children())]
+        groups = self._groups()
+        index_of = {module: groups.as_pair(index) for module, index in groups.index_by_module().items()}
+        layers = [module for module in self.model.modules() if not any(module.children())]
+        return [Layer(index_of.get(layer), layer, _only_frozen(layer.parameters(recurse=False))) for layer in layers]
 
     def get_trainable_parameters(self) -> list[nn.Parameter]:
         """Return the parameters that are not frozen."""
@@ -94,15 +132,14 @@ class ModelFreezer:
             IndexError: There is no layer group at one of the indexes; nothing was frozen.
             TypeError: An index is no integer; nothing was frozen.
         """
-        of_groups = parameters_of_groups(self.model)
-        for index in indexes_between(self.model, from_index, to_index):
-            stay_trainable = set[nn.Parameter]()
-            for module in self.get_layer_groups()[index].modules():
-                if self._is_exempt(module):
-                    stay_trainable.update(module.parameters(recurse=False))
-                elif set_modules_as_eval:
-                    hold_in_eval_mode(module)
-            for parameter in of_groups[index]:
+        groups = self._groups()
+        for index in groups.indexes_between(from_index, to_index):
+            if set_modules_as_eval:
+                for module in groups.modules[index].modules():
+                    if not self._is_exempt(module):
+                        hold_in_eval_mode(module)
+            stay_trainable = self._exempt_parameters(groups.modules[index])
+            for parameter in groups.parameters[index]:
                 if parameter not in stay_trainable:
                     parameter.requires_grad_(False)
                     parameter.grad = None
@@ -128,14 +165,14 @@ class ModelFreezer:
             TypeError: An index is no integer; nothing was unfrozen.
         """
         unfrozen: dict[int, dict[str, list[nn.Parameter]]] = {}
-        of_groups = parameters_of_groups(self.model)
-        for index in indexes_between(self.model, from_index, to_index):
+        groups = self._groups()
+        for index in groups.indexes_between(from_index, to_index):
             if set_modules_as_training:
-                group = self.get_layer_groups()[index]
+                group = groups.modules[index]
                 for module in group.modules():
                     release_mode(module)
                 group.train()
-            frozen = list(filter(is_frozen, of_groups[index]))
+            frozen = list(filter(is_frozen, groups.parameters[index]))
             for parameter in frozen:
                 parameter.requires_grad_(True)
             if frozen:
@@ -162,7 +199,7 @@ class ModelFreezer:
             >>> ModelFreezer(model).get_learning_rates(0.1, factor=0.5)
             [0.025, 0.025, 0.05, 0.1]
         """
-        owned = owned_parameters(parameters_of_groups(self.model))
+        owned = owned_parameters(self._groups().parameters)
         distances = [sum(map(bool, owned[index + 1 :])) for index in range(len(owned))]
         return falling_rates(lr, factor, distances)
 
@@ -197,16 +234,17 @@ class ModelFreezer:
             >>> [(group["lr"], len(group["params"])) for group in optimizer.param_groups]
             [(0.01, 2), (0.1, 2)]
         """
+        groups = self._groups()
         parameters = {
             index: [p for p in group if p.requires_grad or (include_frozen and is_frozen(p))]
-            for index, group in enumerate(owned_parameters(parameters_of_groups(self.model)))
+            for index, group in enumerate(owned_parameters(groups.parameters))
         }
         if not any(parameters.values()):
             raise ValueError(
                 f"There is no parameter to make groups of: all of {type(self.model).__name__} is frozen. Unfreeze a "
                 "layer group first, or pass include_frozen=True."
             )
-        return self._with_rates(parameters, learning_rates)
+        return self._with_rates(groups, parameters, learning_rates)
 
     def add_frozen_parameters(
         self, optimizer: Optimizer, learning_rates: LearningRates, from_index: int = -1, to_index: int = 0
@@ -238,9 +276,9 @@ class ModelFreezer:
             >>> [group["lr"] for group in optimizer.param_groups]
             [0.1, 0.05]
         """
-        indexes = indexes_between(self.model, from_index, to_index)
-        of_groups = parameters_of_groups(self.model)
-        owned = owned_parameters(of_groups[index] for index in indexes)
+        groups = self._groups()
+        indexes = groups.indexes_between(from_index, to_index)
+        owned = owned_parameters(groups.parameters[index] for index in indexes)
         parameters = {index: list(filter(is_frozen, group)) for index, group in zip(indexes, owned, strict=True)}
         if not any(parameters.values()):
             raise ValueError(
@@ -257,13 +295,16 @@ class ModelFreezer:
                 "it of get_trainable_parameters(); or make it of get_parameter_groups(learning_rates, "
                 "include_frozen=True), and add nothing."
             )
-        for parameter_group in self._with_rates(parameters, learning_rates):
+        for parameter_group in self._with_rates(groups, parameters, learning_rates):
             optimizer.add_param_group(self._named_as_in(optimizer, parameter_group))
 
+    def _groups(self) -> LayerGroups:
+        return LayerGroups(self.model, self.get_layer_groups())
+
     def _with_rates(
-        self, parameters: dict[int, list[nn.Parameter]], learning_rates: LearningRates
+        self, groups: LayerGroups, parameters: dict[int, list[nn.Parameter]], learning_rates: LearningRates
     ) -> list[dict[str, Any]]:
-        rates = rates_by_group(self.model, learning_rates)
+        rates = rates_by_group(groups, learning_rates)
         without_rate = [index for index, group in parameters.items() if group and index not in rates]
         if without_rate:
             raise ValueError(
@@ -280,8 +321,21 @@ class ModelFreezer:
         names = {parameter: name for name, parameter in self.model.named_parameters()}
         return {**parameter_group, "params": [(names[parameter], parameter) for parameter in parameter_group["params"]]}
 
+    def _is_frozen(self, module: nn.Module, parameters: Iterable[nn.Parameter]) -> bool:
+        exempt = self._exempt_parameters(module)
+        return _only_frozen(parameter for parameter in parameters if is_frozen(parameter) or parameter not in exempt)
+
+    def _exempt_parameters(self, group: nn.Module) -> set[nn.Parameter]:
+        exempt = filter(self._is_exempt, group.modules())
+        return {parameter for module in exempt for parameter in module.parameters(recurse=False)}
+
     def _is_exempt(self, module: nn.Module) -> bool:
         return isinstance(module, _BatchNorm) and not self.freeze_batch_norms
+
+
+def _only_frozen(parameters: Iterable[nn.Parameter]) -> bool:
+    frozen = [is_frozen(parameter) for parameter in parameters if can_have_gradients(parameter)]
+    return bool(frozen) and all(frozen)
 
 
 def _without_wrappers(model: nn.Module) -> nn.Module:
