@@ -184,6 +184,38 @@ def test_other_optimizer() -> None:
         trainer.train(samples(4), 1)
 
 
+class ComputesItsLoss(nn.Linear):
+    """Returns its loss, as models of Hugging Face do."""
+
+    @override
+    def forward(self, input: Tensor, labels: Tensor | None = None) -> Any:
+        outputs = super().forward(input)
+        return outputs if labels is None else {"loss": nn.functional.mse_loss(outputs, labels), "logits": outputs}
+
+
+def named(batch: list[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
+    """A batch that is a mapping."""
+    return {"input": torch.stack([x for x, _ in batch]), "labels": torch.stack([y for _, y in batch])}
+
+
+def stacked(batch: list[tuple[Tensor]]) -> Tensor:
+    """A batch that is one tensor."""
+    return torch.stack([x for (x,) in batch])
+
+
+def test_batch() -> None:
+    """No batch is taken for what it is not, and a mapping trains a model that returns its own loss."""
+    inputs_only = TensorDataset(samples(4).tensors[0])
+    with pytest.raises(ConfigurationError, match="def calculate_train_batch_loss"):
+        make_trainer().train(inputs_only, 1, collate_fn=stacked)
+    with pytest.raises(ConfigurationError, match="def calculate_train_batch_loss"):
+        make_trainer().train(samples(4), 1, collate_fn=named)
+    model = ComputesItsLoss(2, 1).double()
+    trainer = Trainer(model, None, torch.optim.SGD(model.parameters(), lr=1e-4), callbacks=[])
+    trainer.train(samples(8), 1, per_device_batch_size=4, collate_fn=named)
+    assert math.isfinite(trainer.run_history.get_latest_metric("train_loss_epoch"))
+
+
 def test_step_output() -> None:
     """The error names what a step has left out."""
 

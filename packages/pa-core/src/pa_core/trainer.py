@@ -20,6 +20,7 @@ from pa_core import (
     _accelerate,
     agreement,
     checkpoint,
+    default_step,
     distributed,
     failures,
     forks,
@@ -122,7 +123,8 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
 
     Args:
         model: The module to train.
-        loss_func: Called as ``loss_func(model_outputs, targets)``; None if ``calculate_*_batch_loss`` are overridden.
+        loss_func: Called as ``loss_func(model_outputs, targets)``. None for a model that returns its own loss when
+            called with the items of a batch that is a mapping, or if ``calculate_*_batch_loss`` are overridden.
         optimizer: An optimizer of the model's parameters; None for a trainer that only evaluates.
         callbacks: Classes or instances; their events are called in this order.
         run_history: Where metrics are recorded; None for an ``InMemoryRunHistory``.
@@ -454,12 +456,17 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
 
         Args:
             batch: What the training loader yields, on the device; by default inputs and targets at the indices 0
-                and 1.
+                and 1. With ``loss_func=None``, a mapping that the model is called with as ``model(**batch)``: its
+                outputs have the loss as ``.loss`` or ``["loss"]``, as those of Hugging Face's models.
 
         Returns:
             A dictionary with ``loss``, ``model_outputs`` and ``batch_size``, and any further keys.
+
+        Raises:
+            ConfigurationError: The batch has no inputs and targets at these indices, or there is no loss.
         """
-        return self._calculate_batch_loss(batch)
+        output = default_step.calculate_batch_loss(self.model, self.loss_func, batch, "calculate_train_batch_loss")
+        return cast("OutputT_co", output)
 
     def calculate_eval_batch_loss(self, batch: BatchT) -> OutputT_co:
         """Calculate the evaluation loss of a batch; no gradients are recorded.
@@ -469,8 +476,12 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
 
         Returns:
             As ``calculate_train_batch_loss``.
+
+        Raises:
+            ConfigurationError: As ``calculate_train_batch_loss``.
         """
-        return self._calculate_batch_loss(batch)
+        output = default_step.calculate_batch_loss(self.model, self.loss_func, batch, "calculate_eval_batch_loss")
+        return cast("OutputT_co", output)
 
     # The hooks of a run; a callback's event of the same name follows each of them
 
@@ -1318,15 +1329,6 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             check_loader(share, "accelerate, which split the loader over the processes")
             return share
         return loader
-
-    def _calculate_batch_loss(self, batch: BatchT) -> OutputT_co:
-        inputs_and_targets: Any = batch
-        inputs, targets = inputs_and_targets[0], inputs_and_targets[1]
-        model_outputs = self.model(inputs)
-        trainer_inputs.check_loss_function(self.loss_func)
-        loss = self.loss_func(model_outputs, targets)
-        output = {"loss": loss, "model_outputs": model_outputs, "batch_size": len(targets)}
-        return cast("OutputT_co", output)
 
     def _placeholder_values(self) -> dict[str, float]:
         updates = self.run_config.num_update_steps_per_epoch

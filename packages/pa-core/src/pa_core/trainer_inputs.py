@@ -8,7 +8,6 @@ from torch.optim import Optimizer
 from pa_core.errors import ConfigurationError
 
 __all__ = [
-    "check_loss_function",
     "check_optimizer",
     "check_scheduler",
     "check_scheduler_factory",
@@ -71,25 +70,6 @@ def check_optimizer(model: nn.Module, optimizer: Optimizer | None) -> None:
             expected=f"parameters of {type(model).__name__}",
             do="Create the optimizer from the parameters of the model that is trained: after replacing parts of the "
             "model, not before.",
-        )
-
-
-def check_loss_function(loss_func: object) -> None:
-    """Refuse the default step without a loss function.
-
-    Args:
-        loss_func: What was given to the trainer.
-
-    Raises:
-        ConfigurationError: It is None.
-    """
-    if loss_func is None:
-        raise ConfigurationError(
-            "There is no loss function to calculate the loss with.",
-            given="loss_func=None, and the default step",
-            expected="a loss function, or steps that do without",
-            do="Pass a loss function to the trainer, or override calculate_train_batch_loss and "
-            "calculate_eval_batch_loss.",
         )
 
 

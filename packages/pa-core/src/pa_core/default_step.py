@@ -1,0 +1,210 @@
+"""The step of a trainer that overrides none: inputs and targets of a batch, or a model that returns its own loss."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from pa_core import _accelerate
+from pa_core.batch_structure import describe_batch, is_array, is_mapping, keys_of
+from pa_core.errors import ConfigurationError
+from pa_core.types import LossFunction
+
+__all__ = ["calculate_batch_loss"]
+
+_TARGET_NAMES = ("labels", "label", "targets", "target", "y")
+
+
+def calculate_batch_loss(
+    model: nn.Module, loss_func: LossFunction | None, batch: object, method: str
+) -> dict[str, Any]:
+    """Return the output of a step: the loss of the model's outputs against the targets of the batch.
+
+    Args:
+        model: The model, as a step calls it.
+        loss_func: Called with the model's outputs and the targets. None for a model that returns its own loss when it
+            is called with the items of a mapping, ``model(**batch)``.
+        batch: Inputs and targets at the indices 0 and 1, or a mapping.
+        method: The method that nobody overrides, for messages.
+
+    Raises:
+        ConfigurationError: The batch has no inputs and targets at these indices, or there is no loss.
+    """
+    if loss_func is None and is_mapping(batch):
+        return _loss_of_model(model, batch)
+    if loss_func is None:
+        raise _no_loss_function(batch)
+    inputs, targets = _inputs_and_targets(model, batch, method)
+    outputs = model(inputs)
+    loss = loss_func(outputs, targets)
+    return {"loss": loss, "model_outputs": outputs, "batch_size": _number_of_samples(inputs, targets)}
+
+
+def _inputs_and_targets(model: nn.Module, batch: Any, method: str) -> tuple[Any, Any]:
+    """Whatever has the indices 0 and 1 is taken apart, unless these are the first two samples of a single tensor."""
+    if not _is_one_thing(batch):
+        try:
+            return batch[0], batch[1]
+        except (AttributeError, IndexError, KeyError, TypeError) as error:
+            raise _not_inputs_and_targets(model, batch, method) from error
+    raise _not_inputs_and_targets(model, batch, method)
+
+
+def _is_one_thing(batch: object) -> bool:
+    if is_mapping(batch):
+        return not {0, 1} <= set(keys_of(batch))
+    return is_array(batch) or isinstance(batch, str | bytes)
+
+
+def _number_of_samples(inputs: Any, targets: Any) -> int:
+    """The length of the targets, unless they are several tensors: then that of the inputs."""
+    for one in (targets, inputs):
+        if isinstance(one, Tensor) and one.dim() > 0:
+            return len(one)
+    for one in (targets, inputs):
+        if is_mapping(one):
+            return _first_dimension(one)
+    return len(targets)
+
+
+def _loss_of_model(model: nn.Module, batch: Mapping[Any, Any]) -> dict[str, Any]:
+    try:
+        outputs = model(**batch)
+    except TypeError as error:
+        unexpected = [str(key) for key in keys_of(batch) if not _takes(model, str(key))]
+        if not unexpected:
+            raise
+        raise _unexpected_items(model, batch, unexpected) from error
+    loss = _loss_in(outputs)
+    if not isinstance(loss, Tensor):
+        raise _no_loss(model, batch, outputs)
+    return {"loss": loss, "model_outputs": outputs, "batch_size": _first_dimension(batch)}
+
+
+def _loss_in(outputs: Any) -> Any:
+    if is_mapping(outputs):
+        return outputs["loss"] if "loss" in keys_of(outputs) else None
+    return getattr(outputs, "loss", None)
+
+
+def _first_dimension(batch: Mapping[Any, Any]) -> int:
+    """The number of samples in a mapping: of its token ids or labels if it has them, else of its first tensor."""
+    keys = keys_of(batch)
+    first = [key for key in ("input_ids", "labels") if key in keys]
+    for key in (*first, *keys):
+        for tensor in _tensors(batch[key]):
+            if tensor.dim() > 0:
+                return len(tensor)
+    raise ConfigurationError(
+        "The number of samples in the batch is not known.",
+        given=describe_batch(batch),
+        expected="a batch with a tensor whose first dimension is that of the samples",
+        do="Return tensors from the dataset or from collate_fn.",
+    )
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif is_mapping(value):
+        for key in keys_of(value):
+            yield from _tensors(value[key])
+
+
+def _takes(model: nn.Module, name: str) -> bool:
+    """Whether the model's ``forward`` takes an argument of this name."""
+    parameters = _parameters(model)
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    return takes_any or name in parameters
+
+
+def _parameters(model: nn.Module) -> Mapping[str, inspect.Parameter]:
+    """Those of the class: mixed precision replaces the method of the instance."""
+    return inspect.signature(type(_accelerate.unwrap(model, keep_torch_compile=False)).forward).parameters
+
+
+def _name_of(model: nn.Module) -> str:
+    return type(_accelerate.unwrap(model, keep_torch_compile=False)).__name__
+
+
+def _no_loss_function(batch: object) -> ConfigurationError:
+    return ConfigurationError(
+        "There is no loss function to calculate the loss with.",
+        given=f"loss_func=None, and {describe_batch(batch)} as a batch",
+        expected="a loss function; or a batch that is a mapping, and a model that returns its own loss; or steps of "
+        "your own",
+        do="Pass a loss function to the trainer, or override calculate_train_batch_loss and calculate_eval_batch_loss.",
+    )
+
+
+def _not_inputs_and_targets(model: nn.Module, batch: object, method: str) -> ConfigurationError:
+    keys = [str(key) for key in keys_of(batch)] if is_mapping(batch) else []
+    returns_loss = "labels" in keys and all(_takes(model, key) for key in keys)
+    return ConfigurationError(
+        "The default step cannot take this batch apart into inputs and targets.",
+        given=describe_batch(batch),
+        expected="a batch with the inputs at index 0 and the targets at index 1",
+        do=f"Pass loss_func=None to the trainer: {_name_of(model)} takes the labels, and returns the loss itself."
+        if returns_loss
+        else _override(batch, method),
+    )
+
+
+def _override(batch: object, method: str) -> str:
+    """The lines that take this batch apart, for a model of one input."""
+    inputs, targets = _expressions(batch)
+    lines = [
+        "Override the step in a subclass of Trainer, for example:",
+        f"def {method}(self, batch):",
+        f"    outputs = self.model({inputs})",
+        f'    return {{"loss": self.loss_func(outputs, {targets}), "model_outputs": outputs, '
+        f'"batch_size": len({inputs})}}',
+    ]
+    if method == "calculate_train_batch_loss":
+        lines.append("calculate_eval_batch_loss = calculate_train_batch_loss")
+    return f"\n{' ' * 14}".join(lines)
+
+
+def _expressions(batch: object) -> tuple[str, str]:
+    """What are probably the inputs and the targets of a batch; those of an autoencoder are the same."""
+    parts: dict[str, str] = {}
+    if is_mapping(batch):
+        parts = {str(key): f"batch[{key!r}]" for key in keys_of(batch)}
+    elif dataclasses.is_dataclass(batch):
+        parts = {field.name: f"batch.{field.name}" for field in dataclasses.fields(batch)}
+    elif isinstance(batch, list | tuple) and batch:
+        return "batch[0]", "batch[0]"
+    if not parts:
+        return "batch", "batch"
+    target = next((name for name in _TARGET_NAMES if name in parts), list(parts)[-1])
+    return next((parts[name] for name in parts if name != target), parts[target]), parts[target]
+
+
+def _unexpected_items(model: nn.Module, batch: Mapping[Any, Any], unexpected: list[str]) -> ConfigurationError:
+    return ConfigurationError(
+        f"{_name_of(model)} was called with the items of the batch, and takes not all of them.",
+        given=describe_batch(batch),
+        expected=f"a batch without {', '.join(map(repr, unexpected))}",
+        do="Leave out in the dataset or in collate_fn what is not for the model.",
+    )
+
+
+def _no_loss(model: nn.Module, batch: Mapping[Any, Any], outputs: object) -> ConfigurationError:
+    name = _name_of(model)
+    lacking = [one for one in _parameters(model) if _is_of_targets(one) and one not in keys_of(batch)]
+    return ConfigurationError(
+        "There is no loss: loss_func is None, and the model did not return one.",
+        given=f"{describe_batch(batch)}; {name} returned {describe_batch(outputs)}",
+        expected='outputs with a tensor as .loss or ["loss"]',
+        do=f"Add the targets to the batch: {name} takes them as {' and '.join(map(repr, lacking))}."
+        if lacking
+        else f"Return the loss from {name}.forward, for example as {{'loss': loss}}.",
+    )
+
+
+def _is_of_targets(name: str) -> bool:
+    return any(part in name for part in ("label", "target", "start_positions", "end_positions"))
