@@ -19,6 +19,7 @@ from pytorch_accelerated.callbacks import (
     ModelEmaCallback,
     PrintProgressCallback,
     SaveBestModelCallback,
+    StepBasedEvaluationCallback,
     TrainerCallback,
 )
 from pytorch_accelerated.utils import LimitBatches, ModelEma
@@ -187,6 +188,15 @@ def test_sync_end() -> None:
     is_alone = trainer.run_config.num_processes == 1
     assert (note.seen == {nn.BatchNorm1d}) == is_alone
     assert type(model[1]) is nn.BatchNorm1d
+
+
+def test_intermediate() -> None:
+    """Two epochs have two evaluation losses, and those of the evaluations within them a name of their own."""
+    trainer = make_trainer(Trainer, StepBasedEvaluationCallback(3))
+    trainer.train(samples(16), 2, eval_dataset=samples(4), per_device_batch_size=2)
+    values = trainer.run_history.get_metric_values
+    assert len(list(values("eval_loss_epoch"))) == len(list(values("train_loss_epoch"))) == 2
+    assert len(list(values("intermediate_eval_loss_epoch"))) == 16 // 3
 
 
 def test_limit_within() -> None:

@@ -170,8 +170,8 @@ def test_the_bar_of_the_training_survives_evaluations_in_between(monkeypatch: py
     kinds = [re.split(r"[:|]", line)[0].strip() for line in lines]
     assert kinds[1:7] == [
         "Starting epoch 1",
-        "eval_loss_epoch",
-        "eval_loss_epoch",
+        "intermediate_eval_loss_epoch",
+        "intermediate_eval_loss_epoch",
         "Epoch 1",
         "train_loss_epoch",
         "Epoch 1 eval",
@@ -296,8 +296,8 @@ def test_a_file_has_the_line_of_each_epoch_while_the_terminal_has_the_bar(
     written = (tmp_path / "out.txt").read_text().splitlines()
     assert [line.split(":")[0] for line in written[1:8]] == [
         "Starting epoch 1",
-        "eval_loss_epoch",
-        "eval_loss_epoch",
+        "intermediate_eval_loss_epoch",
+        "intermediate_eval_loss_epoch",
         "Epoch 1",
         "train_loss_epoch",
         "Epoch 1 eval",

@@ -191,7 +191,42 @@ def test_evaluations_come_after_every_nth_update() -> None:
     trainer = linear_trainer(StepBasedEvaluationCallback(2))
     data = make_regression(80)
     trainer.train(data, 2, data, per_device_batch_size=8, gradient_accumulation_steps=2)
-    assert updates_at(trainer, "eval_loss_epoch") == [2, 4, 5, 6, 8, 10]
+    assert updates_at(trainer, "intermediate_eval_loss_epoch") == [2, 4, 6, 8]
+
+
+class RecordsAccuracy(TrainerCallback):
+    """Records a metric in each evaluation, as scripts do."""
+
+    @override
+    def on_eval_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        trainer.run_history.update_metric("accuracy", 0.5)
+
+
+def test_metrics_have_one_value_an_epoch_also_with_evaluations_within_it() -> None:
+    """What is recorded within an epoch, by the trainer or a callback, has names of its own."""
+    trainer = linear_trainer(StepBasedEvaluationCallback(2), RecordsAccuracy())
+    data = make_regression(80)
+    trainer.train(data, 2, data, per_device_batch_size=16)
+    for name in ("train_loss_epoch", "eval_loss_epoch", "accuracy"):
+        assert updates_at(trainer, name) == [5, 10], name
+    for name in ("intermediate_eval_loss_epoch", "intermediate_accuracy"):
+        assert updates_at(trainer, name) == [2, 4, 6, 8], name
+    assert len(list(trainer.run_history.get_metric_names())) == 5
+
+
+def test_the_names_are_those_of_an_epoch_again_when_an_evaluation_within_it_fails() -> None:
+    """A run that follows a failure records under the names of always."""
+
+    class Fails(TrainerCallback):
+        @override
+        def on_eval_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
+            raise KeyError
+
+    trainer = linear_trainer(StepBasedEvaluationCallback(2), Fails())
+    data = make_regression(80)
+    with pytest.raises(KeyError):
+        trainer.train(data, 1, data)
+    assert trainer.run_history.metric_name_prefix == ""
 
 
 def test_the_end_of_an_epoch_is_not_evaluated_twice() -> None:
@@ -199,7 +234,8 @@ def test_the_end_of_an_epoch_is_not_evaluated_twice() -> None:
     trainer = linear_trainer(StepBasedEvaluationCallback(5))
     data = make_regression(80)
     trainer.train(data, 2, data, per_device_batch_size=8, max_num_train_steps=15)
-    assert updates_at(trainer, "eval_loss_epoch") == [5, 10, 15]
+    assert updates_at(trainer, "intermediate_eval_loss_epoch") == [5]
+    assert updates_at(trainer, "eval_loss_epoch") == [10, 15]
 
 
 def test_training_goes_on_as_if_nothing_had_been_evaluated() -> None:

@@ -19,6 +19,7 @@ from pa_core import (
     CheckpointError,
     MetricNotFoundError,
     SaveBestModelCallback,
+    StepBasedEvaluationCallback,
     StopTrainingError,
     Trainer,
     TrainerCallback,
@@ -199,3 +200,43 @@ def test_the_best_value_is_kept_over_runs_if_so_wanted(path: Path, reset_on_trai
     assert save_best.best.value == best
     assert torch.load(path, weights_only=True)["best_value"] == best
     assert epoch_of(trainer) == (2 if reset_on_train else 1)
+
+
+class ScoreOfUpdates(TrainerCallback):
+    """Records a given score in each evaluation, and makes the weights those of the number of updates."""
+
+    def __init__(self, scores: dict[int, float]) -> None:
+        self.scores = scores
+
+    @override
+    def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
+        nn.init.constant_(trainer.get_model().get_parameter("weight"), update)
+
+    @override
+    def on_eval_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        trainer.run_history.update_metric("score", self.scores[trainer.num_updates_completed])
+
+
+@pytest.mark.parametrize(("metric", "best"), [("intermediate_score", 3), ("score", 8)])
+def test_the_best_of_the_evaluations_within_the_epochs_is_saved_where_it_is_measured(
+    path: Path, metric: str, best: int
+) -> None:
+    """With the prefix of these evaluations the model is judged after each of them, without it after each epoch."""
+    scores = {1: 0.5, 2: 0.4, 3: 0.2, 4: 0.9, 5: 0.6, 6: 0.7, 7: 0.8, 8: 0.1}
+    model = nn.Linear(4, 1)
+    callbacks: list[TrainerCallback] = [
+        ScoreOfUpdates(scores),
+        StepBasedEvaluationCallback(1),
+        SaveBestModelCallback(path, metric),
+    ]
+    trainer = Trainer(model, nn.MSELoss(), SGD(model.parameters(), lr=0.1), callbacks=callbacks)
+    trainer.train(DATA, 2, DATA, per_device_batch_size=4)
+    assert torch.load(path, weights_only=True)["best_value"] == scores[best]
+    assert epoch_of(trainer) == best
+
+
+def test_a_metric_of_evaluations_that_do_not_take_place_is_an_error(path: Path) -> None:
+    """The name with the prefix in a run that evaluates after its epochs only."""
+    trainer = scripted_trainer([1.0], SaveBestModelCallback(path, "intermediate_eval_loss_epoch"))
+    with pytest.raises(MetricNotFoundError, match="intermediate_eval_loss_epoch"):
+        trainer.train(DATA, 1, DATA)

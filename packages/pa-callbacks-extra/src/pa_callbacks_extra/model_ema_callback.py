@@ -20,6 +20,7 @@ from pa_core.callbacks.saving import SaveBestModelCallback
 from pa_core.distributed import broadcast_buffers
 from pa_core.errors import ConfigurationError
 from pa_core.run_config import check_count
+from pa_core.tracking.metric_prefix import recording_with_prefix
 
 __all__ = ["ModelEmaCallback", "ModelEmaFactory"]
 
@@ -219,14 +220,12 @@ class ModelEmaCallback(SaveBestModelCallback):
         Args:
             trainer: The trainer, in a training run.
         """
-        history = trainer.run_history
-        prefix = history.metric_name_prefix
-        with self.averaged_weights(trainer), trainer.callback_handler.replaced_by(self.callbacks):
-            history.set_metric_name_prefix(prefix + _PREFIX)
-            try:
-                trainer.run_evaluation_epoch()
-            finally:
-                history.set_metric_name_prefix(prefix)
+        with (
+            self.averaged_weights(trainer),
+            trainer.callback_handler.replaced_by(self.callbacks),
+            recording_with_prefix(trainer.run_history, _PREFIX),
+        ):
+            trainer.run_evaluation_epoch()
 
     @override
     def save_best(self, trainer: AnyTrainer) -> None:

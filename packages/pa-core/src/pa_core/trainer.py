@@ -66,6 +66,7 @@ from pa_core.run_config import TrainerRunConfig, check_clip_threshold, check_cou
 from pa_core.step_output import check_step_output, count_items
 from pa_core.storage import encode
 from pa_core.tracking import InMemoryRunHistory, LossTracker, RunHistory
+from pa_core.tracking.metric_prefix import INTERMEDIATE_PREFIX, recording_with_prefix
 from pa_core.training_state import Phase, Position, RunLoaders, SavedRun, StateRequest, StateSaver, Wish
 from pa_core.types import (
     BatchT,
@@ -1422,7 +1423,9 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         """Evaluate ``eval_dataset`` once in the middle of a training run, and go on training as before.
 
         Args:
-            is_intermediate: Passed to ``on_eval_epoch_start`` and ``on_eval_epoch_end`` when True.
+            is_intermediate: Whether the training epoch goes on afterwards. What is recorded meanwhile then has the
+                prefix ``intermediate_``, and ``on_eval_epoch_start`` and ``on_eval_epoch_end`` are passed
+                ``is_intermediate=True``.
 
         Raises:
             ConfigurationError: The run has no evaluation dataset.
@@ -1435,7 +1438,10 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
                 do="Pass an evaluation dataset, or remove the callback that evaluates.",
             )
         is_between_steps = is_intermediate and self._is_at_update and self._num_evaluations_under_way == 0
-        with self._interruptible_evaluation(Phase.INTERMEDIATE_EVALUATION) if is_between_steps else nullcontext():
+        with (
+            recording_with_prefix(self.run_history, INTERMEDIATE_PREFIX if is_intermediate else ""),
+            self._interruptible_evaluation(Phase.INTERMEDIATE_EVALUATION) if is_between_steps else nullcontext(),
+        ):
             self._run_eval_epoch(self.eval_dataloader, is_intermediate=is_intermediate)
 
     @override

@@ -190,6 +190,11 @@ class StepBasedEvaluationCallback(TrainerCallback):
     The updates are counted over the whole run. Where an epoch ends with the update that is due, only the
     epoch's own evaluation runs, as it would evaluate the same weights a second time.
 
+    Everything that is recorded in these evaluations has the prefix ``intermediate_``: the loss is
+    ``intermediate_eval_loss_epoch``, a metric ``accuracy`` that a callback records is ``intermediate_accuracy``. The
+    names without it keep one value an epoch, that of the evaluation after the epoch. To keep the best model of all
+    evaluations within the epochs, give ``SaveBestModelCallback`` the name with the prefix.
+
     Args:
         eval_every_n_steps: The number of optimizer updates from one evaluation to the next.
 
@@ -206,8 +211,10 @@ class StepBasedEvaluationCallback(TrainerCallback):
         >>> evaluate_often = StepBasedEvaluationCallback(4)
         >>> trainer = Trainer(model, torch.nn.MSELoss(), optimizer, callbacks=[evaluate_often])
         >>> trainer.train(samples, num_epochs=1, eval_dataset=samples, per_device_batch_size=8)
-        >>> [r.update for r in trainer.run_history.records() if r.metric == "eval_loss_epoch"]
-        [4, 8, 10]
+        >>> [record.update for record in trainer.run_history.records("intermediate_eval_loss_epoch")]
+        [4, 8]
+        >>> [record.update for record in trainer.run_history.records("eval_loss_epoch")]
+        [10]
     """
 
     def __init__(self, eval_every_n_steps: int) -> None:

@@ -20,7 +20,8 @@ __all__ = ["SaveBestModelCallback"]
 class SaveBestModelCallback(TrainerCallback):
     """Saves the model whenever a metric is better than before, and loads the best one when the run ends.
 
-    The metric is judged at the end of each epoch, after the evaluation. Beside the weights, the file holds
+    The metric is judged at the end of each epoch, after the evaluation; one of the evaluations within the epochs, whose
+    name begins with ``intermediate_``, also at the end of each of these. Beside the weights, the file holds
     the name of the metric (``watch_metric``), its value (``best_value``) and the epoch (``best_epoch``). A
     value that is NaN is never the best.
 
@@ -84,8 +85,17 @@ class SaveBestModelCallback(TrainerCallback):
             self.best.reset()
 
     @override
+    def on_eval_epoch_end(self, trainer: AnyTrainer, *, is_intermediate: bool = False, **kwargs: Any) -> None:
+        """Save the model within an epoch, if the metric is one of the evaluations there."""
+        if is_intermediate and self.watch_metric.startswith(trainer.run_history.metric_name_prefix):
+            self._save_if_better(trainer)
+
+    @override
     def on_training_run_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         """Save the model if it is better than before."""
+        self._save_if_better(trainer)
+
+    def _save_if_better(self, trainer: AnyTrainer) -> None:
         value = watched_value(trainer, self.watch_metric)
         if self.best.update(value, trainer.run_history.current_epoch):
             self.save_best(trainer)
