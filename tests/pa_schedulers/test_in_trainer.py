@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.optim import SGD
+from torch.optim import SGD, Optimizer
 from typing_extensions import override
 
 from pa_core import AnyTrainer, SaveTrainingStateCallback, Trainer, TrainerCallback
 from pa_core.distributed import num_processes
 from pa_core.testing import make_regression
-from pa_schedulers import CosineLrScheduler, StatefulSchedulerBase
+from pa_schedulers import CosineLrScheduler, StatefulSchedulerBase, WSDLrScheduler
 
 
 class KeepRates(TrainerCallback):
@@ -151,3 +152,44 @@ def test_a_run_that_a_group_has_joined_is_resumed(shared_tmp_path: Path) -> None
     resumed = rates_while_unfreezing(resume_from=shared_tmp_path)
 
     assert resumed == uninterrupted[3:]
+
+
+COSINE = CosineLrScheduler.create_scheduler_fn(num_warmup_epochs=1, num_cooldown_epochs=1, lr_min=0.001)
+WSD = WSDLrScheduler.create_scheduler_fn(num_warmup_epochs=1, decay_phase_ratio=0.5, lr_min=0.001)
+
+
+@pytest.mark.parametrize("create_scheduler", [COSINE, WSD], ids=["cosine", "wsd"])
+def test_a_run_that_is_resumed_in_the_same_trainer_follows_the_same_rates(
+    tmp_path: Path, create_scheduler: Callable[[Optimizer], Any]
+) -> None:
+    """The rate at which an interruption left the optimizer is not taken for the one that the schedule begins with."""
+
+    class Interrupt(TrainerCallback):
+        update = 0
+
+        @override
+        def on_train_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
+            if trainer.num_updates_completed == self.update:
+                raise OSError(f"at {self.update}")
+
+    def make_trainer(*callbacks: TrainerCallback) -> tuple[Trainer[nn.Linear], KeepRates]:
+        torch.manual_seed(0)
+        model, keep = nn.Linear(4, 1), KeepRates()
+        optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
+        return Trainer(model, nn.MSELoss(), optimizer, callbacks=[keep, *callbacks]), keep
+
+    def train(trainer: Trainer[nn.Linear], **options: Any) -> None:
+        trainer.train(make_regression(40), 5, create_scheduler_fn=create_scheduler, **options)
+
+    whole, of_whole = make_trainer()
+    train(whole)
+    interrupt = Interrupt()
+    trainer, keep = make_trainer(SaveTrainingStateCallback(tmp_path, save_every_n_steps=2), interrupt)
+    for interrupt.update in (9, 15, 22):
+        with pytest.raises(OSError, match="at"):
+            train(trainer, resume_from=tmp_path, resume_missing="start")
+    interrupt.update, keep.rates = -1, []
+    train(trainer, resume_from=tmp_path)
+
+    assert keep.rates[1:] == of_whole.rates[23:]
+    assert torch.equal(trainer.model.weight, whole.model.weight)

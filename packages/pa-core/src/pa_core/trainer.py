@@ -67,7 +67,7 @@ from pa_core.step_output import check_step_output, count_items
 from pa_core.storage import encode
 from pa_core.tracking import InMemoryRunHistory, LossTracker, RunHistory
 from pa_core.tracking.metric_prefix import INTERMEDIATE_PREFIX, recording_with_prefix
-from pa_core.training_state import Phase, Position, RunLoaders, SavedRun, StateRequest, StateSaver, Wish
+from pa_core.training_state import Phase, Position, RunLoaders, SavedRun, StateRequest, StateSaver, Wish, asked_settings
 from pa_core.types import (
     BatchT,
     LossFunction,
@@ -155,6 +155,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
     _saved_run: SavedRun | None
     _begins_at: Phase | None
     _running: Literal["train", "evaluate"] | None
+    _is_training: bool
     _interruptible: Phase | None
     _interrupted_evaluation: Phase | None
     _streams_before_evaluation: dict[str, Any] | None
@@ -319,7 +320,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
                 max_num_train_steps,
                 gradient_clip_value,
             )
-            self._asked_of_optimizer = training_state.hyperparameters(self.optimizer)
+            self._asked_of_optimizer = asked_settings.begin_run(self.optimizer, is_resumed=self._saved_run is not None)
             self.scheduler = self._scheduler_of_run()  # pyright: ignore[reportIncompatibleVariableOverride]  # as above
             # Not before: a run that cannot start costs nothing of what the last one recorded.
             if reset_run_history:
@@ -1240,6 +1241,8 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             raise
         finally:
             self._running = None
+            if self._is_training:
+                asked_settings.end_run(self.optimizer)
             self._is_training = False
             self.run_history.clock.stop()
             self._end_workers()
@@ -1497,14 +1500,15 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self._accelerator.wait_for_everyone()
         # Not on the device of the run, which may have no room for everything a second time.
         content = checkpoint.read_checkpoint(checkpoint_path, torch.device("cpu"))
-        checkpoint.load_checkpoint_into(
-            content,
-            self.get_model(keep_torch_compile=False),
-            self.optimizer if load_optimizer else None,
-            self.scheduler if load_scheduler else None,
-            needs_optimizer=load_optimizer,
-            source=checkpoint_path,
-        )
+        with asked_settings.not_asking(self.optimizer):
+            checkpoint.load_checkpoint_into(
+                content,
+                self.get_model(keep_torch_compile=False),
+                self.optimizer if load_optimizer else None,
+                self.scheduler if load_scheduler else None,
+                needs_optimizer=load_optimizer,
+                source=checkpoint_path,
+            )
         return content
 
     @override
@@ -1579,7 +1583,8 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             CheckpointError: None is valid, or it is that of another model or optimizer.
         """
         saved = SavedRun(training_state.read_same_state(input_dir))
-        saved.restore_training(self, self._accelerator.scaler)
+        with asked_settings.not_asking(self.optimizer):
+            saved.restore_training(self, self._accelerator.scaler)
         return saved.extras
 
     @override

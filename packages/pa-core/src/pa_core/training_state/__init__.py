@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from pa_core.training_state import asked_settings
 from pa_core.training_state.content import Run, SavedRun, capture
 from pa_core.training_state.finding import find_state, read_same_state
-from pa_core.training_state.optimizer_state import hyperparameters
 from pa_core.training_state.position import Phase, Position
 from pa_core.training_state.random_streams import capture_streams
 from pa_core.training_state.run_loaders import RunLoaders
@@ -22,12 +22,12 @@ __all__ = [
     "StateRequest",
     "StateSaver",
     "Wish",
+    "asked_settings",
     "capture",
     "capture_streams",
     "check_allowed_names",
     "describe_differences",
     "describe_settings",
     "find_state",
-    "hyperparameters",
     "read_same_state",
 ]

@@ -1,0 +1,121 @@
+"""What a script asks of its optimizer, told apart from what runs have made of it.
+
+A run changes the settings of its optimizer: schedulers the learning rate, callbacks the groups. A new process makes the
+optimizer anew; within one process, the next run finds what the last one left. So it is noted what was asked when a run
+began, and what was there when it had ended: a setting that is still as a run left it is the one that was asked before
+that run, and any other was changed by the script since.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from pa_core.training_state.optimizer_state import hyperparameters
+
+__all__ = ["asked_settings", "begin_run", "end_run", "not_asking"]
+
+
+@dataclass
+class _Note:
+    """Plain settings of each group: those asked when a run began, and those it left; None until it has ended."""
+
+    asked: list[dict[str, Any]]
+    left: list[dict[str, Any]] | None = None
+
+
+# Not on the trainer: the next run of an optimizer may be that of another one, as in a notebook.
+_notes: WeakKeyDictionary[Optimizer, _Note] = WeakKeyDictionary()
+
+
+def asked_settings(optimizer: Optimizer) -> list[dict[str, Any]]:
+    """Return the plain settings of each group as the script asks for them.
+
+    Args:
+        optimizer: The optimizer; within a run, what was asked when it began is returned.
+
+    Example:
+        >>> import torch
+        >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+        >>> with not_asking(optimizer):
+        ...     optimizer.param_groups[0]["lr"] = 0.04
+        >>> asked_settings(optimizer)[0]["lr"]
+        0.1
+        >>> optimizer.param_groups[0]["lr"] = 0.05
+        >>> asked_settings(optimizer)[0]["lr"]
+        0.05
+    """
+    note, present = _notes.get(optimizer), hyperparameters(optimizer)
+    if note is None:
+        return present
+    if note.left is None:
+        return note.asked
+    number = len(note.asked)
+    groups = [
+        _asked_of_group(asked, left, now) for asked, left, now in zip(note.asked, note.left, present, strict=False)
+    ]
+    return groups[:number] + present[max(number, len(note.left)) :]
+
+
+def _asked_of_group(asked: Mapping[str, Any], left: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+    is_untouched = {name: name in left and left[name] == value for name, value in now.items()}
+    kept = {name: asked[name] for name, untouched in is_untouched.items() if untouched and name in asked}
+    return kept | {name: now[name] for name, untouched in is_untouched.items() if not untouched}
+
+
+def begin_run(optimizer: Optimizer, *, is_resumed: bool = False) -> list[dict[str, Any]]:
+    """Take note of what a script asks for when a run begins.
+
+    Args:
+        optimizer: The optimizer.
+        is_resumed: Whether the run goes on with a training state. Then the groups become what they would be in a new
+            process: those that an earlier run added are taken away, and the resumed run adds them again in their time.
+
+    Returns:
+        What ``asked_settings`` returns.
+    """
+    asked = asked_settings(optimizer)
+    note = _notes.get(optimizer)
+    if is_resumed and note is not None and note.left is not None:
+        del optimizer.param_groups[len(note.asked) : len(note.left)]
+        _write(optimizer, asked)
+    _notes[optimizer] = _Note(asked)
+    return asked
+
+
+def _write(optimizer: Optimizer, asked: Sequence[Mapping[str, Any]]) -> None:
+    for group, settings, present in zip(optimizer.param_groups, asked, hyperparameters(optimizer), strict=False):
+        for name in present.keys() - settings.keys():
+            del group[name]
+        for name, value in settings.items():
+            if isinstance(group[name], Tensor):
+                group[name].fill_(value)
+            else:
+                group[name] = value
+
+
+def end_run(optimizer: Optimizer) -> None:
+    """Take note of how a run left the settings; nothing where none was begun."""
+    note = _notes.get(optimizer)
+    if note is not None and note.left is None:
+        note.left = hyperparameters(optimizer)
+
+
+@contextmanager
+def not_asking(optimizer: Optimizer | None) -> Generator[None]:
+    """Within the context settings may be loaded from a file, which asks for nothing; a run may be under way."""
+    note = None if optimizer is None else _notes.get(optimizer)
+    if optimizer is None or (note is not None and note.left is None):
+        yield
+        return
+    begin_run(optimizer)
+    try:
+        yield
+    finally:
+        end_run(optimizer)
