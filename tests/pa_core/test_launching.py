@@ -18,10 +18,15 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from typing_extensions import override
 
 from pa_core import (
+    AnyTrainer,
     ConfigurationError,
+    OtherProcessError,
+    StopTrainingError,
     Trainer,
+    TrainerCallback,
     UnsupportedConfigurationError,
     gather_objects,
     local_process_zero_first,
@@ -175,23 +180,103 @@ def test_decorators_for_process_zero() -> None:
     assert gather_objects(greet_machine("world", greeting="hello")) == expected
 
 
+def prepare(folder: Path) -> None:
+    """Take so long that another process would get ahead, if it could."""
+    time.sleep(0.1)
+    (folder / "prepared").touch()
+
+
 @on_one_and_two_ranks
-def test_process_zero_goes_first(shared_tmp_path: Path) -> None:
-    """What process zero prepares in the block is there when the others enter it."""
-    prepared = shared_tmp_path / "prepared"
+@pytest.mark.parametrize("only_on_zero", [world_process_zero_only, local_process_zero_only])
+def test_the_others_wait_until_process_zero_has_run(only_on_zero: Any, shared_tmp_path: Path) -> None:
+    """What a function that runs on process zero only has prepared is there when any process goes on."""
+    only_on_zero(prepare)(shared_tmp_path)
+    assert (shared_tmp_path / "prepared").exists()
+
+
+@pytest.mark.runs_on("two_ranks")
+@pytest.mark.parametrize("only_on_zero", [world_process_zero_only, local_process_zero_only])
+def test_what_fails_on_process_zero_fails_on_the_others(only_on_zero: Any) -> None:
+    """No process waits for ever, or goes on without what the function was to do."""
+
+    def fail() -> None:
+        raise ConnectionError
+
+    with pytest.raises(ConnectionError if rank() == 0 else OtherProcessError):
+        only_on_zero(fail)()
+    assert gather_objects("went on") == ["went on", "went on"]
+
+
+@pytest.mark.runs_on("two_ranks")
+def test_a_stop_on_process_zero_is_no_failure_on_the_others() -> None:
+    """The loop tells the others of it: a callback that only looks on process zero may end a run."""
+
+    class Stop(TrainerCallback):
+        @override
+        @world_process_zero_only
+        def on_train_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
+            raise StopTrainingError
+
+    model = nn.Linear(4, 3)
+    trainer = Trainer(model, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=0.1), callbacks=[Stop])
+    trainer.train(make_classification(16), 1)
+    assert trainer.num_updates_completed == 0
+
+
+@on_one_and_two_ranks
+def test_functions_of_process_zero_may_call_each_other() -> None:
+    """Only the outermost call is waited for, since the others do not come to the inner ones."""
+
+    @world_process_zero_only
+    def inner() -> str:
+        return "inner"
+
+    @world_process_zero_only
+    def outer() -> str | None:
+        with local_process_zero_first():
+            return inner()
+
+    assert gather_objects(outer()) == ["inner" if one == 0 else None for one in all_ranks()]
     with local_process_zero_first():
-        found = prepared.exists()
-        time.sleep(0.1)  # enough for another process to get ahead, if it could
-        prepared.touch()
+        found = inner()
+    assert gather_objects(found) == ["inner" if one == 0 else None for one in all_ranks()]
+
+
+def look_and_prepare(folder: Path) -> bool:
+    """Whether another process was here before."""
+    found = (folder / "prepared").exists()
+    prepare(folder)
+    return found
+
+
+@on_one_and_two_ranks
+@pytest.mark.parametrize("form", ["a block", "a decorator", "a decorator that is called"])
+def test_process_zero_goes_first(form: str, shared_tmp_path: Path) -> None:
+    """What process zero prepares is there when the others enter the block or the function."""
+    if form == "a block":
+        with local_process_zero_first():
+            found = look_and_prepare(shared_tmp_path)
+    else:
+        decorator: Any = local_process_zero_first if form == "a decorator" else local_process_zero_first()
+        found = decorator(look_and_prepare)(shared_tmp_path)
     assert gather_objects(found) == [one != 0 for one in all_ranks()]
 
 
 @pytest.mark.runs_on("two_ranks")
-def test_process_zero_fails_first() -> None:
-    """When process zero raises in the block, the others do not wait for it for ever."""
-    with contextlib.suppress(ConnectionError), local_process_zero_first():
+@pytest.mark.parametrize("is_decorator", [False, True])
+def test_process_zero_fails_first(is_decorator: bool) -> None:
+    """When process zero raises, the others do not wait for it for ever."""
+
+    def fail_on_zero() -> None:
         if rank() == 0:
             raise ConnectionError
+
+    with contextlib.suppress(ConnectionError):
+        if is_decorator:
+            local_process_zero_first(fail_on_zero)()
+        else:
+            with local_process_zero_first():
+                fail_on_zero()
     assert gather_objects("went on") == ["went on", "went on"]
 
 

@@ -21,12 +21,7 @@ from pa_core.callbacks import (
     get_default_callbacks,
 )
 from pa_core.data import DataLoaderSlice, KeyedDataLoader
-from pa_core.distributed import (
-    gather_objects,
-    local_process_zero_first,
-    local_process_zero_only,
-    world_process_zero_only,
-)
+from pa_core.distributed import gather_objects
 from pa_core.errors import (
     BatchOutputError,
     CheckpointError,
@@ -35,6 +30,7 @@ from pa_core.errors import (
     ExplainedError,
     MetricNotFoundError,
     NonFiniteLossError,
+    OtherProcessError,
     OverrideError,
     StopTrainingError,
     TrainingPreempted,
@@ -43,6 +39,7 @@ from pa_core.errors import (
 from pa_core.history_plot import plot_run_history
 from pa_core.launch import notebook_launcher
 from pa_core.placeholders import TrainerPlaceholderValues
+from pa_core.process_zero import local_process_zero_first, local_process_zero_only, world_process_zero_only
 from pa_core.run_config import TrainerRunConfig
 from pa_core.timm_trainer import TimmSchedulerLike, TrainerWithTimmScheduler
 from pa_core.tracking import InMemoryRunHistory, LossTracker, MetricRecord, RunClock, RunHistory
@@ -71,6 +68,7 @@ __all__ = [
     "MetricRecord",
     "MoveModulesToDeviceCallback",
     "NonFiniteLossError",
+    "OtherProcessError",
     "OverrideError",
     "PrintProgressCallback",
     "ProgressBarCallback",

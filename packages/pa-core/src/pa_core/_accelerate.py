@@ -124,6 +124,11 @@ class ProcessState(Protocol):
     """The members of ``accelerate.PartialState`` that the process decorators use."""
 
     @property
+    def device(self) -> torch.device:
+        """The device of this process."""
+        ...
+
+    @property
     def is_main_process(self) -> bool:
         """Whether this is the process of rank zero."""
         ...

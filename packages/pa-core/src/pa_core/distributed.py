@@ -1,4 +1,4 @@
-"""What processes of a run tell each other: sums, gathered values, one decision for all, and who goes first.
+"""What processes of a run tell each other: sums, gathered values, and one decision for all.
 
 Everything here works without a trainer, and on one process without a process group.
 """
@@ -6,18 +6,15 @@ Everything here works without a trainer, and on one process without a process gr
 from __future__ import annotations
 
 import atexit
-import functools
 import os
-from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
-from typing import Any, ParamSpec, TypeVar, cast
+from collections.abc import Mapping
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from pa_core import _accelerate
 from pa_core.errors import ConfigurationError
 from pa_core.types import TensorsT
 
@@ -27,18 +24,14 @@ __all__ = [
     "gather",
     "gather_objects",
     "leave_processes_at_exit",
-    "local_process_zero_first",
-    "local_process_zero_only",
     "num_local_processes",
     "num_processes",
     "rank",
     "runs_on_gloo",
     "sum_over_processes",
     "synchronising_wrapper",
-    "world_process_zero_only",
 ]
 
-_P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 # torch annotates its collectives only in part
@@ -218,43 +211,3 @@ def synchronising_wrapper(model: nn.Module) -> DistributedDataParallel | None:
     compiled_from = model.__dict__.get("_modules", {}).get("_orig_mod")
     wrapper = model if compiled_from is None else compiled_from
     return wrapper if isinstance(wrapper, DistributedDataParallel) else None
-
-
-def world_process_zero_only(function: Callable[_P, _R]) -> Callable[_P, _R | None]:
-    """Make a function run on the process of rank zero only; on all others it returns None."""
-
-    @functools.wraps(function)
-    def on_rank_zero(*args: _P.args, **kwargs: _P.kwargs) -> _R | None:
-        return function(*args, **kwargs) if _accelerate.process_state().is_main_process else None
-
-    return on_rank_zero
-
-
-def local_process_zero_only(function: Callable[_P, _R]) -> Callable[_P, _R | None]:
-    """Make a function run on the first process of each machine only; on all others it returns None."""
-
-    @functools.wraps(function)
-    def on_first_of_machine(*args: _P.args, **kwargs: _P.kwargs) -> _R | None:
-        return function(*args, **kwargs) if _accelerate.process_state().is_local_main_process else None
-
-    return on_first_of_machine
-
-
-@contextmanager
-def local_process_zero_first() -> Generator[None]:
-    """Let the first process of each machine run the block before the others, for example to download a dataset.
-
-    Example:
-        >>> with local_process_zero_first():
-        ...     print("prepared once, then read by all")
-        prepared once, then read by all
-    """
-    state = _accelerate.process_state()
-    if not state.is_local_main_process:
-        state.wait_for_everyone()
-    try:
-        yield
-    finally:
-        # Also when the block raised: the others must not wait for a process that has given up.
-        if state.is_local_main_process:
-            state.wait_for_everyone()

@@ -19,6 +19,7 @@ __all__ = [
     "ExplainedError",
     "MetricNotFoundError",
     "NonFiniteLossError",
+    "OtherProcessError",
     "OverrideError",
     "StopTrainingError",
     "TrainingPreempted",
@@ -145,6 +146,15 @@ class NonFiniteLossError(ExplainedError, StopTrainingError, ArithmeticError):
 
     Example:
         >>> issubclass(NonFiniteLossError, ArithmeticError)
+        True
+    """
+
+
+class OtherProcessError(ExplainedError, RuntimeError):
+    """Another process of the run failed in what this one waited for, so that this one cannot go on either.
+
+    Example:
+        >>> issubclass(OtherProcessError, RuntimeError)
         True
     """
 

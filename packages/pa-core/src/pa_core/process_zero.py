@@ -1,0 +1,163 @@
+"""What one process of a run does for all of them, or before the others."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from types import TracebackType
+from typing import ParamSpec, Protocol, TypeVar, overload
+
+import torch
+
+from pa_core import _accelerate
+from pa_core.distributed import num_processes, sum_over_processes
+from pa_core.errors import OtherProcessError, StopTrainingError
+
+__all__ = ["local_process_zero_first", "local_process_zero_only", "world_process_zero_only"]
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+_is_apart: ContextVar[bool] = ContextVar("_is_apart", default=False)
+"""Whether this process is where the others are not, so that nobody may wait for anybody."""
+
+
+def world_process_zero_only(function: Callable[_P, _R]) -> Callable[_P, _R | None]:
+    """Make a function run on the process of rank zero only; the others wait until it has run, and return None.
+
+    Every process must call it: in a block that only one of them enters, it would wait for the others for ever. What it
+    calls may be decorated in the same way; there, nobody waits again. Where it raises an exception on rank zero, the
+    others raise ``OtherProcessError``; a ``StopTrainingError`` is left to the loop, which tells them.
+
+    Example:
+        >>> @world_process_zero_only
+        ... def download() -> str:
+        ...     return "downloaded once, and there for all that follows"
+        >>> download()
+        'downloaded once, and there for all that follows'
+    """
+
+    @functools.wraps(function)
+    def on_rank_zero(*args: _P.args, **kwargs: _P.kwargs) -> _R | None:
+        state = _accelerate.process_state()
+        with _waited_for_by_others(state):
+            return function(*args, **kwargs) if state.is_main_process else None
+
+    return on_rank_zero
+
+
+def local_process_zero_only(function: Callable[_P, _R]) -> Callable[_P, _R | None]:
+    """Make a function run on the first process of each machine only, as ``world_process_zero_only`` does on one.
+
+    Example:
+        >>> @local_process_zero_only
+        ... def unpack() -> str:
+        ...     return "unpacked once on each machine"
+        >>> unpack()
+        'unpacked once on each machine'
+    """
+
+    @functools.wraps(function)
+    def on_first_of_machine(*args: _P.args, **kwargs: _P.kwargs) -> _R | None:
+        state = _accelerate.process_state()
+        with _waited_for_by_others(state):
+            return function(*args, **kwargs) if state.is_local_main_process else None
+
+    return on_first_of_machine
+
+
+class _BlockOrDecorator(Protocol):
+    """A context manager that is a decorator as well."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None, /
+    ) -> bool | None: ...
+
+    def __call__(self, function: Callable[_P, _R], /) -> Callable[_P, _R]: ...
+
+
+@overload
+def local_process_zero_first(function: None = None) -> _BlockOrDecorator: ...
+
+
+@overload
+def local_process_zero_first(function: Callable[_P, _R]) -> Callable[_P, _R]: ...
+
+
+def local_process_zero_first(
+    function: Callable[_P, _R] | None = None,
+) -> _BlockOrDecorator | Callable[_P, _R]:
+    """Let the first process of each machine run a block, or a function, before the others.
+
+    Every process must come there. Where the first one raises an exception, the others do not wait any longer, and run
+    it themselves.
+
+    Args:
+        function: What is decorated; None for a block.
+
+    Example:
+        >>> with local_process_zero_first():
+        ...     print("prepared once, then read by all")
+        prepared once, then read by all
+        >>> @local_process_zero_first
+        ... def load() -> str:
+        ...     return "downloaded once, then loaded by all"
+        >>> load()
+        'downloaded once, then loaded by all'
+    """
+    return _first_then_others() if function is None else _first_then_others()(function)
+
+
+@contextmanager
+def _first_then_others() -> Generator[None]:
+    state = _accelerate.process_state()
+    is_first = state.is_local_main_process
+    waits = not _is_apart.get()
+    if waits and not is_first:
+        state.wait_for_everyone()
+    try:
+        with _apart():
+            yield
+    finally:
+        # Also when the block raised: the others must not wait for a process that has given up.
+        if waits and is_first:
+            state.wait_for_everyone()
+
+
+@contextmanager
+def _waited_for_by_others(state: _accelerate.ProcessState) -> Generator[None]:
+    """Leave the block on all processes together, and fail on all of them if it failed on one."""
+    if num_processes() == 1 or _is_apart.get():
+        yield
+        return
+    try:
+        with _apart():
+            yield
+    except BaseException as error:
+        with suppress(Exception):  # the others may have ended, and this error tells more
+            _some_have_failed(state, this_one=not isinstance(error, StopTrainingError))
+        raise
+    if _some_have_failed(state, this_one=False):
+        raise OtherProcessError(
+            "A function that this process waited for has failed on another one.",
+            given="an exception on the first process, of the run or of a machine",
+            expected="a function that returns there",
+            do="See the traceback of that process.",
+        )
+
+
+def _some_have_failed(state: _accelerate.ProcessState, *, this_one: bool) -> bool:
+    return bool(sum_over_processes(torch.tensor([float(this_one)], device=state.device)).item())
+
+
+@contextmanager
+def _apart() -> Generator[None]:
+    token = _is_apart.set(True)
+    try:
+        yield
+    finally:
+        _is_apart.reset(token)
