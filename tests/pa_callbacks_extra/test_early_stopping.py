@@ -29,7 +29,7 @@ class RecordScores(TrainerCallback):
 
     @override
     def on_train_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        trainer.run_history.update_metric("score", next(self.scores))
+        trainer.run_history.update_metric("figure", next(self.scores))
 
 
 def make_trainer(*callbacks: TrainerCallback, lr: float = 0.1) -> Trainer[nn.Linear]:
@@ -54,14 +54,14 @@ def epochs_run(scores: Sequence[float], callback: EarlyStoppingCallback, *others
     """The number of epochs of a run that reaches the given scores, one in each epoch, and may end early."""
     trainer = make_trainer(RecordScores(scores), callback, *others)
     trainer.train(make_regression(8), num_epochs=len(scores))
-    return len(list(trainer.run_history.get_metric_values("score")))
+    return len(list(trainer.run_history.get_metric_values("figure")))
 
 
 def watch_score(
     patience: int = 1, threshold: float = 0.01, *, greater_is_better: bool = False
 ) -> EarlyStoppingCallback:
     """The callback for the scores of ``epochs_run``."""
-    return EarlyStoppingCallback(patience, threshold, "score", greater_is_better)
+    return EarlyStoppingCallback(patience, threshold, "figure", greater_is_better)
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_the_error_says_why_the_run_ended() -> None:
     trainer.train(make_regression(8), num_epochs=10)
 
     assert str(keep.error) == (
-        "score is 3.25: 2 epochs in a row without an improvement by 0.01; the best value is 3.0, of epoch 2."
+        "figure is 3.25: 2 epochs in a row without an improvement by 0.01; the best value is 3.0, of epoch 2."
     )
 
 
@@ -157,7 +157,7 @@ def test_each_run_starts_without_a_best_value() -> None:
 
 def test_a_best_value_may_be_kept_over_runs() -> None:
     """With ``reset_on_train=False`` a second run has to improve on the first, with all of its patience."""
-    callback = EarlyStoppingCallback(2, 0.01, "score", reset_on_train=False)
+    callback = EarlyStoppingCallback(2, 0.01, "figure", reset_on_train=False)
 
     assert epochs_run([1, 2, 2, 2], callback) == 3
     assert epochs_run([9, 8, 7, 6, 5], callback) == 2

@@ -78,6 +78,21 @@ def test_unknown_metric(tmp_path: Path) -> None:
         make_trainer(Trainer, save).train(samples(4), 1, eval_dataset=samples(4))
 
 
+def test_direction(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a word on the direction the worst accuracy is saved, which is warned of and shown by the table."""
+
+    class Accuracy(Trainer):
+        @override
+        def eval_epoch_end(self) -> None:
+            self.run_history.update_metric("accuracy", self.run_history.current_epoch / 10)
+
+    with pytest.warns(UserWarning, match="greater_is_better=True"):
+        save = SaveBestModelCallback(tmp_path / "best.pt", watch_metric="accuracy")
+    make_trainer(Accuracy, save, PrintProgressCallback).train(samples(4), 2, eval_dataset=samples(4))
+    assert torch.load(tmp_path / "best.pt", weights_only=True)["best_value"] == 0.1
+    assert re.search(r"accuracy +0.2 +0.1 +1\n", capsys.readouterr().out)
+
+
 def test_train_in_name() -> None:
     """A training metric with a prefix is logged with the others of the training."""
     logged: list[list[str]] = []

@@ -32,7 +32,7 @@ DATA = make_regression(16)
 class Script(TrainerCallback):
     """Makes each epoch recognisable: sets the weights to its number, and records a given score."""
 
-    def __init__(self, scores: Sequence[float], metric: str = "score") -> None:
+    def __init__(self, scores: Sequence[float], metric: str = "figure") -> None:
         self.scores = list(scores)
         self.metric = metric
 
@@ -76,13 +76,13 @@ def test_the_best_model_is_saved_and_loaded(
     path: Path, greater_is_better: bool, scores: list[float], best: int
 ) -> None:
     """After the run the model has the weights of the best epoch, and the file says which and why."""
-    save_best = SaveBestModelCallback(path, "score", greater_is_better=greater_is_better)
+    save_best = SaveBestModelCallback(path, "figure", greater_is_better=greater_is_better)
     trainer = scripted_trainer(scores, save_best)
     trainer.train(DATA, num_epochs=3)
     assert epoch_of(trainer) == best
     content = torch.load(path, weights_only=True)
     assert (content["watch_metric"], content["best_value"], content["best_epoch"]) == (
-        "score",
+        "figure",
         scores[best - 1],
         best,
     )
@@ -101,7 +101,7 @@ def test_the_default_judges_by_the_evaluation_loss(tmp_path: Path, monkeypatch: 
 
 def test_the_weights_of_the_last_update_stay_if_so_wanted(path: Path) -> None:
     """With ``load_saved_checkpoint=False`` the file has the best model, and the trainer the last one."""
-    trainer = scripted_trainer([1.0, 2.0], SaveBestModelCallback(path, "score", load_saved_checkpoint=False))
+    trainer = scripted_trainer([1.0, 2.0], SaveBestModelCallback(path, "figure", load_saved_checkpoint=False))
     trainer.train(DATA, num_epochs=2)
     assert epoch_of(trainer) == 2
     assert torch.load(path, weights_only=True)["model_state_dict"]["weight"][0, 0] == 1
@@ -111,7 +111,7 @@ def test_the_weights_of_the_last_update_stay_if_so_wanted(path: Path) -> None:
 @pytest.mark.parametrize("save_scheduler", [True, False])
 def test_every_option_is_honoured_on_the_first_save(path: Path, save_optimizer: bool, save_scheduler: bool) -> None:
     """A run whose first epoch is its best has exactly the states in its file that were asked for."""
-    save_best = SaveBestModelCallback(path, "score", save_optimizer=save_optimizer, save_scheduler=save_scheduler)
+    save_best = SaveBestModelCallback(path, "figure", save_optimizer=save_optimizer, save_scheduler=save_scheduler)
     trainer = scripted_trainer([1.0, 2.0], save_best)
     trainer.train(DATA, 2, create_scheduler_fn=lambda optimizer: StepLR(optimizer, 1))
     content = torch.load(path, weights_only=True)
@@ -122,31 +122,31 @@ def test_every_option_is_honoured_on_the_first_save(path: Path, save_optimizer: 
 
 def test_the_optimizer_is_that_of_the_best_epoch(path: Path) -> None:
     """With the weights come the optimizer and its learning rate, all of one moment."""
-    trainer = scripted_trainer([1.0, 2.0], SaveBestModelCallback(path, "score"))
+    trainer = scripted_trainer([1.0, 2.0], SaveBestModelCallback(path, "figure"))
     trainer.train(DATA, 2, per_device_batch_size=16, create_scheduler_fn=lambda optimizer: StepLR(optimizer, 1, 0.5))
     assert trainer.optimizer.param_groups[0]["lr"] == 0.05
 
 
 def test_a_metric_that_was_never_recorded_is_an_error_that_lists_those_that_were(path: Path) -> None:
     """A misspelt metric is noticed at the end of the first epoch."""
-    trainer = scripted_trainer([1.0, 2.0], SaveBestModelCallback(path, "scores"))
-    with pytest.raises(MetricNotFoundError, match=r"scores(.|\n)*score, train_loss_epoch"):
+    trainer = scripted_trainer([1.0, 2.0], SaveBestModelCallback(path, "figures"))
+    with pytest.raises(MetricNotFoundError, match=r"figures(.|\n)*figure, train_loss_epoch"):
         trainer.train(DATA, num_epochs=2)
     assert not path.exists()
 
 
 def test_nan_is_never_the_best(path: Path) -> None:
     """Epochs without a number are passed over, the first one included."""
-    trainer = scripted_trainer([math.nan, 2.0, math.nan, 3.0], SaveBestModelCallback(path, "score"))
+    trainer = scripted_trainer([math.nan, 2.0, math.nan, 3.0], SaveBestModelCallback(path, "figure"))
     trainer.train(DATA, num_epochs=4)
     assert epoch_of(trainer) == 2
 
 
 def test_a_file_of_an_earlier_run_is_not_loaded_when_nothing_was_saved(path: Path) -> None:
     """A run in which no epoch had a number keeps its own weights, and leaves the file alone."""
-    scripted_trainer([1.0], SaveBestModelCallback(path, "score")).train(DATA, num_epochs=1)
+    scripted_trainer([1.0], SaveBestModelCallback(path, "figure")).train(DATA, num_epochs=1)
     before = path.read_bytes()
-    trainer = scripted_trainer([math.nan, math.nan], SaveBestModelCallback(path, "score"))
+    trainer = scripted_trainer([math.nan, math.nan], SaveBestModelCallback(path, "figure"))
     trainer.train(DATA, num_epochs=2)
     assert epoch_of(trainer) == 2
     assert path.read_bytes() == before
@@ -162,7 +162,7 @@ class StopAtOnce(TrainerCallback):
 
 def test_a_run_that_ends_before_its_first_epoch_does_loads_nothing(path: Path) -> None:
     """A stop in mid-epoch is no crash, even though there is nothing to load."""
-    trainer = scripted_trainer([1.0], SaveBestModelCallback(path, "score"), StopAtOnce())
+    trainer = scripted_trainer([1.0], SaveBestModelCallback(path, "figure"), StopAtOnce())
     trainer.train(DATA, num_epochs=1)
     assert not path.exists()
 
@@ -176,12 +176,12 @@ class ReplaceFile(TrainerCallback):
     @override
     def on_training_run_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         if trainer.run_history.current_epoch == 2:
-            trainer.save_checkpoint(self.path, {"watch_metric": "score", "best_value": 0.5, "best_epoch": 9})
+            trainer.save_checkpoint(self.path, {"watch_metric": "figure", "best_value": 0.5, "best_epoch": 9})
 
 
 def test_a_file_that_another_run_replaced_is_not_loaded(path: Path) -> None:
     """The error says what was found, and the model keeps the weights that this run gave it."""
-    trainer = scripted_trainer([1.0, 2.0], SaveBestModelCallback(path, "score"), ReplaceFile(path))
+    trainer = scripted_trainer([1.0, 2.0], SaveBestModelCallback(path, "figure"), ReplaceFile(path))
     with pytest.raises(CheckpointError, match=r"replaced or removed(.|\n)*0\.5(.|\n)*1\.0"):
         trainer.train(DATA, num_epochs=2)
     assert epoch_of(trainer) == 2
@@ -190,7 +190,7 @@ def test_a_file_that_another_run_replaced_is_not_loaded(path: Path) -> None:
 @pytest.mark.parametrize(("reset_on_train", "best"), [(True, 5.0), (False, 1.0)])
 def test_the_best_value_is_kept_over_runs_if_so_wanted(path: Path, reset_on_train: bool, best: float) -> None:
     """By default each run has a best model of its own; otherwise the best of all runs is loaded."""
-    save_best = SaveBestModelCallback(path, "score", reset_on_train=reset_on_train)
+    save_best = SaveBestModelCallback(path, "figure", reset_on_train=reset_on_train)
     trainer = scripted_trainer([1.0], save_best)
     trainer.train(DATA, num_epochs=1)
     script = trainer.callback_handler.callbacks[0]
@@ -214,10 +214,10 @@ class ScoreOfUpdates(TrainerCallback):
 
     @override
     def on_eval_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        trainer.run_history.update_metric("score", self.scores[trainer.num_updates_completed])
+        trainer.run_history.update_metric("figure", self.scores[trainer.num_updates_completed])
 
 
-@pytest.mark.parametrize(("metric", "best"), [("intermediate_score", 3), ("score", 8)])
+@pytest.mark.parametrize(("metric", "best"), [("intermediate_figure", 3), ("figure", 8)])
 def test_the_best_of_the_evaluations_within_the_epochs_is_saved_where_it_is_measured(
     path: Path, metric: str, best: int
 ) -> None:

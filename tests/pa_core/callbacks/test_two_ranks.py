@@ -66,13 +66,13 @@ class Script(TrainerCallback):
     def on_train_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         epoch = trainer.run_history.current_epoch
         nn.init.constant_(trainer.get_model().get_parameter("weight"), epoch)
-        trainer.run_history.update_metric("score", self.scores[epoch - 1])
+        trainer.run_history.update_metric("figure", self.scores[epoch - 1])
 
 
 def test_ranks_decide_alike_even_if_their_metrics_differ(shared_tmp_path: Path) -> None:
     """With a metric that each rank computed by itself, the first rank's values decide for all."""
     scores = [[3.0, 1.0, 2.0], [1.0, 2.0, 3.0]][dist.get_rank()]
-    save_best = SaveBestModelCallback(shared_tmp_path / "best.pt", "score")
+    save_best = SaveBestModelCallback(shared_tmp_path / "best.pt", "figure")
     trainer = linear_trainer(Script(scores), save_best)
     trainer.train(make_regression(16), num_epochs=3)
     assert (save_best.best.value, save_best.best.epoch) == (1.0, 2)

@@ -10,6 +10,7 @@ from typing_extensions import override
 from pa_core.any_trainer import AnyTrainer
 from pa_core.callbacks.base import TrainerCallback
 from pa_core.callbacks.best_metric import BestMetric, watched_value
+from pa_core.callbacks.metric_direction import FALSE_BY_DEFAULT, resolve_direction
 from pa_core.errors import ConfigurationError, StopTrainingError
 
 __all__ = ["EarlyStoppingCallback"]
@@ -31,7 +32,8 @@ class EarlyStoppingCallback(TrainerCallback):
         early_stopping_threshold: The smallest change of the metric that is an improvement. The default
             ignores the noise of a loss that has levelled off.
         watch_metric: The metric to judge by, as it is named in the run history.
-        greater_is_better: Whether a higher value is better. The default suits a loss.
+        greater_is_better: Whether a higher value is better. The default suits a loss; where the name of the metric
+            says otherwise, as that of an accuracy does, leaving it out is warned of.
         reset_on_train: Whether each training run starts without a best value. If False, a run has to improve
             on the runs before it. The epochs without an improvement are counted anew in each run; only a run
             that continues from a training state goes on with the best value and the count of that state.
@@ -63,7 +65,7 @@ class EarlyStoppingCallback(TrainerCallback):
         early_stopping_patience: int = 1,
         early_stopping_threshold: float = 0.01,
         watch_metric: str = "eval_loss_epoch",
-        greater_is_better: bool = False,
+        greater_is_better: bool = FALSE_BY_DEFAULT,
         reset_on_train: bool = True,
     ) -> None:
         if early_stopping_patience < 1:
@@ -83,9 +85,9 @@ class EarlyStoppingCallback(TrainerCallback):
         self.early_stopping_patience = early_stopping_patience
         self.early_stopping_threshold = early_stopping_threshold
         self.watch_metric = watch_metric
-        self.greater_is_better = greater_is_better
+        self.greater_is_better: bool = resolve_direction(watch_metric, greater_is_better)
         self.reset_on_train = reset_on_train
-        self.best: BestMetric = BestMetric(greater_is_better, min_change=early_stopping_threshold)
+        self.best: BestMetric = BestMetric(self.greater_is_better, min_change=early_stopping_threshold)
         self.epochs_without_improvement: int = 0
 
     @override

@@ -16,6 +16,7 @@ from pa_callbacks_extra.sync_batch_norm_layers import restore_layers
 from pa_callbacks_extra.tensor_pairs import named_tensors
 from pa_core.any_trainer import AnyTrainer
 from pa_core.callbacks.base import CallbackHandler, CallbackLike, TrainerCallback
+from pa_core.callbacks.metric_direction import FALSE_BY_DEFAULT, resolve_direction
 from pa_core.callbacks.saving import SaveBestModelCallback
 from pa_core.distributed import broadcast_buffers
 from pa_core.errors import ConfigurationError
@@ -69,7 +70,8 @@ class ModelEmaCallback(SaveBestModelCallback):
             evaluation of the model does, and the best one is saved. If False, the newest one is saved after each epoch.
         save_path: The file; it should end in ``.pt``.
         watch_metric: The metric to judge by, as it is named in the run history.
-        greater_is_better: Whether a higher value is better. The default suits a loss.
+        greater_is_better: Whether a higher value is better. The default suits a loss; where the name of the metric
+            says otherwise, as that of an accuracy does, leaving it out is warned of.
         model_ema: Makes the average, called with the model and ``decay=...``. For a decay that warms up, pass
             ``functools.partial(ModelEma, warm_up=True)``.
         callbacks: Callbacks, as classes or instances, for the evaluation of the average; no others are called in it.
@@ -110,7 +112,7 @@ class ModelEmaCallback(SaveBestModelCallback):
         evaluate_during_training: bool = True,
         save_path: str | Path = "ema_model.pt",
         watch_metric: str = "ema_model_eval_loss_epoch",
-        greater_is_better: bool = False,
+        greater_is_better: bool = FALSE_BY_DEFAULT,
         model_ema: ModelEmaFactory = ModelEma,
         callbacks: Iterable[CallbackLike[AnyTrainer]] = (),
         *,
@@ -121,7 +123,7 @@ class ModelEmaCallback(SaveBestModelCallback):
         super().__init__(
             save_path,
             watch_metric,
-            greater_is_better,
+            resolve_direction(watch_metric, greater_is_better),
             save_optimizer=False,
             save_scheduler=False,
             load_saved_checkpoint=False,

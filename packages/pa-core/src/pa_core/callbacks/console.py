@@ -19,6 +19,7 @@ from typing_extensions import override
 from pa_core.any_trainer import AnyTrainer
 from pa_core.callbacks.base import TrainerCallback
 from pa_core.callbacks.epoch_progress import EpochProgress, PlainLines, ProgressDisplay, format_rate
+from pa_core.callbacks.metric_direction import JudgesMetric
 from pa_core.callbacks.run_summary import format_duration, format_table, summarise
 from pa_core.errors import StopTrainingError
 from pa_core.tracking import RunHistory
@@ -155,13 +156,14 @@ class PrintProgressCallback(TrainerCallback):
     """Prints a message at the start and the end of a run and at the start of each epoch.
 
     A training run ends with a table: of each metric the last value, the best value and the epoch of the best.
-    Which direction is better is told from the name (a loss or an error should be low, an accuracy high);
-    where the name does not say, no value is called the best. Samples per second are those of the training
+    Of a metric that a callback such as ``SaveBestModelCallback`` judges by, the best value is the one that counts
+    there. Of others, which direction is better is told from the name (a loss or an error should be low, an accuracy
+    high); where the name does not say, no value is called the best. Samples per second are those of the training
     epochs alone, without the evaluations.
 
     Args:
-        greater_is_better: For metrics by name, whether a higher value is better. It wins over what the name
-            says.
+        greater_is_better: For metrics by name, whether a higher value is better. It wins over what callbacks and
+            names say.
 
     Example:
         >>> import torch
@@ -242,7 +244,8 @@ class PrintProgressCallback(TrainerCallback):
             rate = (end.samples - start.samples) / self._training_seconds
             speed = f", {format_rate(rate)} samples/s in training"
         _print(trainer, f"Training ended: {ran} in {format_duration(end.seconds - start.seconds)}{speed}")
-        table = format_table(summarise(trainer.run_history, self.greater_is_better))
+        directions = {**_directions_judged_by(trainer.callback_handler.callbacks), **self.greater_is_better}
+        table = format_table(summarise(trainer.run_history, directions))
         if table:
             _print(trainer, table)
 
@@ -445,6 +448,12 @@ def _is_notebook(stream: TextIO) -> bool:
 
 def _is_terminal(stream: TextIO) -> bool:
     return stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def _directions_judged_by(callbacks: Iterable[object]) -> dict[str, bool]:
+    """For metrics by name, what the callbacks of a run take for better; the first of several decides."""
+    judges = [one for one in callbacks if isinstance(one, JudgesMetric)]
+    return {judge.watch_metric: judge.greater_is_better for judge in reversed(judges)}
 
 
 def _num_batches_to_train(trainer: AnyTrainer) -> int:

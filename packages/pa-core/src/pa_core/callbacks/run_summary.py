@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from pa_core.callbacks.best_metric import BestMetric
+from pa_core.callbacks.metric_direction import direction_in_name
 from pa_core.tracking import InMemoryRunHistory, RunHistory
 
 __all__ = ["MetricSummary", "format_duration", "format_table", "summarise"]
 
-_LOWER = frozenset(["cer", "error", "fid", "loss", "mae", "mse", "nll", "perplexity", "rmse", "wer"])
-_HIGHER = frozenset(["acc", "accuracy", "auc", "auroc", "bleu", "dice", "f1", "iou", "precision", "recall", "score"])
 _MINUTE, _HOUR = 60, 3600
 
 
@@ -42,7 +40,7 @@ def summarise(history: RunHistory, greater_is_better: Mapping[str, bool]) -> lis
         [MetricSummary(name='accuracy', last=0.625, best=0.75, best_epoch=1)]
     """
     return [
-        _summary(name, records, greater_is_better.get(name, _greater_is_better(name)))
+        _summary(name, records, greater_is_better.get(name, direction_in_name(name)))
         for name, records in sorted(_records(history).items())
     ]
 
@@ -94,14 +92,6 @@ def _summary(name: str, records: list[tuple[float, int]], higher: bool | None) -
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.6g}"
-
-
-def _greater_is_better(metric_name: str) -> bool | None:
-    """Tell from the words of a metric's name which direction is the better one; None if they do not say."""
-    words = set(re.split(r"[^a-z0-9]+", metric_name.lower()))
-    if words & _LOWER:
-        return False
-    return True if words & _HIGHER else None
 
 
 def _records(history: RunHistory) -> dict[str, list[tuple[float, int]]]:

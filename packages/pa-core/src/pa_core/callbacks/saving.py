@@ -11,6 +11,7 @@ from typing_extensions import override
 from pa_core.any_trainer import AnyTrainer
 from pa_core.callbacks.base import TrainerCallback
 from pa_core.callbacks.best_metric import BestMetric, watched_value
+from pa_core.callbacks.metric_direction import FALSE_BY_DEFAULT, resolve_direction
 from pa_core.checkpoint import read_checkpoint
 from pa_core.errors import CheckpointError
 
@@ -28,7 +29,8 @@ class SaveBestModelCallback(TrainerCallback):
     Args:
         save_path: The file; it should end in ``.pt``. It is replaced at each improvement.
         watch_metric: The metric to judge by, as it is named in the run history.
-        greater_is_better: Whether a higher value is better. The default suits a loss.
+        greater_is_better: Whether a higher value is better. The default suits a loss; where the name of the metric
+            says otherwise, as that of an accuracy does, leaving it out is warned of.
         reset_on_train: Whether each training run starts without a best value. If False, a run has to improve
             on the runs before it, and the best model of all of them is loaded at its end. A run that
             continues from a training state always keeps the best value of that state.
@@ -63,7 +65,7 @@ class SaveBestModelCallback(TrainerCallback):
         self,
         save_path: str | Path = "best_model.pt",
         watch_metric: str = "eval_loss_epoch",
-        greater_is_better: bool = False,
+        greater_is_better: bool = FALSE_BY_DEFAULT,
         reset_on_train: bool = True,
         save_optimizer: bool = True,
         save_scheduler: bool = True,
@@ -71,12 +73,12 @@ class SaveBestModelCallback(TrainerCallback):
     ) -> None:
         self.save_path = save_path
         self.watch_metric = watch_metric
-        self.greater_is_better = greater_is_better
+        self.greater_is_better: bool = resolve_direction(watch_metric, greater_is_better)
         self.reset_on_train = reset_on_train
         self.save_optimizer = save_optimizer
         self.save_scheduler = save_scheduler
         self.load_saved_checkpoint = load_saved_checkpoint
-        self.best: BestMetric = BestMetric(greater_is_better)
+        self.best: BestMetric = BestMetric(self.greater_is_better)
 
     @override
     def on_training_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:

@@ -1,0 +1,208 @@
+"""Whether a higher or a lower value of a metric is the better one."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD
+from typing_extensions import override
+
+from pa_callbacks_extra import EarlyStoppingCallback, ModelEmaCallback
+from pa_core import (
+    AnyTrainer,
+    PrintProgressCallback,
+    SaveBestModelCallback,
+    Trainer,
+    TrainerCallback,
+)
+from pa_core.callbacks.metric_direction import direction_in_name
+from pa_core.testing import make_regression
+
+JUDGES = [SaveBestModelCallback, EarlyStoppingCallback, ModelEmaCallback]
+
+HIGHER = [
+    "eval_accuracy",
+    "eval_acc",
+    "eval_top1",
+    "accuracy",
+    "val_acc@5",
+    "eval_MulticlassAccuracy",
+    "eval_BinaryF1Score",
+    "eval_f1",
+    "f1score",
+    "eval_MulticlassAUROC",
+    "eval_auc",
+    "eval_precision_macro",
+    "eval_recall_0",
+    "meanIoU",
+    "eval_miou",
+    "eval_iou",
+    "eval_mAP",
+    "eval_map_50",
+    "mAP50",
+    "eval_PSNR",
+    "eval_PeakSignalNoiseRatio",
+    "eval_R2Score",
+    "r2",
+    "eval_dice",
+    "eval_DiceScore",
+    "eval_MulticlassJaccardIndex",
+    "eval_kappa",
+    "eval_MulticlassCohenKappa",
+    "eval_MulticlassMatthewsCorrCoef",
+    "eval_mcc",
+    "eval_PearsonCorrCoef",
+    "eval_ssim",
+    "eval_StructuralSimilarityIndexMeasure",
+    "eval_BLEUScore",
+    "rougeL",
+    "eval_ndcg@10",
+    "hits@10",
+    "eval_AveragePrecision",
+    "ema_model_eval_accuracy",
+    "intermediate_eval_MulticlassAccuracy",
+    "log_likelihood",
+    "ExplainedVariance",
+    "valacc_score",
+]
+LOWER = [
+    "eval_loss_epoch",
+    "train_loss_epoch",
+    "evaluation_loss",
+    "ema_model_eval_loss_epoch",
+    "valloss",
+    "eval_error",
+    "error_rate",
+    "top1_err",
+    "eval_MeanSquaredError",
+    "eval_mse",
+    "eval_rmse",
+    "eval_MAE",
+    "eval_MeanAbsolutePercentageError",
+    "perplexity",
+    "eval_ppl",
+    "eval_wer",
+    "eval_CharErrorRate",
+    "eval_WordErrorRate",
+    "nll",
+    "negative_log_likelihood",
+    "cross_entropy",
+    "eval_crossentropy",
+    "kl",
+    "eval_KLDivergence",
+    "fid",
+    "FrechetInceptionDistance",
+    "lpips",
+    "brier_score",
+    "BinaryCalibrationError",
+    "eval_HammingDistance",
+    "RetrievalFallOut",
+]
+NEITHER = ["lr", "grad_norm", "epoch", "samples_per_second", "train_metric", "eval_ConfusionMatrix", "custom"]
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"), [(HIGHER, True), (LOWER, False), (NEITHER, None)], ids=["higher", "lower", "neither"]
+)
+def test_names_tell(names: list[str], expected: bool | None) -> None:
+    """Names as scripts and torchmetrics have them say which direction is better, or nothing."""
+    assert {name: direction_in_name(name) for name in names} == dict.fromkeys(names, expected)
+
+
+def test_the_metric_that_the_documentation_names_tells() -> None:
+    """The page about metrics says how a single metric is called; its name has a direction."""
+    page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+    assert "`eval_MulticlassAccuracy`" in page
+    assert direction_in_name("eval_MulticlassAccuracy") is True
+
+
+def test_metrics_of_torchmetrics_that_say_which_is_better_agree() -> None:
+    """Where the class of a metric knows its direction, its name tells the same, or nothing."""
+    module: Any = importlib.import_module("torchmetrics")
+    classes = {name: getattr(module, name) for name in module.__all__}
+    known = {
+        name: found.higher_is_better
+        for name, found in classes.items()
+        if getattr(found, "higher_is_better", None) is not None
+    }
+    assert len(known) > 30
+    assert [name for name, direction in known.items() if direction_in_name(name) not in (direction, None)] == []
+
+
+@pytest.mark.parametrize("judge", JUDGES)
+def test_a_default_that_contradicts_the_name_is_warned_of(judge: Callable[..., Any]) -> None:
+    """The line of the script is named, and what to pass; the default stays what it is documented to be."""
+    with pytest.warns(UserWarning, match="eval_MulticlassAccuracy.*greater_is_better=True") as warned:
+        callback = judge(watch_metric="eval_MulticlassAccuracy")
+    assert [one.filename for one in warned] == [__file__]
+    assert callback.greater_is_better is callback.best.greater_is_better is False
+
+
+@pytest.mark.parametrize("judge", JUDGES)
+@pytest.mark.parametrize("metric", ["eval_accuracy", "eval_loss_epoch", "custom"])
+@pytest.mark.parametrize("direction", [True, False])
+def test_what_is_said_counts_without_a_word(judge: Callable[..., Any], metric: str, direction: bool) -> None:
+    """An explicit direction wins over the name, whichever it is."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        callback = judge(watch_metric=metric, greater_is_better=direction)
+    assert callback.greater_is_better is callback.best.greater_is_better is direction
+
+
+@pytest.mark.parametrize("judge", JUDGES)
+def test_losses_and_unknown_names_need_no_direction(judge: Callable[..., Any]) -> None:
+    """The default suits a loss, and what nobody knows."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert judge().greater_is_better is False
+        assert judge(watch_metric="custom").greater_is_better is False
+
+
+class Scores(TrainerCallback):
+    """Records three values of a metric of each name."""
+
+    def __init__(self, *names: str) -> None:
+        self.names = names
+
+    @override
+    def on_train_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        for name in self.names:
+            trainer.run_history.update_metric(name, [0.5, 0.75, 0.25][trainer.run_history.current_epoch - 1])
+
+
+@pytest.mark.parametrize("direction", [True, False])
+def test_the_best_value_of_the_table_is_the_one_that_was_saved(
+    direction: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a metric that a callback judges by, whatever its name; that of another one by its name."""
+    save = SaveBestModelCallback(tmp_path / "best.pt", "custom", greater_is_better=direction)
+    model = nn.Linear(4, 1)
+    callbacks: list[TrainerCallback] = [
+        Scores("custom", "accuracy"),
+        save,
+        PrintProgressCallback(),
+    ]
+    trainer = Trainer(model, nn.MSELoss(), SGD(model.parameters(), lr=0.1), callbacks=callbacks)
+    trainer.train(make_regression(4), 3)
+    best, epoch = (0.75, 2) if direction else (0.25, 3)
+    printed = capsys.readouterr().out
+    assert re.search(rf"custom +0.25 +{best} +{epoch}\n", printed), printed
+    assert re.search(r"accuracy +0.25 +0.75 +2\n", printed), printed
+    assert torch.load(tmp_path / "best.pt", weights_only=True)["best_value"] == best
+
+
+def test_what_the_table_was_told_wins(capsys: pytest.CaptureFixture[str]) -> None:
+    """A direction that was given to the callback that prints the table."""
+    model = nn.Linear(4, 1)
+    show = PrintProgressCallback(greater_is_better={"accuracy": False})
+    trainer = Trainer(model, nn.MSELoss(), SGD(model.parameters(), lr=0.1), callbacks=[Scores("accuracy"), show])
+    trainer.train(make_regression(4), 3)
+    assert re.search(r"accuracy +0.25 +0.25 +3\n", capsys.readouterr().out)
