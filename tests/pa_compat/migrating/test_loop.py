@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import TensorDataset
@@ -244,6 +245,23 @@ def test_fp16_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
         trainer = make_trainer()
     trainer.train(samples(4), 1)
     assert trainer.run_config.mixed_precision == "no"
+
+
+def test_accelerator_settings() -> None:
+    """A setting without effect is warned of, and one that would change what is trained is refused."""
+
+    def trainer_with(**kwargs: Any) -> Trainer:
+        class Configured(Trainer):
+            @override
+            def _create_accelerator(self) -> Any:
+                return Accelerator(cpu=True, **kwargs)
+
+        return make_trainer(Configured)
+
+    with pytest.warns(UserWarning, match="step_scheduler_with_optimizer=False has no effect"):
+        trainer_with(step_scheduler_with_optimizer=False)
+    with pytest.raises(UnsupportedConfigurationError, match="places the model"):
+        trainer_with(device_placement=False)
 
 
 @pytest.mark.parametrize("variable", ["ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_FSDP", "ACCELERATE_USE_MEGATRON_LM"])

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
 
@@ -34,6 +35,7 @@ __all__ = [
     "known_trackers",
     "launch_in_notebook",
     "launched_processes",
+    "noting_arguments",
     "place_and_wrap",
     "precision_of_process",
     "process_state",
@@ -189,6 +191,27 @@ def create_accelerator(**kwargs: Any) -> AcceleratorLike:
     # Left to itself, accelerate would silently stay with the precision of an earlier trainer of this process.
     kwargs.setdefault("mixed_precision", os.environ.get(_PRECISION, "no").lower())
     return cast("AcceleratorLike", Accelerator(**kwargs))
+
+
+@contextmanager
+def noting_arguments() -> Generator[dict[str, Any]]:
+    """Note the keyword arguments of an ``accelerate.Accelerator`` made within the context; it does not keep all."""
+    from accelerate import Accelerator
+
+    kind: Any = Accelerator
+    create = kind.__init__
+    noted: dict[str, Any] = {}
+
+    @functools.wraps(create)
+    def note_and_create(self: Any, *args: Any, **kwargs: Any) -> None:
+        noted.update(kwargs)
+        create(self, *args, **kwargs)
+
+    kind.__init__ = note_and_create
+    try:
+        yield noted
+    finally:
+        kind.__init__ = create
 
 
 def process_state() -> ProcessState:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import sys
-import warnings
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
@@ -16,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from pa_core import _accelerate
 from pa_core.errors import UnsupportedConfigurationError
 
-__all__ = ["refuse_conflicts", "require_supported", "require_whole_model", "warn_of_ignored_settings"]
+__all__ = ["refuse_conflicts", "require_supported", "require_whole_model"]
 
 _SHARDING_VARIABLES = {
     "ACCELERATE_USE_DEEPSPEED": "DeepSpeed",
@@ -135,29 +134,6 @@ def _is_sharded(model: nn.Module) -> bool:
     return has_parts or (
         fsdp is not None and any(isinstance(one, fsdp.FullyShardedDataParallel) for one in model.modules())
     )
-
-
-def warn_of_ignored_settings(accelerator: _accelerate.AcceleratorLike) -> None:
-    """Warn of what accelerate was told and a run will not do.
-
-    Args:
-        accelerator: What ``Trainer._create_accelerator`` returned.
-    """
-    of_the_caller = 3
-    if _accelerate.computed_precision(accelerator) != accelerator.mixed_precision:
-        warnings.warn(
-            f"mixed_precision={accelerator.mixed_precision!r} has no effect on the device "
-            f"{_accelerate.device_of(accelerator)}: the run computes in fp32. Use 'bf16' there, or 'no'.",
-            UserWarning,
-            stacklevel=of_the_caller,
-        )
-    if accelerator.gradient_accumulation_steps != 1:
-        warnings.warn(
-            f"gradient_accumulation_steps={accelerator.gradient_accumulation_steps} of accelerate has no effect. "
-            "Pass it to train().",
-            UserWarning,
-            stacklevel=of_the_caller,
-        )
 
 
 def _sharded(given: str) -> UnsupportedConfigurationError:

@@ -18,6 +18,7 @@ from typing_extensions import override
 
 from pa_core import (
     _accelerate,
+    accelerator_settings,
     agreement,
     checkpoint,
     default_step,
@@ -199,17 +200,18 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self._settings: dict[str, Any] | None = None
         self._asked_of_optimizer: list[dict[str, Any]] = []
         self._saved_along: list[SupportsStateDict] = []
-        with supported.refuse_conflicts():
+        with supported.refuse_conflicts(), _accelerate.noting_arguments() as arguments:
             self._accelerator = self._create_accelerator()
         distributed.leave_processes_at_exit()
         if distributed.runs_on_gloo():
             forks.fork_between_collectives()
         supported.require_supported(self._accelerator)
+        accelerator_settings.require_usable_settings(self._accelerator, arguments)
         if self._accelerator.num_processes > 1:
             # Accelerate's own wants equal shapes, and the last batches of an exact evaluation differ.
             cast("Any", self._accelerator).gather = distributed.gather
         supported.require_whole_model(model)
-        supported.warn_of_ignored_settings(self._accelerator)
+        accelerator_settings.warn_of_ignored_settings(self._accelerator)
         self._running = None
         self._begin_bookkeeping(is_training=False)
         self.callback_handler.call_event("on_init_end", self)
@@ -1328,6 +1330,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         if is_slice(loader):
             return DataLoaderSlice(self._prepare_loader(loader.wrapped), loader.slice_size)
         if self._accelerator.num_processes > 1 and is_dataloader(loader) and not is_keyed(loader):
+            accelerator_settings.require_even_batches(self._accelerator)
             _warn_of_padding(loader)
             share = _accelerate.split_loader(self._accelerator, loader)
             check_loader(share, "accelerate, which split the loader over the processes")

@@ -1,0 +1,140 @@
+"""Settings of an Accelerator that a run cannot follow: refused where results would differ, and otherwise warned of."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import Any, cast
+
+from pa_core import _accelerate
+from pa_core.errors import UnsupportedConfigurationError
+
+__all__ = ["require_even_batches", "require_usable_settings", "warn_of_ignored_settings"]
+
+_OWN_LOADERS = (
+    "has no effect on the loaders that the trainer makes, whose order and shares follow from the seed of the run; "
+    "on several processes, accelerate applies it to a DataLoader of your own."
+)
+
+
+def require_usable_settings(accelerator: _accelerate.AcceleratorLike, arguments: dict[str, Any]) -> None:
+    """Refuse settings under which a run would not do what was asked for.
+
+    Args:
+        accelerator: What ``Trainer._create_accelerator`` returned.
+        arguments: What it was made with, as far as this is known.
+
+    Raises:
+        UnsupportedConfigurationError: One of them is set.
+    """
+    settings: Any = accelerator
+    if not settings.device_placement:
+        raise UnsupportedConfigurationError(
+            "A run places the model and its batches itself.",
+            given="Accelerator(device_placement=False)",
+            expected="device_placement=True",
+            do="Leave it out, and choose the device when launching.",
+        )
+    # Accelerate takes the argument and ignores it; only that of DataLoaderConfiguration has an effect.
+    splits_batches = settings.split_batches or arguments.get("split_batches") is True
+    if splits_batches and accelerator.num_processes > 1:
+        raise UnsupportedConfigurationError(
+            "A batch is that of one process here, and is not split over the processes.",
+            given=f"split_batches=True on {accelerator.num_processes} processes",
+            expected="split_batches=False",
+            do=f"Leave it out, and divide per_device_batch_size by {accelerator.num_processes}.",
+        )
+
+
+def require_even_batches(accelerator: _accelerate.AcceleratorLike) -> None:
+    """Refuse to let accelerate split a loader so that some processes get more batches, for which others would wait.
+
+    Raises:
+        UnsupportedConfigurationError: ``even_batches=False`` is set.
+    """
+    settings: Any = accelerator
+    if not settings.even_batches:
+        raise UnsupportedConfigurationError(
+            "Processes with fewer batches would be waited for in vain.",
+            given="even_batches=False and a DataLoader of your own on several processes",
+            expected="even_batches=True, or the trainer's own loaders, which repeat no sample",
+            do="Leave even_batches out, or let the trainer make the loader from the dataset.",
+        )
+
+
+def warn_of_ignored_settings(accelerator: _accelerate.AcceleratorLike) -> None:
+    """Warn of each setting that has no effect on a run.
+
+    Args:
+        accelerator: What ``Trainer._create_accelerator`` returned.
+    """
+    for text in _ignored(accelerator):
+        warnings.warn(text, UserWarning, stacklevel=3)
+
+
+def _ignored(accelerator: _accelerate.AcceleratorLike) -> Iterator[str]:
+    """What is ignored, why, and what does the same here."""
+    yield from _ignored_precision(accelerator)
+    yield from _ignored_accumulation(accelerator)
+    yield from _ignored_loader_settings(accelerator)
+    yield from _ignored_files(accelerator)
+    settings: Any = accelerator
+    if not settings.step_scheduler_with_optimizer:
+        yield (
+            "step_scheduler_with_optimizer=False has no effect: a scheduler is stepped after each update that was "
+            "made. Override scheduler_step() to step it otherwise."
+        )
+    if settings.profile_handler is not None:
+        yield "ProfileKwargs have no effect. Run torch.profiler around train(), or in a callback."
+
+
+def _ignored_precision(accelerator: _accelerate.AcceleratorLike) -> Iterator[str]:
+    if _accelerate.computed_precision(accelerator) != accelerator.mixed_precision:
+        yield (
+            f"mixed_precision={accelerator.mixed_precision!r} has no effect on the device "
+            f"{_accelerate.device_of(accelerator)}: the run computes in fp32. Use 'bf16' there, or 'no'."
+        )
+    settings: Any = accelerator
+    if settings.scaler_handler is not None and accelerator.scaler is None:
+        yield (
+            f"GradScalerKwargs have no effect in {_accelerate.computed_precision(accelerator)!r}: only fp16 on an "
+            "accelerator scales gradients."
+        )
+
+
+def _ignored_accumulation(accelerator: _accelerate.AcceleratorLike) -> Iterator[str]:
+    if accelerator.gradient_accumulation_steps != 1:
+        yield (
+            f"gradient_accumulation_steps={accelerator.gradient_accumulation_steps} of accelerate has no effect. "
+            "Pass it to train()."
+        )
+    settings: Any = accelerator
+    if not settings.gradient_state.sync_with_dataloader:
+        yield "sync_with_dataloader=False has no effect: an update never reaches beyond its epoch."
+    if settings.gradient_state.plugin_kwargs.get("sync_each_batch"):
+        yield "sync_each_batch=True has no effect: gradients are exchanged once an update."
+
+
+def _ignored_loader_settings(accelerator: _accelerate.AcceleratorLike) -> Iterator[str]:
+    settings: Any = accelerator
+    config: Any = settings.dataloader_config
+    defaults = {"dispatch_batches": None, "use_seedable_sampler": False, "data_seed": None}
+    for name, default in defaults.items():
+        value = getattr(config, name, default)
+        if value != default:
+            yield f"{name}={value!r} {_OWN_LOADERS}"
+    if settings.rng_types != ["generator"]:
+        yield f"rng_types={settings.rng_types!r} {_OWN_LOADERS}"
+
+
+def _ignored_files(accelerator: _accelerate.AcceleratorLike) -> Iterator[str]:
+    settings: Any = accelerator
+    if settings.log_with:
+        yield "log_with has no effect. Pass TrackerCallback of pa-callbacks-extra as a callback of the trainer."
+    project = cast("dict[str, object]", vars(settings.project_configuration))
+    given = [f"{name}={value!r}" for name, value in project.items() if value]
+    if given:
+        yield (
+            f"The project configuration ({', '.join(given)}) has no effect: what saves takes its folder as an "
+            "argument, such as SaveTrainingStateCallback(save_dir, max_checkpoints=...)."
+        )

@@ -1,0 +1,294 @@
+"""Each setting of an Accelerator is honoured, refused or warned of, as the table in docs/beyond-ddp.md says."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate import Accelerator
+from accelerate.utils import (
+    AutocastKwargs,
+    DataLoaderConfiguration,
+    DistributedDataParallelKwargs,
+    DynamoBackend,
+    FullyShardedDataParallelPlugin,
+    GradientAccumulationPlugin,
+    GradScalerKwargs,
+    InitProcessGroupKwargs,
+    KwargsHandler,
+    ParallelismConfig,
+    ProfileKwargs,
+    ProjectConfiguration,
+    TorchDynamoPlugin,
+)
+from torch import nn
+from torch.utils.data import TensorDataset
+from typing_extensions import override
+
+from pa_core import Trainer, UnsupportedConfigurationError
+from tests.launching import Launch
+
+DOCS = Path(__file__).parents[2] / "docs" / "beyond-ddp.md"
+IN_PARTS = {"dataloader_config", "gradient_accumulation_plugin", "kwargs_handlers"}
+NOT_HANDLERS = {"GradientAccumulationPlugin", "TorchDynamoPlugin"}  # by class only; accelerate takes them elsewhere
+"""Arguments whose fields or classes have rows of their own."""
+
+
+def table() -> dict[str, str]:
+    """The rows of the table of arguments: a name, and what becomes of it."""
+    text = next(part for part in DOCS.read_text().split("\n\n") if part.startswith("| argument | is"))
+    return dict(re.findall(r"^\| `([\w.]+)` \| ([a-z ]+) \|", text, re.MULTILINE))
+
+
+def installed_settings() -> set[str]:
+    """What the Accelerator that is installed can be given: arguments, fields of two of them, classes of handlers."""
+    arguments = {*inspect.signature(Accelerator).parameters}
+    parts = {
+        f"{kind.__name__}.{field.name}"
+        for kind in (DataLoaderConfiguration, GradientAccumulationPlugin)
+        for field in fields(kind)
+    }
+    handlers = {kind.__name__ for kind in KwargsHandler.__subclasses__()} - NOT_HANDLERS
+    return arguments | parts | handlers | {"FP8RecipeKwargs"}
+
+
+def on_cpu(**kwargs: Any) -> Any:
+    """An Accelerator as a user's `_create_accelerator` would make it."""
+    return Accelerator(cpu=True, **kwargs)
+
+
+def loading(**kwargs: Any) -> Any:
+    """An Accelerator with settings for loaders."""
+    return on_cpu(dataloader_config=DataLoaderConfiguration(**kwargs))
+
+
+def accumulating(**kwargs: Any) -> Any:
+    """An Accelerator with a plugin for accumulation."""
+    return on_cpu(gradient_accumulation_plugin=GradientAccumulationPlugin(**kwargs))
+
+
+def handling(handler: KwargsHandler, **kwargs: Any) -> Any:
+    """An Accelerator with one handler."""
+    return on_cpu(kwargs_handlers=[handler], **kwargs)
+
+
+def sharding() -> Any:
+    """An Accelerator whose parallelism splits the model, which no CPU can run through accelerate."""
+    accelerator = on_cpu()
+    accelerator.state.parallelism_config = ParallelismConfig(dp_shard_size=2)
+    return accelerator
+
+
+SETTINGS: dict[str, Callable[[], Any]] = {
+    "device_placement": partial(on_cpu, device_placement=False),
+    "mixed_precision": partial(on_cpu, mixed_precision="bf16"),
+    "gradient_accumulation_steps": partial(on_cpu, gradient_accumulation_steps=2),
+    "cpu": on_cpu,
+    "fsdp_plugin": lambda: on_cpu(fsdp_plugin=FullyShardedDataParallelPlugin()),
+    "rng_types": partial(on_cpu, rng_types=["torch"]),
+    "log_with": partial(on_cpu, log_with="tensorboard", project_dir="runs"),
+    "project_dir": partial(on_cpu, project_dir="runs"),
+    "project_config": lambda: on_cpu(project_config=ProjectConfiguration(total_limit=2)),
+    "step_scheduler_with_optimizer": partial(on_cpu, step_scheduler_with_optimizer=False),
+    "dynamo_backend": partial(on_cpu, dynamo_backend="aot_eager"),
+    "dynamo_plugin": lambda: on_cpu(dynamo_plugin=TorchDynamoPlugin(backend=DynamoBackend.AOT_EAGER)),
+    "parallelism_config": sharding,
+    "torch_tp_plugin": sharding,
+    "DataLoaderConfiguration.dispatch_batches": partial(loading, dispatch_batches=False),
+    "DataLoaderConfiguration.even_batches": partial(loading, even_batches=False),
+    "DataLoaderConfiguration.use_seedable_sampler": partial(loading, use_seedable_sampler=True),
+    "DataLoaderConfiguration.data_seed": partial(loading, data_seed=7),
+    "DataLoaderConfiguration.non_blocking": partial(loading, non_blocking=True),
+    "DataLoaderConfiguration.use_stateful_dataloader": partial(loading, use_stateful_dataloader=True),
+    "GradientAccumulationPlugin.num_steps": partial(accumulating, num_steps=2),
+    "GradientAccumulationPlugin.adjust_scheduler": partial(accumulating, num_steps=1, adjust_scheduler=False),
+    "GradientAccumulationPlugin.sync_with_dataloader": partial(accumulating, num_steps=1, sync_with_dataloader=False),
+    "GradientAccumulationPlugin.sync_each_batch": partial(accumulating, num_steps=1, sync_each_batch=True),
+    "DistributedDataParallelKwargs": lambda: handling(DistributedDataParallelKwargs(bucket_cap_mb=1)),
+    "InitProcessGroupKwargs": lambda: handling(InitProcessGroupKwargs()),
+    "AutocastKwargs": lambda: handling(AutocastKwargs(enabled=False), mixed_precision="bf16"),
+    "GradScalerKwargs": lambda: handling(GradScalerKwargs(init_scale=2.0)),
+    "ProfileKwargs": lambda: handling(ProfileKwargs()),
+}
+"""How to ask for each setting on one CPU process."""
+
+ELSEWHERE = {
+    "split_batches": "test_what_is_refused_on_several_processes",
+    "DataLoaderConfiguration.split_batches": "test_what_is_refused_on_several_processes",
+    # In tests/pa_core/test_beyond_ddp.py, by the environment or the kind of process that they make.
+    "deepspeed_plugin": "test_what_is_refused",
+    "deepspeed_plugins": "test_what_is_refused",
+    "megatron_lm_plugin": "test_what_is_refused",
+    "FP8RecipeKwargs": "test_what_is_refused",
+    "AORecipeKwargs": "test_what_is_refused",
+    "TERecipeKwargs": "test_what_is_refused",
+    "MSAMPRecipeKwargs": "test_what_is_refused",
+}
+"""Settings that one CPU process cannot ask for, and the test of each."""
+
+WARNINGS = {
+    "gradient_accumulation_steps": r"gradient_accumulation_steps=2 of accelerate has no effect",
+    "rng_types": r"rng_types=\['torch'\] has no effect",
+    "log_with": r"log_with has no effect. Pass TrackerCallback",
+    "project_dir": r"project configuration \(project_dir='runs', logging_dir='runs'\) has no effect",
+    "project_config": r"project configuration \(total_limit=2\) has no effect",
+    "step_scheduler_with_optimizer": r"step_scheduler_with_optimizer=False has no effect",
+    "DataLoaderConfiguration.dispatch_batches": r"dispatch_batches=False has no effect",
+    "DataLoaderConfiguration.use_seedable_sampler": r"use_seedable_sampler=True has no effect",
+    "DataLoaderConfiguration.data_seed": r"data_seed=7 has no effect",
+    "GradientAccumulationPlugin.num_steps": r"gradient_accumulation_steps=2 of accelerate has no effect",
+    "GradientAccumulationPlugin.sync_with_dataloader": r"sync_with_dataloader=False has no effect",
+    "GradientAccumulationPlugin.sync_each_batch": r"sync_each_batch=True has no effect",
+    "ProfileKwargs": r"ProfileKwargs have no effect",
+    "GradScalerKwargs": r"GradScalerKwargs have no effect in 'no'",
+}
+"""What making a trainer warns of."""
+
+
+def trainer_of(name: str) -> Trainer:
+    """A trainer with an Accelerator with this setting."""
+
+    class Configured(Trainer):
+        @override
+        def _create_accelerator(self) -> Any:
+            return SETTINGS[name]()
+
+    torch.manual_seed(0)
+    model = nn.Linear(1, 1)
+    return Configured(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1), callbacks=[])
+
+
+def rows_that(*outcomes: str) -> list[str]:
+    """The settings of which the table says this, and which one CPU process can ask for."""
+    return [name for name, outcome in table().items() if outcome in outcomes and name not in ELSEWHERE]
+
+
+def test_the_table_names_each_setting_of_the_installed_accelerate() -> None:
+    """A new argument, field or handler of accelerate has to be looked at before this is green again."""
+    assert installed_settings() - table().keys() == set()
+
+
+def test_each_row_is_tested() -> None:
+    """No row is written down without a test of it, and none is tested that is not written down."""
+    assert table().keys() - IN_PARTS == SETTINGS.keys() | ELSEWHERE.keys()
+    assert {name for name in IN_PARTS if table()[name] == "see below"} == IN_PARTS
+    warned = {name for name, outcome in table().items() if outcome == "warned of"}
+    assert WARNINGS.keys() == warned | {"GradScalerKwargs"}
+
+
+@pytest.fixture
+def environment_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Variables that plugins of accelerate set are gone again afterwards."""
+    before = dict(os.environ)
+    for name in ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED"):
+        monkeypatch.setenv(name, before.get(name, "false"))
+
+
+@pytest.mark.usefixtures("environment_as_it_was")
+@pytest.mark.parametrize("name", rows_that("honoured", "no consequence"))
+def test_what_needs_no_word(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trainer with the setting is made and trains, without a warning."""
+    monkeypatch.chdir(tmp_path)
+    if name in WARNINGS:
+        with pytest.warns(UserWarning, match=WARNINGS[name]):
+            trainer = trainer_of(name)
+    else:
+        trainer = trainer_of(name)
+    inputs = torch.ones(4, 1)
+    trainer.train(TensorDataset(inputs, inputs), 1)
+    assert trainer.num_updates_completed == 1
+
+
+@pytest.mark.parametrize("name", rows_that("warned of"))
+def test_what_is_warned_of(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Making a trainer with the setting says that it has no effect, where the trainer is made."""
+    monkeypatch.chdir(tmp_path)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer_of(name)
+    ours = [one for one in caught if re.search(WARNINGS[name], str(one.message))]
+    assert [one.filename for one in ours] == [__file__]
+
+
+@pytest.mark.usefixtures("environment_as_it_was")
+@pytest.mark.parametrize("name", rows_that("refused"))
+def test_what_is_refused(name: str) -> None:
+    """A trainer with the setting cannot be made, and the error says what to do."""
+    with pytest.raises(UnsupportedConfigurationError) as caught:
+        trainer_of(name)
+    assert caught.value.do
+
+
+SEVERAL_PROCESSES = """
+import torch, sys
+from accelerate import Accelerator
+from accelerate.utils import DataLoaderConfiguration
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from pa_core import Trainer, UnsupportedConfigurationError
+
+data = TensorDataset(torch.ones(10, 1), torch.ones(10, 1))
+
+def make(**kwargs):
+    class Configured(Trainer):
+        def _create_accelerator(self):
+            return Accelerator(cpu=True, **kwargs)
+
+        def create_train_dataloader(self, batch_size, train_dl_kwargs=None):
+            own = DataLoader(self.train_dataset, batch_size=2)
+            return own if has_own_loader else super().create_train_dataloader(batch_size, train_dl_kwargs)
+
+    model = nn.Linear(1, 1)
+    return Configured(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1), callbacks=[])
+
+has_own_loader = False
+for kwargs in ({"split_batches": True}, {"dataloader_config": DataLoaderConfiguration(split_batches=True)}):
+    try:
+        make(**kwargs)
+    except UnsupportedConfigurationError as error:
+        assert "divide per_device_batch_size by 2" in error.do, error
+    else:
+        raise AssertionError(kwargs)
+
+trainer = make(dataloader_config=DataLoaderConfiguration(even_batches=False))
+trainer.train(data, 1, per_device_batch_size=2)
+assert trainer.run_history.clock.samples == 10
+has_own_loader = True
+try:
+    trainer.train(data, 1)
+except UnsupportedConfigurationError as error:
+    assert "even_batches" in error.given, error
+else:
+    raise AssertionError("even_batches")
+"""
+
+
+def test_what_is_refused_on_several_processes(launch: Launch) -> None:
+    """Batches that would be split, and uneven numbers of them, are refused on two processes, on all of them."""
+    launched = launch(SEVERAL_PROCESSES, ranks=2)
+    assert launched.status == 0, launched.output
+    assert "Traceback" not in launched.output
+
+
+def test_split_batches_on_one_process() -> None:
+    """One process has nothing to split: the argument changes nothing there."""
+
+    class Splitting(Trainer):
+        @override
+        def _create_accelerator(self) -> Any:
+            return on_cpu(split_batches=True)
+
+    inputs: Mapping[str, Any] = {"train_dataset": TensorDataset(torch.ones(8, 1), torch.ones(8, 1))}
+    model = nn.Linear(1, 1)
+    trainer = Splitting(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1), callbacks=[])
+    trainer.train(**inputs, num_epochs=1, per_device_batch_size=4)
+    assert trainer.num_updates_completed == 2
