@@ -153,6 +153,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
     _stop: StopTrainingError | None
     _items_of_step: int | None
     _counts_items: bool | None
+    _checks_state_of_optimizer: bool
     _saved_run: SavedRun | None
     _begins_at: Phase | None
     _running: Literal["train", "evaluate"] | None
@@ -640,6 +641,9 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         if not self._skipped_update:
             self.num_updates_completed += 1
             clock.update += 1
+            if self._checks_state_of_optimizer:
+                training_state.check_state_of_optimizer(self.optimizer)
+                self._checks_state_of_optimizer = False
             self._is_at_update = True
             self._call_event("on_optimizer_step_end", update=self.num_updates_completed)
             self._is_at_update = False
@@ -1266,6 +1270,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self._late_reader = agreement.LateReader(delay=0 if self.device.type == "cpu" else _UPDATES_UNTIL_READ)
         self._saving = Wish()
         self._leaving = Wish()
+        self._checks_state_of_optimizer = False
         self._saved_run = None
         self._begins_at = None
         self.preemptible: bool = False
@@ -1594,13 +1599,17 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
     def check_training_state(self) -> None:
         """Refuse, before any time is spent on training, what could not be saved in a training state.
 
-        Every process must call this, within a run.
+        Every process must call this, within a run. Most optimizers make their state with the first update; it is looked
+        at again after that.
 
         Raises:
-            CheckpointError: Something in the state is neither a tensor nor plain; it is named.
+            CheckpointError: Something in the state is neither a tensor nor plain, or could not be loaded again; it is
+                named. Of the optimizer's state this may be raised after the first update.
         """
-        position = self._position(Phase.EPOCH)
-        self._state_saver.check(training_state.capture(self, self._describe_run_to_save(position)))
+        training_state.check_scheduler(self.scheduler)
+        parts = training_state.capture(self, self._describe_run_to_save(self._position(Phase.EPOCH)))
+        training_state.check_storable(parts, self.optimizer)
+        self._checks_state_of_optimizer = True
 
     @override
     def request_training_state(self) -> None:

@@ -7,6 +7,7 @@ from pa_core.training_state.content import Run, SavedRun, capture
 from pa_core.training_state.finding import find_state, read_same_state
 from pa_core.training_state.position import Phase, Position
 from pa_core.training_state.random_streams import capture_streams
+from pa_core.training_state.round_trip import check_scheduler, check_state_of_optimizer, check_storable
 from pa_core.training_state.run_loaders import RunLoaders
 from pa_core.training_state.saving import StateRequest, StateSaver, Wish
 from pa_core.training_state.settings import check_allowed_names, describe_differences, describe_settings
@@ -26,6 +27,9 @@ __all__ = [
     "capture",
     "capture_streams",
     "check_allowed_names",
+    "check_scheduler",
+    "check_state_of_optimizer",
+    "check_storable",
     "describe_differences",
     "describe_settings",
     "find_state",

@@ -16,6 +16,7 @@ __all__ = [
     "apply_hyperparameters",
     "capture_optimizer",
     "hyperparameters",
+    "load_state",
     "restore_optimizer",
 ]
 
@@ -51,14 +52,25 @@ def restore_optimizer(optimizer: Optimizer, model: nn.Module, captured: Mapping[
     by_name = dict(model.named_parameters(remove_duplicate=False))
     for names in saved_groups[len(optimizer.param_groups) :]:
         optimizer.add_param_group({"params": [by_name[name] for name in names if name is not None]})
-    state = cast("dict[str, Any]", captured["state"])
-    optimizer.load_state_dict(state)
-    _keep_precision(optimizer, state["state"])
+    load_state(optimizer, captured["state"])
     with torch.no_grad():
         known = {id(parameter) for parameter in model.parameters()}
         others = [parameter for parameter in _parameters(optimizer) if id(parameter) not in known]
         for parameter, saved in zip(others, captured["parameters_beside_the_model"], strict=True):
             parameter.copy_(saved)
+
+
+def load_state(optimizer: Optimizer, state: dict[str, Any]) -> None:
+    """Give an optimizer what its ``state_dict`` returned, which may have a form of its own.
+
+    Args:
+        optimizer: The optimizer.
+        state: The state, with its tensors on the CPU.
+    """
+    optimizer.load_state_dict(state)
+    by_parameter = state.get("state")
+    if isinstance(by_parameter, Mapping):
+        _keep_precision(optimizer, cast("Mapping[object, object]", by_parameter))
 
 
 def hyperparameters(optimizer: Optimizer) -> list[dict[str, Any]]:
@@ -135,13 +147,16 @@ def _list(names: Sequence[str | None]) -> str:
     return f"{shown} and {more} more" if more > 0 else shown or "no parameters"
 
 
-def _keep_precision(optimizer: Optimizer, saved: Mapping[int, Mapping[str, Any]]) -> None:
+def _keep_precision(optimizer: Optimizer, saved: Mapping[object, object]) -> None:
     """Torch casts state to the precision of the parameter; an optimizer may keep its own in a higher one."""
     for number, parameter in enumerate(_parameters(optimizer)):
-        state = optimizer.state.get(parameter)
-        for name, value in saved.get(number, {}).items():
-            if state is not None and isinstance(value, Tensor) and state[name].dtype != value.dtype:
-                state[name] = value.to(state[name].device)
+        state, of_parameter = optimizer.state.get(parameter), saved.get(number)
+        if state is None or not isinstance(of_parameter, Mapping):
+            continue
+        for name, value in cast("Mapping[str, object]", of_parameter).items():
+            loaded = state.get(name)
+            if isinstance(value, Tensor) and isinstance(loaded, Tensor) and loaded.dtype != value.dtype:
+                state[name] = value.to(loaded.device)
 
 
 def _names(model: nn.Module) -> dict[int, str]:

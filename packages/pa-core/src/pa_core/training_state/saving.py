@@ -118,15 +118,6 @@ class StateSaver:
                 problem = error
         _raise_on_all(problem)
 
-    def check(self, parts: Mapping[str, Any]) -> None:
-        """Refuse, before any time is spent on training, what could not be saved later.
-
-        Raises:
-            CheckpointError: Something in the state is neither a tensor nor plain.
-        """
-        for name, part in parts.items():
-            encode(part, name)
-
     def settle(self) -> None:
         """Wait for what is being written in the background.
 

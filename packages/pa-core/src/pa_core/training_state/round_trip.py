@@ -1,0 +1,136 @@
+"""Whether what a run saves can be stored and loaded again, tried in memory before any time is spent on training."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from pa_core.errors import CheckpointError
+from pa_core.storage import Encoded, decode, encode
+from pa_core.training_state.optimizer_state import load_state
+
+__all__ = ["check_scheduler", "check_state_of_optimizer", "check_storable"]
+
+
+def check_storable(parts: Mapping[str, Any], optimizer: Optimizer) -> None:
+    """Refuse what could not be stored.
+
+    Args:
+        parts: What ``capture`` returned.
+        optimizer: The optimizer, for the message.
+
+    Raises:
+        CheckpointError: Something in the parts is neither a tensor nor plain.
+    """
+    for name, part in parts.items():
+        if name == "optimizers":
+            _encode_optimizer(optimizer, part["optimizer"]["state"])
+        else:
+            encode(part, name)
+
+
+def check_scheduler(scheduler: object) -> None:
+    """Refuse a scheduler that has no state to save, or none that could be loaded.
+
+    Raises:
+        CheckpointError: It lacks ``state_dict`` or ``load_state_dict``.
+    """
+    lacking = [name for name in ("state_dict", "load_state_dict") if not callable(getattr(scheduler, name, None))]
+    if scheduler is not None and lacking:
+        raise CheckpointError(
+            "The scheduler cannot be part of a training state.",
+            given=f"{type(scheduler).__name__} without {' and '.join(lacking)}",
+            expected="a scheduler with state_dict() and load_state_dict()",
+            do=f"Give {type(scheduler).__name__} these methods.",
+        )
+
+
+def check_state_of_optimizer(optimizer: Optimizer) -> None:
+    """Refuse an optimizer whose present state could not be stored, or not be loaded again.
+
+    Loading is tried where the optimizer has a form of its own, on a copy of the optimizer on the CPU, so that it
+    changes nothing about the optimizer itself. Until this returns, the state is in host memory once more.
+
+    Args:
+        optimizer: An optimizer that has made an update: most make their state with the first one.
+
+    Raises:
+        CheckpointError: The state cannot be stored, or ``load_state_dict`` does not take it.
+    """
+    encoded = _encode_optimizer(optimizer, optimizer.state_dict())
+    if not _has_own_form(optimizer):
+        return
+    name = type(optimizer).__name__
+    try:
+        copied = _copy_without_state(optimizer)
+    except Exception as error:
+        warnings.warn(
+            f"Whether the state of {name} can be loaded again could not be tried, since the optimizer cannot be copied "
+            f"({type(error).__name__}: {error}). Resume a short run before you rely on it.",
+            UserWarning,
+            stacklevel=2,
+        )
+        return
+    on_the_host = {name: tensor.to("cpu", copy=True) for name, tensor in encoded.tensors.items()}
+    try:
+        load_state(copied, decode(encoded.document, on_the_host))
+        loaded = encode(copied.state_dict(), "optimizer")
+    except Exception as error:
+        raise _not_loaded(name, f"load_state_dict() raised {type(error).__name__}: {error}") from error
+    lost = [name for name, tensor in encoded.tensors.items() if _shape(loaded.tensors.get(name)) != _shape(tensor)]
+    if lost:
+        raise _not_loaded(name, f"after load_state_dict(), state_dict() lacks {lost[0]}")
+
+
+def _encode_optimizer(optimizer: Optimizer, state: object) -> Encoded:
+    try:
+        return encode(state, "optimizer")
+    except CheckpointError as error:
+        raise CheckpointError(
+            "The state of the optimizer cannot be stored in a training state.",
+            given=f"{type(optimizer).__name__} with {error.given}",
+            expected=error.expected,
+            do="Use an optimizer whose state is of plain tensors, such as torch.optim.AdamW, or save no training "
+            "states: trainer.save_model() saves the weights.",
+        ) from error
+
+
+def _has_own_form(optimizer: Optimizer) -> bool:
+    kind = type(optimizer)
+    hooks = [value for name, value in vars(optimizer).items() if "state_dict" in name and "hooks" in name]
+    is_of_torch = kind.state_dict is Optimizer.state_dict and kind.load_state_dict is Optimizer.load_state_dict
+    return not is_of_torch or any(hooks)
+
+
+def _copy_without_state(optimizer: Optimizer) -> Optimizer:
+    """An optimizer of the same kind, as a new process would have it, with parameters that hold no values on the CPU.
+
+    ``copy.deepcopy`` alone would leave out what a subclass keeps beside ``state``, and copy the parameters.
+    """
+    copied = object.__new__(type(optimizer))
+    memo: dict[int, Any] = {id(optimizer): copied, id(optimizer.state): defaultdict[Any, Any](dict)}
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            memo[id(parameter)] = nn.Parameter(torch.empty_like(parameter, device="cpu"), parameter.requires_grad)
+    vars(copied).update({name: copy.deepcopy(value, memo) for name, value in vars(optimizer).items()})
+    return copied
+
+
+def _shape(tensor: Tensor | None) -> torch.Size | None:
+    return None if tensor is None else tensor.shape
+
+
+def _not_loaded(name: str, found: str) -> CheckpointError:
+    return CheckpointError(
+        "The state of the optimizer can be stored, but not loaded again.",
+        given=f"{name}: {found}",
+        expected="a load_state_dict() that takes what state_dict() returns, its tensors on the CPU",
+        do=f"Correct load_state_dict() of {name}; if it has none, write it to fit its state_dict().",
+    )
