@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from typing_extensions import override
 
-from pa_core import AnyTrainer, ConfigurationError
+from pa_core import AnyTrainer, ConfigurationError, EmptyDatasetError
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import TrainerCallback
 from tests.pa_compat.migrating.small_runs import NoteBatches, make_trainer, samples
@@ -148,3 +148,38 @@ def test_loader() -> None:
         known: Any = loader
         assert (len(known), known.dataset, known.batch_size) == (4, dataset, 2)
         assert known.device == trainer.device
+
+
+class Claims(list[Any]):
+    """Batches with another number of them as a length."""
+
+    length = 2
+
+    @override
+    def __len__(self) -> int:
+        return self.length
+
+
+def trainer_of(batches: Claims) -> Trainer:
+    """A trainer with such a loader."""
+
+    class WithLoader(Trainer):
+        @override
+        def create_train_dataloader(self, batch_size: int, train_dl_kwargs: dict[str, Any] | None = None) -> Any:
+            return batches
+
+    return make_trainer(WithLoader)
+
+
+def test_lengths() -> None:
+    """Each epoch has the updates that were planned; one without a batch records nothing."""
+    tensors = samples(4).tensors
+    trainer = trainer_of(Claims([tensors] * 3))
+    with pytest.warns(UserWarning, match="whose length is 2 yielded more than 2 batches"):
+        trainer.train(samples(4), 3)
+    assert len(list(trainer.run_history.get_metric_values("train_loss_epoch"))) == 3
+    trainer = trainer_of(Claims([tensors]))
+    with pytest.warns(UserWarning, match="whose length is 2 yielded 1 of these batches"):
+        trainer.train(samples(4), 3)
+    with pytest.raises(EmptyDatasetError):
+        trainer_of(Claims()).train(samples(4), 1)

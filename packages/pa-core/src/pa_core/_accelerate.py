@@ -31,6 +31,7 @@ __all__ = [
     "installed_trackers",
     "is_dispatched",
     "is_of_torchdata",
+    "is_split",
     "keep_gradients_local",
     "known_trackers",
     "launch_in_notebook",
@@ -386,9 +387,14 @@ def is_of_torchdata(loader: object) -> bool:
 
 def fetching_loader(loader: Any) -> Any:
     """Return the loader that fetches the batches of this process, inside the one that accelerate made."""
+    return loader.base_dataloader if is_split(loader) else loader
+
+
+def is_split(loader: object) -> bool:
+    """Whether accelerate made this loader, the processes of which have equally many batches."""
     from accelerate.data_loader import DataLoaderAdapter
 
-    return loader.base_dataloader if issubclass(type(loader), DataLoaderAdapter) else loader
+    return issubclass(type(loader), DataLoaderAdapter)
 
 
 def is_dispatched(loader: object) -> bool:

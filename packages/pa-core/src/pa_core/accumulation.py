@@ -13,6 +13,7 @@ from typing import Any
 
 from torch.utils.data import BatchSampler
 
+from pa_core.data.batch_count import BatchCount
 from pa_core.data.user_loader import batches_of_slices, innermost, is_keyed
 from pa_core.types import SizedIterable
 
@@ -63,6 +64,7 @@ def micro_batches(
     rank: int,
     num_processes: int,
     steps_done: int = 0,
+    count: BatchCount | None = None,
 ) -> Iterator[tuple[MicroBatch, Any]]:
     """Iterate over the batches of an epoch together with the part that each has in its update.
 
@@ -74,11 +76,16 @@ def micro_batches(
         rank: The rank of this process.
         num_processes: The number of processes.
         steps_done: The number of steps of the epoch that lie before the first of the batches.
+        count: Counts the batches of a custom loader.
     """
     keyed, limit = innermost(loader), batches_of_slices(loader)
     if not is_keyed(keyed):
+        count = BatchCount(loader, "training") if count is None else count
+        count.given = steps_done
         sizes = _known_sizes(loader, num_processes)
-        yield from _of_users_loader(len(loader), sizes, batches, accumulation_steps, steps_done)
+        yield from _of_users_loader(count, sizes, batches, accumulation_steps)
+        if count.is_per_process:
+            yield from _without_samples(count, steps_done, accumulation_steps)
         return
     arriving = iter(batches)
     steps = len(keyed.split) if limit is None else min(len(keyed.split), limit - steps_done)
@@ -113,34 +120,41 @@ def _known_sizes(loader: SizedIterable, num_processes: int) -> Callable[[int], i
 
 
 def _of_users_loader(
-    length: int,
-    size: Callable[[int], int] | None,
-    batches: Iterable[Any],
-    accumulation_steps: int,
-    steps_done: int,
+    count: BatchCount, size: Callable[[int], int] | None, batches: Iterable[Any], accumulation_steps: int
 ) -> Iterator[tuple[MicroBatch, Any]]:
     """Where nothing tells the sizes, the batches of a group weigh the same.
 
     Within a group one batch is read ahead, so that the group of the last batch is closed even where the length was not
-    true. Between two updates none is, so that a training state need not know of it; but the loader comes to its end
-    with the last batch, as it may draw from random streams for that.
+    true, unless other processes may have more batches. Between two updates none is, so that a training state need not
+    know of it; but the loader comes to its end with the last batch, as it may draw from random streams for that. What
+    it has beyond its length is left.
     """
     arriving = iter(batches)
-    step = first = steps_done
+    first = count.given
     batch = next(arriving, _END)
-    while batch is not _END:
-        group = range(first, max(first + 1, min(first + accumulation_steps, length)))
+    while batch is not _END and count.given < count.expected:
+        step, group = count.given, range(first, min(first + accumulation_steps, count.expected))
         is_full = step + 1 == first + accumulation_steps
-        upcoming = _NOT_YET if is_full and step + 1 != length else next(arriving, _END)
+        is_last = step + 1 == count.expected
+        upcoming = _NOT_YET if is_full and not is_last else next(arriving, _END)
         part = MicroBatch(
             weight=1 / len(group) if size is None else size(step) / sum(map(size, group)),
-            ends_group=is_full or upcoming is _END,
+            ends_group=is_full or is_last or (upcoming is _END and not count.is_per_process),
             global_samples=None if size is None else size(step),
         )
-        step += 1
-        first = step if is_full else first
+        count.given += 1
+        count.has_more = is_last and upcoming is not _END
+        first = count.given if is_full else first
         yield part, batch
         batch = next(arriving, _END) if upcoming is _NOT_YET else upcoming
+    count.has_ended = batch is _END
+
+
+def _without_samples(count: BatchCount, first: int, accumulation_steps: int) -> Iterator[tuple[MicroBatch, Any]]:
+    """The steps in which other processes may still have batches, and would wait for this one."""
+    for step in range(count.given, count.expected):
+        ends_group = (step + 1 - first) % accumulation_steps == 0 or step + 1 == count.expected
+        yield MicroBatch(weight=0.0, ends_group=ends_group, is_empty=True), None
 
 
 _END, _NOT_YET = object(), object()

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pa_core.errors import BatchOutputError
 
-__all__ = ["check_step_output", "count_items"]
+__all__ = ["check_step_output", "count_items", "no_sample_counted"]
 
 _KEYS = ("loss", "model_outputs", "batch_size")
 
@@ -67,6 +67,21 @@ def count_items(output: Mapping[str, Any], method: str) -> int | None:
     if not is_count or items < 0:
         raise _error(method, f"num_items_in_batch={items!r}", "the number of items that the loss is the mean over")
     return int(items)
+
+
+def no_sample_counted(metric_name: str) -> BatchOutputError:
+    """Return the error of an epoch whose steps all say that their losses are means over nothing.
+
+    Args:
+        metric_name: What was to be recorded.
+    """
+    return BatchOutputError(
+        f"There is no {metric_name}: it would be the mean of nothing.",
+        given="batch_size or num_items_in_batch of 0 in each step of the epoch",
+        expected="at least one sample, or one item, in an epoch",
+        do="Return the number of samples of the batch as batch_size. Where num_items_in_batch is returned, look at "
+        "whether all items are masked.",
+    )
 
 
 def _error(method: str, given: str, expected: str) -> BatchOutputError:

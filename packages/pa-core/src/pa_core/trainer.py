@@ -43,6 +43,7 @@ from pa_core.data import (
     default_num_workers,
     move_to_device,
 )
+from pa_core.data.batch_count import BatchCount, require_same_lengths
 from pa_core.data.loader_parts import set_epoch
 from pa_core.data.user_loader import (
     batches_of_slices,
@@ -64,7 +65,7 @@ from pa_core.exports import save_safetensors
 from pa_core.item_shares import ItemShares
 from pa_core.placeholders import TrainerPlaceholderValues, resolve_placeholders
 from pa_core.run_config import TrainerRunConfig, check_clip_threshold, check_count
-from pa_core.step_output import check_step_output, count_items
+from pa_core.step_output import check_step_output, count_items, no_sample_counted
 from pa_core.storage import encode
 from pa_core.tracking import InMemoryRunHistory, LossTracker, RunHistory
 from pa_core.tracking.metric_prefix import INTERMEDIATE_PREFIX, recording_with_prefix
@@ -574,12 +575,14 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self._call_event("on_train_epoch_start")
         self._wrap_again_if_parameters_were_frozen()
         self._go_on_in_mid_epoch(train_dl)
-        for step, (micro_batch, batch) in enumerate(self._micro_batches(train_dl), start=self._steps_of_epoch + 1):
+        count = self._count_batches(train_dl, "training")
+        micro_batches = self._micro_batches(train_dl, count)
+        for step, (micro_batch, batch) in enumerate(micro_batches, start=self._steps_of_epoch + 1):
             self._run_train_step(batch, micro_batch, step)
             if self._is_at_last_update:
                 break
         self._call_hook(self.train_epoch_end)
-        self._record_epoch_loss("train_loss_epoch")
+        self._record_epoch_loss("train_loss_epoch", count)
         with self._stopping_together():
             self._call_event("on_train_epoch_end")
 
@@ -728,11 +731,13 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             with self._stopping_together():
                 # A callback may have limited the loader for this epoch.
                 loader = self.eval_dataloader if is_own_loader and self.eval_dataloader is not None else valid_dl
-                for step, batch in enumerate(self._batches(loader), start=1):
+                count = self._count_batches(loader, "evaluation")
+                batches = self._batches(loader)
+                for step, batch in enumerate(batches if count is None else count.over(batches), start=1):
                     self._run_eval_step(batch, step)
                     self._leave_evaluation_if_asked()
             self._call_hook(self.eval_epoch_end)
-            self._record_epoch_loss("eval_loss_epoch" if is_training else "evaluation_loss")
+            self._record_epoch_loss("eval_loss_epoch" if is_training else "evaluation_loss", count)
             with self._stopping_together():
                 self._call_event("on_eval_epoch_end", **event)
 
@@ -759,7 +764,18 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         elif self._is_training:
             set_epoch(loader, epoch)
 
-    def _micro_batches(self, train_dl: SizedIterable[BatchT]) -> Iterator[tuple[MicroBatch, BatchT]]:
+    def _count_batches(
+        self, loader: SizedIterable[BatchT], phase: Literal["training", "evaluation"]
+    ) -> BatchCount | None:
+        """What counts the batches of an epoch; None for a loader of the trainer, whose length is true."""
+        if is_keyed(innermost(loader)):
+            return None
+        is_per_process = self._accelerator.num_processes > 1 and not _accelerate.is_split(innermost(loader))
+        return BatchCount(loader, phase, is_per_process=is_per_process)
+
+    def _micro_batches(
+        self, train_dl: SizedIterable[BatchT], count: BatchCount | None
+    ) -> Iterator[tuple[MicroBatch, BatchT]]:
         """The rest of the epoch, unless the run had its last update before it was interrupted."""
         if self._is_at_last_update:
             return iter(())
@@ -770,6 +786,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             rank=self._accelerator.process_index,
             num_processes=self._accelerator.num_processes,
             steps_done=self._steps_of_epoch,
+            count=count,
         )
 
     def _training_batches(self, train_dl: SizedIterable[BatchT]) -> Iterable[BatchT]:
@@ -786,15 +803,31 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             return loader
         return (move_to_device(batch, self.device) for batch in loader)
 
-    def _record_epoch_loss(self, metric_name: str) -> None:
+    def _record_epoch_loss(self, metric_name: str, count: BatchCount | None) -> None:
         """Record the mean loss over all samples of the epoch on all processes, unless one of them asked to stop."""
+        missing: float = 0 if count is None else count.missing
         if self._accelerator.num_processes > 1:
             totals = self._loss_tracker.totals().to(self.device)
-            news = agreement.to_device(self._news(), totals.dtype, self.device)
+            news = agreement.to_device([*self._news(), missing], totals.dtype, self.device)
             sums = distributed.sum_over_processes(torch.cat((totals, news))).cpu()
             self._heed(cast("list[float]", sums[2:].tolist()))  # pyright: ignore[reportUnknownMemberType]  # not annotated by torch
             self._loss_tracker.load_totals(sums[:2])
+            missing = sums[-1].item()
+        if count is not None:
+            self._check_count(count, missing)
+        if self._loss_tracker.running_count == 0:
+            raise no_sample_counted(metric_name)
         self.run_history.update_metric(metric_name, self._loss_tracker.average)
+
+    def _check_count(self, count: BatchCount, missing: float) -> None:
+        """Compare the batches of an epoch with the length of its loader, when all processes know what is missing."""
+        if self._loss_tracker.running_count == 0 and count.has_ended and count.given == 0:
+            raise count.nothing_counted()
+        if missing > 0 and count.is_per_process and count.phase == "training":
+            raise count.too_few_on_a_process()
+        speaks = count.is_per_process or self._accelerator.is_main_process
+        if speaks and count.phase not in self._miscounted and count.warn_of_difference():
+            self._miscounted.add(count.phase)
 
     # What the loop stands on: several processes
 
@@ -1176,6 +1209,8 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self._wrap_model()
         if self._is_training:
             self.train_dataloader = self._prepare_loader(self.train_dataloader)
+            if not is_keyed(innermost(self.train_dataloader)):
+                require_same_lengths(distributed.gather_objects(count_steps(self.train_dataloader)))
         if self.eval_dataloader is not None:
             self.eval_dataloader = self._prepare_loader(self.eval_dataloader)
 
@@ -1265,6 +1300,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self._skipped_update = self._is_at_update = False
         self._items_of_step = None
         self._counts_items = None
+        self._miscounted: set[str] = set()
         self._item_shares = ItemShares(self._accelerator.num_processes)
         self._stop = None
         self._late_reader = agreement.LateReader(delay=0 if self.device.type == "cpu" else _UPDATES_UNTIL_READ)

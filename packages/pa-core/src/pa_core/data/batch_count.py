@@ -1,0 +1,129 @@
+"""Counting the batches of custom data loaders, whose lengths need not be true."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Literal
+
+from torch.utils.data import IterableDataset
+
+from pa_core.data.loader_parts import describe_loader, loader_parts
+from pa_core.data.user_loader import innermost, is_dataloader
+from pa_core.errors import ConfigurationError, EmptyDatasetError
+from pa_core.types import SizedIterable
+from pa_core.user_warnings import warn_user
+
+__all__ = ["BatchCount", "require_same_lengths"]
+
+
+class BatchCount:
+    """Compares the number of batches that a loader yields in an epoch with its length.
+
+    Args:
+        loader: The loader of the epoch.
+        phase: What the epoch is for.
+        is_per_process: Whether each of several processes has a loader of its own, perhaps with another number of
+            batches. Those that accelerate splits end together.
+
+    Attributes:
+        phase: What the epoch is for.
+        is_per_process: As passed.
+        expected: The length of the loader.
+        given: The batches so far.
+        has_ended: Whether the loader had no further batch.
+        has_more: Whether the loader had a batch beyond its length.
+
+    Example:
+        >>> count = BatchCount(["one", "two"], "training")
+        >>> list(count.over(["one"])), count.missing
+        (['one'], 1)
+    """
+
+    def __init__(
+        self, loader: SizedIterable[Any], phase: Literal["training", "evaluation"], *, is_per_process: bool = False
+    ) -> None:
+        self._loader = innermost(loader)
+        self.phase: str = phase
+        self.is_per_process: bool = is_per_process
+        self.expected: int = len(loader)
+        self.given: int = 0
+        self.has_ended: bool = False
+        self.has_more: bool = False
+
+    @property
+    def missing(self) -> int:
+        """By how many batches the loader ended before its length."""
+        return max(0, self.expected - self.given) if self.has_ended else 0
+
+    def over(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """Iterate over the batches of the epoch, all of them, and count them."""
+        for batch in batches:
+            self.given += 1
+            self.has_more = self.given > self.expected
+            yield batch
+        self.has_ended = True
+
+    def warn_of_difference(self) -> bool:
+        """Warn if the length was not true, and return whether that is so."""
+        if not (self.has_more or self.missing):
+            return False
+        number = f"more than {self.expected} batches" if self.has_more else f"{self.given} of these batches"
+        warn_user(
+            f"A loader whose length is {self.expected} yielded {number} in {self.phase}: "
+            f"{describe_loader(self._loader)}. {self._effect()}{self._advice()}"
+        )
+        return True
+
+    def _effect(self) -> str:
+        if self.phase == "evaluation":
+            return ""
+        if self.has_more:
+            return "The epoch ends after its length, and the rest is not trained on. "
+        return "The run makes fewer updates than planned, and its schedule does not come to its end. "
+
+    def _advice(self) -> str:
+        dataset = loader_parts(self._loader).get("loader.dataset")
+        if is_dataloader(self._loader) and self._loader.num_workers > 1 and isinstance(dataset, IterableDataset):
+            return (
+                f"Each of the {self._loader.num_workers} workers iterates over the dataset: let each yield a share of "
+                "its own (see torch.utils.data.get_worker_info), or pass num_workers=1."
+            )
+        return "Let its __len__ return the number of batches of an epoch."
+
+    def nothing_counted(self) -> EmptyDatasetError:
+        """Return the error of an epoch without a batch on any process."""
+        return EmptyDatasetError(
+            f"The loader yielded no batch in {self.phase}.",
+            given=f"0 batches of {describe_loader(self._loader)}",
+            expected=f"{self.expected} batches, its length",
+            do="Make it yield the batches of an epoch each time it is iterated over: a generator or an iterator is "
+            "used up after the first time.",
+        )
+
+    def too_few_on_a_process(self) -> ConfigurationError:
+        """Return the error of a training epoch in which some process had fewer batches than it was to have."""
+        return ConfigurationError(
+            "The training loader of a process ended before its length, while other processes still had batches.",
+            given=f"{self.given} batches of {describe_loader(self._loader)} on this process",
+            expected=f"{self.expected} batches on every process, the length of the loader",
+            do="Let each process have as many batches as the length of its loader says.",
+        )
+
+
+def require_same_lengths(lengths: list[int]) -> None:
+    """Refuse training loaders of which one has a batch more than another, for which others would wait in vain.
+
+    Args:
+        lengths: The length of the loader of each process.
+
+    Raises:
+        ConfigurationError: They differ.
+    """
+    if len(set(lengths)) > 1:
+        raise ConfigurationError(
+            "The training loaders of the processes have different lengths.",
+            given=f"{', '.join(map(str, lengths))} batches",
+            expected="as many batches on each process",
+            do="Give each process as many batches as the others, or return a torch.utils.data.DataLoader over the "
+            "whole dataset, which is split over the processes.",
+        )
