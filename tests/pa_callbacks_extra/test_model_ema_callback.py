@@ -236,6 +236,16 @@ def test_metrics_of_the_average_can_be_logged_and_watched(tmp_path: Path) -> Non
     assert best.best.value == min(map(float, trainer.run_history.get_metric_values("ema_model_eval_loss_epoch")))
 
 
+def test_a_logger_before_the_callback_is_warned_of(tmp_path: Path) -> None:
+    """Where a logger is called first, a warning says that it logs the average late; no value of it is lost."""
+    log = KeepLogged()
+
+    with pytest.warns(UserWarning, match="KeepLogged is called before ModelEmaCallback.*an epoch late"):
+        train(make_trainer(log, ModelEmaCallback(0.5, save_path=tmp_path / "ema.pt")))
+
+    assert log.logged.count("ema_model_eval_loss_epoch") == 3
+
+
 def test_the_average_can_be_saved_in_other_ways(tmp_path: Path) -> None:
     """Another callback may evaluate or export the model with its averaged weights, for example as safetensors."""
     from safetensors.torch import load_file

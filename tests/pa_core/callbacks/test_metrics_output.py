@@ -97,7 +97,7 @@ def test_trackers_are_given_plain_floats() -> None:
 
 
 def test_a_metric_is_logged_once_and_none_is_forgotten() -> None:
-    """What is recorded behind the logger, or without any evaluation, is logged at the end of its epoch."""
+    """What is recorded behind the logger, or without any evaluation, is logged at the end of its epoch or run."""
     logger = LogToList()
     late = RecordTensors(late="end", behind="eval")
     linear_trainer([logger, late]).train(DATA, 2, DATA)
@@ -108,6 +108,7 @@ def test_a_metric_is_logged_once_and_none_is_forgotten() -> None:
         {"train_loss_epoch"},
         {"eval_loss_epoch", "late"},
         {"behind"},
+        {"late"},
     ]
 
     logger = LogToList()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ from pa_callbacks_extra.sync_batch_norm_layers import restore_layers
 from pa_callbacks_extra.tensor_pairs import named_tensors
 from pa_core.any_trainer import AnyTrainer
 from pa_core.callbacks.base import CallbackHandler, CallbackLike, TrainerCallback
+from pa_core.callbacks.console import LogMetricsCallback
 from pa_core.callbacks.metric_direction import FALSE_BY_DEFAULT, resolve_direction
 from pa_core.callbacks.saving import SaveBestModelCallback
 from pa_core.distributed import broadcast_buffers
@@ -56,6 +58,9 @@ class ModelEmaCallback(SaveBestModelCallback):
     weights are put into the model for that time. What is recorded meanwhile has the prefix ``ema_model_``, so that
     there is an ``ema_model_eval_loss_epoch``. The average is saved whenever ``watch_metric`` is better than before. The
     file is a checkpoint of the model with averaged weights, for ``trainer.load_checkpoint``.
+
+    It belongs before callbacks that log or watch these metrics, such as those of ``DEFAULT_CALLBACKS``, which would
+    otherwise get them an epoch late; where a ``LogMetricsCallback`` stands before it, a warning says so.
 
     On several processes the average is the same on all of them; its buffers, such as the running statistics of batch
     norm layers, are those of the first process.
@@ -191,6 +196,8 @@ class ModelEmaCallback(SaveBestModelCallback):
                 expected="an evaluation dataset",
                 do="Pass eval_dataset to train(), or evaluate_during_training=False to save the newest average.",
             )
+        if self.evaluate_during_training:
+            self._warn_of_loggers_before(trainer)
         users_model = cast("nn.Module", self._users_model)  # on_prepare_start has set it
         self._ema = self.model_ema(users_model, decay=self.decay**self.update_every_n_steps).to(trainer.device)
         self._ema.reset(trainer.model)
@@ -246,6 +253,18 @@ class ModelEmaCallback(SaveBestModelCallback):
         super().load_state_dict(state_dict["best"])
         if state_dict["average"] is not None:
             self.ema.load_state_dict(state_dict["average"])
+
+    def _warn_of_loggers_before(self, trainer: AnyTrainer) -> None:
+        callbacks = trainer.callback_handler.callbacks
+        before = callbacks[: callbacks.index(self)] if self in callbacks else []
+        names = [type(callback).__name__ for callback in before if isinstance(callback, LogMetricsCallback)]
+        if names:
+            warnings.warn(
+                f"{', '.join(names)} is called before {type(self).__name__}, so that metrics of the averaged model are "
+                f"logged an epoch late. Give {type(self).__name__} before the callbacks that log metrics.",
+                UserWarning,
+                stacklevel=2,
+            )
 
     def _save(self, trainer: AnyTrainer, description: dict[str, Any]) -> None:
         with self.averaged_weights(trainer):

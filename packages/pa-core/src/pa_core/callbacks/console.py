@@ -272,8 +272,10 @@ class LogMetricsCallback(TrainerCallback):
     """Logs the latest value of every metric that was updated since it was logged last.
 
     Metrics with ``train`` in their name are logged when a training epoch ends, all others after an
-    evaluation, and those that are updated later still at the end of the epoch. This class prints them, once
-    on each machine. Derive from it and override ``log_metrics`` to send them elsewhere.
+    evaluation, and those that are updated later still at the end of the epoch. Callbacks that record metrics belong
+    before this one: what they record behind it at the end of an epoch is logged with the next epoch, or when the run
+    ends. This class prints metrics, once on each machine. Derive from it and override ``log_metrics`` to send them
+    elsewhere.
 
     Example:
         >>> from pa_core import AnyTrainer, LogMetricsCallback
@@ -328,6 +330,11 @@ class LogMetricsCallback(TrainerCallback):
     @override
     def on_training_run_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         """Log what was updated after the metrics had been logged, or without an evaluation."""
+        self._log_updated(trainer, trainer.run_history.get_metric_names())
+
+    @override
+    def on_training_run_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        """Log what a callback behind this one has recorded at the end of the last epoch."""
         self._log_updated(trainer, trainer.run_history.get_metric_names())
 
     @override
