@@ -18,6 +18,14 @@ from typing_extensions import override
 from pa_schedulers import CosineLrScheduler, SchedulerBase, StatefulSchedulerBase
 
 
+def test_the_initial_values_have_two_names() -> None:
+    """``base_lr_values`` is what the groups had before any scheduling, also after some of it."""
+    scheduler = Milestones(two_groups(), milestones=(0,))
+    scheduler.step()
+
+    assert scheduler.base_lr_values == scheduler.initial_values == [0.1, 0.2]
+
+
 class Milestones(StatefulSchedulerBase):
     """Multiplies what is there, so that its values depend on the path and not only on the count."""
 

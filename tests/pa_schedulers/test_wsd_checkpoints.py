@@ -113,8 +113,11 @@ def test_a_run_with_three_checkpoints(shared_tmp_path: Path) -> None:
         assert torch.equal(export["model_state_dict"]["weight"], run.kept.weights[after])
         assert torch.equal(export["optimizer_state_dict"]["state"][0]["momentum_buffer"], run.kept.momenta[after])
         assert export["scheduler_state_dict"]["_num_updates"] == after
+        of_schedule = {"total_steps": 40, "decay_fraction": 0.3}
+        assert export.items() >= {"step": after, "checkpoint_type": "wsd_post_decay", **of_schedule}.items()
         fresh = Run(WSDCheckpointCallback(shared_tmp_path))
-        fresh.trainer.load_training_state(shared_tmp_path / f"checkpoint_{before}_wsd_pre_decay")
+        extras = fresh.trainer.load_training_state(shared_tmp_path / f"checkpoint_{before}_wsd_pre_decay")
+        assert extras.items() >= {"step": before, "checkpoint_type": "wsd_pre_decay", **of_schedule}.items()
         assert torch.equal(fresh.model.weight, run.kept.weights[before])
         momentum: Tensor = fresh.optimizer.state[fresh.model.weight]["momentum_buffer"]
         assert torch.equal(momentum, run.kept.momenta[before])
@@ -179,7 +182,7 @@ def test_an_export_may_have_the_weights_alone(tmp_path: Path, save_optimizer: bo
 def test_continuations_of_equal_length_can_be_chained(tmp_path: Path) -> None:
     """The third run goes on from before the decay of the second, which was as long and a continuation itself."""
     folders = [tmp_path / name for name in ("first", "second", "third")]
-    runs = [Run(WSDCheckpointCallback(folders[0])).train(2, schedule())]
+    runs = [Run(WSDCheckpointCallback(folders[0])).train(2, schedule(num_warmup_epochs=0))]
     for earlier, folder in pairwise(folders):
         callback = WSDCheckpointCallback(folder, initial_checkpoint=earlier / "checkpoint_7_wsd_pre_decay")
         runs.append(Run(callback).train(2, continuation))

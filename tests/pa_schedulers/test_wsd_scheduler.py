@@ -75,7 +75,9 @@ def schedules(draw: st.DrawFn) -> Schedule:
 @given(schedules(), rates)
 def test_the_rate_stays_between_its_bounds(schedule: Schedule, rate: float) -> None:
     """No rate is above that of the group, or below both the starting rate and the minimum."""
-    lowest = min(schedule.lr_min, schedule.warmup_starting_lr if schedule.num_warmup_steps else schedule.lr_min)
+    lowest = rate * schedule.lr_min
+    if schedule.num_warmup_steps:
+        lowest = min(lowest, schedule.warmup_starting_lr)
 
     for (value,) in schedule.values(rate, steps=range(schedule.total_steps + 10)):
         assert lowest <= value <= rate
@@ -97,9 +99,9 @@ def test_the_warmup_is_a_straight_line_to_the_rate_of_the_group(schedule: Schedu
 
 @given(schedules(), rates)
 def test_each_period_is_stable_and_then_falls_to_exactly_the_minimum(schedule: Schedule, rate: float) -> None:
-    """Up to the last step before the decay the rate is that of the group; then it only falls, by its formula."""
+    """Up to the last step before the decay the rate is that of the group; then it falls to a fraction of it."""
     scheduler = schedule.scheduler(rate)
-    m = schedule.lr_min / rate
+    m = schedule.lr_min
 
     for info in scheduler.get_decay_info():
         before, end, length = info["pre_decay_step"], info["period_end"], info["decay_steps"]
@@ -109,7 +111,7 @@ def test_each_period_is_stable_and_then_falls_to_exactly_the_minimum(schedule: S
 
         assert set(stable) <= {rate}
         assert decay[0] == rate
-        assert decay[-1] == (schedule.lr_min if length else rate)
+        assert decay[-1] == (rate * m if length else rate)
         assert all(later < earlier for earlier, later in pairwise(decay))
         t = [index / length for index in range(1, length + 1)]
         root = [rate * (m + (1 - m) * (1 - math.sqrt(at))) for at in t]
@@ -125,14 +127,14 @@ def test_the_last_rate_is_held_behind_the_last_checkpoint(schedule: Schedule, ra
 
     held = {scheduler.get_updated_values(step)[0] for step in range(last, schedule.total_steps + 20)}
 
-    assert held == {schedule.lr_min if scheduler.get_decay_info()[-1]["decay_steps"] else rate}
+    assert held == {rate * schedule.lr_min if scheduler.get_decay_info()[-1]["decay_steps"] else rate}
 
 
 @pytest.mark.parametrize("rate", [0.11, 0.19, 0.22, 0.38, 0.44])
 def test_rounding_passes_no_bound(rate: float) -> None:
     """Also where x is not 1 / (1 / x), the rate before a decay is exact, and a decay to the same rate is none."""
     decaying = Schedule(lr_min=0.001, use_inverse_sqrt_decay=False, decay_phase_ratio=0.5)
-    level = replace(decaying, lr_min=rate)
+    level = replace(decaying, lr_min=1.0)
 
     assert 1 / (1 / rate) != rate
     assert decaying.values(rate, steps=range(50, 51)) == [[rate]]
@@ -297,8 +299,29 @@ def test_the_factory_takes_the_length_of_the_run_from_the_trainer() -> None:
 
     assert scheduler.get_checkpoint_steps() == [50, 100, 200]
     assert scheduler.num_warmup_steps == 12
-    without_warmup = WSDLrScheduler.create_scheduler_fn(4, 50)(optimizer_of(1.0))
-    assert without_warmup.num_warmup_steps == 0
+
+
+@pytest.mark.parametrize("use_inverse_sqrt_decay", [True, False])
+def test_the_minimum_is_a_fraction_of_each_rate(use_inverse_sqrt_decay: bool) -> None:
+    """``lr_min=0.01`` on a rate of 0.1 ends at 0.001, and on a rate of 2 at 0.02."""
+    schedule = Schedule(lr_min=0.01, use_inverse_sqrt_decay=use_inverse_sqrt_decay)
+
+    assert schedule.scheduler(0.1, 2.0).get_updated_values(100) == pytest.approx([0.001, 0.02], rel=1e-12)
+    assert Schedule(lr_min=0.1).scheduler(0.1).get_updated_values(100) == pytest.approx([0.01], rel=1e-12)
+
+
+def test_a_warmup_that_is_not_given() -> None:
+    """The factory warms up for a tenth of all updates, the class for none, or for a hundredth where it is None."""
+    optimizer = optimizer_of(1.0)
+
+    assert WSDLrScheduler.create_scheduler_fn(4, 50)(optimizer).num_warmup_steps == 20
+    assert WSDLrScheduler.create_scheduler_fn(4, 50, num_warmup_epochs=0)(optimizer).num_warmup_steps == 0
+    factory = resolve_placeholders(
+        WSDLrScheduler.create_scheduler_fn(), {"num_epochs": 7, "num_update_steps_per_epoch": 13}
+    )
+    assert factory(optimizer).num_warmup_steps == 9
+    assert WSDLrScheduler(optimizer, total_steps=250).num_warmup_steps == 0
+    assert WSDLrScheduler(optimizer, total_steps=250, num_warmup_steps=None).num_warmup_steps == 2
 
 
 def test_arithmetic_on_placeholders_is_a_length_too() -> None:
@@ -344,8 +367,9 @@ def test_a_group_that_is_added_later_follows_from_its_own_rate() -> None:
 
     assert used[1] == [0.75, 2.25, 0.001]
     assert used[3] == [1.0, 4.0, 0.001]
-    assert used[-1] == [0.01, 0.01, 0.001]
-    assert used[-2] == pytest.approx([1 - 0.99 * math.sqrt(0.8), 4 - 3.99 * math.sqrt(0.8), 0.001])
+    assert used[-1] == [0.01, 0.04, 0.00001]
+    before_the_end = 0.01 + 0.99 * (1 - math.sqrt(0.8))
+    assert used[-2] == pytest.approx([before_the_end, 4 * before_the_end, 0.001 * before_the_end])
 
 
 CONTINUATION = Schedule(total_steps=40, is_continuation_from_checkpoint=True)
@@ -455,8 +479,9 @@ def test_a_placeholder_without_a_trainer_is_an_error_that_says_so() -> None:
         ({"num_checkpoints": 8}, "num_checkpoints=8 in 100 steps"),
         ({"lr_min": -1e-9}, "lr_min=-1e-09"),
         ({"lr_min": math.nan}, "lr_min=nan"),
-        ({"lr_min": 0.7}, "lr_min=0.7 for a group with lr=0.5"),
+        ({"lr_min": 1.5}, "lr_min=1.5"),
         ({"lr_min": 0.0, "use_inverse_sqrt_decay": False}, "lr_min=0 with use_inverse_sqrt_decay=False"),
+        ({"total_steps": None, "num_epochs": 0.5, "num_update_steps_per_epoch": 3}, "steps_per_epoch=1.5"),
         ({"warmup_starting_lr": -1.0}, "warmup_starting_lr=-1.0"),
         ({"warmup_starting_lr": 0.7}, "warmup_starting_lr=0.7 for a group with lr=0.5"),
         ({"warmup_starting_lr": 0.7, "num_warmup_steps": 5}, "warmup_starting_lr=0.7 for a group with lr=0.5"),

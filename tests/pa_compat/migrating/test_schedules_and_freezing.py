@@ -15,10 +15,11 @@ from pa_core import (
     ConfigurationError,
     SchedulerLike,
 )
-from pytorch_accelerated import Trainer
+from pytorch_accelerated import Trainer, TrainerWithTimmScheduler
 from pytorch_accelerated.callbacks import TrainerCallback
 from pytorch_accelerated.finetuning import LayerGroup, ModelFreezer
-from pytorch_accelerated.schedulers import CosineLrScheduler, StatefulSchedulerBase
+from pytorch_accelerated.schedulers import CosineLrScheduler, StatefulSchedulerBase, WSDLrScheduler
+from tests.launching import Launch
 from tests.pa_compat.migrating.small_runs import linear, make_trainer, samples
 
 
@@ -32,6 +33,99 @@ def test_impossible_schedule(wrong: dict[str, Any]) -> None:
     """A schedule that would rise instead of falling, or never fall, is an error when the run starts."""
     with pytest.raises(ConfigurationError):
         make_trainer().train(samples(4), 2, create_scheduler_fn=CosineLrScheduler.create_scheduler_fn(**wrong))
+
+
+def test_cosine_end() -> None:
+    """With warm-up, the minimum is reached at the last update, and with cool-down where that begins; not before."""
+    optimizer = torch.optim.SGD(linear().parameters(), lr=1.0)
+    to_the_end = CosineLrScheduler(optimizer, 10, 10, num_warmup_epochs=2, lr_min=0.01)
+    cooled = CosineLrScheduler(optimizer, 10, 10, num_warmup_epochs=2, num_cooldown_epochs=1, lr_min=0.01)
+    assert to_the_end.get_updated_values(99)[0] > to_the_end.get_updated_values(100)[0] == 0.01
+    assert cooled.get_updated_values(89)[0] > cooled.get_updated_values(90)[0] == 0.01
+    assert to_the_end.get_updated_values(60) == pytest.approx([0.505])
+
+
+class Told:
+    """Notes what a scheduler of timm is told."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.told: list[tuple[str, int]] = []
+
+    def step(self, epoch: int, metric: float | None = None) -> None:
+        """Note the number of an epoch."""
+        self.told.append(("epoch", epoch))
+
+    def step_update(self, num_updates: int, metric: float | None = None) -> None:
+        """Note the number of updates."""
+        self.told.append(("update", num_updates))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return no state."""
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take no state."""
+
+
+def test_timm_counting() -> None:
+    """Updates and epochs are counted when they are completed, from 1."""
+    model = linear()
+    trainer = TrainerWithTimmScheduler(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1), callbacks=[])
+    trainer.train(samples(6), 2, per_device_batch_size=4, create_scheduler_fn=Told)
+    assert isinstance(trainer.scheduler, Told)
+    assert trainer.scheduler.told == [
+        *[("update", 1), ("update", 2), ("epoch", 1)],
+        *[("update", 3), ("update", 4), ("epoch", 2)],
+    ]
+
+
+COUNTS = """
+import torch
+from functools import partial
+from torch import nn
+from torch.utils.data import TensorDataset
+from pytorch_accelerated import Trainer
+
+model = nn.Linear(1, 1)
+trainer = Trainer(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=1.0), callbacks=[])
+steps = []
+
+def create(optimizer):
+    scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer)
+    step = scheduler.step
+    scheduler.step = lambda: (steps.append(1), step())
+    return scheduler
+
+data = TensorDataset(torch.zeros(16, 1), torch.zeros(16, 1))
+trainer.train(data, 2, per_device_batch_size=2, create_scheduler_fn=create)
+config = trainer.run_config
+assert config.is_distributed
+assert (config.num_update_steps_per_epoch, config.max_num_train_steps, len(steps)) == (4, 8, 8), (config, steps)
+trainer.train(data, 1, per_device_batch_size=2, max_num_train_steps=6, create_scheduler_fn=create)
+assert (trainer.run_config.num_epochs, trainer.run_history.clock.update, len(steps)) == (2, 6, 14)
+"""
+
+
+def test_counts_of_processes(launch: Launch) -> None:
+    """Two processes make as many updates and steps of the scheduler as the numbers say, not twice or half as many."""
+    launched = launch(COUNTS, ranks=2)
+    assert launched.status == 0, launched.output
+
+
+def test_continuation_plan() -> None:
+    """A continuation has its own length and minimum, and the rate of the schedule that it goes on from."""
+    old = WSDLrScheduler(torch.optim.SGD(linear().parameters(), lr=1.0), total_steps=10, lr_min=0.1)
+    new = WSDLrScheduler(
+        torch.optim.SGD(linear().parameters(), lr=3.0),
+        total_steps=40,
+        decay_phase_ratio=0.5,
+        lr_min=0.01,
+        is_continuation_from_checkpoint=True,
+    )
+    new.load_state_dict(old.state_dict())
+    assert new.get_decay_info()[0]["pre_decay_step"] == 20
+    assert new.get_updated_values(0) == [1.0]
+    assert new.get_updated_values(40) == [0.01]
 
 
 def test_same_start() -> None:

@@ -9,6 +9,7 @@ from pa_core.errors import ConfigurationError
 __all__ = [
     "refuse",
     "require_at_most",
+    "require_fraction",
     "require_not_negative",
     "require_positive",
     "require_ratio",
@@ -28,6 +29,13 @@ def require_not_negative(**arguments: float) -> None:
     for name, value in arguments.items():
         if not 0 <= value < math.inf:
             refuse(name, value, "a number of at least 0")
+
+
+def require_fraction(**arguments: float) -> None:
+    """Refuse an argument that is no fraction."""
+    for name, value in arguments.items():
+        if not 0 <= value <= 1:
+            refuse(name, value, "a fraction between 0 and 1")
 
 
 def require_ratio(**arguments: float | None) -> None:

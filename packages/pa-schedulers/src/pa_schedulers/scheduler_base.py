@@ -68,6 +68,11 @@ class SchedulerBase(ABC):
         return [plain_number(group[initial_field]) for group in groups]
 
     @property
+    def base_lr_values(self) -> list[float]:
+        """Another name of ``initial_values``, whichever field is scheduled."""
+        return self.initial_values
+
+    @property
     def _initial_field(self) -> str:
         return f"initial_{self.param_group_field}"
 

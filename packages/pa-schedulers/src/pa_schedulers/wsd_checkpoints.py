@@ -27,6 +27,10 @@ class WSDCheckpointCallback(TrainerCallback):
     - ``checkpoint_<step>_wsd_post_decay.pt``, an export with the weights of the checkpoint, as ``save_checkpoint``
       writes it.
 
+    Both hold what they are, an export among its entries and a state in what ``load_training_state`` returns: ``step``,
+    ``checkpoint_type`` (``"wsd_pre_decay"`` or ``"wsd_post_decay"``), and ``total_steps`` and ``decay_fraction`` of the
+    schedule.
+
     To train for longer, start a run with ``initial_checkpoint`` and a schedule made with
     ``is_continuation_from_checkpoint=True``. It begins with weights and optimizer of the checkpoint and a stable phase
     of the new length; its updates are counted from 1. From before the decay it is the schedule of arXiv 2404.06395,
@@ -90,10 +94,14 @@ class WSDCheckpointCallback(TrainerCallback):
         phase = scheduler.get_phase_info(step)
         if step == phase["pre_decay_step"]:
             sequence = StateFolder(self.save_dir).next_sequence()
-            trainer.save_training_state(self._pre_decay_path(step), sequence=sequence)
+            entries = _entries(scheduler, step, "wsd_pre_decay")
+            trainer.save_training_state(self._pre_decay_path(step), entries, sequence=sequence)
         if step == phase["period_end"]:
             trainer.save_checkpoint(
-                self._post_decay_path(step), save_optimizer=self.save_optimizer, save_scheduler=self.save_scheduler
+                self._post_decay_path(step),
+                _entries(scheduler, step, "wsd_post_decay"),
+                save_optimizer=self.save_optimizer,
+                save_scheduler=self.save_scheduler,
             )
 
     def _pre_decay_path(self, step: int) -> Path:
@@ -130,6 +138,15 @@ class WSDCheckpointCallback(TrainerCallback):
                         expected="a folder of its own for each run",
                         do="Choose another save_dir.",
                     )
+
+
+def _entries(scheduler: WSDLrScheduler, step: int, checkpoint_type: str) -> dict[str, Any]:
+    return {
+        "step": step,
+        "checkpoint_type": checkpoint_type,
+        "total_steps": scheduler.total_steps,
+        "decay_fraction": scheduler.decay_phase_ratio,
+    }
 
 
 def _scheduler_of(trainer: AnyTrainer) -> WSDLrScheduler:

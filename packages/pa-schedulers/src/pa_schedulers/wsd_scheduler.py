@@ -12,13 +12,21 @@ from typing_extensions import override
 
 from pa_core.errors import ConfigurationError
 from pa_core.placeholders import TrainerPlaceholderValues
-from pa_schedulers.argument_checks import refuse, require_at_most, require_not_negative, require_positive, whole_number
+from pa_schedulers.argument_checks import (
+    require_at_most,
+    require_fraction,
+    require_not_negative,
+    require_positive,
+    whole_number,
+)
 from pa_schedulers.scheduler_base import StatefulSchedulerBase
 from pa_schedulers.wsd_periods import Period, plan_periods
 
 __all__ = ["DecayInfo", "PhaseInfo", "WSDLrScheduler"]
 
 _WARMUP_START = 1e-6
+_PARTS_OF_WARMUP = 100  # the warm-up takes one of them where None is given
+_PARTS_OF_WARMUP_IN_A_TRAINER = 10
 _LARGEST_DECAY_OF_SEVERAL = 1 / 3
 # What a continuation keeps of its own when it loads the state of an earlier schedule.
 _PLAN = (
@@ -83,18 +91,18 @@ class WSDLrScheduler(StatefulSchedulerBase):
 
     - linear from ``warmup_starting_lr`` to ``lr`` for n < W;
     - ``lr`` for n up to E - D;
-    - then, with t = (n - (E - D)) / D, ``lr + (lr_min - lr) * sqrt(t)`` (arXiv 2405.18392), or, inversely
-      proportional, ``1 / (t / lr_min + (1 - t) / lr)`` (arXiv 2410.05192). At E it is exactly ``lr_min``;
-    - ``lr_min`` after the last checkpoint.
+    - then, with t = (n - (E - D)) / D and m = ``lr_min``, ``lr * (m + (1 - m) * (1 - sqrt(t)))`` (arXiv 2405.18392),
+      or, inversely proportional, ``lr / (t / m + (1 - t))`` (arXiv 2410.05192). At E it is exactly ``lr * m``;
+    - ``lr * m`` after the last checkpoint.
 
     The first period begins at 0 and each further one at the checkpoint before it. A period decays in its last
     ``int((E - A) * decay_phase_ratio)`` steps; where that is 0, it stays at ``lr``. A single checkpoint is at the
     end; of several, the first is at a quarter of the steps and each next one at twice the step before. With more
     than three, the first is so early that the last one is not past the end; with two, the last one is at half of
-    the steps, and what follows is trained at ``lr_min``.
+    the steps, and what follows is trained at the minimum.
 
     Each group has its own ``lr``; for a group that is added to the optimizer later, it is the rate it came with,
-    and is not raised to a minimum or starting rate above it.
+    and is not raised to a starting rate above it.
 
     **Continuation.** Make the schedule of the further steps with ``is_continuation_from_checkpoint=True`` and
     load the state of the old one, saved before or after a decay: a fresh stable phase of the new length begins,
@@ -107,11 +115,11 @@ class WSDLrScheduler(StatefulSchedulerBase):
         num_epochs: Epochs of the run; needs ``num_update_steps_per_epoch``.
         num_update_steps_per_epoch: Optimizer updates in one epoch.
         total_steps: Optimizer updates of the run, in the place of the two.
-        num_warmup_steps: Updates in which the rate rises.
+        num_warmup_steps: Updates in which the rate rises; None for a hundredth of all.
         decay_phase_ratio: The fraction of each period in which the rate decays; the default is what the authors
             of MiniCPM found to be enough. At most 1/3 with several checkpoints.
-        lr_min: The rate at each checkpoint, the same for all groups. The default is next to nothing for any
-            usual rate.
+        lr_min: The rate at each checkpoint, as a fraction of the ``lr`` of the group: 0.01 on a rate of 0.1 ends at
+            0.001. The default is next to nothing.
         warmup_starting_lr: The rate at the start of the warm-up, the same for all groups.
         use_inverse_sqrt_decay: Whether the decay follows the square root; if not, it is inversely proportional.
         num_checkpoints: How many checkpoints to decay for.
@@ -120,7 +128,7 @@ class WSDLrScheduler(StatefulSchedulerBase):
 
     Raises:
         ConfigurationError: The length is given twice or not at all, warm-up and decay do not fit into the first
-            period, a number is out of its range, or a rate to start or end with is above the ``lr`` of a group.
+            period, a number is out of its range, or the rate to start with is above the ``lr`` of a group.
         TypeError: A placeholder was given that only a trainer can fill in; see ``create_scheduler_fn``.
 
     Example:
@@ -142,7 +150,7 @@ class WSDLrScheduler(StatefulSchedulerBase):
         num_epochs: int | None = None,
         num_update_steps_per_epoch: int | None = None,
         total_steps: int | None = None,
-        num_warmup_steps: int = 0,
+        num_warmup_steps: int | None = 0,
         decay_phase_ratio: float = 0.1,
         lr_min: float = 1e-6,
         warmup_starting_lr: float = _WARMUP_START,
@@ -151,9 +159,12 @@ class WSDLrScheduler(StatefulSchedulerBase):
         is_continuation_from_checkpoint: bool = False,
     ) -> None:
         steps = _total_steps(num_epochs, num_update_steps_per_epoch, total_steps)
+        if num_warmup_steps is None:
+            num_warmup_steps = steps // _PARTS_OF_WARMUP
         num_warmup_steps = whole_number("num_warmup_steps", num_warmup_steps, minimum=0)
         num_checkpoints = whole_number("num_checkpoints", num_checkpoints, minimum=1)
-        require_not_negative(lr_min=lr_min, warmup_starting_lr=warmup_starting_lr)
+        require_fraction(lr_min=lr_min)
+        require_not_negative(warmup_starting_lr=warmup_starting_lr)
         _require_usable_decay(decay_phase_ratio, num_checkpoints, lr_min, use_inverse_sqrt_decay)
         first, *_ = plan_periods(steps, num_checkpoints, decay_phase_ratio)
         _require_room_for_warmup(num_warmup_steps, first)
@@ -166,7 +177,7 @@ class WSDLrScheduler(StatefulSchedulerBase):
         self.use_inverse_sqrt_decay = use_inverse_sqrt_decay
         self.num_checkpoints = num_checkpoints
         self.is_continuation_from_checkpoint = is_continuation_from_checkpoint
-        self._require_rates_below_the_stable_one()
+        self._require_start_below_the_stable_rate()
         self.step_update(0)
 
     @classmethod
@@ -190,7 +201,7 @@ class WSDLrScheduler(StatefulSchedulerBase):
             total_num_epochs: Epochs of the schedule; the default is that of the run.
             num_update_steps_per_epoch: As for the class; the default is that of the run.
             num_warmup_epochs: Epochs in which the rate rises, also a fraction of one, rounded down to whole
-                updates; None for no warm-up.
+                updates; 0 for no warm-up, None for a tenth of all updates.
             decay_phase_ratio: As for the class.
             lr_min: As for the class.
             warmup_starting_lr: As for the class.
@@ -207,11 +218,15 @@ class WSDLrScheduler(StatefulSchedulerBase):
             >>> scheduler.get_checkpoint_steps(), scheduler.num_warmup_steps
             ([200, 400, 800], 50)
         """
+        if num_warmup_epochs is None:
+            num_warmup_steps = total_num_epochs * num_update_steps_per_epoch // _PARTS_OF_WARMUP_IN_A_TRAINER
+        else:
+            num_warmup_steps = cast("int", num_update_steps_per_epoch * num_warmup_epochs // 1)
         return partial(
             cls,
             num_epochs=total_num_epochs,
             num_update_steps_per_epoch=num_update_steps_per_epoch,
-            num_warmup_steps=cast("int", num_update_steps_per_epoch * (num_warmup_epochs or 0) // 1),
+            num_warmup_steps=num_warmup_steps,
             decay_phase_ratio=decay_phase_ratio,
             lr_min=lr_min,
             warmup_starting_lr=warmup_starting_lr,
@@ -305,24 +320,21 @@ class WSDLrScheduler(StatefulSchedulerBase):
             return start + (stable - start) * (step / self.num_warmup_steps)
         if step <= period.pre_decay_step or period.decay_steps == 0:
             return stable
-        minimum = min(stable, self.lr_min)
         if step >= period.end:
-            return minimum
+            return stable * self.lr_min
         progress = (step - period.pre_decay_step) / period.decay_steps
         if self.use_inverse_sqrt_decay:
-            decayed = stable + (minimum - stable) * math.sqrt(progress)
+            fraction = self.lr_min + (1 - self.lr_min) * (1 - math.sqrt(progress))
         else:
-            decayed = 1 / (progress / minimum + (1 - progress) / stable)
+            fraction = 1 / (progress / self.lr_min + (1 - progress))
         # Rounding may not pass the bounds.
-        return min(stable, max(minimum, decayed))
+        return stable * min(1, max(self.lr_min, fraction))
 
-    def _require_rates_below_the_stable_one(self) -> None:
-        is_used = self.num_warmup_steps > 0 or self.warmup_starting_lr != _WARMUP_START
+    def _require_start_below_the_stable_rate(self) -> None:
+        if self.num_warmup_steps == 0 and self.warmup_starting_lr == _WARMUP_START:
+            return
         for index, stable in enumerate(self.initial_values):
-            require_at_most(stable, self.lr_min, "lr_min", index, "Lower lr_min.")
-            if is_used:
-                advice = "Lower warmup_starting_lr."
-                require_at_most(stable, self.warmup_starting_lr, "warmup_starting_lr", index, advice)
+            require_at_most(stable, self.warmup_starting_lr, "warmup_starting_lr", index, "Lower warmup_starting_lr.")
 
 
 def _describe(period: Period) -> DecayInfo:
@@ -352,8 +364,7 @@ def _total_steps(num_epochs: float | None, num_update_steps_per_epoch: float | N
 
 
 def _require_usable_decay(ratio: float, num_checkpoints: int, lr_min: float, use_inverse_sqrt_decay: bool) -> None:
-    if not 0 <= ratio <= 1:
-        refuse("decay_phase_ratio", ratio, "a fraction between 0 and 1")
+    require_fraction(decay_phase_ratio=ratio)
     if num_checkpoints > 1 and ratio > _LARGEST_DECAY_OF_SEVERAL:
         raise ConfigurationError(
             "Decays take up too much of a run with several checkpoints.",
