@@ -280,7 +280,7 @@ def test_a_loss_without_a_gradient_is_refused_in_training_only() -> None:
     trainer.model.requires_grad_(requires_grad=False)
     with pytest.raises(BatchOutputError) as caught:
         train(trainer)
-    assert_explained(caught.value, "every parameter is frozen")
+    assert_explained(caught.value, "every parameter of TinyClassifier is frozen", "requires_grad_()")
     trainer.model.requires_grad_()
     assert_still_works(trainer, trainer.model)
 

@@ -23,6 +23,8 @@ from pa_core.callbacks import (
 from pa_core.data import DataLoaderSlice, KeyedDataLoader
 from pa_core.distributed import gather_objects
 from pa_core.errors import (
+    ArgumentTypeError,
+    BatchMismatchError,
     BatchOutputError,
     CheckpointError,
     ConfigurationError,
@@ -49,6 +51,8 @@ from pa_core.types import BatchOutput, SchedulerLike, SizedIterable, StatefulSch
 __all__ = [
     "DEFAULT_CALLBACKS",
     "AnyTrainer",
+    "ArgumentTypeError",
+    "BatchMismatchError",
     "BatchOutput",
     "BatchOutputError",
     "CallbackHandler",

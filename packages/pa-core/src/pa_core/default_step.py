@@ -11,16 +11,21 @@ from torch import Tensor, nn
 
 from pa_core import _accelerate
 from pa_core.batch_structure import describe_batch, is_array, is_mapping, keys_of
-from pa_core.errors import ConfigurationError
+from pa_core.errors import BatchMismatchError, ConfigurationError
+from pa_core.layer_mismatches import explain_failed_layer
+from pa_core.loss_mismatches import explain_failed_loss, explain_silent_mismatch
 from pa_core.types import LossFunction
 
 __all__ = ["calculate_batch_loss"]
+
+_ERRORS_OF_MISMATCHES = (RuntimeError, ValueError, TypeError, IndexError, AttributeError)
+"""What torch raises; those of derived classes, such as that of a lack of memory, are other errors."""
 
 _TARGET_NAMES = ("labels", "label", "targets", "target", "y")
 
 
 def calculate_batch_loss(
-    model: nn.Module, loss_func: LossFunction | None, batch: object, method: str
+    model: nn.Module, loss_func: LossFunction | None, batch: object, method: str, checked: set[str]
 ) -> dict[str, Any]:
     """Return the output of a step: the loss of the model's outputs against the targets of the batch.
 
@@ -30,18 +35,71 @@ def calculate_batch_loss(
             is called with the items of a mapping, ``model(**batch)``.
         batch: Inputs and targets at the indices 0 and 1, or a mapping.
         method: The method that nobody overrides, for messages.
+        checked: The methods whose first batch of the run was looked at; this one is added.
 
     Raises:
         ConfigurationError: The batch has no inputs and targets at these indices, or there is no loss.
+        BatchMismatchError: The model cannot take the inputs, or the loss function the outputs and the targets.
     """
     if loss_func is None and is_mapping(batch):
         return _loss_of_model(model, batch)
     if loss_func is None:
         raise _no_loss_function(batch)
     inputs, targets = _inputs_and_targets(model, batch, method)
-    outputs = model(inputs)
-    loss = loss_func(outputs, targets)
+    try:
+        outputs = model(inputs)
+    except _ERRORS_OF_MISMATCHES as error:
+        _raise_known(_mismatch_of_inputs(model, batch, method, error), error)
+        raise
+    if method not in checked:
+        checked.add(method)
+        _raise_known(explain_silent_mismatch(loss_func, outputs, targets))
+    try:
+        loss = loss_func(outputs, targets)
+    except _ERRORS_OF_MISMATCHES as error:
+        _raise_known(explain_failed_loss(loss_func, outputs, targets), error)
+        raise
     return {"loss": loss, "model_outputs": outputs, "batch_size": _number_of_samples(inputs, targets)}
+
+
+def _raise_known(mismatch: BatchMismatchError | None, error: Exception | None = None) -> None:
+    """Raise the explanation, if there is one, from what it explains."""
+    if mismatch is not None and (error is None or type(error) in _ERRORS_OF_MISMATCHES):
+        raise mismatch from error
+
+
+def _mismatch_of_inputs(model: nn.Module, batch: Any, method: str, error: Exception) -> BatchMismatchError | None:
+    plain = _accelerate.unwrap(model, keep_torch_compile=False)
+    if isinstance(error, TypeError):
+        return _number_of_inputs(plain, batch, method)
+    return explain_failed_layer(error, plain, batch[0])
+
+
+def _number_of_inputs(model: nn.Module, batch: Any, method: str) -> BatchMismatchError | None:
+    """A model that is to be called with several arguments, or with names."""
+    forward = inspect.signature(type(model).forward)
+    try:
+        forward.bind(model, batch[0])
+    except TypeError:
+        arguments, targets = _arguments_of_model(forward, batch)
+        return BatchMismatchError(
+            f"The default step calls the model with one argument, and {type(model).__name__} takes others.",
+            given=f"{type(model).__name__}.forward{forward}, and {describe_batch(batch)} as a batch",
+            expected="a model that is called with the inputs, batch[0]",
+            do=_override(arguments, targets, targets, method),
+        )
+    return None
+
+
+def _arguments_of_model(forward: inspect.Signature, batch: Any) -> tuple[str, str]:
+    """What a step of the user's own probably calls the model with, and the targets."""
+    if is_mapping(batch[0]):
+        return "**batch[0]", "batch[1]"
+    if isinstance(batch[0], list | tuple):
+        return "*batch[0]", "batch[1]"
+    of_class = [one for one in forward.parameters.values() if one.kind is one.POSITIONAL_OR_KEYWORD]
+    number = sum(one.default is one.empty for one in of_class[1:])
+    return ", ".join(f"batch[{index}]" for index in range(number)), f"batch[{number}]"
 
 
 def _inputs_and_targets(model: nn.Module, batch: Any, method: str) -> tuple[Any, Any]:
@@ -150,19 +208,24 @@ def _not_inputs_and_targets(model: nn.Module, batch: object, method: str) -> Con
         expected="a batch with the inputs at index 0 and the targets at index 1",
         do=f"Pass loss_func=None to the trainer: {_name_of(model)} takes the labels, and returns the loss itself."
         if returns_loss
-        else _override(batch, method),
+        else _override_one_input(batch, method),
     )
 
 
-def _override(batch: object, method: str) -> str:
+def _override_one_input(batch: object, method: str) -> str:
     """The lines that take this batch apart, for a model of one input."""
     inputs, targets = _expressions(batch)
+    return _override(inputs, targets, inputs, method)
+
+
+def _override(arguments: str, targets: str, samples: str, method: str) -> str:
+    """The lines that call the model and the loss function with parts of a batch."""
     lines = [
         "Override the step in a subclass of Trainer, for example:",
         f"def {method}(self, batch):",
-        f"    outputs = self.model({inputs})",
+        f"    outputs = self.model({arguments})",
         f'    return {{"loss": self.loss_func(outputs, {targets}), "model_outputs": outputs, '
-        f'"batch_size": len({inputs})}}',
+        f'"batch_size": len({samples})}}',
     ]
     if method == "calculate_train_batch_loss":
         lines.append("calculate_eval_batch_loss = calculate_train_batch_loss")

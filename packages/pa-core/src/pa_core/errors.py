@@ -12,6 +12,8 @@ from __future__ import annotations
 from typing_extensions import override
 
 __all__ = [
+    "ArgumentTypeError",
+    "BatchMismatchError",
     "BatchOutputError",
     "CheckpointError",
     "ConfigurationError",
@@ -94,6 +96,22 @@ class ConfigurationError(ExplainedError, ValueError):
     """
 
 
+class ArgumentTypeError(ExplainedError, TypeError):
+    """An argument is another kind of thing than the one that is expected, such as a class instead of an instance.
+
+    Example:
+        >>> import torch
+        >>> from pa_core import Trainer
+        >>> Trainer(torch.nn.Linear(1, 1), torch.nn.MSELoss, None)
+        Traceback (most recent call last):
+        ...
+        pa_core.errors.ArgumentTypeError: The loss function is a class.
+          given:    loss_func=nn.MSELoss
+          expected: a function of the model's outputs and the targets, such as an instance of the class
+          do:       Add the parentheses that create it: loss_func=nn.MSELoss().
+    """
+
+
 class EmptyDatasetError(ConfigurationError):
     """A dataset, or what is left of it after ``drop_last``, holds no batch to run on.
 
@@ -110,6 +128,38 @@ class UnsupportedConfigurationError(ExplainedError, RuntimeError):
         >>> issubclass(UnsupportedConfigurationError, RuntimeError)
         True
     """
+
+
+class BatchMismatchError(ExplainedError, RuntimeError, ValueError, TypeError, IndexError):
+    """The samples, the model and the loss function of a default step do not fit together.
+
+    It takes the place of the error of torch, which stays as its ``__cause__``, and is caught as that would be. It is
+    also raised where torch would compute the loss of other pairs than those that were meant.
+
+    Example:
+        >>> import torch
+        >>> from torch.utils.data import TensorDataset
+        >>> from pa_core import Trainer
+        >>> model = torch.nn.Linear(4, 1)
+        >>> samples = TensorDataset(torch.zeros(8, 4), torch.zeros(8))
+        >>> trainer = Trainer(model, torch.nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1), callbacks=[])
+        >>> trainer.train(samples, num_epochs=1)
+        Traceback (most recent call last):
+        ...
+        pa_core.errors.BatchMismatchError: The model's outputs and the targets do not fit the loss function.
+          given:    outputs of shape (8, 1), targets of shape (8,), both of dtype float32, in training step 1 of epoch 1
+          expected: outputs and targets of the same shape, which are compared element by element
+          do:       Add the last dimension to the targets: targets.unsqueeze(1).
+    """
+
+    def name_step(self, step: str) -> None:
+        """Add to what was given in which step of the run it was.
+
+        Args:
+            step: The step, such as ``"training step 3 of epoch 1"``.
+        """
+        self.given = f"{self.given}, in {step}"
+        self.args = (self.problem, self.given, self.expected, self.do)
 
 
 class BatchOutputError(ExplainedError, TypeError):

@@ -65,10 +65,12 @@ from pa_core.exports import save_safetensors
 from pa_core.item_shares import ItemShares
 from pa_core.placeholders import TrainerPlaceholderValues, resolve_placeholders
 from pa_core.run_config import TrainerRunConfig, check_clip_threshold, check_count
+from pa_core.step_failures import name_step
 from pa_core.step_output import check_step_output, count_items, no_sample_counted
 from pa_core.storage import encode
 from pa_core.tracking import InMemoryRunHistory, LossTracker, RunHistory
 from pa_core.tracking.metric_prefix import INTERMEDIATE_PREFIX, recording_with_prefix
+from pa_core.trainer_arguments import check_trainer_arguments
 from pa_core.training_state import Phase, Position, RunLoaders, SavedRun, StateRequest, StateSaver, Wish, asked_settings
 from pa_core.types import (
     BatchT,
@@ -132,6 +134,9 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         callbacks: Classes or instances; their events are called in this order.
         run_history: Where metrics are recorded; None for an ``InMemoryRunHistory``.
 
+    Raises:
+        ArgumentTypeError: An argument is another kind of thing, such as a class instead of an instance.
+
     Example:
         >>> import torch
         >>> from torch.utils.data import TensorDataset
@@ -172,6 +177,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         callbacks: Iterable[CallbackLike[Self]] = DEFAULT_CALLBACKS,  # pyright: ignore[reportArgumentType]
         run_history: RunHistory | None = None,
     ) -> None:
+        check_trainer_arguments(model, loss_func, optimizer)
         self.model = model
         self.loss_func: LossFunction = cast("LossFunction", loss_func)
         self.optimizer: Optimizer = cast("Optimizer", optimizer)
@@ -298,6 +304,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             check_count("max_num_train_steps", max_num_train_steps)
         check_clip_threshold("gradient_clip_value", gradient_clip_value)
         check_clip_threshold("gradient_clip_norm", gradient_clip_norm)
+        check_trainer_arguments(self.model, self.loss_func, self.optimizer)  # a script may have replaced them
         trainer_inputs.check_optimizer(self.model, self.optimizer)
         training_state.check_allowed_names(resume_allow)
         self.train_dataset = train_dataset
@@ -470,8 +477,11 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
 
         Raises:
             ConfigurationError: The batch has no inputs and targets at these indices, or there is no loss.
+            BatchMismatchError: The batch, the model and the loss function do not fit together.
         """
-        output = default_step.calculate_batch_loss(self.model, self.loss_func, batch, "calculate_train_batch_loss")
+        output = default_step.calculate_batch_loss(
+            self.model, self.loss_func, batch, "calculate_train_batch_loss", self._checked_steps
+        )
         return cast("OutputT_co", output)
 
     def calculate_eval_batch_loss(self, batch: BatchT) -> OutputT_co:
@@ -485,8 +495,11 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
 
         Raises:
             ConfigurationError: As ``calculate_train_batch_loss``.
+            BatchMismatchError: As ``calculate_train_batch_loss``.
         """
-        output = default_step.calculate_batch_loss(self.model, self.loss_func, batch, "calculate_eval_batch_loss")
+        output = default_step.calculate_batch_loss(
+            self.model, self.loss_func, batch, "calculate_eval_batch_loss", self._checked_steps
+        )
         return cast("OutputT_co", output)
 
     # The hooks of a run; a callback's event of the same name follows each of them
@@ -609,7 +622,10 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         except StopTrainingError as error:
             self._stop_at_the_next_agreement(error)
             return self._loss_of_nothing()
-        loss = check_step_output(output, "calculate_train_batch_loss", needs_gradient=True)
+        except Exception as error:
+            name_step(error, f"training step {step} of epoch {self.num_epochs_completed + 1}", batch)
+            raise
+        loss = check_step_output(output, "calculate_train_batch_loss", trained=self.model)
         self._last_batch_size = output["batch_size"]
         self._items_of_step = self._count_items(output)
         weight_of_report = self._last_batch_size if self._items_of_step is None else self._items_of_step
@@ -748,7 +764,10 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         except StopTrainingError as error:
             self._stop_at_the_next_agreement(error)
             return
-        loss = check_step_output(output, "calculate_eval_batch_loss", needs_gradient=False)
+        except Exception as error:
+            name_step(error, f"evaluation step {step}", batch)
+            raise
+        loss = check_step_output(output, "calculate_eval_batch_loss", trained=None)
         items = count_items(output, "calculate_eval_batch_loss")
         self._loss_tracker.update(loss, output["batch_size"] if items is None else items)
         self._call_event("on_eval_step_end", batch=batch, batch_output=output, step=step)
@@ -1298,6 +1317,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self.num_epochs_completed: int = 0
         self._samples_of_epoch = self._steps_of_epoch = self._samples_of_group = self._last_batch_size = 0
         self._skipped_update = self._is_at_update = False
+        self._checked_steps: set[str] = set()
         self._items_of_step = None
         self._counts_items = None
         self._miscounted: set[str] = set()

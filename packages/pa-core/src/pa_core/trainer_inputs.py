@@ -63,6 +63,20 @@ def check_optimizer(model: nn.Module, optimizer: Optimizer | None) -> None:
         )
     of_model = {id(parameter) for parameter in model.parameters()}
     of_optimizer = [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
+    if not of_model:
+        raise ConfigurationError(
+            "The model has no parameters, so that nothing would be trained.",
+            given=f"{type(model).__name__} without parameters",
+            expected="a model with parameters",
+            do="Register the parts of the model with it: as attributes, or in nn.ModuleList instead of a list.",
+        )
+    if not of_optimizer:
+        raise ConfigurationError(
+            "The optimizer has no parameters, so that nothing would be trained.",
+            given=f"{type(optimizer).__name__} of no parameters",
+            expected=f"parameters of {type(model).__name__}",
+            do="Create the optimizer from model.parameters().",
+        )
     if of_model.isdisjoint(of_optimizer):
         raise ConfigurationError(
             "The optimizer holds none of the model's parameters, so that nothing would be trained.",

@@ -54,7 +54,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeAlias, overload
 from typing_extensions import TypeVar
 
 from pa_core.any_trainer import AnyTrainer
-from pa_core.errors import StopTrainingError
+from pa_core.errors import ArgumentTypeError, StopTrainingError
 
 __all__ = ["CallbackHandler", "CallbackLike", "StopTrainingError", "TrainerCallback"]
 
@@ -221,7 +221,7 @@ class CallbackHandler(Generic[_TrainerT]):
 
     Raises:
         ValueError: A callback of the same class is registered already.
-        TypeError: An object is no callback.
+        ArgumentTypeError: An object is not a callback, or the callbacks are not in a list.
 
     Example:
         >>> from pa_core import CallbackHandler, TrainerCallback
@@ -240,6 +240,7 @@ class CallbackHandler(Generic[_TrainerT]):
 
     def add_callbacks(self, callbacks: Iterable[CallbackLike[_TrainerT]]) -> None:
         """Register several callbacks, in the order given."""
+        _require_iterable(callbacks)
         for callback in callbacks:
             self.add_callback(callback)
 
@@ -251,10 +252,10 @@ class CallbackHandler(Generic[_TrainerT]):
 
         Raises:
             ValueError: A callback of the same class is registered already.
-            TypeError: The object is no callback.
+            ArgumentTypeError: The object is not a callback, or a class whose constructor needs arguments.
         """
+        _require_callback(callback)
         instance = callback() if isinstance(callback, type) else callback
-        _require_callback(instance)
         if any(type(other) is type(instance) for other in self.callbacks):
             registered = ", ".join(type(other).__name__ for other in self.callbacks)
             raise ValueError(
@@ -325,12 +326,53 @@ class CallbackHandler(Generic[_TrainerT]):
                     _warn_of_unknown_event(callback, name, nearest)
 
 
-def _require_callback(instance: object) -> None:
-    if not isinstance(instance, TrainerCallback):
-        raise TypeError(
-            f"Given as a callback: {instance!r}. Expected: an instance or a subclass of TrainerCallback. "
-            "Derive the class from TrainerCallback."
+def _require_iterable(callbacks: object) -> None:
+    if isinstance(callbacks, Iterable):
+        return
+    if _is_callback(callbacks):
+        shown = callbacks.__name__ if isinstance(callbacks, type) else f"{type(callbacks).__name__}(...)"
+        raise ArgumentTypeError(
+            "The callbacks are not in a list.",
+            given=f"callbacks={shown}",
+            expected="an iterable of callbacks, which replaces the default ones",
+            do=f"Put it into a list: callbacks=[{shown}].",
         )
+    raise ArgumentTypeError(
+        "The callbacks are not a list.",
+        given=f"callbacks={callbacks!r}",
+        expected="an iterable of callbacks",
+        do="Pass callbacks=[] for none, or leave the argument out for the default ones.",
+    )
+
+
+def _require_callback(callback: object) -> None:
+    """Refuse what is not a callback, or a class that cannot be constructed without arguments."""
+    if not _is_callback(callback):
+        kind = callback if isinstance(callback, type) else type(callback)
+        is_users_class = kind.__module__ != "builtins"
+        raise ArgumentTypeError(
+            "An object in the list of callbacks is not a callback.",
+            given=repr(callback),
+            expected="an instance or a subclass of TrainerCallback",
+            do=f"Derive {kind.__name__} from TrainerCallback." if is_users_class else "Take it out of the list.",
+        )
+    if isinstance(callback, type) and (missing := _required_arguments(callback)):
+        raise ArgumentTypeError(
+            f"{callback.__name__} cannot be created without arguments.",
+            given=f"the class {callback.__name__}",
+            expected=f"an instance of it, created with {', '.join(missing)}",
+            do=f"Create it: {callback.__name__}({', '.join(f'{name}=...' for name in missing)}).",
+        )
+
+
+def _is_callback(value: object) -> bool:
+    return isinstance(value, TrainerCallback) or (isinstance(value, type) and issubclass(value, TrainerCallback))
+
+
+def _required_arguments(kind: type) -> list[str]:
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    parameters = inspect.signature(kind).parameters.values()
+    return [one.name for one in parameters if one.default is one.empty and one.kind not in variable]
 
 
 def _implements(callback: TrainerCallback[Any, Any, Any], event: str) -> bool:

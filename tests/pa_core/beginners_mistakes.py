@@ -1,0 +1,484 @@
+"""Scripts with a mistake, the error that each gives, and the edit that its advice asks for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["BEGINNING", "MISTAKES", "Mistake"]
+
+BEGINNING = """
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import TensorDataset
+from pa_core import DEFAULT_CALLBACKS, PrintProgressCallback, StepBasedEvaluationCallback, Trainer, TrainerCallback
+
+torch.manual_seed(0)
+inputs, classes, values = torch.randn(16, 4), torch.arange(16) % 3, torch.randn(16)
+images, words = torch.randn(16, 3, 6, 6), torch.randint(10, (16, 5))
+"""
+
+_CLASSIFY = """
+model = nn.Linear(4, 3)
+trainer = Trainer(model, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=0.1))
+trainer.train(TensorDataset(inputs, classes), 1)
+"""
+_REGRESS = """
+model = nn.Linear(4, 1)
+trainer = Trainer(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1))
+trainer.train(TensorDataset(inputs, values.unsqueeze(1)), 1)
+"""
+_TELL_APART = """
+model = nn.Linear(4, 1)
+trainer = Trainer(model, nn.BCEWithLogitsLoss(), torch.optim.SGD(model.parameters(), lr=0.1))
+trainer.train(TensorDataset(inputs, (values > 0).float().unsqueeze(1)), 1)
+"""
+_SEE = """
+model = nn.Sequential(nn.Conv2d(3, 2, 3), nn.Flatten(), nn.Linear(32, 3))
+trainer = Trainer(model, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=0.1))
+trainer.train(TensorDataset(images, classes), 1)
+"""
+_READ = """
+model = nn.Sequential(nn.Embedding(10, 4), nn.Flatten(), nn.Linear(20, 3))
+trainer = Trainer(model, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=0.1))
+trainer.train(TensorDataset(words, classes), 1)
+"""
+_OWN_STEP = """
+class MyTrainer(Trainer):
+    def calculate_train_batch_loss(self, batch):
+        outputs = self.model(batch[0])
+        loss = self.loss_func(outputs, batch[1])
+        return {"loss": loss, "model_outputs": outputs, "batch_size": len(batch[1])}
+
+model = nn.Linear(4, 3)
+trainer = MyTrainer(model, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=0.1))
+trainer.train(TensorDataset(inputs, classes), 1)
+"""
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """A script that works, and what a beginner writes instead of a part of it.
+
+    Attributes:
+        script: The script that works.
+        right: The part that the advice leads to.
+        wrong: What stands there instead.
+        error: The class of the error.
+        given: Parts of what the error says was given.
+        do: Its advice, or the beginning of it.
+    """
+
+    script: str
+    right: str
+    wrong: str
+    error: str
+    given: tuple[str, ...]
+    do: str
+
+    @property
+    def broken(self) -> str:
+        """The script with the mistake."""
+        assert self.script.count(self.right) == 1, self.right
+        return BEGINNING + self.script.replace(self.right, self.wrong)
+
+    @property
+    def mended(self) -> str:
+        """The script after the advice was followed."""
+        return BEGINNING + self.script
+
+
+def _of_arguments(right: str, wrong: str, given: str, do: str, script: str = _CLASSIFY) -> Mistake:
+    return Mistake(script, right, wrong, "ArgumentTypeError", (given,), do)
+
+
+def _of_batches(script: str, right: str, wrong: str, given: str, do: str) -> Mistake:
+    return Mistake(script, right, wrong, "BatchMismatchError", (*given.split(" | "), "training step 1 of epoch 1"), do)
+
+
+ARGUMENTS = {
+    "a loss class": _of_arguments(
+        "nn.CrossEntropyLoss()",
+        "nn.CrossEntropyLoss",
+        "loss_func=nn.CrossEntropyLoss",
+        "Add the parentheses that create it: loss_func=nn.CrossEntropyLoss().",
+    ),
+    "a loss as a string": _of_arguments(
+        "nn.CrossEntropyLoss()",
+        '"cross_entropy"',
+        "loss_func='cross_entropy'",
+        "Pass loss_func=torch.nn.CrossEntropyLoss().",
+    ),
+    "a loss that was called": _of_arguments(
+        "nn.CrossEntropyLoss()",
+        "nn.CrossEntropyLoss()(torch.randn(4, 3), classes[:4])",
+        "a loss_func of type Tensor",
+        "Pass the function itself, not what it returned.",
+    ),
+    "an optimizer class": _of_arguments(
+        "torch.optim.SGD(model.parameters(), lr=0.1)",
+        "torch.optim.SGD",
+        "optimizer=torch.optim.SGD",
+        "Create it: optimizer=torch.optim.SGD(model.parameters(), lr=...).",
+    ),
+    "an optimizer as a string": _of_arguments(
+        "torch.optim.SGD(model.parameters(), lr=0.1)",
+        '"sgd"',
+        "optimizer='sgd'",
+        "Pass an optimizer of the model's parameters, for example "
+        "optimizer=torch.optim.SGD(model.parameters(), lr=0.1).",
+    ),
+    "loss and optimizer swapped": _of_arguments(
+        "nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=0.1)",
+        "torch.optim.SGD(model.parameters(), lr=0.1), nn.CrossEntropyLoss()",
+        "loss_func=SGD(...), optimizer=CrossEntropyLoss(...)",
+        "Swap the two arguments, or pass them by name: Trainer(model, loss_func=..., optimizer=...).",
+    ),
+    "a model class": _of_arguments(
+        "Trainer(Classifier(),",
+        "Trainer(Classifier,",
+        "model=Classifier",
+        "Create the model first, with the arguments that it needs: model=Classifier(...).",
+        "class Classifier(nn.Linear):\n    def __init__(self):\n        super().__init__(4, 3)\n"
+        "Trainer(Classifier(), nn.CrossEntropyLoss(), None).evaluate(TensorDataset(inputs, classes))\n",
+    ),
+    "one callback, not in a list": _of_arguments(
+        "[PrintProgressCallback]",
+        "PrintProgressCallback",
+        "callbacks=PrintProgressCallback",
+        "Put it into a list: callbacks=[PrintProgressCallback].",
+        _CLASSIFY.replace("lr=0.1))", "lr=0.1), callbacks=[PrintProgressCallback])"),
+    ),
+    "one instance of a callback, not in a list": _of_arguments(
+        "[PrintProgressCallback()]",
+        "PrintProgressCallback()",
+        "callbacks=PrintProgressCallback(...)",
+        "Put it into a list: callbacks=[PrintProgressCallback(...)].",
+        _CLASSIFY.replace("lr=0.1))", "lr=0.1), callbacks=[PrintProgressCallback()])"),
+    ),
+    "None for the callbacks": _of_arguments(
+        "callbacks=[]",
+        "callbacks=None",
+        "callbacks=None",
+        "Pass callbacks=[] for none, or leave the argument out for the default ones.",
+        _CLASSIFY.replace("lr=0.1))", "lr=0.1), callbacks=[])"),
+    ),
+    "a callback class that needs arguments": _of_arguments(
+        "StepBasedEvaluationCallback(eval_every_n_steps=2)",
+        "StepBasedEvaluationCallback",
+        "the class StepBasedEvaluationCallback",
+        "Create it: StepBasedEvaluationCallback(eval_every_n_steps=...).",
+        _CLASSIFY.replace("lr=0.1))", "lr=0.1), [StepBasedEvaluationCallback(eval_every_n_steps=2)])").replace(
+            "classes), 1)", "classes), 1, TensorDataset(inputs, classes))"
+        ),
+    ),
+    "a callback that does not derive from TrainerCallback": _of_arguments(
+        "class Mine(TrainerCallback):",
+        "class Mine:",
+        "Mine",
+        "Derive Mine from TrainerCallback.",
+        "class Mine(TrainerCallback):\n    pass\n" + _CLASSIFY.replace("lr=0.1))", "lr=0.1), callbacks=[Mine])"),
+    ),
+}
+
+TARGETS = {
+    "classes as floats": _of_batches(
+        _CLASSIFY,
+        "(inputs, classes)",
+        "(inputs, classes.float())",
+        "outputs of shape (8, 3), targets of shape (8,), both of dtype float32",
+        "Convert the targets: targets.long().",
+    ),
+    "classes with a dimension too many": _of_batches(
+        _CLASSIFY,
+        "(inputs, classes)",
+        "(inputs, classes.unsqueeze(1))",
+        "outputs of shape (8, 3) | targets of shape (8, 1) and dtype int64",
+        "Take the second dimension away: targets.squeeze(1).",
+    ),
+    "classes with a dimension too many, as floats": _of_batches(
+        _CLASSIFY,
+        "(inputs, classes)",
+        "(inputs, classes.unsqueeze(1).float())",
+        "targets of shape (8, 1)",
+        "Take the second dimension away: targets.squeeze(1).long().",
+    ),
+    "classes counted from 1": _of_batches(
+        _CLASSIFY,
+        "(inputs, classes)",
+        "(inputs, classes + 1)",
+        "with values 1 to 3",
+        "Count the classes from 0: targets - 1.",
+    ),
+    "more classes than outputs": _of_batches(
+        _CLASSIFY,
+        "nn.Linear(4, 3)",
+        "nn.Linear(4, 2)",
+        "with values 0 to 2",
+        "Let the last layer of the model have 3 outputs, or more: one for each class.",
+    ),
+    "a class that is to be left out": _of_batches(
+        _CLASSIFY.replace("inputs, classes)", "inputs, classes - 1)").replace("Loss()", "Loss(ignore_index=-1)"),
+        "ignore_index=-1",
+        "",
+        "with values -1 to 1",
+        "Name the targets that stand for no class: CrossEntropyLoss with ignore_index=-1.",
+    ),
+    "one-hot classes as integers": _of_batches(
+        _CLASSIFY.replace("inputs, classes)", "inputs, functional.one_hot(classes).float())"),
+        ".float()",
+        "",
+        "targets of shape (8, 3) and dtype int64",
+        "Convert the targets: targets.float().",
+    ),
+    "cross entropy with a single output": _of_batches(
+        _TELL_APART,
+        "nn.BCEWithLogitsLoss()",
+        "nn.CrossEntropyLoss()",
+        "outputs of shape (8, 1)",
+        "Use nn.BCEWithLogitsLoss() with targets of dtype float32 and the shape of the outputs.",
+    ),
+    "a dimension too few, which would be broadcast": _of_batches(
+        _REGRESS,
+        "values.unsqueeze(1)",
+        "values",
+        "outputs of shape (8, 1), targets of shape (8,), both of dtype float32",
+        "Add the last dimension to the targets: targets.unsqueeze(1).",
+    ),
+    "a dimension too many, which would be broadcast": _of_batches(
+        _REGRESS.replace("nn.Linear(4, 1)", "nn.Sequential(nn.Linear(4, 1), nn.Flatten(0))").replace(
+            "values.unsqueeze(1)", "values.unsqueeze(1).squeeze(1)"
+        ),
+        ".squeeze(1)",
+        "",
+        "outputs of shape (8,), targets of shape (8, 1)",
+        "Take the last dimension from the targets: targets.squeeze(1).",
+    ),
+    "fewer outputs than values": _of_batches(
+        _REGRESS.replace("values.unsqueeze(1)", "inputs").replace("nn.Linear(4, 1)", "nn.Linear(4, 4)"),
+        "nn.Linear(4, 4)",
+        "nn.Linear(4, 1)",
+        "outputs of shape (8, 1), targets of shape (8, 4)",
+        "Let the last layer of the model have 4 outputs.",
+    ),
+    "integers for a loss of two classes": _of_batches(
+        _REGRESS.replace("MSELoss", "BCEWithLogitsLoss").replace(
+            "values.unsqueeze(1)", "classes.clamp(max=1)[:, None].float()"
+        ),
+        ".float()",
+        "",
+        "targets of shape (8, 1) and dtype int64",
+        "Convert the targets: targets.float().",
+    ),
+    "a loss that fails in the backward pass": _of_batches(
+        _REGRESS.replace("MSELoss", "HuberLoss").replace("values.unsqueeze(1)", "values.double().unsqueeze(1).float()"),
+        ".float()",
+        "",
+        "targets of shape (8, 1) and dtype float64",
+        "Convert the targets: targets.float().",
+    ),
+    "no sigmoid before a loss of probabilities": _of_batches(
+        _REGRESS.replace("MSELoss", "BCEWithLogitsLoss").replace(
+            "values.unsqueeze(1)", "(values > 0).float().unsqueeze(1)"
+        ),
+        "nn.BCEWithLogitsLoss()",
+        "nn.BCELoss()",
+        "outputs from -",
+        "Use nn.BCEWithLogitsLoss(), which applies the sigmoid to the outputs itself.",
+    ),
+    "outputs that are a tuple": _of_batches(
+        "class Two(nn.Linear):\n    def forward(self, x):\n        return super().forward(x), x\n"
+        "model = Two(4, 3)\nyour_loss = nn.CrossEntropyLoss()\n"
+        "trainer = Trainer(model, lambda outputs, targets: your_loss(outputs[0], targets), "
+        "torch.optim.SGD(model.parameters(), lr=0.1))\n"
+        "trainer.train(TensorDataset(inputs, classes), 1)\n",
+        "lambda outputs, targets: your_loss(outputs[0], targets)",
+        "your_loss",
+        "tuple of 2",
+        "Pass a function that takes the tensor from them, for example "
+        "loss_func=lambda outputs, targets: your_loss(outputs[0], targets).",
+    ),
+    "a model that mixes samples up": _of_batches(
+        "class Mixed(nn.Linear):\n    def forward(self, x):\n        return super().forward(x.flatten(1))\n"
+        "model = Mixed(4, 3)\n"
+        "trainer = Trainer(model, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=0.1))\n"
+        "trainer.train(TensorDataset(inputs.unflatten(1, (2, 2)), classes), 1)\n",
+        "x.flatten(1)",
+        "x.view(2, -1)[:, :4]",
+        "outputs of shape (2, 3) | targets of shape (8,)",
+        "Keep the first dimension in the model's forward, for example with x.flatten(1) instead of a view().",
+    ),
+}
+
+INPUTS = {
+    "too few features": _of_batches(
+        _CLASSIFY,
+        "nn.Linear(4, 3)",
+        "nn.Linear(5, 3)",
+        "inputs of shape (8, 4) and dtype float32 | Linear(in_features=5",
+        "Create the layer with in_features=4, the size of the last dimension of its input.",
+    ),
+    "no flattening": _of_batches(
+        _SEE,
+        "nn.Flatten(), nn.Linear",
+        "nn.Linear",
+        "inputs of shape (8, 3, 6, 6) | its input of shape (8, 2, 4, 4) | for 1, which is Linear",
+        "Flatten its input to one dimension for each sample: put nn.Flatten() before the layer.",
+    ),
+    "other channels": _of_batches(
+        _SEE,
+        "nn.Conv2d(3, 2, 3)",
+        "nn.Conv2d(1, 2, 3)",
+        "(8, 3, 6, 6) | Conv2d(1, 2",
+        "Create the layer with in_channels=3.",
+    ),
+    "channels last": _of_batches(
+        _SEE.replace("images", "images.permute(0, 2, 3, 1).permute(0, 3, 1, 2)"),
+        ".permute(0, 3, 1, 2)",
+        "",
+        "(8, 6, 6, 3)",
+        "Put the channels before height and width: inputs.permute(0, 3, 1, 2).",
+    ),
+    "images without channels": _of_batches(
+        _SEE.replace("nn.Conv2d(3", "nn.Conv2d(1").replace("images", "images[:, 0].unsqueeze(1)"),
+        ".unsqueeze(1)",
+        "",
+        "(8, 6, 6)",
+        "Add the dimension of the channels: inputs.unsqueeze(1).",
+    ),
+    "pixels as bytes": _of_batches(
+        _SEE.replace("images", "images.mul(9).byte().float()"),
+        ".float()",
+        "",
+        "dtype uint8",
+        "Convert the inputs: inputs.float().",
+    ),
+    "doubles from numpy": _of_batches(
+        _CLASSIFY.replace("(inputs,", "(inputs.double().float(),"),
+        ".float()",
+        "",
+        "dtype float64",
+        "Convert the inputs: inputs.float().",
+    ),
+    "indices as floats": _of_batches(
+        _READ.replace("(words", "(words.float().long()"),
+        ".long()",
+        "",
+        "dtype float32 | Embedding(10, 4)",
+        "Convert the indices to whole numbers: inputs.long().",
+    ),
+    "a vocabulary that is too small": _of_batches(
+        _READ.replace("10, 4", "11, 4").replace("(words", "(words.fill_(10)"),
+        "nn.Embedding(11, 4)",
+        "nn.Embedding(10, 4)",
+        "with values 10 to 10",
+        "Create the layer with num_embeddings=11 or more, one for each index that may occur.",
+    ),
+    "a model of two inputs": _of_batches(
+        _OWN_STEP.replace("self.model(batch[0])", "self.model(batch[0], batch[1])")
+        .replace("batch[1])\n        return", "batch[2])\n        return")
+        .replace("len(batch[1])", "len(batch[2])")
+        .replace("nn.Linear(4, 3)", "nn.Bilinear(4, 4, 3)")
+        .replace("(inputs,", "(inputs, inputs,"),
+        "trainer = MyTrainer(",
+        "trainer = Trainer(",
+        "Bilinear.forward(self, input1",
+        "Override the step in a subclass of Trainer, for example:\n"
+        "              def calculate_train_batch_loss(self, batch):\n"
+        "                  outputs = self.model(batch[0], batch[1])\n"
+        '                  return {"loss": self.loss_func(outputs, batch[2]), "model_outputs": outputs, '
+        '"batch_size": len(batch[2])}\n'
+        "              calculate_eval_batch_loss = calculate_train_batch_loss",
+    ),
+}
+
+_LAST_BATCH = {
+    "a last batch of one sample for a batch norm": Mistake(
+        _REGRESS.replace("nn.Linear(4, 1)", "nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 1))")
+        .replace("inputs, values.unsqueeze(1)", "inputs[:9], values[:9].unsqueeze(1)")
+        .replace("), 1)\n", '), 1, train_dataloader_kwargs={"drop_last": True})\n'),
+        ', train_dataloader_kwargs={"drop_last": True}',
+        "",
+        "BatchMismatchError",
+        ("of shape (1, 4)", "BatchNorm1d(4", "training step 2 of epoch 1"),
+        'Leave out a last batch of one sample: train(..., train_dataloader_kwargs={"drop_last": True}).',
+    )
+}
+
+NOTHING_TO_TRAIN = {
+    "all parameters frozen": Mistake(
+        _CLASSIFY.replace("trainer.train", "model.requires_grad_(False)\nmodel.requires_grad_()\ntrainer.train"),
+        "model.requires_grad_()\n",
+        "",
+        "BatchOutputError",
+        ("every parameter of Linear is frozen",),
+        "Unfreeze what is to be trained before train(), for example with model.requires_grad_().",
+    ),
+    "a loss that was detached": Mistake(
+        _OWN_STEP,
+        '"loss": loss,',
+        '"loss": loss.detach(),',
+        "BatchOutputError",
+        ("a loss without a gradient",),
+        "Calculate the loss from the model's outputs without detach(), item() or no_grad() on the way.",
+    ),
+    "a loss as a number": Mistake(
+        _OWN_STEP,
+        '"loss": loss,',
+        '"loss": loss.item(),',
+        "BatchOutputError",
+        ("a loss of type float",),
+        "Return the loss as the tensor that the loss function returned, without item() or float().",
+    ),
+    "a loss for each sample": Mistake(
+        _CLASSIFY,
+        "nn.CrossEntropyLoss()",
+        'nn.CrossEntropyLoss(reduction="none")',
+        "BatchOutputError",
+        ("a loss of shape (8,)",),
+        "Return the mean of the losses: loss.mean(), or a loss function without reduction='none'.",
+    ),
+    "a step without a return statement": Mistake(
+        _OWN_STEP,
+        "        return {",
+        "        output = {",
+        "BatchOutputError",
+        ("nothing: None",),
+        "Return {'loss': ..., 'model_outputs': ..., 'batch_size': ...} from calculate_train_batch_loss.",
+    ),
+    "a batch size that is a shape": Mistake(
+        _OWN_STEP,
+        '"batch_size": len(batch[1])',
+        '"batch_size": batch[1].shape',
+        "BatchOutputError",
+        ("batch_size=torch.Size([8])",),
+        "Return the number of samples as the batch_size, for example len(targets).",
+    ),
+    "an optimizer of no parameters": Mistake(
+        _CLASSIFY,
+        "SGD(model.parameters(), lr=0.1)",
+        'SGD([{"params": []}], lr=0.1)',
+        "ConfigurationError",
+        ("SGD of no parameters",),
+        "Create the optimizer from model.parameters().",
+    ),
+    "an optimizer of another model": Mistake(
+        _CLASSIFY,
+        "SGD(model.parameters(), lr=0.1)",
+        "SGD(nn.Linear(4, 3).parameters(), lr=0.1)",
+        "ConfigurationError",
+        ("SGD of 2 other parameters",),
+        "Create the optimizer from the parameters of the model that is trained: after replacing parts of the model, "
+        "not before.",
+    ),
+    "no optimizer": Mistake(
+        _CLASSIFY,
+        "torch.optim.SGD(model.parameters(), lr=0.1)",
+        "None",
+        "ConfigurationError",
+        ("optimizer=None",),
+        "Pass one to the trainer, for example torch.optim.SGD(model.parameters(), lr=0.1).",
+    ),
+}
+
+MISTAKES = {**ARGUMENTS, **TARGETS, **INPUTS, **_LAST_BATCH, **NOTHING_TO_TRAIN}
