@@ -33,7 +33,7 @@ from pa_core import (
 )
 from pa_core.accumulation import MicroBatch, count_steps, micro_batches
 from pa_core.any_trainer import AnyTrainer
-from pa_core.callbacks.base import CallbackHandler, CallbackLike
+from pa_core.callbacks.base import EVENT_NAMES, CallbackHandler, CallbackLike
 from pa_core.callbacks.console import bars_hidden
 from pa_core.callbacks.defaults import DEFAULT_CALLBACKS
 from pa_core.callbacks.limits import add_limit_of_environment, apply_limit_of_environment
@@ -63,6 +63,7 @@ from pa_core.errors import (
 )
 from pa_core.exports import save_safetensors
 from pa_core.item_shares import ItemShares
+from pa_core.misspelt_overrides import warn_of_misspelt_overrides
 from pa_core.placeholders import TrainerPlaceholderValues, resolve_placeholders
 from pa_core.run_config import TrainerRunConfig, check_clip_threshold, check_count
 from pa_core.step_failures import name_step
@@ -226,10 +227,11 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
 
     @override
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Refuse methods that would replace a private part of the loop, or that the loop would never call."""
+        """Refuse or warn of methods that would replace a private part of the loop, or that it would never call."""
         super().__init_subclass__(**kwargs)
         parts = {name for name in vars(Trainer) if name.startswith("_") and not name.startswith("__")}
         overrides.check_overrides(cls, Trainer, parts)
+        warn_of_misspelt_overrides(cls, Trainer, overrides.OVERRIDABLE, EVENT_NAMES)
 
     # The two entries: training and evaluation
 

@@ -1,0 +1,108 @@
+"""A method that looks like an override and is none gets a warning where its class is defined."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+from typing_extensions import override
+
+from pa_core import Trainer, TrainerCallback, TrainerWithTimmScheduler
+
+MISSPELT = {
+    "calculate_eval_batch_los": "calculate_eval_batch_loss",
+    "calculate_train_batchloss": "calculate_train_batch_loss",
+    "train_epoch_strat": "train_epoch_start",
+    "training_epoch_start": "train_epoch_start",
+    "create_train_data_loader": "create_train_dataloader",
+    "optimiser_step": "optimizer_step",
+    "training_run_ends": "training_run_end",
+    "get_default_train_dl_kwarg": "get_default_train_dl_kwargs",
+    "create_schedular": "create_scheduler",
+    "_clip_gradient": "_clip_gradients",
+}
+
+HELPERS = (
+    "calculate_accuracy",
+    "calculate_batch_loss",
+    "calculate_loss",
+    "calculate_train_metrics",
+    "calculate_test_batch_loss",
+    "create_optimizer",
+    "create_test_dataloader",
+    "eval_step",
+    "evaluate_model",
+    "on_my_event",
+    "run_epoch",
+    "run_train_epoch",
+    "save_checkpoints",
+    "train_epoch",
+    "train_epoch_time",
+    "train_step",
+    "training_step",
+    "_create_model",
+    "_run_batch",
+    "_run_test_epoch",
+)
+
+
+def defined(**methods: Any) -> list[warnings.WarningMessage]:
+    """The warnings that defining a subclass with some methods gives."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        type("MyTrainer", (Trainer,), methods)
+    return caught
+
+
+def nothing(*_: object) -> None:
+    """A method."""
+
+
+@pytest.mark.parametrize("name", MISSPELT)
+def test_a_misspelt_override_is_named_with_what_was_meant(name: str) -> None:
+    """The loop would never call it, and its default would run without a word."""
+    (caught,) = defined(**{name: nothing})
+    assert f"MyTrainer.{name} is called by nobody. " in str(caught.message)
+    assert f"is {MISSPELT[name]}: rename" in str(caught.message)
+    assert defined(**{MISSPELT[name]: nothing}) == []
+
+
+def test_the_warning_points_at_the_class() -> None:
+    """The line is that of the class statement, in the file of the user."""
+    with pytest.warns(UserWarning, match="calculate_eval_batch_los ") as caught:
+
+        class MyTrainer(Trainer):
+            def calculate_eval_batch_los(self, batch: Any) -> Any: ...
+
+    assert caught[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+
+        class Derived(MyTrainer):  # pyright: ignore[reportUnusedClass]  # defining it is the test
+            @override
+            def calculate_eval_batch_los(self, batch: Any) -> Any: ...
+
+
+@pytest.mark.parametrize("name", HELPERS)
+def test_a_helper_may_have_a_name_of_its_own(name: str) -> None:
+    """Names that scripts have for their helpers give no warning."""
+    assert defined(**{name: nothing}) == []
+
+
+def test_a_helper_beside_the_override_is_a_helper() -> None:
+    """Who overrides the method as well has not misspelt it; what is no method is not meant to be called."""
+    assert defined(calculate_train_batch_losses=nothing, calculate_train_batch_loss=nothing) == []
+    assert defined(train_epoch_starts=[1, 2]) == []
+
+
+def test_an_event_of_callbacks_is_no_method_of_a_trainer() -> None:
+    """Only callbacks have events, unless a class is both."""
+    (caught,) = defined(on_train_epoch_end=nothing)
+    assert "override train_epoch_end instead, or move it to a TrainerCallback" in str(caught.message)
+    (caught,) = defined(on_train_step_end=nothing)
+    assert "move it to a TrainerCallback, and pass that to the trainer" in str(caught.message)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        type("Both", (Trainer, TrainerCallback), {"on_train_epoch_end": nothing})
+        type("Timm", (TrainerWithTimmScheduler,), {"calculate_loss": nothing})
