@@ -150,6 +150,23 @@ def test_loader() -> None:
         assert known.device == trainer.device
 
 
+def test_dataloader() -> None:
+    """Its batches are those of the run, and an argument that would change them is refused."""
+    notes = NoteBatches()
+    trainer = make_trainer(Trainer, notes)
+    trainer.train(DataLoader(samples(6), batch_size=4), 1)
+    assert notes.trained == [[0, 1, 2, 3], [4, 5]]
+    with pytest.raises(ConfigurationError, match="train_dataloader_kwargs has no effect"):
+        trainer.train(DataLoader(samples(6)), 1, train_dataloader_kwargs={"shuffle": True})
+
+
+def test_arrays() -> None:
+    """The error names what to pass."""
+    data: Any = samples(6).tensors
+    with pytest.raises(ConfigurationError, match="TensorDataset"):
+        make_trainer().train(data, 1)
+
+
 class Claims(list[Any]):
     """Batches with another number of them as a length."""
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 from typing_extensions import override
 
 from pa_core import AnyTrainer, BatchOutput, SchedulerLike, SizedIterable, Trainer, TrainerRunConfig
@@ -130,6 +130,16 @@ def test_a_literal_is_an_output() -> None:
     net = Net()
     trainer = LiteralTrainer(net, None, make_optimizer(net), callbacks=[])
     trainer.train(make_data(), num_epochs=1, collate_fn=collate)
+
+
+def test_a_dataloader_is_data() -> None:
+    """Where a dataset is taken, a ``DataLoader`` is too; what is known of the trainer is its dataset."""
+    net = Net()
+    trainer = NetTrainer(net, None, make_optimizer(net), callbacks=[])
+    loader = DataLoader(make_data(), batch_size=2, collate_fn=collate)
+    trainer.train(loader, num_epochs=1, eval_dataset=loader)
+    trainer.evaluate(loader)
+    assert_type(trainer.train_dataset, Dataset[Any])
 
 
 def test_loaders_yield_the_batches_of_the_trainer() -> None:

@@ -36,7 +36,7 @@ class AnyTrainer(ABC):
         scheduler: The scheduler of the current run, None without one.
         create_scheduler_fn: The factory that was given to ``train()``.
         collate_fn: The collate function that was given to ``train()`` or ``evaluate()``.
-        train_dataset: The dataset of the current or last training run.
+        train_dataset: The dataset of the current or last training run, also where a ``DataLoader`` was given.
         eval_dataset: The dataset that is evaluated, None where nothing is.
         train_dataloader: The loader of the current or last training run; a callback may replace it in
             ``on_prepare_start``.

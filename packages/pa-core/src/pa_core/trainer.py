@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Self, cast
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 from typing_extensions import override
 
 from pa_core import (
@@ -44,6 +44,7 @@ from pa_core.data import (
     move_to_device,
 )
 from pa_core.data.batch_count import BatchCount, require_same_lengths
+from pa_core.data.given_data import DEFAULT_BATCH_SIZE, GivenData, batch_size_of, check_arguments_of_loaders
 from pa_core.data.loader_parts import set_epoch
 from pa_core.data.user_loader import (
     batches_of_slices,
@@ -195,6 +196,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self.gradient_norm: Tensor | None = None
         self.train_dataloader: SizedIterable = _unset()
         self.eval_dataloader: SizedIterable | None = None
+        self._eval_loader: DataLoader[Any] | None = None
         self._train_dl_kwargs: dict[str, Any] = {}
         self._eval_dl_kwargs: dict[str, Any] = {}
         self._gradient_clip_norm: float | None = None
@@ -237,10 +239,10 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
 
     def train(
         self,
-        train_dataset: Dataset[Any],
+        train_dataset: Dataset[Any] | DataLoader[Any],
         num_epochs: int,
-        eval_dataset: Dataset[Any] | None = None,
-        per_device_batch_size: int = 8,
+        eval_dataset: Dataset[Any] | DataLoader[Any] | None = None,
+        per_device_batch_size: int = DEFAULT_BATCH_SIZE,
         max_num_train_steps: int | None = None,
         gradient_accumulation_steps: int = 1,
         gradient_clip_value: float | None = None,
@@ -264,10 +266,11 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         process that fails alone prints its exception and ends, even within ``try``: the others would wait for it.
 
         Args:
-            train_dataset: The samples to train on.
+            train_dataset: The samples to train on. A ``DataLoader`` is used as if ``create_train_dataloader`` had
+                returned it: on several processes it is split, and the order of its samples is its own.
             num_epochs: How often to go over them.
-            eval_dataset: The samples to evaluate after each epoch; None for no evaluation.
-            per_device_batch_size: Samples in a batch of one process.
+            eval_dataset: The samples to evaluate after each epoch, or a ``DataLoader`` of them; None for no evaluation.
+            per_device_batch_size: Samples in a batch of one process, where a ``DataLoader`` does not say.
             max_num_train_steps: Optimizer updates after which the run ends, also in mid-epoch; overrides
                 ``num_epochs``.
             gradient_accumulation_steps: Batches of one process in an optimizer update. The gradient is that of the
@@ -309,20 +312,19 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         check_trainer_arguments(self.model, self.loss_func, self.optimizer)  # a script may have replaced them
         trainer_inputs.check_optimizer(self.model, self.optimizer)
         training_state.check_allowed_names(resume_allow)
-        self.train_dataset = train_dataset
-        self.eval_dataset = eval_dataset
+        train_data = self._given_data(train_dataset, "train_dataset", train_dataloader_kwargs)
+        eval_data = self._given_data(eval_dataset, "eval_dataset", eval_dataloader_kwargs)
+        check_arguments_of_loaders([train_data, eval_data], per_device_batch_size, collate_fn)
+        self.train_dataset = cast("Dataset[Any]", train_data.dataset)
+        self.eval_dataset = eval_data.dataset
         self.collate_fn = collate_fn
         # pyright reports the narrower type of an attribute at its last assignment
         self.create_scheduler_fn = create_scheduler_fn  # pyright: ignore[reportIncompatibleVariableOverride]
         self._gradient_clip_norm = gradient_clip_norm
         with self._run(is_training=True):
             self._find_saved_run(resume_from, resume_missing)
-            self.train_dataloader = self.create_train_dataloader(per_device_batch_size, train_dataloader_kwargs)
-            check_loader(self.train_dataloader, "create_train_dataloader")
-            self.eval_dataloader = None
-            if eval_dataset is not None:
-                self.eval_dataloader = self.create_eval_dataloader(per_device_batch_size, eval_dataloader_kwargs)
-                check_loader(self.eval_dataloader, "create_eval_dataloader")
+            self._make_train_dataloader(train_data, per_device_batch_size)
+            self._make_eval_dataloader(eval_data, per_device_batch_size)
             self.callback_handler.call_event("on_prepare_start", self)
             apply_limit_of_environment(self)
             self._prepare_model_optimizer_and_dataloaders()
@@ -347,8 +349,8 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
 
     def evaluate(
         self,
-        dataset: Dataset[Any] | None = None,
-        per_device_batch_size: int = 8,
+        dataset: Dataset[Any] | DataLoader[Any] | None = None,
+        per_device_batch_size: int = DEFAULT_BATCH_SIZE,
         dataloader_kwargs: dict[str, Any] | None = None,
         collate_fn: Callable[[list[Any]], BatchT] | None = None,
         *,
@@ -357,8 +359,8 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         """Run one evaluation epoch, and record its loss as ``evaluation_loss``.
 
         Args:
-            dataset: The samples to evaluate; None for the evaluation dataset of the last training run.
-            per_device_batch_size: Samples in a batch of one process.
+            dataset: The samples to evaluate, or a ``DataLoader`` of them; None for those of the last training run.
+            per_device_batch_size: Samples in a batch of one process, where a ``DataLoader`` does not say.
             dataloader_kwargs: Arguments for the loader, which win over the defaults.
             collate_fn: Makes a batch of a list of samples; None keeps the one of the last training run.
             reset_run_history: False keeps the metrics that were recorded before.
@@ -369,7 +371,9 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         """
         trainer_inputs.refuse_run_within_run("evaluate", self._running)
         check_count("per_device_batch_size", per_device_batch_size)
-        dataset = self.eval_dataset if dataset is None else dataset
+        if dataset is None:
+            loader = self._eval_loader
+            dataset = self.eval_dataset if loader is None or loader.dataset is not self.eval_dataset else loader
         if dataset is None:
             raise ConfigurationError(
                 "There is nothing to evaluate.",
@@ -377,11 +381,12 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
                 expected="a dataset",
                 do="Call evaluate(dataset).",
             )
-        self.eval_dataset = dataset
+        data = self._given_data(dataset, "dataset", dataloader_kwargs)
+        check_arguments_of_loaders([data], per_device_batch_size, collate_fn)
+        self.eval_dataset = data.dataset
         self.collate_fn = self.collate_fn if collate_fn is None else collate_fn
         with self._run(is_training=False):
-            self.eval_dataloader = self.create_eval_dataloader(per_device_batch_size, dataloader_kwargs)
-            check_loader(self.eval_dataloader, "create_eval_dataloader")
+            self._make_eval_dataloader(data, per_device_batch_size)
             self.callback_handler.call_event("on_prepare_start", self)
             apply_limit_of_environment(self)
             self._prepare_model_optimizer_and_dataloaders()
@@ -1179,8 +1184,8 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
                 max_num_train_steps = num_epochs * updates
             else:
                 num_epochs = math.ceil(max_num_train_steps / updates)
-        train_batch_size = _batch_size_of(self.train_dataloader, self._train_dl_kwargs, per_device_batch_size)
-        eval_batch_size = _batch_size_of(self.eval_dataloader, self._eval_dl_kwargs, per_device_batch_size)
+        train_batch_size = batch_size_of(self.train_dataloader, self._train_dl_kwargs, per_device_batch_size)
+        eval_batch_size = batch_size_of(self.eval_dataloader, self._eval_dl_kwargs, per_device_batch_size)
         return TrainerRunConfig(
             num_epochs=num_epochs,
             train_per_device_batch_size=train_batch_size,
@@ -1363,6 +1368,32 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
                 module.training = training
 
     # Creating loaders
+
+    def _given_data(
+        self, data: Dataset[Any] | DataLoader[Any] | None, argument: str, kwargs: dict[str, Any] | None
+    ) -> GivenData:
+        """Check one of the arguments for data, and the arguments for its loader."""
+        given = GivenData(data, argument, kwargs)
+        given.require_default_loader(type(self), Trainer)
+        given.require_rank(self._accelerator.process_index, self._accelerator.num_processes)
+        return given
+
+    def _make_train_dataloader(self, data: GivenData, batch_size: int) -> None:
+        if data.loader is None:
+            self.train_dataloader = self.create_train_dataloader(batch_size, data.kwargs)
+        else:
+            self.train_dataloader, self._train_dl_kwargs = data.loader, {}
+        check_loader(self.train_dataloader, data.origin)
+
+    def _make_eval_dataloader(self, data: GivenData, batch_size: int) -> None:
+        self.eval_dataloader, self._eval_loader = data.loader, data.loader
+        if data.data is None:
+            return
+        if data.loader is None:
+            self.eval_dataloader = self.create_eval_dataloader(batch_size, data.kwargs)
+        else:
+            self._eval_dl_kwargs = {}
+        check_loader(self.eval_dataloader, data.origin)
 
     def _default_dl_kwargs(self, dataset: Dataset[Any], batch_size: int) -> dict[str, Any]:
         return {
@@ -1734,8 +1765,3 @@ def _agreed_stop(own: StopTrainingError | None, not_finite: bool) -> StopTrainin
             do="See the message of that process.",
         )
     return own or StopTrainingError("Another process asked to stop.")
-
-
-def _batch_size_of(loader: object, kwargs: dict[str, Any], default: int) -> int:
-    sizes = (getattr(loader, "batch_size", None), kwargs.get("batch_size"), default)
-    return next(int(size) for size in sizes if size is not None)

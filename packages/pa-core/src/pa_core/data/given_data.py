@@ -1,0 +1,186 @@
+"""What ``train()`` and ``evaluate()`` take as data: a dataset, or a DataLoader that is used as it is."""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from pa_core.batch_structure import describe_batch, is_array, keys_of
+from pa_core.data.loader_parts import describe_loader
+from pa_core.data.user_loader import is_dataloader, is_keyed
+from pa_core.errors import ConfigurationError
+
+__all__ = ["DEFAULT_BATCH_SIZE", "GivenData", "batch_size_of", "check_arguments_of_loaders"]
+
+DEFAULT_BATCH_SIZE = 8
+"""That of ``per_device_batch_size``, by which is seen whether it was passed."""
+
+
+@dataclass(frozen=True)
+class GivenData:
+    """One of the arguments of ``train()`` or ``evaluate()`` for data.
+
+    Attributes:
+        data: What was passed; None for no evaluation.
+        argument: The name of the argument.
+        kwargs: The arguments for its loader, if there are any.
+
+    Raises:
+        ConfigurationError: It is neither a dataset nor a DataLoader, or it is a DataLoader that needs no arguments.
+    """
+
+    data: Dataset[Any] | DataLoader[Any] | None
+    argument: str
+    kwargs: dict[str, Any] | None
+
+    def __post_init__(self) -> None:
+        if self.loader is None:
+            _check_dataset(self.data, self.argument)
+        elif self.kwargs:
+            name = {"train_dataset": "train_dataloader_kwargs", "eval_dataset": "eval_dataloader_kwargs"}
+            raise _without_effect(name.get(self.argument, "dataloader_kwargs"), self.kwargs, self)
+
+    @property
+    def loader(self) -> DataLoader[Any] | None:
+        """The DataLoader, if one was passed."""
+        return self.data if is_dataloader(self.data) else None
+
+    @property
+    def dataset(self) -> Dataset[Any] | None:
+        """The dataset, also that of a DataLoader; None for no evaluation."""
+        return self.data.dataset if is_dataloader(self.data) else self.data
+
+    @property
+    def method(self) -> str:
+        """The method of the trainer that creates the loader of a dataset."""
+        return f"create_{'train' if self.argument == 'train_dataset' else 'eval'}_dataloader"
+
+    @property
+    def origin(self) -> str:
+        """Where the loader comes from."""
+        return self.method if self.loader is None else self.argument
+
+    def require_default_loader(self, trainer_class: type, base: type) -> None:
+        """Refuse a DataLoader for a trainer that creates another one.
+
+        Raises:
+            ConfigurationError: A DataLoader was passed, and the class overrides the method that would create it.
+        """
+        if self.loader is not None and getattr(trainer_class, self.method) is not getattr(base, self.method):
+            raise ConfigurationError(
+                "Two loaders were given for the same data.",
+                given=f"a {type(self.data).__name__} as {self.argument}, and {trainer_class.__name__}.{self.method}",
+                expected="one of them",
+                do=f"Pass the dataset as {self.argument}, or do not override {self.method}.",
+            )
+
+    def require_rank(self, rank: int, num_processes: int) -> None:
+        """Refuse a ``KeyedDataLoader`` that was made for another process than this one.
+
+        Raises:
+            ConfigurationError: Its rank, or its number of processes, is another one.
+        """
+        loader = self.loader
+        if is_keyed(loader) and (loader.rank, loader.num_processes) != (rank, num_processes):
+            raise ConfigurationError(
+                "A KeyedDataLoader yields the samples of one process, and this is another one.",
+                given=f"rank={loader.rank}, num_processes={loader.num_processes}",
+                expected=f"rank={rank}, num_processes={num_processes}",
+                do=f"Pass the dataset as {self.argument}: the trainer creates a KeyedDataLoader for each process.",
+            )
+
+
+def check_arguments_of_loaders(
+    given: Sequence[GivenData], per_device_batch_size: int, collate_fn: Callable[[list[Any]], Any] | None
+) -> None:
+    """Refuse arguments that have no effect, as all data comes in DataLoaders, which say otherwise.
+
+    Args:
+        given: The data of the run.
+        per_device_batch_size: As passed to ``train()`` or ``evaluate()``.
+        collate_fn: As passed to ``train()`` or ``evaluate()``.
+
+    Raises:
+        ConfigurationError: An argument has no effect.
+    """
+    if any(one.loader is None and one.data is not None for one in given):
+        return
+    for one in given:
+        if one.loader is None:
+            continue
+        batch_size = batch_size_of(one.loader, {}, DEFAULT_BATCH_SIZE)
+        if per_device_batch_size not in (DEFAULT_BATCH_SIZE, batch_size):
+            raise _without_effect("per_device_batch_size", per_device_batch_size, one)
+        of_loader: object = getattr(one.loader, "collate_fn", None)
+        if collate_fn is not None and of_loader is not collate_fn:
+            raise _without_effect("collate_fn", getattr(collate_fn, "__name__", collate_fn), one)
+
+
+def batch_size_of(loader: object, kwargs: Mapping[str, Any], default: int) -> int:
+    """Return the number of samples in a batch of a loader.
+
+    Args:
+        loader: The loader, or the arguments of which are asked where it does not say.
+        kwargs: The arguments for it.
+        default: What is returned where nobody knows.
+    """
+    sampler = getattr(loader, "batch_sampler", None)
+    sizes = (getattr(loader, "batch_size", None), getattr(sampler, "batch_size", None), kwargs.get("batch_size"))
+    return next((int(size) for size in sizes if isinstance(size, numbers.Integral)), default)
+
+
+def _without_effect(name: str, value: object, given: GivenData) -> ConfigurationError:
+    return ConfigurationError(
+        f"{name} has no effect on a DataLoader, which is used as it is.",
+        given=f"{name}={value}, and {describe_loader(given.data)} as {given.argument}",
+        expected=f"a DataLoader without {name}, or a dataset with it",
+        do=f"Leave {name} out, and make the DataLoader as it is to be.",
+    )
+
+
+def _check_dataset(data: Any, argument: str) -> None:
+    """Refuse what is not a dataset, and would fail far from here; a sequence of samples is one."""
+    if data is None or isinstance(data, IterableDataset):
+        return
+    if _is_inputs_and_targets(data) or hasattr(data, "iloc"):
+        raise _refused(
+            data,
+            argument,
+            "Pass TensorDataset(torch.as_tensor(X), torch.as_tensor(Y)) from torch.utils.data, of inputs X and targets "
+            "Y: each of its samples is a row of both.",
+        )
+    kind: type[Any] = data.__class__
+    if issubclass(kind, Mapping) and len(data) > 0 and 0 not in keys_of(data):
+        keys = ", ".join(f"[{key!r}]" for key in keys_of(data))
+        raise _refused(data, argument, f"Pass one of its values, where that is a dataset: {keys}.")
+    if isinstance(data, type):
+        raise _refused(data, argument, f"Pass an instance: {data.__name__}(...).")
+    if issubclass(kind, (str, bytes)) or not hasattr(data, "__getitem__"):
+        raise _refused(
+            data,
+            argument,
+            "Pass a dataset with __len__ and __getitem__. Return a loader of another kind from "
+            f"create_{'train' if argument == 'train_dataset' else 'eval'}_dataloader.",
+        )
+
+
+def _is_inputs_and_targets(data: Any) -> bool:
+    """Whether this is ``(X, Y)``; a list of two samples has the same shape twice."""
+    kind: type[Any] = data.__class__
+    if not (issubclass(kind, (list, tuple)) and len(data) == len("XY") and all(map(is_array, data))):
+        return False
+    inputs, targets = tuple(data[0].shape), tuple(data[1].shape)
+    return issubclass(kind, tuple) or (inputs != targets and inputs[:1] == targets[:1])
+
+
+def _refused(data: object, argument: str, do: str) -> ConfigurationError:
+    return ConfigurationError(
+        "This is neither a dataset nor a DataLoader.",
+        given=f"{describe_batch(data)} as {argument}",
+        expected="a dataset, whose samples are indexed by integers, or a torch.utils.data.DataLoader",
+        do=do,
+    )
