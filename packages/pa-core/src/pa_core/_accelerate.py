@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
@@ -26,6 +26,7 @@ __all__ = [
     "describe_processes",
     "device_of",
     "exchanges_exact_gradients",
+    "explain_dispatching",
     "fetching_loader",
     "forget_prepared_objects",
     "installed_trackers",
@@ -404,17 +405,41 @@ def is_dispatched(loader: object) -> bool:
     return issubclass(type(loader), DataLoaderDispatcher)
 
 
+def explain_dispatching(loader: Any) -> Any:
+    """Return what to iterate for an epoch of a loader, with an error of ours where dispatched batches do not fit.
+
+    The first process puts the batches of all processes together before it sends each of them its own.
+    """
+    return _explaining_dispatching(loader) if is_dispatched(loader) else loader
+
+
+def _explaining_dispatching(loader: Any) -> Iterator[Any]:
+    try:
+        yield from loader
+    except RuntimeError as error:
+        if "batches of different size" not in str(error):
+            raise
+        dataset = type(loader.dataset).__name__
+        raise UnsupportedConfigurationError(
+            "The batches of the processes have different shapes, as dynamic padding makes them.",
+            given=f"{dataset}, an IterableDataset, of which the first process fetches the batches of all of them",
+            expected="batches of one shape, or processes that fetch for themselves",
+            do=f"If {dataset} yields the same samples on each process, return Accelerator(dataloader_config="
+            "DataLoaderConfiguration(dispatch_batches=False)) from _create_accelerator; if not, pad to a fixed length.",
+        ) from error
+
+
 def without_read_ahead(loader: Any) -> Any:
     """Return what to iterate for an epoch of a loader, so that no batch is fetched before it is asked for.
 
     Accelerate reads one batch ahead, of which a training state would have to know. It cannot be kept from that where
-    the first process fetches for all; such a loader comes back as it is.
+    the first process fetches for all.
     """
     from accelerate.data_loader import DataLoaderShard
     from accelerate.utils import synchronize_rng_states
 
     if type(loader) is not DataLoaderShard:
-        return loader
+        return explain_dispatching(loader)
     share: Any = loader
     if share.rng_types is not None:
         synchronize_rng_states(share.rng_types, share.synchronized_generator)

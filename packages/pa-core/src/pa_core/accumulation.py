@@ -14,6 +14,7 @@ from typing import Any
 from torch.utils.data import BatchSampler
 
 from pa_core.data.batch_count import BatchCount
+from pa_core.data.split_sampler import split_sampler
 from pa_core.data.user_loader import batches_of_slices, innermost, is_keyed
 from pa_core.types import SizedIterable
 
@@ -83,7 +84,7 @@ def micro_batches(
         count = BatchCount(loader, "training") if count is None else count
         count.given = steps_done
         sizes = _known_sizes(loader, num_processes)
-        yield from _of_users_loader(count, sizes, batches, accumulation_steps)
+        yield from _of_users_loader(count, sizes, batches, accumulation_steps, num_processes)
         if count.is_per_process:
             yield from _without_samples(count, steps_done, accumulation_steps)
         return
@@ -104,12 +105,15 @@ def micro_batches(
 
 
 def _known_sizes(loader: SizedIterable, num_processes: int) -> Callable[[int], int] | None:
-    """The number of samples in a step of a loader of the user's own, where its sampler tells.
+    """The number of samples that this process has in a step of a loader of the user's own, where its sampler tells.
 
-    On several processes accelerate fills the last batches up, so that all are of one size.
+    On several processes accelerate fills the last batches up, so that all are of one size. A sampler that has split
+    the samples itself gives each process as many.
     """
-    sampler = getattr(innermost(loader), "batch_sampler", None)
-    if num_processes > 1 or not isinstance(sampler, BatchSampler):
+    users_loader = innermost(loader)
+    sampler = getattr(users_loader, "batch_sampler", None)
+    is_split = num_processes == 1 or split_sampler(users_loader) is not None
+    if not is_split or not isinstance(sampler, BatchSampler):
         return None
     samples: Any = sampler.sampler
     try:
@@ -120,7 +124,11 @@ def _known_sizes(loader: SizedIterable, num_processes: int) -> Callable[[int], i
 
 
 def _of_users_loader(
-    count: BatchCount, size: Callable[[int], int] | None, batches: Iterable[Any], accumulation_steps: int
+    count: BatchCount,
+    size: Callable[[int], int] | None,
+    batches: Iterable[Any],
+    accumulation_steps: int,
+    num_processes: int,
 ) -> Iterator[tuple[MicroBatch, Any]]:
     """Where nothing tells the sizes, the batches of a group weigh the same.
 
@@ -140,7 +148,7 @@ def _of_users_loader(
         part = MicroBatch(
             weight=1 / len(group) if size is None else size(step) / sum(map(size, group)),
             ends_group=is_full or is_last or (upcoming is _END and not count.is_per_process),
-            global_samples=None if size is None else size(step),
+            global_samples=None if size is None else size(step) * num_processes,
         )
         count.given += 1
         count.has_more = is_last and upcoming is not _END

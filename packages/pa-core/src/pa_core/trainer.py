@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import islice
@@ -46,6 +45,7 @@ from pa_core.data import (
 from pa_core.data.batch_count import BatchCount, require_same_lengths
 from pa_core.data.given_data import DEFAULT_BATCH_SIZE, GivenData, batch_size_of, check_arguments_of_loaders
 from pa_core.data.loader_parts import set_epoch
+from pa_core.data.split_sampler import check_share, split_sampler, warn_of_filling_up, warn_of_repeated_samples
 from pa_core.data.user_loader import (
     batches_of_slices,
     check_loader,
@@ -827,7 +827,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         """The batches on the device, to which our own loaders bring them."""
         if is_keyed(innermost(loader)):
             return loader
-        return (move_to_device(batch, self.device) for batch in loader)
+        return (move_to_device(batch, self.device) for batch in _accelerate.explain_dispatching(loader))
 
     def _record_epoch_loss(self, metric_name: str, count: BatchCount | None) -> None:
         """Record the mean loss over all samples of the epoch on all processes, unless one of them asked to stop."""
@@ -1420,16 +1420,24 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         )
 
     def _prepare_loader(self, loader: SizedIterable[Any]) -> SizedIterable[Any]:
-        """On several processes accelerate splits what is neither ours nor any other iterable than a DataLoader."""
+        """On several processes accelerate splits a DataLoader that is neither ours nor split by its sampler."""
         if is_slice(loader):
             return DataLoaderSlice(self._prepare_loader(loader.wrapped), loader.slice_size)
-        if self._accelerator.num_processes > 1 and is_dataloader(loader) and not is_keyed(loader):
-            accelerator_settings.require_even_batches(self._accelerator)
-            _warn_of_padding(loader)
-            share = _accelerate.split_loader(self._accelerator, loader)
-            check_loader(share, "accelerate, which split the loader over the processes")
-            return share
-        return loader
+        if is_keyed(loader) or not is_dataloader(loader):
+            return loader
+        rank, num_processes = self._accelerator.process_index, self._accelerator.num_processes
+        sampler = split_sampler(loader)
+        if sampler is not None:
+            check_share(loader, sampler, rank=rank, num_processes=num_processes)
+            warn_of_repeated_samples(loader, sampler)
+            return loader
+        if num_processes == 1:
+            return loader
+        accelerator_settings.require_even_batches(self._accelerator)
+        warn_of_filling_up(loader)
+        share = _accelerate.split_loader(self._accelerator, loader)
+        check_loader(share, "accelerate, which split the loader over the processes")
+        return share
 
     def _placeholder_values(self) -> dict[str, float]:
         updates = self.run_config.num_update_steps_per_epoch
@@ -1734,16 +1742,6 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
                     "load_state_dict(). Give its class these methods."
                 )
         self._saved_along.extend(objects)
-
-
-def _warn_of_padding(loader: object) -> None:
-    warnings.warn(
-        f"{type(loader).__name__} of your own is split over the processes by accelerate, which repeats samples where "
-        "the processes would not get equally many. Losses and metrics of an epoch may count those twice. Let the "
-        "trainer create the loader from the dataset to have each sample counted once.",
-        UserWarning,
-        stacklevel=2,
-    )
 
 
 def _unset() -> Any:

@@ -1,0 +1,244 @@
+"""Loaders that a DistributedSampler has split already: used as they are."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD
+from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler, IterableDataset, Sampler
+from typing_extensions import override
+
+from pa_core import AnyTrainer, ConfigurationError, Trainer, TrainerCallback
+from pa_core.distributed import gather_objects, num_processes, rank
+from pa_core.testing import make_regression
+from tests.launching import Launch
+from tests.pa_compat.migrating.small_runs import NoteBatches, make_trainer, samples
+
+everywhere = pytest.mark.runs_on("one_process", "two_ranks")
+on_two_ranks = pytest.mark.runs_on("two_ranks")
+
+
+def own_share(dataset: Any, **kwargs: Any) -> DistributedSampler[Any]:
+    """The sampler of the boilerplate of accelerate's guide."""
+    return DistributedSampler(dataset, num_replicas=num_processes(), rank=rank(), **kwargs)
+
+
+def trained_on(notes: NoteBatches) -> list[list[list[int]]]:
+    """The numbers of the samples of each batch, for each process."""
+    return gather_objects(notes.trained)
+
+
+@everywhere
+@pytest.mark.parametrize("given", ["a sampler", "a batch sampler", "a loader"])
+def test_each_sample_is_trained_on_once_in_an_order_of_each_epoch(given: str) -> None:
+    """However the sampler is given, no process takes a part of a part, and the epochs differ."""
+    data = samples(16)
+
+    class WithLoader(Trainer):
+        @override
+        def create_train_dataloader(self, batch_size: int, train_dl_kwargs: dict[str, Any] | None = None) -> Any:
+            return DataLoader(data, batch_size=2, sampler=own_share(data))
+
+    notes = NoteBatches()
+    trainer = make_trainer(WithLoader if given == "a loader" else Trainer, notes)
+    kwargs: dict[str, dict[str, Any]] = {
+        "a sampler": {"sampler": own_share(data)},
+        "a batch sampler": {"batch_sampler": BatchSampler(own_share(data), 2, drop_last=False)},
+        "a loader": {},
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        trainer.train(data, 2, per_device_batch_size=2, train_dataloader_kwargs=kwargs[given])
+    updates = 8 // num_processes()
+    assert trainer.num_updates_completed == 2 * updates
+    epochs = [[batch for batches in trained_on(notes) for batch in batches[part]] for part in halves(updates)]
+    assert [sorted(number for batch in batches for number in batch) for batches in epochs] == [list(range(16))] * 2
+    assert epochs[0] != epochs[1]
+
+
+def halves(updates: int) -> list[slice]:
+    """The batches of the first epoch, and of the second one."""
+    return [slice(updates), slice(updates, None)]
+
+
+@everywhere
+def test_short_batches_weigh_what_they_hold() -> None:
+    """An accumulated update of batches of 4 and 1 of each process is that of the mean over all of their samples."""
+    data = samples(5 * num_processes())
+    sampler = own_share(data, shuffle=False)
+    trainer = make_trainer(Trainer, lr=0.1)
+    expected = make_trainer(Trainer, lr=0.1)
+    trainer.train(
+        data, 1, per_device_batch_size=4, gradient_accumulation_steps=2, train_dataloader_kwargs={"sampler": sampler}
+    )
+    expected.train(data, 1, per_device_batch_size=5, train_dataloader_kwargs={"shuffle": False})
+    for one, other in zip(trainer.model.parameters(), expected.model.parameters(), strict=True):
+        assert torch.allclose(one, other, rtol=0, atol=1e-12)
+    assert trainer.run_history.clock.samples == 5 * num_processes()
+
+
+@on_two_ranks
+def test_an_evaluation_that_repeats_samples_says_which_sampler_does() -> None:
+    """Not accelerate, which has no part in it; with drop_last=True there is nothing to say."""
+    data = samples(7)
+    notes = NoteBatches()
+    trainer = make_trainer(Trainer, notes)
+    with pytest.warns(UserWarning, match=r"DistributedSampler .*8 .*7") as said:
+        trainer.evaluate(data, 2, {"sampler": own_share(data, shuffle=False)})
+    assert not any("accelerate" in str(warning.message) for warning in said)
+    assert sorted(notes.evaluated) == [0, 0, 1, 2, 3, 4, 5, 6]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        trainer.evaluate(data, 2, {"sampler": own_share(data, shuffle=False, drop_last=True)})
+
+
+@everywhere
+@pytest.mark.parametrize("wrong", ["num_replicas", "rank"])
+def test_a_sampler_made_for_other_processes_is_refused(wrong: str) -> None:
+    """It would leave samples out, or have two processes train on the same ones."""
+    world = num_processes()
+    if wrong == "rank" and world == 1:
+        pytest.skip("one process has one rank")
+    of_rank = world - 1 - rank() if wrong == "rank" else 0
+    sampler: DistributedSampler[Any] = DistributedSampler(samples(12), world if wrong == "rank" else world + 1, of_rank)
+    with pytest.raises(ConfigurationError, match=rf"{wrong}={sampler.num_replicas if wrong != 'rank' else of_rank}"):
+        make_trainer(Trainer).train(samples(12), 1, train_dataloader_kwargs={"sampler": sampler})
+
+
+class EveryNth(Sampler[int]):
+    """A sampler that splits without torch's class, as those of many libraries do; unevenly, if it may."""
+
+    def __init__(self, num_samples: int) -> None:
+        self.num_replicas, self.rank = num_processes(), rank()
+        self.indices = range(num_samples)[self.rank :: self.num_replicas]
+
+    def __len__(self) -> int:
+        """The samples of this process."""
+        return len(self.indices)
+
+    @override
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.indices)
+
+
+@on_two_ranks
+def test_samplers_of_other_libraries_that_split_are_used_as_they_are() -> None:
+    """Whatever says for how many replicas it is made, and for which; one batch more somewhere is refused."""
+    notes = NoteBatches()
+    make_trainer(Trainer, notes).train(
+        samples(8), 1, per_device_batch_size=2, train_dataloader_kwargs={"sampler": EveryNth(8)}
+    )
+    assert trained_on(notes) == [[[0, 2], [4, 6]], [[1, 3], [5, 7]]]
+    with pytest.raises(ConfigurationError, match=r"3, 2 batches"):
+        make_trainer(Trainer).train(
+            samples(5), 1, per_device_batch_size=1, train_dataloader_kwargs={"sampler": EveryNth(5)}
+        )
+
+
+class SaveInMidEpoch(TrainerCallback):
+    """Saves after the third update."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @override
+    def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
+        if update == 3:
+            trainer.save_training_state(self.folder / "state")
+
+
+@everywhere
+def test_a_run_with_such_a_loader_goes_on_in_mid_epoch(shared_tmp_path: Path) -> None:
+    """With the batches that would have followed."""
+    data = samples(8 * num_processes())
+    whole, resumed = NoteBatches(), NoteBatches()
+    kwargs = {"batch_size": 2, "sampler": own_share(data)}
+    make_trainer(Trainer, whole, SaveInMidEpoch(shared_tmp_path)).train(data, 2, train_dataloader_kwargs=kwargs)
+    trainer = make_trainer(Trainer, resumed)
+    trainer.train(data, 2, train_dataloader_kwargs=kwargs, resume_from=shared_tmp_path / "state")
+    assert resumed.trained == whole.trained[3:]
+
+
+class Texts(IterableDataset[tuple[Tensor, Tensor]]):
+    """Samples of different lengths, one after the other."""
+
+    def __len__(self) -> int:
+        """The number of samples."""
+        return 8
+
+    @override
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return iter([(torch.ones(1 + number), torch.zeros(1)) for number in range(8)])
+
+
+def pad_to_longest(batch: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Dynamic padding."""
+    inputs = nn.utils.rnn.pad_sequence([inputs for inputs, _ in batch], batch_first=True)
+    return inputs, torch.stack([target for _, target in batch])
+
+
+class MeanOf(nn.Module):
+    """A model of inputs of any length."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(1, 1)
+
+    @override
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.layer(inputs.mean(1, keepdim=True))
+        return outputs
+
+
+class EachReadsItsOwn(Trainer):
+    """As the error advises."""
+
+    @override
+    def _create_accelerator(self) -> Any:
+        from accelerate import Accelerator, DataLoaderConfiguration
+
+        return Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(dispatch_batches=False))
+
+
+def train_on_texts(trainer_class: type[Trainer], dataset: Dataset[Any]) -> Trainer:
+    """Batches of 2."""
+    model = MeanOf()
+    trainer = trainer_class(model, nn.MSELoss(), SGD(model.parameters(), lr=0.1), callbacks=[])
+    trainer.train(dataset, 1, per_device_batch_size=2, collate_fn=pad_to_longest)
+    return trainer
+
+
+@on_two_ranks
+@pytest.mark.filterwarnings("ignore:dispatch_batches=False has no effect on the loaders that the trainer makes")
+def test_an_iterable_dataset_is_named_where_it_is_split() -> None:
+    """The warning speaks of the dataset that was given, not of a loader that nobody made; the advice works."""
+    with pytest.warns(UserWarning, match=r"^Texts, an IterableDataset, is split .* by accelerate"):
+        trainer = train_on_texts(EachReadsItsOwn, Texts())
+    assert trainer.num_updates_completed == 2
+    with pytest.warns(UserWarning, match=r"^A loader or sampler of your own .DataLoader with SequentialS"):
+        Trainer(MeanOf(), nn.MSELoss(), None, callbacks=[]).evaluate(
+            make_regression(8), dataloader_kwargs={"sampler": torch.utils.data.SequentialSampler(range(8))}
+        )
+
+
+DYNAMIC_PADDING = """
+from tests.pa_core.test_split_loaders import Texts, Trainer, train_on_texts
+
+train_on_texts(Trainer, Texts())
+"""
+
+
+def test_dynamic_padding_of_an_iterable_dataset_is_explained(launch: Launch) -> None:
+    """Accelerate puts the batches of all processes together, which batches of different lengths do not let it do."""
+    launched = launch(DYNAMIC_PADDING, ranks=2, env={"PYTHONPATH": os.pathsep.join(sys.path)})
+    assert launched.status == 1
+    assert "UnsupportedConfigurationError" in launched.output
+    assert "dispatch_batches=False" in launched.output.split("do:")[1].splitlines()[0]
