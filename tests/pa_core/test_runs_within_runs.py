@@ -149,7 +149,7 @@ def test_the_evaluation_dataset_is_evaluated_between_two_updates_by_the_method_t
     """What the error advises."""
 
     def evaluate_here(trainer: AnyTrainer) -> None:
-        trainer.run_evaluation_epoch(is_intermediate=True)
+        trainer.run_evaluation_epoch()
 
     trainer = make_trainer(CallAt("on_optimizer_step_end", evaluate_here))
     trainer.train(DATA, 1, EVAL_DATA, 4)

@@ -133,9 +133,15 @@ def test_a_second_run_of_a_script_is_resumed_as_it_was_begun(
         return fingerprint(trainer)
 
     class InterruptSecond(TrainerCallback):
+        runs = 0
+
+        @override
+        def on_training_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+            self.runs += 1
+
         @override
         def on_train_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
-            if trainer.scheduler is None and trainer.num_updates_completed == 3:
+            if self.runs == 2 and trainer.num_updates_completed == 3:
                 raise Interrupted
 
     with pytest.raises(Interrupted):
