@@ -109,6 +109,7 @@ def run(entry: str, way: str) -> tuple[list[str], str]:
 def assert_as_in_the_table(entry: str, way: str, events: list[str], outcome: str) -> None:
     """Each cell of the row says what happened."""
     row = table()[way]
+    row.pop("started again, it")  # that is tested with training states
     assert outcome == row.pop("train()")
     epoch_starts = {"train": "on_train_epoch_start", "evaluate": "on_eval_epoch_start"}[entry]
     last_epoch = events[-events[::-1].index(epoch_starts) :]

@@ -73,7 +73,17 @@ from pa_core.storage import encode
 from pa_core.tracking import InMemoryRunHistory, LossTracker, RunHistory
 from pa_core.tracking.metric_prefix import INTERMEDIATE_PREFIX, recording_with_prefix
 from pa_core.trainer_arguments import check_trainer_arguments
-from pa_core.training_state import Phase, Position, RunLoaders, SavedRun, StateRequest, StateSaver, Wish, asked_settings
+from pa_core.training_state import (
+    Phase,
+    Position,
+    RunLoaders,
+    SafePoint,
+    SavedRun,
+    StateRequest,
+    StateSaver,
+    Wish,
+    asked_settings,
+)
 from pa_core.types import (
     BatchT,
     LossFunction,
@@ -166,6 +176,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
     _begins_at: Phase | None
     _running: Literal["train", "evaluate"] | None
     _is_training: bool
+    _epoch_under_way: int | None
     _interruptible: Phase | None
     _interrupted_evaluation: Phase | None
     _streams_before_evaluation: dict[str, Any] | None
@@ -555,8 +566,13 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         except StopTrainingError as error:
             self._stop = error
             self.callback_handler.call_event("on_stop_training_error", self, error=error)
+        self._safe_point.leave()
         self.training_run_end()
         self.callback_handler.call_event("on_training_run_end", self)
+        if isinstance(self._stop, NonFiniteLossError):
+            self._safe_point.end(self._stop, self.device)
+            self._state_saver.drop_requests(self._stop)
+            return
         self._go_on_from_the_end()
         self._reach_safe_point(Phase.NOTHING)
 
@@ -571,6 +587,8 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
 
     def _run_epoch(self) -> None:
         """Train an epoch, unless it is trained already, and evaluate."""
+        self._safe_point.leave()
+        self._epoch_under_way = self.num_epochs_completed
         if not self._begins(Phase.EVALUATION):
             self._run_train_epoch(self.train_dataloader)
         if self.eval_dataloader is not None:
@@ -580,6 +598,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             self.training_run_epoch_end()
             self._call_event("on_training_run_epoch_end")
         self.run_history._increment_epoch()  # pyright: ignore[reportPrivateUsage]  # only trainers count epochs
+        self._epoch_under_way = None
         self._reach_safe_point(Phase.EPOCH)
 
     def _run_train_epoch(self, train_dl: SizedIterable[BatchT]) -> None:
@@ -601,12 +620,14 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             self._run_train_step(batch, micro_batch, step)
             if self._is_at_last_update:
                 break
+        self._safe_point.leave()
         self._call_hook(self.train_epoch_end)
         self._record_epoch_loss("train_loss_epoch", count)
         with self._stopping_together():
             self._call_event("on_train_epoch_end")
 
     def _run_train_step(self, batch: BatchT, micro_batch: MicroBatch, step: int) -> None:
+        self._safe_point.leave()
         with self._gradient_synchronisation(micro_batch):
             loss = self._forward(batch, micro_batch, step)
             self.backward_step(self._weighted(loss, micro_batch))
@@ -821,7 +842,14 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         if loader is None:
             return self._batches(train_dl)
         limit = batches_of_slices(train_dl)
-        return islice(loader.batches(), None if limit is None else max(0, limit - self._steps_of_epoch))
+        batches = self._leaving_safe_point(loader.batches())
+        return islice(batches, None if limit is None else max(0, limit - self._steps_of_epoch))
+
+    def _leaving_safe_point(self, batches: Iterable[BatchT]) -> Iterator[BatchT]:
+        """Fetching a batch of a loader of the user's own changes what the state holds of it."""
+        for batch in batches:
+            yield batch
+            self._safe_point.leave()
 
     def _batches(self, loader: SizedIterable[BatchT]) -> Iterable[BatchT]:
         """The batches on the device, to which our own loaders bring them."""
@@ -996,11 +1024,11 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         differences += saved.restore(self, self._describe_run_to_save(saved.position), allowed)
         if differences:
             self.print(training_state.describe_differences(differences))
+        if self._settings["max_num_train_steps"] > saved.settings["max_num_train_steps"]:
+            saved.extend(self.run_history)
         self.num_updates_completed, self.num_epochs_completed = saved.position.updates, saved.position.epochs
         self._item_shares = ItemShares(self._accelerator.num_processes, saved.nominal_items)
         self._begins_at = saved.position.phase
-        if saved.was_complete and self._settings["max_num_train_steps"] > saved.settings["max_num_train_steps"]:
-            self._begins_at = Phase.EPOCH
         self.was_complete = self._begins_at is Phase.NOTHING
         loader = innermost(self.train_dataloader)
         if is_keyed(loader) and loader.shuffle == saved.settings["shuffle"]:
@@ -1043,7 +1071,8 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             is_at_end=self._steps_of_epoch >= len(train_dl) or self._is_at_last_update,
             report=lambda steps: self._call_event("on_train_steps_passed_over", steps=steps),
         )
-        saved.restore_losses(self)
+        if not saved.is_extended:
+            saved.restore_losses(self)
         saved.restore_callbacks(self)
         saved.restore_streams(self)
         if saved.position.phase is Phase.INTERMEDIATE_EVALUATION:
@@ -1066,6 +1095,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         Args:
             phase: What comes next.
         """
+        self._safe_point.reach(phase)
         if not (self._saving.is_pending or self._leaving.is_pending or self._state_saver.has_requests):
             return
         if self._accelerator.num_processes == 1:
@@ -1100,8 +1130,20 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             steps=self._steps_of_epoch if phase.is_in_mid_epoch else 0,
         )
 
+    def _find_extension(self, position: Position) -> training_state.Extension | None:
+        if self.was_complete and self._saved_run is not None:
+            return self._saved_run.extension
+        progress = training_state.EpochProgress(
+            self._epoch_under_way,
+            self._samples_of_epoch,
+            self._steps_of_epoch,
+            count_steps(self.train_dataloader),
+            self.run_history.current_epoch,
+        )
+        return training_state.find_extension(position, progress, is_at_last_update=self._is_at_last_update)
+
     def _describe_run_to_save(self, position: Position) -> training_state.Run:
-        loader = innermost(self.train_dataloader)
+        loader, extension = innermost(self.train_dataloader), self._find_extension(position)
         return training_state.Run(
             position=position,
             seed=self._seed or 0,
@@ -1109,10 +1151,15 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             settings=self._settings or {},
             hyperparameters=self._asked_of_optimizer,
             nominal_items=self._item_shares.nominal,
-            loaders=self._run_loaders.capture(self, in_mid_epoch=position.phase.is_in_mid_epoch),
+            loaders=self._run_loaders.capture(
+                self,
+                in_mid_epoch=position.phase.is_in_mid_epoch
+                or (extension is not None and extension.position.phase.is_in_mid_epoch),
+            ),
             scaler=self._accelerator.scaler,
             objects=self._saved_along,
-            streams=self._streams_before_evaluation if self._interrupted_evaluation else None,
+            streams=self._streams_before_evaluation if self._interrupted_evaluation else self._safe_point.streams,
+            extension=extension,
         )
 
     @contextmanager
@@ -1301,10 +1348,9 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         try:
             yield
         except BaseException as exception:
+            self._safe_point.end(exception, self.device)
             with failures.ending_process_unless_all_fail(exception):
-                self.callback_handler.call_event("on_exception", self, exception=exception)
-                self._state_saver.abandon(exception)
-                self._end_workers()
+                self._close_after(exception)
             raise
         finally:
             self._running = None
@@ -1316,6 +1362,19 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             self._unwrap_model()
             self._forget_gradients()
         self.callback_handler.warn_of_unfired_events()
+
+    def _close_after(self, exception: BaseException) -> None:
+        """Close what is open when an exception ends the run: all of it, whatever one of the callbacks raises."""
+        problems: list[BaseException] = []
+        for listener in self.callback_handler.listeners("on_exception"):
+            try:
+                listener(self, exception=exception)
+            except BaseException as problem:
+                problems.append(problem)
+        self._state_saver.abandon(exception)
+        self._end_workers()
+        if problems:
+            raise problems[0]
 
     def _begin_bookkeeping(self, *, is_training: bool) -> None:
         """Forget what the loop noted down in an earlier run."""
@@ -1343,6 +1402,8 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self._interrupted_evaluation = None
         self._streams_before_evaluation = None
         self._run_loaders = RunLoaders(self.device)
+        self._safe_point = SafePoint()
+        self._epoch_under_way = None
 
     def _end_workers(self) -> None:
         for loader in map(innermost, (self.train_dataloader, self.eval_dataloader)):
@@ -1643,6 +1704,8 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
 
         Every process must call this, and the first one writes. Within a run the state is captured at the next moment
         at which everything belongs to the same update: after the events of the present update, or of the present epoch.
+        After a run it is that of the complete run or, where an exception ended it between two updates, of a run that
+        goes on from there.
 
         Args:
             output_dir: The directory of the state, which is whole or is not there. A state that is there is replaced.
@@ -1654,7 +1717,8 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
 
         Raises:
             ConfigurationError: There has not been any training yet.
-            CheckpointError: Something in it could not be loaded again, or it could not be written; what was there
+            CheckpointError: An exception ended the run in the middle of an update, or on several processes, so that it
+                cannot go on from there. Or something could not be loaded again, or not be written; what was there
                 stays. Within a run this is raised when the state is captured; if asynchronous, with the next one or
                 when the run ends.
         """
@@ -1667,9 +1731,12 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             )
         extras = encode(dict(checkpoint_kwargs or {}), "extras")
         request = StateRequest(Path(output_dir), extras, asynchronous, sequence, on_saved)
+        if self._is_training and self._safe_point.ended_by is None:
+            self._state_saver.ask(request)
+            return
+        phase = self._safe_point.require()
         self._state_saver.ask(request)
-        if not self._is_training:
-            self._save_requested_states(Phase.NOTHING)
+        self._save_requested_states(phase)
 
     @override
     def load_training_state(self, input_dir: str | Path) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing_extensions import override
 from pa_core import distributed
 from pa_core.any_trainer import AnyTrainer
 from pa_core.callbacks.base import TrainerCallback
-from pa_core.errors import CheckpointError, ConfigurationError
+from pa_core.errors import CheckpointError, ConfigurationError, NonFiniteLossError
 from pa_core.run_config import check_count
 from pa_core.storage import StateFolder
 from pa_core.training_state import SignalWatch
@@ -31,7 +31,8 @@ class SaveTrainingStateCallback(TrainerCallback):
         save_dir: The folder of the states, made if it is missing; on several machines, one that all of them share.
         save_every_n_epochs: Save after every so many epochs.
         save_every_n_steps: Save after every so many optimizer updates.
-        save_at_end: Save when the run is complete, so that a script that is started again does not run it twice.
+        save_at_end: Save when the run is complete, so that a script that is started again does not run it twice. A run
+            that ended by a loss that is not finite, or by an exception, is not complete.
         max_checkpoints: How many states of this run are kept, the newest ones; None keeps all. States of other runs
             in the folder are never removed.
         save_every_n_seconds: Save when so much time has passed since the last state, by the clock of the first process.
@@ -105,6 +106,7 @@ class SaveTrainingStateCallback(TrainerCallback):
         self._last_sequence = 0
         self._last_save = 0.0
         self._has_asked: bool = False
+        self._is_lost: bool = False
 
     @override
     def on_training_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
@@ -114,7 +116,7 @@ class SaveTrainingStateCallback(TrainerCallback):
             tempfile.TemporaryFile(dir=self.save_dir).close()
         trainer.check_training_state()
         self._last_save = time.monotonic()
-        self._has_asked = False
+        self._has_asked = self._is_lost = False
         self._watch = SignalWatch(self._signals, trainer.request_preemption)
         self._watch.start()
         trainer.preemptible = bool(self._signals)
@@ -146,10 +148,15 @@ class SaveTrainingStateCallback(TrainerCallback):
         self._save(trainer)
 
     @override
+    def on_stop_training_error(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        """Take note of a run that is not to be gone on with from where it ended."""
+        self._is_lost = isinstance(kwargs["error"], NonFiniteLossError)
+
+    @override
     def on_training_run_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Save the state of the complete run."""
+        """Save the state of the complete run; one that ended by a loss that is not finite is not complete."""
         self._watch.stop()
-        if self.save_at_end and not trainer.was_complete:
+        if self.save_at_end and not (trainer.was_complete or self._is_lost):
             self._save(trainer)
 
     @override

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 from pa_core.training_state import asked_settings
 from pa_core.training_state.content import Run, SavedRun, capture
+from pa_core.training_state.extension import EpochProgress, Extension, find_extension
 from pa_core.training_state.finding import find_state, read_same_state
 from pa_core.training_state.position import Phase, Position
 from pa_core.training_state.random_streams import capture_streams
 from pa_core.training_state.round_trip import check_scheduler, check_state_of_optimizer, check_storable
 from pa_core.training_state.run_loaders import RunLoaders
+from pa_core.training_state.safe_point import SafePoint
 from pa_core.training_state.saving import StateRequest, StateSaver, Wish
 from pa_core.training_state.settings import check_allowed_names, describe_differences, describe_settings
 from pa_core.training_state.signals import SignalWatch
 
 __all__ = [
+    "EpochProgress",
+    "Extension",
     "Phase",
     "Position",
     "Run",
     "RunLoaders",
+    "SafePoint",
     "SavedRun",
     "SignalWatch",
     "StateRequest",
@@ -32,6 +37,7 @@ __all__ = [
     "check_storable",
     "describe_differences",
     "describe_settings",
+    "find_extension",
     "find_state",
     "read_same_state",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import torch
@@ -15,13 +15,15 @@ from pa_core import distributed
 from pa_core.any_trainer import AnyTrainer
 from pa_core.errors import CheckpointError
 from pa_core.storage import State
+from pa_core.tracking import RunHistory
+from pa_core.training_state.extension import Extension
 from pa_core.training_state.model_state import capture_model, differences_of_weights, restore_model
 from pa_core.training_state.optimizer_state import (
     apply_hyperparameters,
     capture_optimizer,
     restore_optimizer,
 )
-from pa_core.training_state.position import Position
+from pa_core.training_state.position import Phase, Position
 from pa_core.training_state.random_streams import capture_streams, restore_streams, start_streams
 from pa_core.training_state.settings import Difference, compare_settings, refuse_differences
 from pa_core.types import SupportsStateDict
@@ -44,6 +46,7 @@ class Run:
         scaler: The gradient scaler of fp16.
         objects: What was registered to be saved too.
         streams: The random streams to save; None for those of this moment.
+        extension: Where it goes on if more is asked of it; None where it goes on at its position.
     """
 
     position: Position
@@ -56,6 +59,7 @@ class Run:
     scaler: SupportsStateDict | None = None
     objects: Sequence[SupportsStateDict] = ()
     streams: Mapping[str, Any] | None = None
+    extension: Extension | None = None
 
 
 def capture(trainer: AnyTrainer, run: Run) -> dict[str, Any]:
@@ -85,6 +89,7 @@ def capture(trainer: AnyTrainer, run: Run) -> dict[str, Any]:
             "settings": dict(run.settings),
             "hyperparameters": [dict(group) for group in run.hyperparameters],
             "nominal_items": run.nominal_items,
+            "extension": None if run.extension is None else run.extension.to_dict(),
         },
         "ranks": distributed.gather_objects(
             {
@@ -113,12 +118,27 @@ class SavedRun:
         self.algorithm: str | None = run["algorithm"]
         self.settings: Mapping[str, Any] = run["settings"]
         self.nominal_items: float | None = run["nominal_items"]
+        extension = run.get("extension")
+        self.extension: Extension | None = None if extension is None else Extension.from_dict(extension)
+        self.is_extended: bool = False
         self.extras: dict[str, Any] = self._parts["extras"]
 
     @property
     def was_complete(self) -> bool:
         """Whether the run had come to its end, early or not."""
         return bool(self._state.summary["complete"])
+
+    def extend(self, history: RunHistory) -> None:
+        """Go on with more epochs or updates than the saved run was asked for; no change where some were left.
+
+        Args:
+            history: The restored history of the run.
+        """
+        if self.extension is not None:
+            self.position, self.is_extended = self.extension.position, True
+            history.clock.epoch = self.extension.number_in_history
+        elif self.position.phase is Phase.NOTHING:
+            self.position = replace(self.position, phase=Phase.EPOCH)
 
     def compare(self, settings: Mapping[str, Any], allowed: Collection[str]) -> list[Difference]:
         """Return the settings that differ from those of the saved run.

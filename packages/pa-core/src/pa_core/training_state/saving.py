@@ -141,12 +141,25 @@ class StateSaver:
         Args:
             failure: Why the run ends; it is told what went wrong with the last state, too.
         """
-        self._requests.clear()
+        self.drop_requests(failure)
         try:
             if self._writer is not None:
                 self._writer.wait()
         except (CheckpointError, OSError) as error:
             failure.add_note(f"Besides, the last training state could not be written: {error}")
+
+    def drop_requests(self, failure: BaseException) -> None:
+        """Have the error that ends a run tell of the states that were asked for and are not saved.
+
+        Args:
+            failure: Why the run ends.
+        """
+        for request in self._requests:
+            failure.add_note(
+                f"The training state {request.directory} was asked for and is not saved: the run ended before "
+                "everything belonged to the same update."
+            )
+        self._requests.clear()
 
     def _write(self, request: StateRequest, parts: Mapping[str, Encoded], position: Position) -> None:
         summary = self._summary(request, position)
