@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from torch import Tensor
 from typing_extensions import override
 
 from pa_core import InMemoryRunHistory, LossTracker, MetricRecord, RunHistory, plot_run_history
@@ -19,16 +18,16 @@ class Unfinished(RunHistory):
     """Implements one method of many."""
 
     @override
-    def get_latest_metric(self, metric_name: str) -> str:  # type: ignore[override]  # pyright: ignore[reportIncompatibleMethodOverride]  # pa_core.RunHistory.get_latest_metric: a number or a tensor
+    def get_latest_metric(self, metric_name: int) -> str:  # type: ignore[override]  # pyright: ignore[reportIncompatibleMethodOverride]  # pa_core.RunHistory.get_latest_metric: metrics have names
         raise NotImplementedError
 
 
 Unfinished()  # type: ignore[abstract]  # pyright: ignore[reportAbstractUsage]  # pa_core.RunHistory: most methods are missing
-history.update_metric("loss", "0.5")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # pa_core.RunHistory.update_metric: text is no value
+history.update_metric(1, 0.5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # pa_core.RunHistory.update_metric: a name
 history.update_metric("loss")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]  # pa_core.RunHistory.update_metric: a value is missing
 history.current_epoch = 3  # type: ignore[misc]  # pyright: ignore[reportAttributeAccessIssue]  # pa_core.RunHistory.current_epoch: the trainer counts
-history.get_latest_metric("loss").item()  # type: ignore[union-attr]  # pyright: ignore[reportAttributeAccessIssue]  # pa_core.InMemoryRunHistory.get_latest_metric: it may be a number
-values: list[Tensor] = history.get_metric_values("loss")  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]  # pa_core.InMemoryRunHistory.get_metric_values: numbers too
+history.get_latest_metric(1)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # pa_core.InMemoryRunHistory.get_latest_metric: a name
+history.get_metric_values("loss").update()  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]  # pa_core.InMemoryRunHistory.get_metric_values: a list
 history.get_metric_names().add("accuracy")  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]  # pa_core.InMemoryRunHistory.get_metric_names: only to read
 history.records(3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # pa_core.InMemoryRunHistory.records: a name
 record.value = 0.25  # type: ignore[misc]  # pyright: ignore[reportAttributeAccessIssue]  # pa_core.MetricRecord: it is frozen

@@ -238,12 +238,13 @@ class TrainingPreempted(SystemExit):  # it is no error, and a script ends by it 
         super().__init__(self.STATUS)
 
 
-class MetricNotFoundError(ExplainedError, KeyError):
+class MetricNotFoundError(ExplainedError, KeyError, ValueError):
     """A metric was asked for that was never recorded.
 
-    Unlike a plain ``KeyError``, whose text is the quoted key, its text is the whole explanation.
+    It is caught as a ``KeyError`` and as a ``ValueError``. Unlike a plain ``KeyError``, whose text is the quoted key,
+    its text is the whole explanation.
 
     Example:
-        >>> issubclass(MetricNotFoundError, KeyError)
-        True
+        >>> issubclass(MetricNotFoundError, KeyError), issubclass(MetricNotFoundError, ValueError)
+        (True, True)
     """

@@ -71,7 +71,7 @@ def plot_run_history(
     Args:
         history: The history of a trainer.
         path: Where to save the picture: a PNG, unless the ending says otherwise. Missing folders are made.
-        metrics: The full names of the metrics to draw; None draws all.
+        metrics: The full names of the metrics to draw; None draws all. What is not a number is left out.
         x: What to draw them over. Several values that were recorded in one epoch are spread over it.
 
     Returns:
@@ -121,12 +121,12 @@ def _records(history: RunHistory, metrics: Sequence[str] | None) -> dict[str, li
     names: Iterable[str] = history.get_metric_names() if metrics is None else metrics
     if isinstance(names, str):
         names = [names]
-    records = {name: history.records(name) for name in names}
+    records = {name: of_metric for name in names if (of_metric := history.records(name))}
     if not records:
         raise ConfigurationError(
             "There is nothing to draw.",
             given=f"{len(history.get_metric_names())} recorded metrics, metrics={metrics!r}",
-            expected="at least one metric",
+            expected="at least one metric with numbers",
             do="Draw after a run, before the history is reset.",
         )
     return records

@@ -9,6 +9,7 @@ import torch
 
 from pa_core.any_trainer import AnyTrainer
 from pa_core.errors import ConfigurationError, MetricNotFoundError
+from pa_core.tracking.metric_values import as_number
 
 __all__ = ["BestMetric", "watched_value"]
 
@@ -92,6 +93,7 @@ def watched_value(trainer: AnyTrainer, metric_name: str) -> float:
 
     Raises:
         MetricNotFoundError: No value was recorded under this name.
+        ConfigurationError: What was recorded last is not a number.
     """
     recorded = sorted(trainer.run_history.get_metric_names())
     if metric_name not in recorded:
@@ -102,8 +104,22 @@ def watched_value(trainer: AnyTrainer, metric_name: str) -> float:
             do="Correct the name, record it with run_history.update_metric before the end of the epoch, "
             "or pass an eval_dataset if it comes from the evaluation.",
         )
-    value = float(trainer.run_history.get_latest_metric(metric_name))
+    value = _number_to_judge_by(trainer, metric_name, recorded)
     if trainer.run_config.num_processes == 1:
         return value
     of_each_process = trainer.gather(torch.tensor([value], dtype=torch.float64, device=trainer.device))
     return float(of_each_process[0])
+
+
+def _number_to_judge_by(trainer: AnyTrainer, metric_name: str, recorded: list[str]) -> float:
+    latest = trainer.run_history.get_latest_metric(metric_name)
+    number = as_number(latest)
+    if number is None:
+        entries = [name for name in recorded if name.startswith(f"{metric_name}_")]
+        raise ConfigurationError(
+            "The metric to watch is not a number.",
+            given=f"watch_metric={metric_name!r}, of which a {type(latest).__name__} was recorded",
+            expected="a metric that is recorded as a number, or as a tensor with one element",
+            do=f"Watch one of its numbers: {', '.join(entries)}." if entries else "Record the number to judge by too.",
+        )
+    return number

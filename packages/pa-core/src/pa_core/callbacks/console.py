@@ -23,6 +23,7 @@ from pa_core.callbacks.metric_direction import JudgesMetric
 from pa_core.callbacks.run_summary import format_duration, format_table, summarise
 from pa_core.errors import StopTrainingError
 from pa_core.tracking import RunHistory
+from pa_core.tracking.metric_values import as_number
 from pa_core.types import BatchOutput
 
 if TYPE_CHECKING:
@@ -269,7 +270,7 @@ class PrintProgressCallback(TrainerCallback):
 
 
 class LogMetricsCallback(TrainerCallback):
-    """Logs the latest value of every metric that was updated since it was logged last.
+    """Logs the latest value of every metric that was updated since it was logged last, and is a number.
 
     Metrics with ``train`` in their name are logged when a training epoch ends, all others after an
     evaluation, and those that are updated later still at the end of the epoch. Callbacks that record metrics belong
@@ -352,7 +353,10 @@ class LogMetricsCallback(TrainerCallback):
         updated = [name for name in names if counts[name] != logged.get(name, 0)]
         if updated:
             self._logged = {**logged, **{name: counts[name] for name in updated}}
-            self.log_metrics(trainer, {name: float(history.get_latest_metric(name)) for name in updated})
+            latest = {name: as_number(history.get_latest_metric(name)) for name in updated}
+            numbers = {name: number for name, number in latest.items() if number is not None}
+            if numbers:
+                self.log_metrics(trainer, numbers)
 
 
 class _Reading(NamedTuple):

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from pa_core.callbacks.best_metric import BestMetric
 from pa_core.callbacks.metric_direction import direction_in_name
 from pa_core.tracking import InMemoryRunHistory, RunHistory
+from pa_core.tracking.metric_values import as_number
 
 __all__ = ["MetricSummary", "format_duration", "format_table", "summarise"]
 
@@ -24,7 +25,7 @@ class MetricSummary(NamedTuple):
 
 
 def summarise(history: RunHistory, greater_is_better: Mapping[str, bool]) -> list[MetricSummary]:
-    """Summarise all metrics of a history, by name.
+    """Summarise all metrics of a history that have numbers, by name.
 
     Args:
         history: The history; the epoch of a value is known of an ``InMemoryRunHistory`` only.
@@ -95,10 +96,11 @@ def _number(value: float | None) -> str:
 
 
 def _records(history: RunHistory) -> dict[str, list[tuple[float, int]]]:
-    """Return the values of each metric with their epochs, or 0 where the history does not know these."""
+    """Return the numbers of each metric with their epochs, or 0 where the history does not know these."""
     if not isinstance(history, InMemoryRunHistory):
-        names = history.get_metric_names()
-        return {name: [(float(value), 0) for value in history.get_metric_values(name)] for name in names}
+        numbers = {name: map(as_number, history.get_metric_values(name)) for name in history.get_metric_names()}
+        rows = {name: [(value, 0) for value in values if value is not None] for name, values in numbers.items()}
+        return {name: of_metric for name, of_metric in rows.items() if of_metric}
     by_name: dict[str, list[tuple[float, int]]] = {}
     for record in history.records():
         by_name.setdefault(record.metric, []).append((record.value, record.epoch))

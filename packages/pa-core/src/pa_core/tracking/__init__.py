@@ -5,7 +5,7 @@ from __future__ import annotations
 from pa_core.tracking.clock import RunClock
 from pa_core.tracking.in_memory import InMemoryRunHistory, MetricRecord
 from pa_core.tracking.loss_tracker import LossTracker
-from pa_core.tracking.metric_columns import MetricValue
+from pa_core.tracking.metric_values import MetricValue
 from pa_core.tracking.run_history import RunHistory
 
 __all__ = [

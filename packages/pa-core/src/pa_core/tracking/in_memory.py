@@ -10,7 +10,8 @@ from typing import Any
 from typing_extensions import override
 
 from pa_core.errors import CheckpointError, MetricNotFoundError
-from pa_core.tracking.metric_columns import MetricColumns, MetricValue, recordable
+from pa_core.tracking.metric_columns import MetricColumns
+from pa_core.tracking.metric_values import Kept, numbers_of_mapping, recordable
 from pa_core.tracking.run_history import RunHistory
 
 __all__ = ["InMemoryRunHistory", "MetricRecord"]
@@ -45,7 +46,11 @@ class MetricRecord:
 
 
 class InMemoryRunHistory(RunHistory):
-    """A history that keeps every value in memory, at about 50 bytes a value.
+    """A history that keeps every value in memory, at about 50 bytes a number.
+
+    A value is a number, a string, a tensor or an array, or a list, a tuple, a set or a dictionary of such values, and
+    is given back as it was recorded. The numbers in a dictionary that is recorded as ``name`` are also found under
+    ``name_key``. What is no number is left out of ``records``, and so of plots and tables.
 
     A tensor is recorded as it is at that moment: nothing of its graph or of the tensor that it was a part of
     is kept, and a later change of it changes nothing here. A tensor on an accelerator is not waited for when
@@ -60,6 +65,9 @@ class InMemoryRunHistory(RunHistory):
         (['ema_accuracy'], [0.5, 0.75])
         >>> {column: history.to_dict()[column] for column in ("metric", "value", "epoch")}
         {'metric': ['ema_accuracy', 'ema_accuracy'], 'value': [0.5, 0.75], 'epoch': [1, 1]}
+        >>> history.update_metric("test", {"f1": 0.25, "worst": "cat"})
+        >>> history.get_latest_metric("ema_test"), history.get_latest_metric("ema_test_f1")
+        ({'f1': 0.25, 'worst': 'cat'}, 0.25)
     """
 
     _prefix = ""
@@ -68,41 +76,49 @@ class InMemoryRunHistory(RunHistory):
     def _metrics(self) -> dict[str, MetricColumns]:
         return {}
 
+    @cached_property
+    def _entries(self) -> dict[str, dict[str, MetricColumns]]:
+        """By the metric that is a mapping: its numbers, under their full names."""
+        return {}
+
+    def _find(self, metric_name: str) -> MetricColumns | None:
+        """The values under a name; one that was recorded under it hides the entry of a mapping."""
+        found = self._metrics.get(metric_name)
+        if found is None:
+            of_mappings = (entries[metric_name] for entries in self._entries.values() if metric_name in entries)
+            found = next(of_mappings, None)
+        return found
+
     def _columns_of(self, metric_name: str) -> MetricColumns:
-        if metric_name not in self._metrics:
+        columns = self._find(metric_name)
+        if columns is None:
             raise MetricNotFoundError(
                 f"The metric {metric_name!r} was never recorded.",
                 given=repr(metric_name),
-                expected=f"one of: {', '.join(self._metrics) or 'nothing was recorded yet'}",
+                expected=f"one of: {', '.join(self.get_metric_names()) or 'nothing was recorded yet'}",
                 do="Correct the name (a prefix is part of it), or record it with update_metric first.",
             )
-        return self._metrics[metric_name]
+        return columns
 
     @override
     def get_metric_names(self) -> KeysView[str]:
         """Return the names of all metrics, as a set in the order in which they were first recorded."""
-        return dict.fromkeys(self._metrics).keys()
+        return {full_name: None for name in self._metrics for full_name in (name, *self._entries.get(name, ()))}.keys()
 
     @override
-    def get_metric_values(self, metric_name: str) -> list[MetricValue]:
-        """Return all values of a metric: numbers as numbers, tensors as tensors on the CPU.
-
-        Raises:
-            MetricNotFoundError: It was never recorded.
-        """
-        return list(self._columns_of(metric_name).recorded())
+    def get_metric_values(self, metric_name: str) -> list[Any]:
+        """Return all values of a metric as they were recorded, numbers on the CPU; none if it never was."""
+        columns = self._find(metric_name)
+        return [] if columns is None else list(columns.recorded())
 
     @override
     def count_metric_values(self, metric_name: str) -> int:
-        """Return how many values of a metric were recorded.
-
-        Raises:
-            MetricNotFoundError: It was never recorded.
-        """
-        return len(self._columns_of(metric_name))
+        """Return how many values of a metric were recorded."""
+        columns = self._find(metric_name)
+        return 0 if columns is None else len(columns)
 
     @override
-    def get_latest_metric(self, metric_name: str) -> MetricValue:
+    def get_latest_metric(self, metric_name: str) -> Any:
         """Return the last value of a metric as it was recorded, a tensor on its own device.
 
         Raises:
@@ -111,18 +127,25 @@ class InMemoryRunHistory(RunHistory):
         return self._columns_of(metric_name).latest
 
     @override
-    def update_metric(self, metric_name: str, metric_value: MetricValue) -> None:
-        """Record a value at the present reading of the clock.
+    def update_metric(self, metric_name: str, metric_value: Any) -> None:
+        """Record a value at the present reading of the clock, and the numbers in a mapping under ``name_key`` too.
 
         Raises:
-            ConfigurationError: The value is neither a real number nor a tensor with one real element.
+            ConfigurationError: The value, or something in it, is not plain.
         """
         name = self._prefix + metric_name
-        value = recordable(name, metric_value)
+        value = metric_value if type(metric_value) is float else recordable(name, metric_value)
         columns = self._metrics.get(name)
         if columns is None:
             columns = self._metrics[name] = MetricColumns()
         columns.append(value, self.clock)
+        if isinstance(value, Kept):
+            self._record_entries(name, value.value)
+
+    def _record_entries(self, name: str, value: object) -> None:
+        for full_name, number in numbers_of_mapping(name, value):
+            columns = self._entries.setdefault(name, {}).setdefault(full_name, MetricColumns())
+            columns.append(recordable(full_name, number), self.clock)
 
     @property
     @override
@@ -137,20 +160,25 @@ class InMemoryRunHistory(RunHistory):
     def reset(self) -> None:
         """Forget every recorded value and go back to the first epoch; a prefix that was set stays."""
         self._metrics.clear()
+        self._entries.clear()
         self.clock.reset()
 
     @override
     def delete_metric(self, metric_name: str) -> None:
-        """Forget all values of one metric.
+        """Forget all values of one metric, and those that its mappings have under names of their own.
 
         Raises:
             MetricNotFoundError: It was never recorded.
         """
         self._columns_of(metric_name)
-        del self._metrics[metric_name]
+        if self._metrics.pop(metric_name, None) is not None:
+            self._entries.pop(metric_name, None)
+        else:
+            for entries in self._entries.values():
+                entries.pop(metric_name, None)
 
     def records(self, metric_name: str | None = None) -> list[MetricRecord]:
-        """Return values with their moments: metric by metric, each in the order of recording.
+        """Return the values that are numbers with their moments: metric by metric, in the order of recording.
 
         Args:
             metric_name: The full name of the only metric to return; None returns all.
@@ -158,29 +186,34 @@ class InMemoryRunHistory(RunHistory):
         Raises:
             MetricNotFoundError: It was never recorded.
         """
-        names = self._metrics if metric_name is None else (metric_name,)
+        names = self.get_metric_names() if metric_name is None else (metric_name,)
         return [MetricRecord(name, *row) for name in names for row in self._columns_of(name).rows()]
 
     def to_dict(self) -> dict[str, list[Any]]:
-        """Return every value with its moment as columns of equal length, for ``pandas.DataFrame(...)``.
+        """Return every number with its moment as columns of equal length, for ``pandas.DataFrame(...)``.
 
         The columns are the attributes of ``MetricRecord``.
         """
         names = [entry.name for entry in fields(MetricRecord)]
         table: dict[str, list[Any]] = {name: [] for name in names}
-        for metric, columns in self._metrics.items():
-            for row in columns.rows():
+        for metric in self.get_metric_names():
+            for row in self._columns_of(metric).rows():
                 for name, item in zip(names, (metric, *row), strict=True):
                     table[name].append(item)
         return table
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        """Return all values, the clock and the prefix, ready for JSON."""
+        """Return all values, the clock and the prefix: ready for JSON where all values are numbers."""
         return {
             **super().state_dict(),
             "metric_name_prefix": self._prefix,
-            "metrics": {name: columns.state_dict() for name, columns in self._metrics.items()},
+            "metrics": _states(self._metrics),
+            **(
+                {"entries": {name: _states(entries) for name, entries in self._entries.items()}}
+                if self._entries
+                else {}
+            ),
         }
 
     @override
@@ -191,11 +224,11 @@ class InMemoryRunHistory(RunHistory):
             CheckpointError: This is no such state; what was recorded here is left as it was.
         """
         try:
-            states = state_dict["metrics"].items()
-            metrics = {name: MetricColumns.from_state_dict(columns) for name, columns in states}
+            metrics = _from_states(state_dict["metrics"])
+            entries = {name: _from_states(states) for name, states in state_dict.get("entries", {}).items()}
             prefix = str(state_dict["metric_name_prefix"])
             super().load_state_dict(state_dict)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
             raise CheckpointError(
                 "This is not the state of a run history.",
                 given=f"a {type(state_dict).__name__} with which {type(error).__name__} came up: {error}",
@@ -204,4 +237,14 @@ class InMemoryRunHistory(RunHistory):
             ) from error
         self._metrics.clear()
         self._metrics.update(metrics)
+        self._entries.clear()
+        self._entries.update(entries)
         self._prefix = prefix
+
+
+def _states(metrics: Mapping[str, MetricColumns]) -> dict[str, dict[str, Any]]:
+    return {name: columns.state_dict() for name, columns in metrics.items()}
+
+
+def _from_states(states: Mapping[str, Mapping[str, Any]]) -> dict[str, MetricColumns]:
+    return {name: MetricColumns.from_state_dict(state) for name, state in states.items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pa_core.tracking.metric_columns import MetricValue
+from pa_core.tracking.metric_values import MetricValue
 
 __all__ = ["LossTracker"]
 

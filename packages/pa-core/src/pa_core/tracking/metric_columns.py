@@ -4,43 +4,27 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Mapping
-from numbers import Integral, Real
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from pa_core.errors import ConfigurationError
 from pa_core.tracking.clock import RunClock
+from pa_core.tracking.metric_values import Kept, MetricValue, as_number
 
-__all__ = ["MetricColumns", "MetricValue", "recordable"]
-
-MetricValue: TypeAlias = float | Tensor
-
-
-def recordable(name: str, value: object) -> MetricValue:
-    """Return the value without its graph and its storage, or refuse it."""
-    if isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex():
-        return value.detach().reshape(()).clone()
-    if isinstance(value, Real):
-        return int(value) if isinstance(value, Integral) else float(value)
-    what = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
-    raise ConfigurationError(
-        f"The value for the metric {name!r} cannot be recorded.",
-        given=f"{what} of type {getattr(value, 'dtype', type(value).__name__)}",
-        expected="a real number, or a tensor with one real element",
-        do="Reduce it to one number, or record each of its elements under a name of its own.",
-    )
+__all__ = ["MetricColumns"]
 
 
 class MetricColumns:
-    """The values of one metric and their moments, without a Python object for each."""
+    """The values of one metric and their moments, without a Python object for each that is a number."""
 
     # reading tensors of an accelerator waits for it, so rarely; holding them costs its memory
     _MAX_UNREAD = 512
 
     def __init__(self) -> None:
-        self.latest: MetricValue = float("nan")
+        self.latest: Any = float("nan")
+        # by index: what is not a number, or not exactly one that the column can hold
+        self._kept: dict[int, Any] = {}
         # float, int or the dtype of a tensor; float where several of them were mixed
         self._kind: type[int] | type[float] | torch.dtype | None = None
         self._values = array("d")
@@ -51,8 +35,12 @@ class MetricColumns:
     def __len__(self) -> int:
         return len(self._values)
 
-    def append(self, value: MetricValue, clock: RunClock) -> None:
+    def append(self, value: MetricValue | Kept, clock: RunClock) -> None:
         """Add a value that is recorded now."""
+        if isinstance(value, Kept):
+            self._kept[len(self._values)] = self.latest = value.value
+            self._append_number(float("nan"), clock)
+            return
         kind = value.dtype if isinstance(value, Tensor) else type(value)
         self._kind = kind if self._kind in (None, kind) else float
         if isinstance(value, Tensor) and not value.is_cpu:
@@ -60,24 +48,32 @@ class MetricColumns:
             value_now = float("nan")
         else:
             value_now = float(value)
-        self._values.append(value_now)
+        self._append_number(value_now, clock)
+        self.latest = value
+        if len(self._unread) >= self._MAX_UNREAD:
+            self._read()
+
+    def _append_number(self, value: float, clock: RunClock) -> None:
+        self._values.append(value)
         self._epochs.append(clock.epoch)
         self._updates.append(clock.update)
         self._samples.append(clock.samples)
         self._seconds.append(clock.seconds)
-        self.latest = value
-        if len(self._unread) >= self._MAX_UNREAD:
-            self._read()
 
     def _read(self) -> None:
         for index, tensor in self._unread.items():
             self._values[index] = float(tensor)
         self._unread.clear()
 
-    def recorded(self) -> Iterator[MetricValue]:
-        """Yield the values in the type that they were recorded in."""
+    def recorded(self) -> Iterator[Any]:
+        """Yield the values as they were recorded."""
         self._read()
-        return map(self._restored, self._values)
+        if not self._kept:
+            return map(self._restored, self._values)
+        return (self._recorded_at(index) for index in range(len(self._values)))
+
+    def _recorded_at(self, index: int) -> Any:
+        return self._kept[index] if index in self._kept else self._restored(self._values[index])
 
     def _restored(self, value: float) -> MetricValue:
         if isinstance(self._kind, torch.dtype):
@@ -85,14 +81,24 @@ class MetricColumns:
         return int(value) if self._kind is int else value
 
     def rows(self) -> Iterator[tuple[float, int, int, int, float]]:
-        """Yield value, epoch, update, samples and seconds of each record."""
+        """Yield value, epoch, update, samples and seconds of each record whose value is a number."""
         self._read()
-        return zip(self._values, self._epochs, self._updates, self._samples, self._seconds, strict=True)
+        rows = zip(self._values, self._epochs, self._updates, self._samples, self._seconds, strict=True)
+        return self._rows_of_numbers(rows) if self._kept else rows
+
+    def _rows_of_numbers(
+        self, rows: Iterator[tuple[float, int, int, int, float]]
+    ) -> Iterator[tuple[float, int, int, int, float]]:
+        for index, (value, *moment) in enumerate(rows):
+            number = as_number(self._kept[index]) if index in self._kept else value
+            if number is not None:
+                epoch, update, samples, seconds = moment
+                yield number, int(epoch), int(update), int(samples), seconds
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything as names and lists of numbers."""
+        """Return everything as names and lists of numbers, with the values that are kept as they are."""
         self._read()
-        kind = self._kind.__name__ if isinstance(self._kind, type) else str(self._kind).removeprefix("torch.")
+        kind = str(self._kind).removeprefix("torch.") if isinstance(self._kind, torch.dtype) else _name_of(self._kind)
         return {
             "kind": kind,
             "value": self._values.tolist(),
@@ -100,6 +106,7 @@ class MetricColumns:
             "update": self._updates.tolist(),
             "samples": self._samples.tolist(),
             "seconds": self._seconds.tolist(),
+            **({"kept": [[index, value] for index, value in self._kept.items()]} if self._kept else {}),
         }
 
     @classmethod
@@ -115,8 +122,13 @@ class MetricColumns:
         columns._updates.extend(state_dict["update"])
         columns._samples.extend(state_dict["samples"])
         columns._seconds.extend(state_dict["seconds"])
-        columns.latest = columns._restored(columns._values[-1])
+        columns._kept = {range(len(columns))[index]: value for index, value in state_dict.get("kept", ())}
+        columns.latest = columns._recorded_at(len(columns) - 1)
         return columns
+
+
+def _name_of(kind: type[int] | type[float] | None) -> str:
+    return "float" if kind is None else kind.__name__
 
 
 def _kind_named(name: str) -> type[int] | type[float] | torch.dtype:

@@ -8,7 +8,6 @@ from functools import cached_property
 from typing import Any
 
 from pa_core.tracking.clock import RunClock
-from pa_core.tracking.metric_columns import MetricValue
 
 __all__ = ["RunHistory"]
 
@@ -64,8 +63,8 @@ class RunHistory(ABC):
         """Return the names of all metrics that were recorded, each once."""
 
     @abstractmethod
-    def get_metric_values(self, metric_name: str) -> Iterable[MetricValue]:
-        """Return all values of a metric, in the order in which they were recorded.
+    def get_metric_values(self, metric_name: str) -> Iterable[Any]:
+        """Return all values of a metric, in the order in which they were recorded; none if it never was.
 
         Args:
             metric_name: The full name, with the prefix it was recorded under.
@@ -80,7 +79,7 @@ class RunHistory(ABC):
         return sum(1 for _ in self.get_metric_values(metric_name))
 
     @abstractmethod
-    def get_latest_metric(self, metric_name: str) -> MetricValue:
+    def get_latest_metric(self, metric_name: str) -> Any:
         """Return the value of a metric that was recorded last.
 
         Args:
@@ -88,12 +87,13 @@ class RunHistory(ABC):
         """
 
     @abstractmethod
-    def update_metric(self, metric_name: str, metric_value: MetricValue) -> None:
+    def update_metric(self, metric_name: str, metric_value: Any) -> None:
         """Record a value.
 
         Args:
             metric_name: The name, without prefix.
-            metric_value: A number, or a tensor with one element.
+            metric_value: Any plain value. Plots, tables, trackers and callbacks that watch a metric use those that
+                are numbers, or tensors with one element, and leave out the rest.
         """
 
     @property

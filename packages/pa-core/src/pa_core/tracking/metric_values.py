@@ -1,0 +1,101 @@
+"""What may be recorded as the value of a metric, and what of it is a number."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from numbers import Integral, Real
+from typing import Any, NamedTuple, TypeAlias, cast
+
+from torch import Tensor, nn
+
+from pa_core.errors import CheckpointError, ConfigurationError
+from pa_core.storage import decode, encode
+
+__all__ = ["Kept", "MetricValue", "as_number", "numbers_of_mapping", "recordable"]
+
+MetricValue: TypeAlias = float | Tensor
+
+_EXACT_AS_DOUBLE = 2**53
+_STORABLE = (Tensor, nn.Parameter)  # of another class, one element is recorded without its shape
+
+
+class Kept(NamedTuple):
+    """A value that a column of doubles cannot give back as it was, copied and without graphs."""
+
+    value: Any
+
+
+def recordable(name: str, value: object) -> MetricValue | Kept:
+    """Return a copy of a value, which nothing changes any more, or refuse it.
+
+    Args:
+        name: The metric, for messages.
+        value: What is to be recorded.
+
+    Returns:
+        A number, a tensor without dimensions, or ``Kept`` with any other plain value.
+
+    Raises:
+        ConfigurationError: The value is not plain: it, or something in it, could not be part of a training state.
+    """
+    if isinstance(value, Tensor) and _is_number(value) and (value.dim() == 0 or type(value) not in _STORABLE):
+        return value.detach().reshape(()).clone()
+    if isinstance(value, bool):
+        return Kept(value)
+    if isinstance(value, Real):
+        number = int(value) if isinstance(value, Integral) else float(value)
+        return number if isinstance(number, float) or abs(number) <= _EXACT_AS_DOUBLE else Kept(number)
+    try:
+        encoded = encode(value, name)
+    except CheckpointError as error:
+        raise ConfigurationError(
+            f"The value for the metric {name!r} cannot be recorded.",
+            given=error.given,
+            expected="a number, a string, a tensor, an array, or lists, tuples, sets and dictionaries of them",
+            do=error.do,
+        ) from error
+    return Kept(decode(encoded.document, {path: tensor.clone() for path, tensor in encoded.tensors.items()}))
+
+
+def as_number(value: object) -> float | None:
+    """Return a value of a metric as a number, or None if it is something else; waits for an accelerator.
+
+    Args:
+        value: A value that was recorded.
+
+    Example:
+        >>> import torch
+        >>> as_number(torch.tensor([0.5])), as_number(True), as_number({"accuracy": 0.5}), as_number("high")
+        (0.5, 1.0, None, None)
+    """
+    if not _is_number(value):
+        return None
+    try:
+        return float(cast("Any", value))
+    except OverflowError:  # of an integer that is larger than any double
+        return None
+
+
+def numbers_of_mapping(name: str, value: object) -> Iterator[tuple[str, MetricValue]]:
+    """Yield the numbers of a mapping, and of mappings in it, under the names of their own; nothing of other values.
+
+    Args:
+        name: What the mapping was recorded under.
+        value: What was recorded.
+
+    Example:
+        >>> list(numbers_of_mapping("eval", {"accuracy": 0.5, "per_class": {"cat": 0.25}, "best": "cat"}))
+        [('eval_accuracy', 0.5), ('eval_per_class_cat', 0.25)]
+    """
+    if isinstance(value, Mapping):
+        for key, item in cast("Mapping[object, object]", value).items():
+            if _is_number(item):
+                yield f"{name}_{key}", cast("MetricValue", item)
+            else:
+                yield from numbers_of_mapping(f"{name}_{key}", item)
+
+
+def _is_number(value: object) -> bool:
+    if isinstance(value, Tensor):
+        return value.numel() == 1 and not value.is_complex()
+    return isinstance(value, Real)
