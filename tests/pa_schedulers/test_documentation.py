@@ -43,6 +43,7 @@ def test_the_recipes_of_the_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyP
         "loss_func": loss_func,
         "model": model,
         "optimizer": optimizer,
+        "eval_dataset": make_regression(20),
         "train_dataset": make_regression(80),
         "trainer": Trainer(model, loss_func, optimizer),
     }

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.optim.lr_scheduler import ExponentialLR
+from torch.optim.lr_scheduler import ExponentialLR, ReduceLROnPlateau
 from typing_extensions import override
 
 from pa_core import (
@@ -33,6 +33,16 @@ def test_impossible_schedule(wrong: dict[str, Any]) -> None:
     """A schedule that would rise instead of falling, or never fall, is an error when the run starts."""
     with pytest.raises(ConfigurationError):
         make_trainer().train(samples(4), 2, create_scheduler_fn=CosineLrScheduler.create_scheduler_fn(**wrong))
+
+
+def test_stepping() -> None:
+    """Stepped after updates it is refused, with the argument that helps; with it, it follows the loss."""
+    trainer = make_trainer()
+    with pytest.raises(ConfigurationError, match="watch_metric"):
+        trainer.train(samples(4), 2, create_scheduler_fn=ReduceLROnPlateau)
+    trainer.train(samples(4), 2, create_scheduler_fn=ReduceLROnPlateau, watch_metric="train_loss_epoch")
+    assert isinstance(trainer.scheduler, ReduceLROnPlateau)
+    assert trainer.scheduler.last_epoch == 2
 
 
 def test_cosine_end() -> None:

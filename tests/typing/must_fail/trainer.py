@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
+from torch.optim.lr_scheduler import StepLR
 from typing_extensions import override
 
 from pa_core import AnyTrainer, BatchOutput, Trainer, TrainerRunConfig
@@ -80,7 +80,7 @@ class Forgetful(Trainer[Net, Batch, Output]):
 
 
 not_an_output: Trainer[Net, Batch, Tensor]  # type: ignore[type-var]  # pyright: ignore[reportInvalidTypeArguments]  # pa_core.types.OutputT_co: a step returns a dictionary
-trainer.train(data, 1, create_scheduler_fn=ReduceLROnPlateau)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # pa_core.Trainer.scheduler[SchedulerT]: its step() needs a metric
+trainer.train(data, 1, create_scheduler_fn=lambda it: net)  # type: ignore[arg-type, return-value]  # pyright: ignore[reportArgumentType]  # pa_core.Trainer.scheduler[SchedulerT]: it has no step()
 plateau_trainer.train(data, 1, create_scheduler_fn=lambda it: StepLR(it, 2))  # type: ignore[arg-type, return-value]  # pyright: ignore[reportArgumentType]  # pa_core.Trainer.scheduler[SchedulerT]: another one
 not_a_scheduler: Trainer[Net, Batch, Output, Path]  # type: ignore[type-var]  # pyright: ignore[reportInvalidTypeArguments]  # pa_core.types.SchedulerT: it has no state
 

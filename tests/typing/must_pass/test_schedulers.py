@@ -8,7 +8,7 @@ from typing import Any, Literal, assert_type
 
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LRScheduler, OneCycleLR
+from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LRScheduler, OneCycleLR, ReduceLROnPlateau, StepLR
 from typing_extensions import override
 
 from pa_core import (
@@ -102,6 +102,9 @@ def test_factories_of_every_form() -> None:
     trainer.train(make_data(), 1, create_scheduler_fn=by_function)
     trainer.train(make_data(), 1, create_scheduler_fn=lambda optimizer: CosineAnnealingLR(optimizer, T_max=5))
     trainer.train(make_data(), 1, create_scheduler_fn=partial(Halving, every=2))
+    plateau = partial(ReduceLROnPlateau, patience=2)
+    trainer.train(make_data(), 1, create_scheduler_fn=plateau, watch_metric="train_loss_epoch")
+    trainer.train(make_data(), 1, create_scheduler_fn=partial(StepLR, step_size=2), step_scheduler="epoch")
     trainer.train(make_data(), 1, create_scheduler_fn=CosineLrScheduler.create_scheduler_fn(num_warmup_epochs=1))
     trainer.train(make_data(), 10, create_scheduler_fn=WSDLrScheduler.create_scheduler_fn(num_checkpoints=1))
     assert_type(trainer.scheduler, SchedulerLike | None)

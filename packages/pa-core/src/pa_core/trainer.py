@@ -67,6 +67,7 @@ from pa_core.item_shares import ItemShares
 from pa_core.misspelt_overrides import warn_of_misspelt_overrides
 from pa_core.placeholders import TrainerPlaceholderValues, resolve_placeholders
 from pa_core.run_config import TrainerRunConfig, check_clip_threshold, check_count
+from pa_core.scheduler_stepping import SchedulerStepping
 from pa_core.step_failures import name_step
 from pa_core.step_output import check_step_output, count_items, no_sample_counted
 from pa_core.storage import encode
@@ -90,7 +91,6 @@ from pa_core.types import (
     ModelT_co,
     OutputT_co,
     SchedulerFactory,
-    SchedulerLike,
     SchedulerT,
     SizedIterable,
     SupportsStateDict,
@@ -204,6 +204,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self.create_scheduler_fn = None
         self.scheduler = None
         self._created_scheduler: SchedulerT | None = None
+        self._stepping = SchedulerStepping()
         self.gradient_norm: Tensor | None = None
         self.train_dataloader: SizedIterable = _unset()
         self.eval_dataloader: SizedIterable | None = None
@@ -267,6 +268,8 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         resume_from: str | Path | None = None,
         resume_missing: Literal["error", "start"] = "error",
         resume_allow: Collection[str] = (),
+        step_scheduler: Literal["update", "epoch"] = "update",
+        watch_metric: str | None = None,
     ) -> None:
         """Run a training run: epochs of training, each followed by an evaluation if there is a dataset for it.
 
@@ -304,9 +307,14 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             resume_allow: Differences from the saved run that change what it means, and are refused unless they are
                 named here: of "samples_per_update", "dataset_length", "shuffle", "drop_last", "loader", "model",
                 "optimizer" and "scheduler".
+            step_scheduler: When the scheduler is stepped: after each update, which is what most schedules for training
+                by updates count, or after each epoch and its evaluation.
+            watch_metric: The metric whose latest value ``ReduceLROnPlateau`` and others like it are stepped with, after
+                each epoch.
 
         Raises:
             ConfigurationError: An argument cannot work.
+            MetricNotFoundError: ``watch_metric`` was not recorded by the end of the first epoch.
             FileNotFoundError: There is no training state to go on from.
             CheckpointError: No training state is valid, or the run would not go on as the one that was saved.
             TrainingPreempted: All processes were asked to make room; a training state was saved.
@@ -323,6 +331,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         check_trainer_arguments(self.model, self.loss_func, self.optimizer)  # a script may have replaced them
         trainer_inputs.check_optimizer(self.model, self.optimizer)
         training_state.check_allowed_names(resume_allow)
+        self._stepping = SchedulerStepping(step_scheduler, watch_metric)
         train_data = self._given_data(train_dataset, "train_dataset", train_dataloader_kwargs)
         eval_data = self._given_data(eval_dataset, "eval_dataset", eval_dataloader_kwargs)
         check_arguments_of_loaders([train_data, eval_data], per_device_batch_size, collate_fn)
@@ -348,6 +357,11 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             )
             self._asked_of_optimizer = asked_settings.begin_run(self.optimizer, is_resumed=self._saved_run is not None)
             self.scheduler = self._scheduler_of_run()  # pyright: ignore[reportIncompatibleVariableOverride]  # as above
+            self._stepping.require_usable(
+                self.scheduler,
+                is_overridden=self._steps_scheduler_itself,
+                is_evaluated=self.eval_dataloader is not None,
+            )
             # Not before: a run that cannot start costs nothing of what the last one recorded.
             if reset_run_history:
                 self._reset_run_history()
@@ -594,6 +608,9 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         if self.eval_dataloader is not None:
             self._evaluate_epoch(self.eval_dataloader)
         self.num_epochs_completed += 1
+        if self.scheduler is not None and self._stepping.after == "epoch":
+            with self._stopping_together():
+                self.scheduler_step()
         with self._stopping_together():
             self.training_run_epoch_end()
             self._call_event("on_training_run_epoch_end")
@@ -676,7 +693,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             self._clip_gradients()
             if not self._skipped_update:
                 self.optimizer_step()
-                if self.scheduler is not None:
+                if self.scheduler is not None and self._stepping.after == "update":
                     self.scheduler_step()
         except StopTrainingError as error:
             self._stop_at_the_next_agreement(error)
@@ -726,9 +743,12 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self.optimizer.step()
 
     def scheduler_step(self) -> None:
-        """Step the scheduler after an optimizer update; not called in a run without one."""
+        """Step the scheduler, after an optimizer update unless ``train()`` was asked for another time.
+
+        Not called in a run without a scheduler.
+        """
         if self.scheduler is not None:
-            cast("SchedulerLike", self.scheduler).step()
+            self._stepping.step(self.scheduler, self)
 
     def optimizer_zero_grad(self) -> None:
         """Clear the gradients of all parameters of the optimizer."""
@@ -1268,10 +1288,16 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             run_scheduler.warn_of_unused_override(type(self))
         return self.scheduler
 
+    @property
+    def _steps_scheduler_itself(self) -> bool:
+        return type(self).scheduler_step is not Trainer.scheduler_step
+
     def _check_length_of_schedule(self) -> None:
-        if type(self).scheduler_step is Trainer.scheduler_step:
+        if not self._steps_scheduler_itself:
             updates = cast("int", self.run_config.max_num_train_steps) - self.num_updates_completed
-            run_scheduler.check_length_of_schedule(self.scheduler, updates)
+            epochs = self.run_config.num_epochs - self.num_epochs_completed
+            steps = updates if self._stepping.after == "update" else epochs
+            run_scheduler.check_length_of_schedule(self.scheduler, steps)
 
     def _prepare_model_optimizer_and_dataloaders(self) -> None:
         """Place and wrap the model, and let accelerate split the loaders of the user's own over the processes.

@@ -69,10 +69,15 @@ class StatefulScheduler(SupportsStateDict, Protocol):
 
 
 class SchedulerLike(StatefulScheduler, Protocol):
-    """What the default ``Trainer.scheduler_step`` needs: a scheduler stepped without arguments."""
+    """What the default ``Trainer.scheduler_step`` needs: a scheduler with ``step()``.
 
-    def step(self) -> object:
-        """Advance the schedule by one optimizer update."""
+    What ``step()`` is called with follows from its signature and from ``step_scheduler`` and ``watch_metric`` of
+    ``train()``, which refuses a scheduler that needs something else.
+    """
+
+    @property
+    def step(self) -> Callable[..., object]:
+        """Advance the schedule by one optimizer update, or by one epoch."""
         ...
 
 

@@ -10,7 +10,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import nn
@@ -21,7 +21,6 @@ from typing_extensions import override
 from pa_core.placeholders import TrainerPlaceholderValues, resolve_placeholders
 from pa_core.run_config import check_count
 from pa_core.storage import atomic_write
-from pa_core.types import SchedulerFactory, SchedulerLike
 from pa_schedulers.param_groups import read_field
 
 if TYPE_CHECKING:
@@ -31,6 +30,15 @@ __all__ = ["ScheduleRow", "plot_schedule"]
 
 # distinguishable with the common kinds of colour blindness (Okabe and Ito, 2008)
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+
+
+class SteppedAlone(Protocol):
+    """A scheduler whose course depends on nothing but how often it was stepped."""
+
+    @property
+    def step(self) -> Callable[[], object]:
+        """Advance the schedule by one optimizer update."""
+        ...
 
 
 class ScheduleRow(NamedTuple):
@@ -50,7 +58,7 @@ class ScheduleRow(NamedTuple):
 
 
 def plot_schedule(
-    create_scheduler_fn: SchedulerFactory[SchedulerLike],
+    create_scheduler_fn: Callable[[Optimizer], SteppedAlone],
     optimizer: Optimizer,
     num_epochs: int,
     num_update_steps_per_epoch: int,
@@ -140,7 +148,7 @@ class _OptimizerOfNothing(Optimizer):
         """Update nothing; torch's schedulers warn if this is not called before they are stepped."""
 
 
-def _create(factory: SchedulerFactory[SchedulerLike], optimizer: Optimizer) -> SchedulerLike:
+def _create(factory: Callable[[Optimizer], SteppedAlone], optimizer: Optimizer) -> SteppedAlone:
     given: object = factory
     if not callable(given):
         raise TypeError(

@@ -1,0 +1,170 @@
+"""When the scheduler of a run is stepped, and with what: nothing, the number of epochs, or a metric."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, Literal, NoReturn
+
+from typing_extensions import override
+
+from pa_core.any_trainer import AnyTrainer
+from pa_core.callbacks.best_metric import watched_value
+from pa_core.errors import ConfigurationError
+
+__all__ = ["SchedulerStepping"]
+
+_EPOCH_NAMES = {"epoch", "epochs", "current_epoch", "num_epochs"}
+_METRIC_NAMES = {"metric", "metrics"}
+
+
+class SchedulerStepping:
+    """How ``train()`` was asked to step the scheduler.
+
+    Args:
+        step_scheduler: After which of the two it is stepped.
+        watch_metric: The metric that it is stepped with, which is there after an epoch; None for none.
+
+    Raises:
+        ConfigurationError: ``step_scheduler`` is neither of the two.
+
+    Example:
+        >>> SchedulerStepping("update", watch_metric="eval_loss_epoch").after
+        'epoch'
+    """
+
+    def __init__(self, step_scheduler: Literal["update", "epoch"] = "update", watch_metric: str | None = None) -> None:
+        given: str = step_scheduler
+        if given not in ("update", "epoch"):
+            raise ConfigurationError(
+                "A scheduler is stepped after each update or after each epoch.",
+                given=f"step_scheduler={given!r}",
+                expected='"update" or "epoch"',
+                do='Pass "epoch" for a schedule that counts epochs.',
+            )
+        self.after: Literal["update", "epoch"] = step_scheduler if watch_metric is None else "epoch"
+        self.watch_metric = watch_metric
+
+    @override
+    def __str__(self) -> str:
+        return f"after each {self.after}" + ("" if self.watch_metric is None else f", with {self.watch_metric}")
+
+    def require_usable(self, scheduler: object, *, is_overridden: bool, is_evaluated: bool) -> None:
+        """Refuse a scheduler that cannot be stepped in this way, before anything is trained.
+
+        Args:
+            scheduler: The scheduler of the run, None without one.
+            is_overridden: Whether a subclass of the trainer steps it in a way of its own.
+            is_evaluated: Whether the run evaluates.
+
+        Raises:
+            ConfigurationError: Its ``step()`` needs something else, or what it is to be stepped with is not there.
+        """
+        is_default = self.after == "update"
+        if scheduler is None and not is_default:
+            _refuse(
+                "There is no scheduler to step.",
+                f"a scheduler that is stepped {self}, and none",
+                "a scheduler",
+                "Pass create_scheduler_fn to train(), or leave step_scheduler and watch_metric out.",
+            )
+        if self.watch_metric == "eval_loss_epoch" and not is_evaluated:
+            _refuse(
+                "The metric of the scheduler is not recorded without an evaluation.",
+                "watch_metric='eval_loss_epoch' and no eval_dataset",
+                "a metric of this run",
+                'Pass an eval_dataset, or watch_metric="train_loss_epoch".',
+            )
+        if scheduler is not None and not (is_overridden and is_default):
+            self._require_fitting_step(scheduler, is_overridden)
+
+    def _require_fitting_step(self, scheduler: object, is_overridden: bool) -> None:
+        name = type(scheduler).__name__
+        step: Callable[..., object] | None = getattr(scheduler, "step", None)
+        if hasattr(scheduler, "step_update") and step is not None and _EPOCH_NAMES & {*_required(step)}:
+            _refuse(
+                f"{name} is told of updates and of epochs.",
+                f"{name}, stepped {self}",
+                "a trainer for the schedulers of timm, without step_scheduler and watch_metric",
+                "Use TrainerWithTimmScheduler, and leave both out.",
+            )
+        if is_overridden:
+            return
+        if step is None:
+            _refuse(
+                f"{name} has no step().",
+                f"{name} as the scheduler of a run",
+                "a scheduler with step()",
+                "Derive it from StatefulSchedulerBase, or override scheduler_step() of the trainer.",
+            )
+        unknown = [one for one in _required(step) if self.after == "update" or one not in _EPOCH_NAMES]
+        if self.watch_metric is not None and _metric_of(step) is None:
+            _refuse(
+                f"{name} takes no metric.",
+                f"watch_metric={self.watch_metric!r} for {name}.step{inspect.signature(step)}",
+                "a scheduler that is stepped with a metric",
+                'Pass step_scheduler="epoch" in its place to step it after each epoch.',
+            )
+        if unknown and unknown != [_metric_of(step) if self.watch_metric is not None else None]:
+            _refuse(
+                f"{name} cannot be stepped {self}: its step() needs {', '.join(unknown)}.",
+                f"{name}.step{inspect.signature(step)}",
+                "a step() that needs no more than it gets",
+                _advice(unknown),
+            )
+
+    def step(self, scheduler: Any, trainer: AnyTrainer) -> None:
+        """Step a scheduler that ``require_usable`` let pass; with a metric, every process must call this.
+
+        Raises:
+            MetricNotFoundError: The metric was not recorded by the end of the first epoch.
+        """
+        if self.after == "update":
+            scheduler.step()
+            return
+        values: dict[str, float] = {}
+        if self.watch_metric is not None:
+            values[str(_metric_of(scheduler.step))] = watched_value(trainer, self.watch_metric)
+        for name in _EPOCH_NAMES.intersection(_required(scheduler.step)):
+            values[name] = trainer.num_epochs_completed
+        if not values:
+            scheduler.step()
+            return
+        call = inspect.signature(scheduler.step).bind_partial()
+        call.arguments.update({name: values[name] for name in call.signature.parameters if name in values})
+        scheduler.step(*call.args, **call.kwargs)
+
+
+def _required(step: Callable[..., object]) -> list[str]:
+    """The arguments that have to be given; none where a signature cannot be had."""
+    return [
+        name
+        for name, parameter in _parameters(step).items()
+        if parameter.default is parameter.empty
+        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    ]
+
+
+def _metric_of(step: Callable[..., object]) -> str | None:
+    """The argument that takes a metric: one of that name, or the first that has to be given and is no epoch."""
+    named = [name for name in _parameters(step) if name in _METRIC_NAMES]
+    return next(iter([*named, *(name for name in _required(step) if name not in _EPOCH_NAMES)]), None)
+
+
+def _parameters(step: Callable[..., object]) -> dict[str, inspect.Parameter]:
+    try:
+        return dict(inspect.signature(step).parameters)
+    except (TypeError, ValueError):
+        return {}
+
+
+def _advice(needed: list[str]) -> str:
+    if set(needed) <= _EPOCH_NAMES:
+        return 'Pass step_scheduler="epoch" to train().'
+    if len(set(needed) - _EPOCH_NAMES) == 1:
+        return 'Pass watch_metric="eval_loss_epoch", or another metric, to train(): it is then stepped with each epoch.'
+    return "Override scheduler_step() of the trainer, and step it there."
+
+
+def _refuse(message: str, given: str, expected: str, do: str) -> NoReturn:
+    raise ConfigurationError(message, given=given, expected=expected, do=do)
