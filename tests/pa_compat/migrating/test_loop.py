@@ -264,6 +264,18 @@ def test_accelerator_settings() -> None:
         trainer_with(device_placement=False)
 
 
+@pytest.mark.runs_on("two_ranks")
+def test_second_module() -> None:
+    """The error names the attribute; wrapped as it says, the module is trained."""
+    trainer: Any = make_trainer()
+    trainer.critic = linear()
+    with pytest.raises(UnsupportedConfigurationError, match=r"self\.critic\b"):
+        trainer.train(samples(4), 1, per_device_batch_size=2)
+    trainer.critic = trainer._accelerator.prepare_model(trainer.critic)
+    trainer.train(samples(4), 1, per_device_batch_size=2)
+    assert trainer.num_updates_completed == 1
+
+
 @pytest.mark.parametrize("variable", ["ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_FSDP", "ACCELERATE_USE_MEGATRON_LM"])
 def test_sharded(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A script that was launched with sharding ends before the first step."""

@@ -32,6 +32,7 @@ from pa_core import (
 )
 from pa_core.accumulation import MicroBatch, count_steps, micro_batches
 from pa_core.any_trainer import AnyTrainer
+from pa_core.beside_model import require_one_trained_module
 from pa_core.callbacks.base import EVENT_NAMES, CallbackHandler, CallbackLike
 from pa_core.callbacks.console import bars_hidden
 from pa_core.callbacks.defaults import DEFAULT_CALLBACKS
@@ -630,6 +631,8 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self._call_hook(self.train_epoch_start)
         self._call_event("on_train_epoch_start")
         self._wrap_again_if_parameters_were_frozen()
+        if self._accelerator.num_processes > 1:
+            require_one_trained_module(vars(self), self.get_model())
         self._go_on_in_mid_epoch(train_dl)
         count = self._count_batches(train_dl, "training")
         micro_batches = self._micro_batches(train_dl, count)

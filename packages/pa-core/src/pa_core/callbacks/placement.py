@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any, cast
+from collections.abc import Iterator
+from typing import Any
 
 from torch import nn
 from typing_extensions import override
 
 from pa_core.any_trainer import AnyTrainer
+from pa_core.beside_model import named_modules_of
 from pa_core.callbacks.base import TrainerCallback
 
 __all__ = ["MoveModulesToDeviceCallback"]
@@ -57,15 +58,6 @@ def _move_modules(trainer: AnyTrainer) -> None:
 
 def _modules_of(trainer: AnyTrainer) -> Iterator[nn.Module]:
     placed_by_trainer = {id(trainer.model), id(trainer.get_model())}
-    for attribute in vars(trainer).values():
-        for item in (attribute, *_items_of(attribute)):
-            if isinstance(item, nn.Module) and id(item) not in placed_by_trainer:
-                yield item
-
-
-def _items_of(attribute: object) -> Iterable[object]:
-    if isinstance(attribute, dict):
-        return cast("dict[object, object]", attribute).values()
-    if isinstance(attribute, list | tuple | set | frozenset):
-        return cast("Iterable[object]", attribute)
-    return ()
+    for _, module in named_modules_of(vars(trainer)):
+        if id(module) not in placed_by_trainer:
+            yield module

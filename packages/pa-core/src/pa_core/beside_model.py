@@ -1,0 +1,103 @@
+"""The modules that a trainer has beside its model: which they are, and that none of them is trained unsynchronised."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import cast
+
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+from torch.optim.swa_utils import AveragedModel
+
+from pa_core.errors import UnsupportedConfigurationError
+
+__all__ = ["named_modules_of", "require_one_trained_module"]
+
+
+def named_modules_of(attributes: Mapping[str, object]) -> Iterator[tuple[str, nn.Module]]:
+    """Yield each module among attributes, by itself or as an item of a container, and what it is called there.
+
+    Args:
+        attributes: The attributes of an object; what its properties would return is not among them.
+
+    Example:
+        >>> layer = nn.Linear(1, 1)
+        >>> [name for name, _ in named_modules_of({"teacher": layer, "heads": [layer], "by_name": {"a": layer}})]
+        ['teacher', 'heads[0]', "by_name['a']"]
+    """
+    for name, item in _items_of(attributes):
+        if isinstance(item, nn.Module):
+            yield name, item
+
+
+def require_one_trained_module(attributes: Mapping[str, object], model: nn.Module) -> None:
+    """Refuse modules beside the model that would be trained on several processes: their gradients are not exchanged.
+
+    Modules that are wrapped in ``DistributedDataParallel`` already are fine, and so are those without a trainable
+    parameter of their own, and averages of the model.
+
+    Args:
+        attributes: The attributes of the trainer, where other modules and optimizers are looked for.
+        model: The model, which the trainer wraps.
+
+    Raises:
+        UnsupportedConfigurationError: There is such a module, or an optimizer of its parameters.
+    """
+    synchronised = {id(parameter) for parameter in model.parameters()}
+    found = list(_items_of(attributes))
+    for _, item in found:
+        if isinstance(item, nn.Module):
+            wrapped = [part for part in item.modules() if isinstance(part, DistributedDataParallel)]
+            synchronised |= {id(parameter) for part in wrapped for parameter in part.parameters()}
+    for name, item in found:
+        own = [one for one in _trainable_parameters(item) if id(one) not in synchronised]
+        if own:
+            raise _not_synchronised(name, item, own)
+
+
+def _items_of(attributes: Mapping[str, object]) -> Iterator[tuple[str, object]]:
+    """The attributes and what stands in those that are containers; optimizers last, as a module says more."""
+    items = [
+        item for name, attribute in attributes.items() for item in ((name, attribute), *_items_in(name, attribute))
+    ]
+    return iter(sorted(items, key=lambda item: isinstance(item[1], Optimizer)))
+
+
+def _items_in(name: str, attribute: object) -> Iterable[tuple[str, object]]:
+    if isinstance(attribute, dict):
+        items = cast("dict[object, object]", attribute).items()
+        return [(f"{name}[{key!r}]", value) for key, value in items]
+    if isinstance(attribute, list | tuple | set | frozenset):
+        values = cast("Iterable[object]", attribute)
+        return [(f"{name}[{number}]", value) for number, value in enumerate(values)]
+    return ()
+
+
+def _trainable_parameters(item: object) -> list[Tensor]:
+    parameters: Iterable[Tensor] = ()
+    if isinstance(item, nn.Parameter):
+        parameters = (item,)
+    elif isinstance(item, Optimizer):
+        parameters = (parameter for group in item.param_groups for parameter in group["params"])
+    elif isinstance(item, nn.Module) and not isinstance(item, AveragedModel):
+        parameters = item.parameters()
+    return [parameter for parameter in parameters if parameter.requires_grad]
+
+
+def _not_synchronised(name: str, item: object, own: list[Tensor]) -> UnsupportedConfigurationError:
+    number = f"{len(own)} trainable parameter{'' if len(own) == 1 else 's'}"
+    if isinstance(item, nn.Module):
+        do = (
+            f"Make it a part of the model, for example of an nn.ModuleDict that holds both; or wrap it yourself, with "
+            f"self.{name} = self._accelerator.prepare_model(self.{name}); or, if it is not to be trained, call "
+            f"self.{name}.requires_grad_(False)."
+        )
+    else:
+        do = "Make what it trains a part of the model, for example of an nn.ModuleDict that holds both."
+    return UnsupportedConfigurationError(
+        "On several processes only the gradients of the model are exchanged: what else is trained would drift apart.",
+        given=f"self.{name}, of type {type(item).__name__}, with {number} that the model does not have",
+        expected="one module, the model, that holds everything that is trained",
+        do=do,
+    )
