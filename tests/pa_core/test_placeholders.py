@@ -123,6 +123,17 @@ def test_members_are_enum_members(member: TrainerPlaceholderValues) -> None:
     assert repr(member * 1) == f"({member} * 1)"
 
 
+def test_the_set_of_placeholders_has_every_name() -> None:
+    """Also the one that is another name of the same number."""
+    assert TrainerPlaceholderValues.placeholder_set() == {
+        "NUM_EPOCHS",
+        "NUM_UPDATE_STEPS_PER_EPOCH",
+        "TRAIN_DATALOADER_LEN",
+        "EVAL_DATALOADER_LEN",
+        "PER_PROCESS_NUM_UPDATE_STEPS_PER_EPOCH",
+    }
+
+
 def test_the_name_per_process_means_the_same_number() -> None:
     """An update is an update: the count of one process is the count of all."""
     assert TrainerPlaceholderValues.PER_PROCESS_NUM_UPDATE_STEPS_PER_EPOCH is UPDATES

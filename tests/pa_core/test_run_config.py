@@ -162,6 +162,15 @@ def test_a_run_that_only_evaluates_has_no_updates(limit: int | None) -> None:
         make_config(num_update_steps_per_epoch=-1)
 
 
+def test_the_updates_of_a_process_are_a_field() -> None:
+    """They are those of the run by default, can be given by name, and are counted like the others."""
+    assert make_config().num_local_update_steps_per_epoch == 10
+    assert make_config(num_local_update_steps_per_epoch=5)["num_local_update_steps_per_epoch"] == 5
+    assert "num_local_update_steps_per_epoch" in {entry.name for entry in dataclasses.fields(TrainerRunConfig)}
+    with pytest.raises(ConfigurationError, match="num_local_update_steps_per_epoch=-1"):
+        make_config(num_local_update_steps_per_epoch=-1)
+
+
 class _Sampler:
     @override
     def __repr__(self) -> str:

@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.optim.lr_scheduler import StepLR
 from typing_extensions import override
 
+from pa_core import ConfigurationError
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import TrainerCallback
 from tests.pa_compat.migrating.small_runs import make_trainer, samples
@@ -50,6 +52,24 @@ def test_batch_size_check() -> None:
         """Was warned of already, and is not again."""
 
     make_trainer(Derived).train(samples(4), 1, eval_dataset=samples(4))
+
+
+def test_fourth_argument(tmp_path: Path) -> None:
+    """False in the fourth place is refused with both names; with a name, a fifth argument or True it is clear."""
+    trainer = make_trainer()
+    trainer.train(samples(4), 1, create_scheduler_fn=lambda optimizer: StepLR(optimizer, 1))
+    path = tmp_path / "model.pt"
+    with pytest.raises(ConfigurationError, match="save_per_node=False or save_scheduler=False"):
+        trainer.save_checkpoint(path, None, True, False)
+    assert not path.exists()
+    trainer.save_checkpoint(path, None, True, False, True)
+    assert "scheduler_state_dict" not in trainer.load_checkpoint(path)
+    trainer.save_checkpoint(path, None, True, save_scheduler=False)
+    assert "scheduler_state_dict" not in trainer.load_checkpoint(path)
+    trainer.save_checkpoint(path, None, True, True)
+    assert "scheduler_state_dict" in trainer.load_checkpoint(path)
+    trainer.save_checkpoint(path, None, True, save_per_node=False)
+    assert "scheduler_state_dict" in trainer.load_checkpoint(path)
 
 
 def test_accelerate_state(tmp_path: Path) -> None:

@@ -123,7 +123,7 @@ def test_a_state_that_is_asked_for_in_mid_update_is_that_of_the_update(tmp_path:
 
     resumed = make_trainer()
     assert train(resumed, gradient_accumulation_steps=3, resume_from=tmp_path / "state") == expected
-    assert resumed.load_training_state(tmp_path / "state") == {"note": [1, 2.5, None]}
+    assert resumed.load_training_state(tmp_path / "state") == {"current_epoch": 2, "note": [1, 2.5, None]}
 
 
 def test_a_callback_behind_the_saving_one_is_in_the_state_of_the_same_update(tmp_path: Path) -> None:
@@ -360,12 +360,24 @@ def test_a_state_saved_after_a_run_is_that_of_the_complete_run(tmp_path: Path) -
     assert train(make_trainer(), resume_from=tmp_path / "state") == expected
 
 
+def test_a_state_tells_its_epoch(tmp_path: Path) -> None:
+    """That of a state between two epochs is the complete one; an entry of the script's own name is the script's."""
+    trainer = make_trainer(SaveTrainingStateCallback(tmp_path / "all", save_every_n_steps=1))
+    train(trainer, num_epochs=2)
+    records = StateFolder(tmp_path / "all").records()
+    epochs = [trainer.load_training_state(record.path)["current_epoch"] for record in records]
+    assert epochs == sorted(epochs)
+    assert set(epochs) == {1, 2}
+    trainer.save_training_state(tmp_path / "own", {"current_epoch": "mine"})
+    assert trainer.load_training_state(tmp_path / "own") == {"current_epoch": "mine"}
+
+
 def test_loading_a_state_takes_over_the_weights_and_the_optimizer_without_its_run(tmp_path: Path) -> None:
     """A new run then begins at its own first epoch."""
     trainer = make_trainer(saving(tmp_path))
     train(trainer, num_epochs=2)
     other = make_trainer(seed=5)
-    assert other.load_training_state(tmp_path) == {}
+    assert other.load_training_state(tmp_path) == {"current_epoch": 2}
     assert fingerprint(other)["weights"] == fingerprint(trainer)["weights"]
     assert fingerprint(other)["optimizer"] == fingerprint(trainer)["optimizer"]
     train(other, num_epochs=1)

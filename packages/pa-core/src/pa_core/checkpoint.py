@@ -3,28 +3,65 @@
 from __future__ import annotations
 
 import copy
+import functools
 import pickle
 import re
+import reprlib
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ParamSpec, cast
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import TypeIs
 
-from pa_core.errors import CheckpointError
+from pa_core.errors import CheckpointError, ConfigurationError
 from pa_core.storage import atomic_write, ensure_plain
 from pa_core.types import StatefulScheduler, SupportsStateDict
 
-__all__ = ["build_checkpoint", "load_checkpoint_into", "read_checkpoint", "write_checkpoint"]
+__all__ = [
+    "build_checkpoint",
+    "load_checkpoint_into",
+    "read_checkpoint",
+    "refusing_ambiguous_flag",
+    "write_checkpoint",
+]
 
 MODEL, OPTIMIZER, SCHEDULER = "model_state_dict", "optimizer_state_dict", "scheduler_state_dict"
 
+_P = ParamSpec("_P")
+
+_PLACE_OF_FLAG = 4
 _SHOWN_DIFFERENCES = 8  # enough to see which model it is, few enough to read
+
+
+def refusing_ambiguous_flag(save_checkpoint: Callable[_P, None]) -> Callable[_P, None]:
+    """Refuse a False in the fourth place of ``save_checkpoint``, where releases of pytorch-accelerated differ.
+
+    It was ``save_per_node`` first, and ``save_scheduler`` later. True is the default of both, and a fifth argument
+    tells which of them is meant.
+
+    Args:
+        save_checkpoint: The method.
+    """
+
+    @functools.wraps(save_checkpoint)
+    def checked(*args: _P.args, **kwargs: _P.kwargs) -> None:
+        given = args[1:]
+        if len(given) == _PLACE_OF_FLAG and not given[-1] and "save_per_node" not in kwargs:
+            raise ConfigurationError(
+                "The fourth argument of save_checkpoint has no meaning of its own.",
+                given=f"save_checkpoint({', '.join(map(reprlib.repr, given))})",
+                expected="save_per_node (the fourth one in release 0.1 of pytorch-accelerated) or save_scheduler (in "
+                "later releases), by name",
+                do="Write save_per_node=False or save_scheduler=False.",
+            )
+        save_checkpoint(*args, **kwargs)
+
+    return checked
 
 
 def build_checkpoint(

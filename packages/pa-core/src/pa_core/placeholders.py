@@ -204,6 +204,16 @@ class TrainerPlaceholderValues(_Arithmetic, Enum):
     EVAL_DATALOADER_LEN = "eval_dataloader_len"
     PER_PROCESS_NUM_UPDATE_STEPS_PER_EPOCH = "num_update_steps_per_epoch"
 
+    @classmethod
+    def placeholder_set(cls) -> set[str]:
+        """Return the names of all placeholders.
+
+        Example:
+            >>> sorted(TrainerPlaceholderValues.placeholder_set())[:2]
+            ['EVAL_DATALOADER_LEN', 'NUM_EPOCHS']
+        """
+        return set(cls.__members__)
+
     @override
     def resolve(self, values: Mapping[str, float]) -> float:
         if self._value_ not in values:

@@ -46,6 +46,8 @@ class TrainerRunConfig:
             default, as clipping changes what is optimised and must be asked for.
         seed: The number that the order of the data and the augmentation follow from; None if nothing
             was drawn.
+        num_local_update_steps_per_epoch: Optimizer updates of this process in one epoch. The default is
+            ``num_update_steps_per_epoch``, as every process takes part in every update.
 
     Raises:
         ConfigurationError: A count is no whole number or too small, or a clipping threshold is not positive.
@@ -80,6 +82,8 @@ class TrainerRunConfig:
     num_processes: int
     gradient_clip_norm: float | None = None
     seed: int | None = None
+    # To those who read it this is always a number; None stands for num_update_steps_per_epoch until then.
+    num_local_update_steps_per_epoch: int = field(default=cast("int", None), kw_only=True)
 
     def __post_init__(self) -> None:
         for name in (
@@ -99,17 +103,15 @@ class TrainerRunConfig:
         check_clip_threshold("gradient_clip_value", self.gradient_clip_value)
         check_clip_threshold("gradient_clip_norm", self.gradient_clip_norm)
         # the only assignment that a frozen dataclass allows
+        if cast("int | None", self.num_local_update_steps_per_epoch) is None:
+            object.__setattr__(self, "num_local_update_steps_per_epoch", self.num_update_steps_per_epoch)
+        check_count("num_local_update_steps_per_epoch", self.num_local_update_steps_per_epoch, minimum=0)
         object.__setattr__(self, "train_dl_kwargs", dict(self.train_dl_kwargs))
         object.__setattr__(self, "eval_dl_kwargs", dict(self.eval_dl_kwargs))
 
-    @property
-    def num_local_update_steps_per_epoch(self) -> int:
-        """Optimizer updates of this process in one epoch: every process takes part in every update."""
-        return self.num_update_steps_per_epoch
-
     def keys(self) -> tuple[str, ...]:
         """Return every name that can be read, so that ``dict(config)`` works."""
-        return (*(entry.name for entry in fields(self)), "num_local_update_steps_per_epoch")
+        return tuple(entry.name for entry in fields(self))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.keys())

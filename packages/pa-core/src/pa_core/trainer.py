@@ -1643,6 +1643,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             self._run_eval_epoch(self.eval_dataloader, is_intermediate=is_intermediate)
 
     @override
+    @checkpoint.refusing_ambiguous_flag
     def save_checkpoint(
         self,
         save_path: str | Path,
@@ -1661,6 +1662,8 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             save_per_node: True writes once on each machine, False once in the whole run.
 
         Raises:
+            ConfigurationError: The fourth argument is False and has no name: it was ``save_per_node`` in early releases
+                of pytorch-accelerated.
             CheckpointError: Something in it could not be loaded again; a file that is there already stays as it is.
         """
         content = checkpoint.build_checkpoint(
@@ -1777,7 +1780,8 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             input_dir: A training state, or a folder of them, of which the newest valid one is taken.
 
         Returns:
-            What was passed to ``save_training_state`` as ``checkpoint_kwargs``.
+            What was passed to ``save_training_state`` as ``checkpoint_kwargs``, and ``current_epoch``: the number of
+            the epoch that the state is of, from 1; of a state between two epochs, the one that was complete.
 
         Raises:
             FileNotFoundError: There is no training state.
@@ -1786,7 +1790,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         saved = SavedRun(training_state.read_same_state(input_dir))
         with asked_settings.not_asking(self.optimizer):
             saved.restore_training(self, self._accelerator.scaler)
-        return saved.extras
+        return {"current_epoch": saved.position.current_epoch, **saved.extras}
 
     @override
     def check_training_state(self) -> None:

@@ -51,6 +51,11 @@ class Position:
     samples: int = 0
     steps: int = 0
 
+    @property
+    def current_epoch(self) -> int:
+        """The number of the epoch that the state is of, from 1; between two epochs, the one that is complete."""
+        return self.epochs if self.phase in (Phase.EPOCH, Phase.NOTHING) else self.epochs + 1
+
     def to_dict(self) -> dict[str, Any]:
         """Return plain values."""
         return {**asdict(self), "phase": self.phase.value}
