@@ -635,8 +635,9 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             require_one_trained_module(vars(self), self.get_model())
         self._go_on_in_mid_epoch(train_dl)
         count = self._count_batches(train_dl, "training")
-        micro_batches = self._micro_batches(train_dl, count)
-        for step, (micro_batch, batch) in enumerate(micro_batches, start=self._steps_of_epoch + 1):
+        first = self._steps_of_epoch + 1
+        # No name for the iterator: the traceback of an error would keep it alive, and the workers with it.
+        for step, (micro_batch, batch) in enumerate(self._micro_batches(train_dl, count), start=first):
             self._run_train_step(batch, micro_batch, step)
             if self._is_at_last_update:
                 break
@@ -799,8 +800,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
                 # A callback may have limited the loader for this epoch.
                 loader = self.eval_dataloader if is_own_loader and self.eval_dataloader is not None else valid_dl
                 count = self._count_batches(loader, "evaluation")
-                batches = self._batches(loader)
-                for step, batch in enumerate(batches if count is None else count.over(batches), start=1):
+                for step, batch in enumerate(self._batches(loader, count), start=1):
                     self._run_eval_step(batch, step)
                     self._leave_evaluation_if_asked()
             self._call_hook(self.eval_epoch_end)
@@ -874,11 +874,13 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             yield batch
             self._safe_point.leave()
 
-    def _batches(self, loader: SizedIterable[BatchT]) -> Iterable[BatchT]:
-        """The batches on the device, to which our own loaders bring them."""
-        if is_keyed(innermost(loader)):
+    def _batches(self, loader: SizedIterable[BatchT], count: BatchCount | None = None) -> Iterable[BatchT]:
+        """The batches on the device, to which our own loaders bring them; those of others are counted."""
+        keyed = innermost(loader)
+        if is_keyed(keyed) and keyed.device is not None:
             return loader
-        return (move_to_device(batch, self.device) for batch in _accelerate.explain_dispatching(loader))
+        moved = (move_to_device(batch, self.device) for batch in _accelerate.explain_dispatching(loader))
+        return moved if count is None else count.over(moved)
 
     def _record_epoch_loss(self, metric_name: str, count: BatchCount | None) -> None:
         """Record the mean loss over all samples of the epoch on all processes, unless one of them asked to stop."""
