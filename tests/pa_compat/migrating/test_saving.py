@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -20,6 +20,7 @@ from pytorch_accelerated.callbacks import (
     SaveBestModelCallback,
     TrainerCallback,
 )
+from pytorch_accelerated.schedulers import CosineLrScheduler
 from tests.pa_compat.migrating.small_runs import make_trainer, samples
 
 
@@ -76,3 +77,32 @@ def test_replaced(tmp_path: Path) -> None:
     trainer = make_trainer(Trainer, SaveBestModelCallback(path), Overwrite)
     with pytest.raises(CheckpointError, match="replaced"):
         trainer.train(samples(4), 1, eval_dataset=samples(4))
+
+
+def test_foreign_states(tmp_path: Path) -> None:
+    """A state that accelerate wrote is refused with the code that loads its weights, and nothing is unpickled."""
+    saved = make_trainer()
+    accelerator: Any = saved._accelerator  # pyright: ignore[reportPrivateUsage]  # as users do
+    accelerator.prepare(saved.model, saved.optimizer)
+    accelerator.save_state(str(tmp_path / "epoch_1"))
+    torch.default_generator.manual_seed(1)
+    trainer = make_trainer(model=nn.Linear(2, 1).double())
+    with pytest.raises(CheckpointError, match="accelerate") as refused:
+        trainer.train(samples(4), 1, resume_from=tmp_path / "epoch_1")
+    exec(refused.value.do.split("train(): ")[1], {"trainer": trainer, "torch": torch})
+    assert torch.equal(cast("Any", trainer.model).weight, cast("Any", saved.model).weight)
+
+
+def test_foreign_scheduler(tmp_path: Path) -> None:
+    """A checkpoint with the state of a scheduler of pytorch-accelerated loads without it, as the error says."""
+    trainer = make_trainer()
+    factory = CosineLrScheduler.create_scheduler_fn(num_warmup_epochs=0, lr_min=0.0)
+    trainer.train(samples(4), 1, create_scheduler_fn=factory)
+    states = {"model_state_dict": trainer.model.state_dict(), "optimizer_state_dict": trainer.optimizer.state_dict()}
+    attributes = {"param_group_field": "lr", "total_num_epochs": 1, "num_updates": 1}  # and others, in the original
+    torch.save({**states, "scheduler_state_dict": attributes}, tmp_path / "model.pt")
+    with pytest.raises(
+        CheckpointError, match=r"of pytorch-accelerated\. Nothing was loaded(.|\n)*load_scheduler=False"
+    ):
+        trainer.load_checkpoint(tmp_path / "model.pt")
+    assert trainer.load_checkpoint(tmp_path / "model.pt", load_scheduler=False)["scheduler_state_dict"] == attributes

@@ -19,7 +19,8 @@ from torch.optim import Optimizer
 from typing_extensions import TypeIs
 
 from pa_core.errors import CheckpointError, ConfigurationError
-from pa_core.storage import atomic_write, ensure_plain
+from pa_core.storage import atomic_write, ensure_plain, is_state
+from pa_core.storage.accelerate_state import find_accelerate_state, refusal_of_accelerate_state
 from pa_core.types import StatefulScheduler, SupportsStateDict
 
 __all__ = [
@@ -130,9 +131,11 @@ def read_checkpoint(path: str | Path, device: torch.device) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: There is no such file.
-        CheckpointError: The file is damaged, is no checkpoint, or needs code to be unpickled.
+        CheckpointError: The file is damaged, is no checkpoint, or needs code to be unpickled; or it is a directory.
     """
     path = Path(path)
+    if path.is_dir():
+        raise _refusal_of_directory(path)
     if not path.is_file():
         raise FileNotFoundError(f"Given as a checkpoint: {path}. Expected: an existing file. Check the path.")
     try:
@@ -161,6 +164,20 @@ def read_checkpoint(path: str | Path, device: torch.device) -> dict[str, Any]:
             do="Load weights that are not a checkpoint with model.load_state_dict(torch.load(path)).",
         )
     return content
+
+
+def _refusal_of_directory(path: Path) -> CheckpointError:
+    foreign = find_accelerate_state(path)
+    if foreign is not None:
+        return refusal_of_accelerate_state(foreign)
+    return CheckpointError(
+        "A directory is no checkpoint file.",
+        given=f"{path}, {'a training state' if is_state(path) else 'a directory'}",
+        expected="a file that save_checkpoint wrote",
+        do=f"Load it with trainer.load_training_state({str(path)!r})."
+        if is_state(path)
+        else "Pass the path of a file in it.",
+    )
 
 
 def _what_torch_refuses(error: Exception) -> str:
@@ -220,6 +237,13 @@ def _load_state(target: SupportsStateDict, state: dict[str, Any], name: str, sou
     try:
         # A copy: training goes on in the tensors that are loaded, and the caller has the content of the file.
         target.load_state_dict(copy.deepcopy(state))
+    except ConfigurationError as error:
+        raise CheckpointError(
+            f"{error.problem} Nothing was loaded.",
+            given=f"{source} with a {name}: {error.given}",
+            expected=error.expected,
+            do=error.do,
+        ) from error
     except Exception as error:
         raise CheckpointError(
             f"The state does not fit the present {type(target).__name__}; nothing was loaded.",

@@ -147,6 +147,14 @@ class SchedulerBase(ABC):
 
     def _require_own_kind_of_state(self, state: dict[str, Any]) -> None:
         missing = {*self._attributes(), _INITIAL_VALUES, _CURRENT_VALUES} - state.keys()
+        if "param_group_field" in state and {_INITIAL_VALUES, _CURRENT_VALUES} <= missing:
+            raise ConfigurationError(
+                "The state was written by a scheduler of pytorch-accelerated.",
+                given=f"a state with {', '.join(map(repr, state))}",
+                expected=f"what {type(self).__name__}.state_dict() returned",
+                do="Leave it out, for example with trainer.load_checkpoint(path, load_scheduler=False): weights and "
+                "optimizer are loaded, and the schedule begins anew.",
+            )
         if missing or state["param_group_field"] != self.param_group_field:
             raise ConfigurationError(
                 "The state does not belong to this scheduler.",

@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 from pa_core import distributed
 from pa_core.errors import CheckpointError, ConfigurationError
 from pa_core.storage import Skipped, State, newest_valid, read_state
+from pa_core.storage.accelerate_state import find_accelerate_state, refusal_of_accelerate_state
 
 __all__ = ["find_state", "read_same_state"]
 
@@ -79,6 +80,8 @@ def _newest_of_rank_zero(path: Path) -> _Found:
         state, skipped = newest_valid(path)
     except CheckpointError as error:
         return _Found(None, [], error)
+    if state is None and (foreign := find_accelerate_state(path)) is not None:
+        return _Found(None, [], refusal_of_accelerate_state(foreign))
     if state is not None or not skipped:
         return _Found(state, skipped)
     reasons = "; ".join(f"{one.path.name}: {one.reason}" for one in skipped)

@@ -1,0 +1,89 @@
+"""Recognising training states that accelerate wrote, as other trainers save them, without reading what is pickled."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+from pa_core.errors import CheckpointError
+from pa_core.storage.manifest import has_manifest
+
+__all__ = ["find_accelerate_state", "refusal_of_accelerate_state"]
+
+_SAFETENSORS, _PICKLED, _OPTIMIZER = "model.safetensors", "pytorch_model.bin", "optimizer.bin"
+_RANDOM_STATES = "random_states_*.pkl"
+
+
+def find_accelerate_state(path: Path) -> Path | None:
+    """Return a directory that ``Accelerator.save_state`` wrote: the path itself or the newest one in it, if any.
+
+    Args:
+        path: A directory, or anything else, where nothing is found.
+    """
+    if not path.is_dir() or has_manifest(path):
+        return None
+    if _is_accelerate_state(path):
+        return path
+    return max(_states_in(path), key=lambda state: state.stat().st_mtime, default=None)
+
+
+def refusal_of_accelerate_state(state: Path) -> CheckpointError:
+    """Return the error that says what can be taken over from the state, with the code that does it.
+
+    Args:
+        state: What ``find_accelerate_state`` returned.
+    """
+    names = sorted(entry.name for entry in state.iterdir())
+    return CheckpointError(
+        "This training state was written by accelerate, for pytorch-accelerated or another trainer: a run cannot go on "
+        "from it, but its weights can be loaded.",
+        given=f"{state} with {', '.join(names)}",
+        expected="a training state that this trainer saved",
+        do=f"In place of loading or resuming it, run before train(): {_code_that_loads(state)}",
+    )
+
+
+def _states_in(folder: Path) -> Iterator[Path]:
+    return (entry for entry in folder.iterdir() if entry.is_dir() and _is_accelerate_state(entry))
+
+
+def _is_accelerate_state(directory: Path) -> bool:
+    has_weights = any((directory / name).is_file() for name in (_SAFETENSORS, _PICKLED))
+    return has_weights and next(directory.glob(_RANDOM_STATES), None) is not None
+
+
+def _code_that_loads(state: Path) -> str:
+    lines = [_code_for_weights(state)]
+    if (state / _OPTIMIZER).is_file():
+        path = str(state / _OPTIMIZER)
+        lines.append(f"trainer.optimizer.load_state_dict(torch.load({path!r}, weights_only=True))")
+    return "; ".join(lines)
+
+
+def _code_for_weights(state: Path) -> str:
+    path = str(state / _SAFETENSORS)
+    if not (state / _SAFETENSORS).is_file():
+        return _code_without_prefix(f"torch.load({str(state / _PICKLED)!r}, weights_only=True)")
+    if any(name.startswith("module.") for name in _names_in_safetensors(state / _SAFETENSORS)):
+        return f"import safetensors.torch; {_code_without_prefix(f'safetensors.torch.load_file({path!r})')}"
+    return f"import safetensors.torch; safetensors.torch.load_model(trainer.get_model(), {path!r})"
+
+
+def _code_without_prefix(weights: str) -> str:
+    """Of a model that was wrapped for several processes, all names begin with ``module.``."""
+    names = f"{{name.removeprefix('module.'): tensor for name, tensor in {weights}.items()}}"
+    return f"trainer.get_model().load_state_dict({names})"
+
+
+def _names_in_safetensors(path: Path) -> list[str]:
+    """The names of the tensors, which are in a JSON document at the beginning of the file."""
+    try:
+        with path.open("rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            if size > path.stat().st_size:
+                return []
+            return list(cast("dict[str, Any]", json.loads(file.read(size))))
+    except (OSError, ValueError):
+        return []
