@@ -70,12 +70,13 @@ def check_assigned_scheduler(scheduler: object, optimizer: Optimizer) -> None:
         )
 
 
-def check_length_of_schedule(scheduler: object, num_steps: int) -> None:
+def check_length_of_schedule(scheduler: object, num_steps: int, *, is_resumed: bool) -> None:
     """Refuse a schedule that raises an error at its end, which the run is going to pass.
 
     Args:
         scheduler: The scheduler of the run, with the state that the run begins with.
         num_steps: How often the run will step it.
+        is_resumed: Whether its state is that of a training state.
 
     Raises:
         ConfigurationError: It is a ``OneCycleLR`` with fewer steps left.
@@ -86,10 +87,17 @@ def check_length_of_schedule(scheduler: object, num_steps: int) -> None:
         return
     total, done = int(scheduler.total_steps), int(scheduler.last_epoch)
     if num_steps > total - done:
+        advice = (
+            "Make it for the whole run, for example with total_steps=TrainerPlaceholderValues.NUM_EPOCHS * "
+            "TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH."
+        )
+        if done:
+            advice = "Pass create_scheduler_fn to train(), which makes a new one."
+        if is_resumed:
+            advice = 'Train for as many updates as before, or begin a new schedule: resume_allow=("scheduler",).'
         raise ConfigurationError(
             "The schedule is shorter than the run, and ends with an error.",
             given=f"a OneCycleLR of {total} updates, {done} of which are done",
             expected=f"{num_steps} updates left, as many as the run has",
-            do="Make it for the whole run, for example with total_steps=TrainerPlaceholderValues.NUM_EPOCHS * "
-            "TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH.",
+            do=advice,
         )

@@ -49,6 +49,10 @@ class SchedulerStepping:
     def __str__(self) -> str:
         return f"after each {self.after}" + ("" if self.watch_metric is None else f", with {self.watch_metric}")
 
+    def count(self, updates: int, epochs: int) -> int:
+        """Return how often the scheduler is stepped in so many updates, which are so many epochs."""
+        return updates if self.after == "update" else epochs
+
     def require_usable(self, scheduler: object, *, is_overridden: bool, is_evaluated: bool) -> None:
         """Refuse a scheduler that cannot be stepped in this way, before anything is trained.
 

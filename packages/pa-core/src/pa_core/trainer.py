@@ -1040,13 +1040,26 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
     def _go_on_with_saved_run(self, allowed: Collection[str]) -> None:
         """Put everything back but what callbacks set up when the run starts."""
         self._settings = training_state.describe_settings(
-            self.run_config, innermost(self.train_dataloader), self.optimizer, self.scheduler
+            self.run_config,
+            innermost(self.train_dataloader),
+            self.optimizer,
+            self.scheduler,
+            str(self._stepping),
+            self._stepping.count(self.run_config.max_num_train_steps or 0, self.run_config.num_epochs),
         )
         saved = self._saved_run
         if saved is None:
             return
         differences = saved.compare(self._settings, allowed)
         differences += saved.restore(self, self._describe_run_to_save(saved.position), allowed)
+        steps_done = self._stepping.count(saved.position.updates, saved.position.epochs)
+        differences = training_state.say_what_schedules_do(
+            differences,
+            self.scheduler,
+            self.optimizer,
+            is_new="scheduler" in allowed,
+            steps_done=None if self._steps_scheduler_itself or self._stepping.watch_metric else steps_done,
+        )
         if differences:
             self.print(training_state.describe_differences(differences))
         if self._settings["max_num_train_steps"] > saved.settings["max_num_train_steps"]:
@@ -1301,8 +1314,9 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         if not self._steps_scheduler_itself:
             updates = cast("int", self.run_config.max_num_train_steps) - self.num_updates_completed
             epochs = self.run_config.num_epochs - self.num_epochs_completed
-            steps = updates if self._stepping.after == "update" else epochs
-            run_scheduler.check_length_of_schedule(self.scheduler, steps)
+            run_scheduler.check_length_of_schedule(
+                self.scheduler, self._stepping.count(updates, epochs), is_resumed=self._saved_run is not None
+            )
 
     def _prepare_model_optimizer_and_dataloaders(self) -> None:
         """Place and wrap the model, and let accelerate split the loaders of the user's own over the processes.

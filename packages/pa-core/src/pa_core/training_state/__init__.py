@@ -6,6 +6,7 @@ from pa_core.training_state import asked_settings
 from pa_core.training_state.content import Run, SavedRun, capture
 from pa_core.training_state.extension import EpochProgress, Extension, find_extension
 from pa_core.training_state.finding import find_state, read_same_state
+from pa_core.training_state.lengthened_schedule import say_what_schedules_do
 from pa_core.training_state.position import Phase, Position
 from pa_core.training_state.random_streams import capture_streams
 from pa_core.training_state.round_trip import check_scheduler, check_state_of_optimizer, check_storable
@@ -40,4 +41,5 @@ __all__ = [
     "find_extension",
     "find_state",
     "read_same_state",
+    "say_what_schedules_do",
 ]

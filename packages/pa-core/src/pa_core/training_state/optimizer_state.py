@@ -111,9 +111,16 @@ def _scale_rate(group: dict[str, Any], scheduler: object, index: int, factor: fl
     for name in ("lr", "initial_lr"):
         if name in group:
             group[name] = group[name] * factor
+    _scale_base_rate(scheduler, index, factor)
+
+
+def _scale_base_rate(scheduler: object, index: int, factor: float) -> None:
     base_rates = getattr(scheduler, "base_lrs", None)
     if isinstance(base_rates, list):
         base_rates[index] = base_rates[index] * factor
+    nested = getattr(scheduler, "_schedulers", ())  # of SequentialLR and ChainedScheduler
+    for one in cast("Sequence[object]", nested) if isinstance(nested, list | tuple) else ():
+        _scale_base_rate(one, index, factor)
 
 
 def _require_same_parameters(given: list[list[str | None]], saved: list[list[str | None]]) -> None:

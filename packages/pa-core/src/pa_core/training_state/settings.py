@@ -15,6 +15,7 @@ from pa_core.run_config import TrainerRunConfig
 
 __all__ = [
     "ALLOWABLE",
+    "LENGTH_OF_SCHEDULE",
     "Difference",
     "check_allowed_names",
     "compare_settings",
@@ -35,13 +36,18 @@ ALLOWABLE = {
 }
 """Differences that change what a run means, by the name that allows each, and why they are refused otherwise."""
 
-_LENGTH_OF_SCHEDULE = "length of the schedule"
-_KEPT = {"seed", _LENGTH_OF_SCHEDULE}
+LENGTH_OF_SCHEDULE = "length of the schedule"
+_KEPT = {"seed", LENGTH_OF_SCHEDULE}
 """Settings that stay what they were, whatever is asked."""
 
 
 def describe_settings(
-    config: TrainerRunConfig, loader: object, optimizer: Optimizer, scheduler: object | None
+    config: TrainerRunConfig,
+    loader: object,
+    optimizer: Optimizer,
+    scheduler: object | None,
+    stepping: str,
+    num_scheduler_steps: int,
 ) -> dict[str, Any]:
     """Return the settings of a run that one that goes on with it is compared with, as plain values.
 
@@ -50,6 +56,8 @@ def describe_settings(
         loader: The training loader, without slices around it.
         optimizer: The optimizer.
         scheduler: The scheduler, None without one.
+        stepping: When the scheduler is stepped, and with what.
+        num_scheduler_steps: How often the whole run steps it.
     """
     keyed = loader if is_keyed(loader) else None
     global_batch = config.train_per_device_batch_size * config.num_processes
@@ -71,7 +79,8 @@ def describe_settings(
         "mixed_precision": config.mixed_precision,
         "optimizer": type(optimizer).__name__,
         "scheduler": None if scheduler is None else type(scheduler).__name__,
-        _LENGTH_OF_SCHEDULE: None if scheduler is None else config.max_num_train_steps,
+        "scheduler is stepped": None if scheduler is None else stepping,
+        LENGTH_OF_SCHEDULE: None if scheduler is None else num_scheduler_steps,
     }
 
 
