@@ -12,6 +12,7 @@ import sys
 import tempfile
 import threading
 import time
+from functools import partial
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, NoReturn
@@ -21,6 +22,7 @@ import torch
 import torch._dynamo  # pyright: ignore[reportUnusedImport]  # as above
 from torch import Tensor, nn
 from torch.optim import SGD
+from torch.optim.lr_scheduler import ExponentialLR
 from torch.utils.data import Dataset
 from typing_extensions import override
 
@@ -105,7 +107,8 @@ def train_and_evaluate(place: str, failure: Failure | None) -> None:
             fail_at(place, failure, trainer, report)
     workers = {"num_workers": int(place == "a worker")}
     try:
-        trainer.train(data, 2, make_classification(8), 4, train_dataloader_kwargs=workers)
+        schedule = partial(ExponentialLR, gamma=0.9)
+        trainer.train(data, 2, make_classification(8), 4, create_scheduler_fn=schedule, train_dataloader_kwargs=workers)
         for _ in range(2):
             trainer.evaluate(make_classification(8))
     except BaseException:

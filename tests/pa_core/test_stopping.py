@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD
+from torch.optim.lr_scheduler import ExponentialLR
 from torch.utils.data import TensorDataset
 from typing_extensions import override
 
@@ -152,7 +153,7 @@ def test_a_hook_of_the_trainer_stops_the_run_as_a_callback_does(hook: str, last_
         raise StopTrainingError(hook)
 
     setattr(trainer, hook, stop)
-    train(trainer)
+    train(trainer, create_scheduler_fn=lambda optimizer: ExponentialLR(optimizer, gamma=0.9))
 
     assert recorder.events[-3:] == [last_event, "on_stop_training_error", "on_training_run_end"]
     model = trainer.model

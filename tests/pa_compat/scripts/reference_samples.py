@@ -349,7 +349,8 @@ def calls_of_a_run():
     for name in dir(Trainer):
         if re.fullmatch("(create|calculate|train|training|eval|evaluation|backward|optimizer|scheduler)_[a-z_]+", name):
             setattr(trainer, name, note(name, getattr(trainer, name)))
-    trainer.train(digits(0, 8), num_epochs=1, eval_dataset=digits(8, 16))
+    schedule = partial(lr_scheduler.StepLR, step_size=7, gamma=0.1)
+    trainer.train(digits(0, 8), num_epochs=1, eval_dataset=digits(8, 16), create_scheduler_fn=schedule)
     split = len(calls)
     trainer.evaluate(digits(8, 16))
     return calls[:split], calls[split:]
