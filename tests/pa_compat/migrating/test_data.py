@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from typing import Any
 
 import numpy as np
@@ -87,8 +88,8 @@ def test_augmentation() -> None:
     assert noise(0, keyed_augmentation=False) != noise(0)
 
 
-def test_workers() -> None:
-    """Data in memory is loaded without workers; other data by at most 16, which stay for the next epoch."""
+def test_workers(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Data in memory is loaded without workers; other data by at most 16, which stay, where processes are forked."""
     trainer = make_trainer()
     trainer.train_dataset = samples(4)
     assert trainer.get_default_train_dl_kwargs(1)["num_workers"] == 0
@@ -96,6 +97,11 @@ def test_workers() -> None:
     assert 0 <= trainer.get_default_train_dl_kwargs(1)["num_workers"] <= 16
     loader: Any = trainer.create_train_dataloader(2, {"num_workers": 1})
     assert loader.persistent_workers
+    monkeypatch.setattr(multiprocessing, "get_start_method", lambda allow_none: "spawn")  # pyright: ignore[reportUnknownLambdaType]  # a flag
+    assert trainer.get_default_train_dl_kwargs(1)["num_workers"] == 0
+    capsys.readouterr()
+    trainer.create_train_dataloader(2)
+    assert "Loading Noisy without workers" in capsys.readouterr().out
 
 
 @everywhere

@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import traceback
+from collections.abc import Callable
 from typing import Any
 
 import numpy
@@ -14,13 +15,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD
-from torch.utils.data import Dataset, TensorDataset, get_worker_info
+from torch.utils.data import Dataset, Subset, TensorDataset, get_worker_info
 from typing_extensions import override
 
-from pa_core import AnyTrainer, Trainer, TrainerCallback
+from pa_core import AnyTrainer, ConfigurationError, Trainer, TrainerCallback
 from pa_core.data import KeyedDataLoader
 from pa_core.testing import TinyClassifier, make_classification
 from tests.pa_core.data.drawing import Drawing, draw_after, preserved_streams, samples_by_index
+from tests.pa_core.good_run import assert_explained
 
 pytestmark = pytest.mark.filterwarnings(
     # From python 3.12 on; the timeout of the tests is a thread.
@@ -195,6 +197,80 @@ def test_an_error_of_the_dataset_arrives() -> None:
         list(KeyedDataLoader(Failing(), batch_size=2, num_workers=1))
     # An iterator of torch that is found by the garbage collector waits five seconds for its workers.
     traceback.clear_frames(error.tb)
+
+
+def formatted(error: BaseException) -> str:
+    """What python prints."""
+    return "".join(traceback.format_exception(error))
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("keyed", [False, True])
+def test_an_error_of_a_dataset_names_the_sample(num_workers: int, keyed: bool) -> None:
+    """Its number, in a subset also that within the whole dataset, beside the error of the dataset itself."""
+    part = Subset(Failing(), [0, 7, 6, 5, 4])
+    loader = KeyedDataLoader(part, batch_size=2, num_workers=num_workers, keyed_augmentation=keyed)
+    with pytest.raises(OSError, match="the file of sample 5 cannot be read") as error:
+        list(loader)
+    expected = "sample 3 of Subset, which is sample 5 of Failing" if keyed else "samples 2, 3 of Subset"
+    assert expected in formatted(error.value)
+    traceback.clear_frames(error.tb)
+
+
+class Ragged(Dataset[Tensor]):
+    """Samples of different lengths."""
+
+    def __len__(self) -> int:
+        return 4
+
+    @override
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.zeros(2 if index < 3 else 5)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_an_error_of_collation_names_samples_that_differ(num_workers: int) -> None:
+    """And what each of them is like."""
+    with pytest.raises(RuntimeError, match="stack expects") as error:
+        list(KeyedDataLoader(Ragged(), batch_size=2, num_workers=num_workers))
+    text = formatted(error.value)
+    assert "a batch was made of samples 2, 3 of Ragged" in text
+    assert "sample 2 is a Tensor of shape (2,)" in text
+    assert "sample 3 is a Tensor of shape (5,)" in text
+    traceback.clear_frames(error.tb)
+
+
+class WithTransform(Dataset[int]):
+    """A dataset that holds a function."""
+
+    def __init__(self, transform: Callable[[int], int]) -> None:
+        self.transform = transform
+
+    def __len__(self) -> int:
+        return 4
+
+    @override
+    def __getitem__(self, index: int) -> int:
+        return self.transform(index)
+
+
+@pytest.mark.filterwarnings("ignore:Got pickle error:UserWarning")  # of torch, which knows no remedy here
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_what_cannot_be_sent_to_workers_is_named_with_the_remedy(method: str) -> None:
+    """Where processes are not forked, the dataset and the functions of the loader are pickled."""
+    loaders = {
+        "dataset WithTransform": KeyedDataLoader(
+            WithTransform(lambda index: index), num_workers=1, multiprocessing_context=method
+        ),
+        "collate_fn": KeyedDataLoader(
+            WithTransform(abs), num_workers=1, multiprocessing_context=method, collate_fn=lambda samples: samples
+        ),
+    }
+    for words, loader in loaders.items():
+        with pytest.raises(ConfigurationError) as caught:
+            list(loader)
+        assert_explained(caught.value, words, method, "top level of a file", "num_workers=0", "lambda")
+        assert caught.value.__cause__ is not None
 
 
 def test_closing_ends_persistent_workers_and_the_loader_can_be_used_again() -> None:

@@ -45,6 +45,7 @@ from pa_core.data import (
 )
 from pa_core.data.batch_count import BatchCount, require_same_lengths
 from pa_core.data.given_data import DEFAULT_BATCH_SIZE, GivenData, batch_size_of, check_arguments_of_loaders
+from pa_core.data.loader_defaults import describe_missing_workers
 from pa_core.data.loader_parts import set_epoch
 from pa_core.data.split_sampler import check_share, split_sampler, warn_of_filling_up, warn_of_repeated_samples
 from pa_core.data.user_loader import (
@@ -440,6 +441,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             an ``IterableDataset``. An override may return any iterable with a length.
         """
         self._train_dl_kwargs = self.get_default_train_dl_kwargs(batch_size) | (train_dl_kwargs or {})
+        self._tell_of_missing_workers(self.train_dataset, self._train_dl_kwargs, train_dl_kwargs)
         return self._create_dataloader(self.train_dataset, self._train_dl_kwargs, split="train")
 
     def get_default_train_dl_kwargs(self, batch_size: int) -> dict[str, Any]:
@@ -464,7 +466,9 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             As ``create_train_dataloader``; the samples of ours are split over the processes without padding.
         """
         self._eval_dl_kwargs = self.get_default_eval_dl_kwargs(batch_size) | (eval_dl_kwargs or {})
-        return self._create_dataloader(cast("Dataset[Any]", self.eval_dataset), self._eval_dl_kwargs, split="eval")
+        dataset = cast("Dataset[Any]", self.eval_dataset)
+        self._tell_of_missing_workers(dataset, self._eval_dl_kwargs, eval_dl_kwargs)
+        return self._create_dataloader(dataset, self._eval_dl_kwargs, split="eval")
 
     def get_default_eval_dl_kwargs(self, batch_size: int) -> dict[str, Any]:
         """Return the default arguments of the evaluation loader: in order, pinned where there is an accelerator.
@@ -1432,6 +1436,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self._items_of_step = None
         self._counts_items = None
         self._miscounted: set[str] = set()
+        self._told: set[str] = set()
         self._item_shares = ItemShares(self._accelerator.num_processes)
         self._stop = None
         self._late_reader = agreement.LateReader(delay=0 if self.device.type == "cpu" else _UPDATES_UNTIL_READ)
@@ -1507,6 +1512,17 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             "pin_memory": self.device.type == "cuda",
             "num_workers": default_num_workers(dataset, distributed.num_local_processes()),
         }
+
+    def _tell_of_missing_workers(
+        self, dataset: Dataset[Any], kwargs: Mapping[str, Any], asked: Mapping[str, Any] | None
+    ) -> None:
+        """Print, once in a run, why there are no workers where nobody said how many."""
+        if kwargs.get("num_workers") or "num_workers" in (asked or {}):
+            return
+        line = describe_missing_workers(dataset, distributed.num_local_processes())
+        if line is not None and line not in self._told:
+            self._told.add(line)
+            self.print(line)
 
     def _create_dataloader(
         self, dataset: Dataset[Any], kwargs: dict[str, Any], split: Literal["train", "eval"]

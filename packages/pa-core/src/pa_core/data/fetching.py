@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from typing_extensions import override
 
 from pa_core.data.keyed_random import seed_streams
 from pa_core.data.order import extend_key, index_list
+from pa_core.data.sample_notes import describe_collation, describe_samples
 from pa_core.data.whole_batch import fetch_batch
 
 __all__ = [
@@ -56,16 +57,31 @@ class SampleFetcher:
     def __call__(self, key: int, indices: Tensor) -> Any:
         """Return the batch of the samples at ``indices`` in the epoch with this key."""
         chosen = index_list(indices)
-        if self.keyed:
-            return self.collate_fn([self._keyed_sample(key, index) for index in chosen])
-        get_samples = getattr(self.dataset, "__getitems__", None)
-        if get_samples is not None:
-            return self.collate_fn(get_samples(chosen))
-        return self.collate_fn([self.dataset[index] for index in chosen])
+        samples = self._samples(key, chosen)
+        try:
+            return self.collate_fn(samples)
+        except Exception as error:
+            error.add_note(describe_collation(self.dataset, chosen, samples))
+            raise
 
-    def _keyed_sample(self, key: int, index: int) -> Any:
-        seed_streams(extend_key(key, index))
-        return self.dataset[index]
+    def _samples(self, key: int, chosen: list[int]) -> list[Any]:
+        get_samples = None if self.keyed else getattr(self.dataset, "__getitems__", None)
+        if get_samples is None:
+            return [self._sample(key, index) for index in chosen]
+        try:
+            return cast("list[Any]", get_samples(chosen))
+        except Exception as error:
+            error.add_note(describe_samples(self.dataset, chosen))
+            raise
+
+    def _sample(self, key: int, index: int) -> Any:
+        if self.keyed:
+            seed_streams(extend_key(key, index))
+        try:
+            return self.dataset[index]
+        except Exception as error:
+            error.add_note(describe_samples(self.dataset, [index]))
+            raise
 
 
 @dataclass(frozen=True)
@@ -80,7 +96,11 @@ class WholeBatchFetcher:
 
     def __call__(self, key: int, indices: Tensor) -> Any:
         """Return the batch of the samples at ``indices``."""
-        return fetch_batch(self.dataset, indices)
+        try:
+            return fetch_batch(self.dataset, indices)
+        except Exception as error:
+            error.add_note(describe_samples(self.dataset, index_list(indices)))
+            raise
 
 
 class WorkerDataset(Dataset[Any]):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from multiprocessing.context import BaseContext
 from typing import Any, Literal, TypeVar
@@ -26,6 +26,7 @@ from pa_core.data.loader_checks import (
 )
 from pa_core.data.order import EpochOrder, extend_key
 from pa_core.data.split import EvalSplit, Split, TrainSplit
+from pa_core.data.worker_processes import explaining_failed_start
 from pa_core.data.worker_start import WorkerStart, sigterm_held_back
 from pa_core.errors import ConfigurationError
 
@@ -263,11 +264,16 @@ class KeyedDataLoader(DataLoader[_SampleT_co]):
             self._worker_loader = self._make_worker_loader()
         self._own_generator.manual_seed(extend_key(plan.key, _WORKER_STREAMS))
         self._iterations += 1
-        with sigterm_held_back():
+        with sigterm_held_back(), self._explaining_failed_start():
             batches = iter(self._worker_loader)
         return self._receive(batches, self._iterations)
 
+    def _explaining_failed_start(self) -> AbstractContextManager[None]:
+        sent: dict[str, object] = {name: getattr(self, name) for name in ("dataset", "collate_fn", "worker_init_fn")}
+        return explaining_failed_start(self._options["multiprocessing_context"], sent)
+
     def _receive(self, batches: Iterator[Any], iteration: int) -> Iterator[Any]:
+        start: AbstractContextManager[None] = self._explaining_failed_start()
         while True:
             if self.persistent_workers and iteration != self._iterations:
                 raise RuntimeError(
@@ -275,7 +281,9 @@ class KeyedDataLoader(DataLoader[_SampleT_co]):
                     "newer one was made from the same loader, or the loader was closed. Iterate the newest "
                     "one, or make the loader with persistent_workers=False."
                 )
-            batch = next(batches, _END)
+            with start:
+                batch = next(batches, _END)
+            start = nullcontext()
             if batch is _END:
                 return
             yield batch

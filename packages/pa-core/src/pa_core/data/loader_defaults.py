@@ -10,8 +10,15 @@ import torch
 from torch.utils.data import Dataset, IterableDataset
 
 from pa_core.data.whole_batch import is_in_memory
+from pa_core.data.worker_processes import start_method
 
-__all__ = ["MAX_DEFAULT_WORKERS", "default_loader_options", "default_num_workers"]
+__all__ = [
+    "MAX_DEFAULT_WORKERS",
+    "default_loader_options",
+    "default_num_workers",
+    "describe_missing_workers",
+    "workers_if_forked",
+]
 
 MAX_DEFAULT_WORKERS = 16
 """More worker processes are started only when asked for: each costs memory and start-up time."""
@@ -23,7 +30,8 @@ def default_num_workers(dataset: Dataset[Any], local_processes: int) -> int:
     The cores that this process may use (its affinity, not the size of the machine) are shared between the
     processes that train on this machine. Data that is in memory already gets none: sending it from another
     process costs more than indexing it. An iterable dataset gets at most one: unless it was written for several,
-    each of them would yield all of its samples.
+    each of them would yield all of its samples. Where processes are not forked (on macOS and Windows, and from Python
+    3.14 on), there are none: a worker would need a script with a main guard, and a dataset that can be sent to it.
 
     Args:
         dataset: The dataset to load.
@@ -37,6 +45,11 @@ def default_num_workers(dataset: Dataset[Any], local_processes: int) -> int:
         >>> default_num_workers(TensorDataset(torch.zeros(10, 3)), local_processes=1)
         0
     """
+    return workers_if_forked(dataset, local_processes) if start_method() == "fork" else 0
+
+
+def workers_if_forked(dataset: Dataset[Any], local_processes: int) -> int:
+    """Return as `default_num_workers` how many processes would be started where they are forked."""
     if is_in_memory(dataset):
         return 0
     most = 1 if isinstance(dataset, IterableDataset) else MAX_DEFAULT_WORKERS
@@ -70,6 +83,17 @@ def default_loader_options(
     if "pin_memory" not in options:
         options["pin_memory"] = torch.cuda.is_available()
     return options
+
+
+def describe_missing_workers(dataset: Dataset[Any], local_processes: int) -> str | None:
+    """Return a line about the workers that a loader does not get, as processes are not forked; None if it gets them."""
+    number = workers_if_forked(dataset, local_processes)
+    if number == 0 or start_method() == "fork":
+        return None
+    return (
+        f"Loading {type(dataset).__name__} without workers: processes are started by {start_method()!r} here. To load "
+        f'with workers, put the run under if __name__ == "__main__": and pass num_workers={number} to the loader.'
+    )
 
 
 def _usable_cores() -> int:

@@ -1,0 +1,49 @@
+"""Notes on errors of datasets and of collation: which sample they are about."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch.utils.data import Dataset, Subset
+
+from pa_core.batch_structure import describe_batch
+
+__all__ = ["describe_collation", "describe_samples"]
+
+_MAX_SAMPLES = 16
+
+
+def describe_samples(dataset: Dataset[Any], indices: Sequence[int]) -> str:
+    """Return which samples could not be fetched, also by their place in the dataset of a subset.
+
+    Example:
+        >>> from torch.utils.data import TensorDataset
+        >>> describe_samples(Subset(TensorDataset(), [7, 8, 9]), [1])
+        'Raised for sample 1 of Subset, which is sample 8 of TensorDataset.'
+    """
+    places = [f"{_numbered(indices)} of {type(dataset).__name__}"]
+    while isinstance(dataset, Subset):
+        indices = [int(dataset.indices[index]) for index in indices]
+        dataset = dataset.dataset
+        places.append(f"{_numbered(indices)} of {type(dataset).__name__}")
+    verb = "is" if len(indices) == 1 else "are"
+    return f"Raised for {f', which {verb} '.join(places)}."
+
+
+def describe_collation(dataset: Dataset[Any], indices: Sequence[int], samples: Sequence[Any]) -> str:
+    """Return of which samples no batch could be made, and what the first two that differ are like."""
+    by_structure: dict[str, int] = {}
+    for index, sample in zip(indices, samples, strict=False):
+        by_structure.setdefault(describe_batch(sample), index)
+    note = f"Raised while a batch was made of {_numbered(indices)} of {type(dataset).__name__}."
+    if len(by_structure) > 1:
+        (one, index), (other, other_index), *_ = by_structure.items()
+        note += f" They differ: sample {index} is {one}, and sample {other_index} is {other}."
+    return note
+
+
+def _numbered(indices: Sequence[int]) -> str:
+    shown = ", ".join(map(str, indices[:_MAX_SAMPLES]))
+    more = ", ..." if len(indices) > _MAX_SAMPLES else ""
+    return f"sample{'' if len(indices) == 1 else 's'} {shown}{more}"
