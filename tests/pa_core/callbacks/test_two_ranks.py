@@ -80,6 +80,25 @@ def test_ranks_decide_alike_even_if_their_metrics_differ(shared_tmp_path: Path) 
     assert torch.load(shared_tmp_path / "best.pt", weights_only=True)["best_epoch"] == 2
 
 
+class ScoreOfUpdates(TrainerCallback):
+    """Records a score in each evaluation that only the first rank finds good after the second update."""
+
+    @override
+    def on_eval_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        is_best = trainer.num_updates_completed == 2 and dist.get_rank() == 0
+        trainer.run_history.update_metric("figure", 0.0 if is_best else 1.0 + dist.get_rank())
+
+
+def test_ranks_save_the_best_of_the_evaluations_within_an_epoch_together(shared_tmp_path: Path) -> None:
+    """The file is that of the second of four updates, and both ranks end with its weights."""
+    save_best = SaveBestModelCallback(shared_tmp_path / "best.pt", "intermediate_figure")
+    trainer = linear_trainer(ScoreOfUpdates(), StepBasedEvaluationCallback(1), save_best)
+    trainer.train(make_regression(64), 1, make_regression(16))
+    assert save_best.best.value == 0.0
+    saved = torch.load(shared_tmp_path / "best.pt", weights_only=True)
+    assert torch.equal(trainer.model.weight.detach(), saved["model_state_dict"]["weight"])
+
+
 @pytest.mark.parametrize("phase", ["training", "evaluation"])
 def test_a_loss_of_one_rank_ends_both(phase: str) -> None:
     """The sample is on one rank only, and both raise after their last events."""
