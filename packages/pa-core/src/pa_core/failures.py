@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import NoReturn
 
 import torch.distributed as dist
-from torch.distributed import distributed_c10d
-from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.distributed_c10d import PrefixStore
 
-from pa_core import distributed
+from pa_core import distributed, shared_errors
 
 __all__ = ["SECONDS_TO_CLEAN_UP", "SECONDS_TO_FAIL_TOGETHER", "ending_process_unless_all_fail"]
 
@@ -24,6 +23,9 @@ SECONDS_TO_FAIL_TOGETHER = 3.0
 
 SECONDS_TO_CLEAN_UP = 30.0
 """How long callbacks may take to close what is open, before a process that failed alone ends in any case."""
+
+_SECONDS_TO_COMPARE = 1.0
+"""All processes have failed by then, and only have to look whether it was for the same reason."""
 
 _SECONDS_BETWEEN_LOOKS = 0.02
 
@@ -34,7 +36,8 @@ def ending_process_unless_all_fail(exception: BaseException) -> Generator[None]:
 
     A process that failed alone must not live on. The others wait for it in a collective, perhaps for many minutes, and
     the launcher ends them only once this process has ended: which a thread of the user's, or an ``except`` around the
-    run, may keep it from. With one process, and where all fail, the exception is left to the caller.
+    run, may keep it from. With one process, and where all fail, the exception is left to the caller; where it is the
+    same on all, the first process alone will show it.
 
     The traceback is printed, and written to where torchrun looks for it, before the block is entered. Neither
     ``atexit`` functions nor the ``finally`` of callers run.
@@ -61,6 +64,7 @@ def ending_process_unless_all_fail(exception: BaseException) -> Generator[None]:
     if failed_alone is None:
         deadline.cancel()
         _withdraw_from_launcher()
+        shared_errors.show_once(exception, _SECONDS_TO_COMPARE)
         yield
         return
     _report(exception, failed_alone)
@@ -76,7 +80,7 @@ def _rank_that_failed_alone() -> int | None:
     """Wait a little for all processes to fail; return the first rank to give that up, or None if all have failed."""
     rank = dist.get_rank()
     try:
-        store = PrefixStore("pa_core/failures", _store_of_processes())
+        store = PrefixStore("pa_core/failures", shared_errors.store_of_processes())
         number, world = store.add("number", 1), dist.get_world_size()
         verdict = f"verdict/{(number - 1) // world}"
         if number % world == 0:
@@ -89,11 +93,6 @@ def _rank_that_failed_alone() -> int | None:
     except BaseException:  # whoever keeps the store has ended, or Ctrl-C was pressed again
         return rank
     return None if decided == "all" else int(decided)
-
-
-def _store_of_processes() -> Store:
-    """The key-value store through which the processes have found each other; it works while they wait elsewhere."""
-    return distributed_c10d._get_default_store()  # pyright: ignore[reportPrivateUsage]  # torch has no public way
 
 
 def _tell_launcher(exception: BaseException) -> None:

@@ -70,10 +70,11 @@ from pa_core.misspelt_overrides import warn_of_misspelt_overrides
 from pa_core.placeholders import TrainerPlaceholderValues, resolve_placeholders
 from pa_core.run_config import TrainerRunConfig, check_clip_threshold, check_count
 from pa_core.scheduler_stepping import SchedulerStepping
+from pa_core.shared_errors import showing_errors_once
 from pa_core.step_failures import name_step
 from pa_core.step_output import check_step_output, count_items, no_sample_counted
 from pa_core.storage import encode
-from pa_core.tracking import InMemoryRunHistory, LossTracker, MetricValue, RunHistory, StepMeans
+from pa_core.tracking import InMemoryRunHistory, LossTracker, RunHistory
 from pa_core.tracking.metric_prefix import INTERMEDIATE_PREFIX, recording_with_prefix
 from pa_core.trainer_arguments import check_trainer_arguments
 from pa_core.training_state import (
@@ -192,12 +193,9 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         callbacks: Iterable[CallbackLike[Self]] = DEFAULT_CALLBACKS,  # pyright: ignore[reportArgumentType]
         run_history: RunHistory | None = None,
     ) -> None:
-        check_trainer_arguments(model, loss_func, optimizer)
         self.model = model
         self.loss_func: LossFunction = cast("LossFunction", loss_func)
         self.optimizer: Optimizer = cast("Optimizer", optimizer)
-        self.callback_handler = self._create_callback_handler(callbacks)
-        add_limit_of_environment(self.callback_handler)
         self.run_history: RunHistory = InMemoryRunHistory() if run_history is None else run_history
         self.run_config: TrainerRunConfig = _unset()
         self.train_dataset: Dataset[Any] = _unset()
@@ -215,7 +213,6 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self._eval_dl_kwargs: dict[str, Any] = {}
         self._gradient_clip_norm: float | None = None
         self._loss_tracker = LossTracker()
-        self._step_means = StepMeans()
         self._seed: int | None = None
         self._users_model: ModelT_co | None = None
         self._undo_preparation: Callable[[], None] | None = None
@@ -229,6 +226,10 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         with supported.refuse_conflicts(), _accelerate.noting_arguments() as arguments:
             self._accelerator = self._create_accelerator()
         distributed.leave_processes_at_exit()
+        with showing_errors_once():  # from here on the processes are connected
+            check_trainer_arguments(model, loss_func, optimizer)
+            self.callback_handler = self._create_callback_handler(callbacks)
+        add_limit_of_environment(self.callback_handler)
         if distributed.runs_on_gloo():
             forks.fork_between_collectives()
         supported.require_supported(self._accelerator)
@@ -324,20 +325,21 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             NonFiniteLossError: ``TerminateOnNaNCallback`` ended the run; its last events have been called.
         """
         trainer_inputs.refuse_run_within_run("train", self._running)
-        check_count("num_epochs", num_epochs)
-        check_count("gradient_accumulation_steps", gradient_accumulation_steps)
-        check_count("per_device_batch_size", per_device_batch_size)
-        if max_num_train_steps is not None:
-            check_count("max_num_train_steps", max_num_train_steps)
-        check_clip_threshold("gradient_clip_value", gradient_clip_value)
-        check_clip_threshold("gradient_clip_norm", gradient_clip_norm)
-        check_trainer_arguments(self.model, self.loss_func, self.optimizer)  # a script may have replaced them
-        trainer_inputs.check_optimizer(self.model, self.optimizer)
-        training_state.check_allowed_names(resume_allow)
-        self._stepping = SchedulerStepping(step_scheduler, watch_metric)
-        train_data = self._given_data(train_dataset, "train_dataset", train_dataloader_kwargs)
-        eval_data = self._given_data(eval_dataset, "eval_dataset", eval_dataloader_kwargs)
-        check_arguments_of_loaders([train_data, eval_data], per_device_batch_size, collate_fn)
+        with showing_errors_once():
+            check_count("num_epochs", num_epochs)
+            check_count("gradient_accumulation_steps", gradient_accumulation_steps)
+            check_count("per_device_batch_size", per_device_batch_size)
+            if max_num_train_steps is not None:
+                check_count("max_num_train_steps", max_num_train_steps)
+            check_clip_threshold("gradient_clip_value", gradient_clip_value)
+            check_clip_threshold("gradient_clip_norm", gradient_clip_norm)
+            check_trainer_arguments(self.model, self.loss_func, self.optimizer)  # a script may have replaced them
+            trainer_inputs.check_optimizer(self.model, self.optimizer)
+            training_state.check_allowed_names(resume_allow)
+            self._stepping = SchedulerStepping(step_scheduler, watch_metric)
+            train_data = self._given_data(train_dataset, "train_dataset", train_dataloader_kwargs)
+            eval_data = self._given_data(eval_dataset, "eval_dataset", eval_dataloader_kwargs)
+            check_arguments_of_loaders([train_data, eval_data], per_device_batch_size, collate_fn)
         self.train_dataset = cast("Dataset[Any]", train_data.dataset)
         self.eval_dataset = eval_data.dataset
         self.collate_fn = collate_fn
@@ -398,19 +400,20 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             NonFiniteLossError: ``TerminateOnNaNCallback`` ended the run; its last events have been called.
         """
         trainer_inputs.refuse_run_within_run("evaluate", self._running)
-        check_count("per_device_batch_size", per_device_batch_size)
-        if dataset is None:
-            loader = self._eval_loader
-            dataset = self.eval_dataset if loader is None or loader.dataset is not self.eval_dataset else loader
-        if dataset is None:
-            raise ConfigurationError(
-                "There is nothing to evaluate.",
-                given="evaluate() without a dataset, on a trainer that has no evaluation dataset from train()",
-                expected="a dataset",
-                do="Call evaluate(dataset).",
-            )
-        data = self._given_data(dataset, "dataset", dataloader_kwargs)
-        check_arguments_of_loaders([data], per_device_batch_size, collate_fn)
+        with showing_errors_once():
+            check_count("per_device_batch_size", per_device_batch_size)
+            if dataset is None:
+                loader = self._eval_loader
+                dataset = self.eval_dataset if loader is None or loader.dataset is not self.eval_dataset else loader
+            if dataset is None:
+                raise ConfigurationError(
+                    "There is nothing to evaluate.",
+                    given="evaluate() without a dataset, on a trainer that has no evaluation dataset from train()",
+                    expected="a dataset",
+                    do="Call evaluate(dataset).",
+                )
+            data = self._given_data(dataset, "dataset", dataloader_kwargs)
+            check_arguments_of_loaders([data], per_device_batch_size, collate_fn)
         self.eval_dataset = data.dataset
         self.collate_fn = self.collate_fn if collate_fn is None else collate_fn
         with self._run(is_training=False):
@@ -631,7 +634,6 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             train_dl: The training loader.
         """
         self._loss_tracker.reset()
-        self._step_means.reset()
         self._samples_of_group = self._samples_of_epoch = self._steps_of_epoch = 0
         self._item_shares.forget()
         self._call_hook(self.train_epoch_start)
@@ -644,8 +646,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         first = self._steps_of_epoch + 1
         # No name for the iterator: the traceback of an error would keep it alive, and the workers with it.
         for step, (micro_batch, batch) in enumerate(self._micro_batches(train_dl, count), start=first):
-            with self._step_means.step():
-                self._run_train_step(batch, micro_batch, step)
+            self._run_train_step(batch, micro_batch, step)
             if self._is_at_last_update:
                 break
         self._safe_point.leave()
@@ -686,7 +687,6 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self._items_of_step = self._count_items(output)
         weight_of_report = self._last_batch_size if self._items_of_step is None else self._items_of_step
         self._loss_tracker.update(loss, weight_of_report)
-        self._step_means.count_samples(self._last_batch_size)
         self._call_event("on_train_step_end", batch=batch, batch_output=output, step=step)
         return loss
 
@@ -723,7 +723,6 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             self._is_at_update = True
             self._call_event("on_optimizer_step_end", update=self.num_updates_completed)
             self._is_at_update = False
-            self._step_means.end_step()
             self._reach_safe_point(Phase.STEP)
 
     def _unscale_gradients(self) -> bool:
@@ -810,8 +809,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
                 loader = self.eval_dataloader if is_own_loader and self.eval_dataloader is not None else valid_dl
                 count = self._count_batches(loader, "evaluation")
                 for step, batch in enumerate(self._batches(loader, count), start=1):
-                    with self._step_means.step():
-                        self._run_eval_step(batch, step)
+                    self._run_eval_step(batch, step)
                     self._leave_evaluation_if_asked()
             self._call_hook(self.eval_epoch_end)
             self._record_epoch_loss("eval_loss_epoch" if is_training else "evaluation_loss", count)
@@ -831,7 +829,6 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         loss = check_step_output(output, "calculate_eval_batch_loss", trained=None)
         items = count_items(output, "calculate_eval_batch_loss")
         self._loss_tracker.update(loss, output["batch_size"] if items is None else items)
-        self._step_means.count_samples(output["batch_size"])
         self._call_event("on_eval_step_end", batch=batch, batch_output=output, step=step)
 
     # What the loop stands on: epochs and batches
@@ -894,23 +891,20 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         return moved if count is None else count.over(moved)
 
     def _record_epoch_loss(self, metric_name: str, count: BatchCount | None) -> None:
-        """Record the means over all samples of the epoch on all processes, unless one of them asked to stop."""
+        """Record the mean loss over all samples of the epoch on all processes, unless one of them asked to stop."""
         missing: float = 0 if count is None else count.missing
         if self._accelerator.num_processes > 1:
             totals = self._loss_tracker.totals().to(self.device)
-            news = agreement.to_device([*self._news(), len(self._step_means), missing], totals.dtype, self.device)
+            news = agreement.to_device([*self._news(), missing], totals.dtype, self.device)
             sums = distributed.sum_over_processes(torch.cat((totals, news))).cpu()
             self._heed(cast("list[float]", sums[2:].tolist()))  # pyright: ignore[reportUnknownMemberType]  # not annotated by torch
             self._loss_tracker.load_totals(sums[:2])
-            num_logged, missing = sums[-2].item(), sums[-1].item()
-            if num_logged > 0:
-                self._step_means.load_totals(distributed.gather_objects(self._step_means.totals()))
+            missing = sums[-1].item()
         if count is not None:
             self._check_count(count, missing)
         if self._loss_tracker.running_count == 0:
             raise no_sample_counted(metric_name)
         self.run_history.update_metric(metric_name, self._loss_tracker.average)
-        self._step_means.record(self.run_history, metric_name)
 
     def _check_count(self, count: BatchCount, missing: float) -> None:
         """Compare the batches of an epoch with the length of its loader, when all processes know what is missing."""
@@ -1472,19 +1466,19 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
 
     @contextmanager
     def _evaluating(self) -> Generator[None]:
-        """Within the context the model is the module without wrappers; means and modes of training come back."""
-        wrapped, losses_of_training, means_of_training = self.model, self._loss_tracker, self._step_means
+        """Within the context the model is the module without wrappers; losses and modes of training come back."""
+        wrapped, losses_of_training = self.model, self._loss_tracker
         modes = [(module, module.training) for module in wrapped.modules()]
         self._num_evaluations_under_way += 1
         self.model = cast("ModelT_co", _accelerate.unwrap(wrapped))
-        self._loss_tracker, self._step_means = LossTracker(), StepMeans()
+        self._loss_tracker = LossTracker()
         try:
             distributed.broadcast_buffers(self.model)
             yield
         finally:
             self._num_evaluations_under_way -= 1
             self.model = wrapped  # pyright: ignore[reportIncompatibleVariableOverride]  # narrower than any module
-            self._loss_tracker, self._step_means = losses_of_training, means_of_training
+            self._loss_tracker = losses_of_training
             for module, training in modes:
                 module.training = training
 
@@ -1612,34 +1606,6 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
     @override
     def loss_tracker(self) -> LossTracker:
         return self._loss_tracker
-
-    @property
-    @override
-    def step_means(self) -> StepMeans:
-        return self._step_means
-
-    @override
-    def log(self, name: str, value: MetricValue) -> None:
-        """Log a value of the present step: its mean over all samples of the epoch, on all processes, is recorded.
-
-        The metric is called ``train_NAME_epoch``, ``eval_NAME_epoch`` or, in ``evaluate()``, ``evaluation_NAME``; it is
-        recorded with the loss of the epoch, and the mean so far is on the progress bar. Call this in a step: from
-        ``calculate_train_batch_loss`` or ``calculate_eval_batch_loss``, or from a callback between the start of the
-        step and ``on_optimizer_step_end`` or ``on_eval_step_end``. A tensor stays on its device, and nothing waits for
-        it before the epoch ends.
-
-        A value counts for the ``batch_size`` samples of its step, also where the loss is a mean over other items. Steps
-        that do not log a name do not count for its mean.
-
-        Args:
-            name: A name such as "kl", letters, digits and underscores; once in a step.
-            value: A number, or a tensor with one element: a mean over the samples of the step.
-
-        Raises:
-            ConfigurationError: There is no step under way, the name cannot be used or was logged in this step already,
-                or the value is no single number.
-        """
-        self._step_means.log(name, value)
 
     @override
     def describe_run(self) -> str:
