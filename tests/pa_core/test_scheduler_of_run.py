@@ -216,6 +216,24 @@ def test_an_assigned_scheduler_is_saved_and_resumed(tmp_path: Path, create: Any)
     assert resumed.rates == uninterrupted.rates[2:]
 
 
+def test_an_assigned_scheduler_is_resumed_in_the_same_trainer(tmp_path: Path) -> None:
+    """As in a notebook: the scheduler that is still there goes on from the state, not from where it was left."""
+    uninterrupted, used = RatesUsed(), RatesUsed()
+    whole = make_trainer(uninterrupted)
+    whole.scheduler = LambdaLR(whole.optimizer, lambda step: 1 / (2 + step))
+    train(whole, 6)
+
+    stop = StopAfter(2, tmp_path / "state")
+    trainer = make_trainer(stop)
+    trainer.scheduler = LambdaLR(trainer.optimizer, lambda step: 1 / (2 + step))
+    with pytest.raises(Interrupted):
+        train(trainer, 6)
+    trainer.callback_handler.remove_callback(stop)
+    trainer.callback_handler.add_callback(used)
+    train(trainer, 6, resume_from=tmp_path / "state")
+    assert used.rates == uninterrupted.rates[2:]
+
+
 def test_stopping_by_intent_leaves_the_scheduler_for_the_next_run() -> None:
     """A run that a callback stops keeps its scheduler like any other."""
 
