@@ -101,6 +101,7 @@ LINT_TOOLS = ("import-linter>=2.13", "ruff")
 BUILD_TOOLS = ("build>=1.3", "hatchling>=1.27", "twine>=6.2", *TEST_TOOLS)
 DOCS_TOOLS = ("furo>=2025.9", "myst-parser>=4", "sphinx>=8.2")
 TRACKERS = ("mlflow", "trackio", "wandb")
+STRANGERS = ("datasets", "peft", "scikit-learn", "timm", "torchvision", "transformers")
 PEERS = {
     "pytorch_accelerated": ("torch", "pytorch-accelerated"),
     "lightning": ("torch", "lightning"),
@@ -301,6 +302,18 @@ def trackers(session: nox.Session) -> None:
     environment = Environment(session, "trackers")
     environment.install_for_tests(DISTRIBUTIONS, *TRACKERS)
     environment.run("python", "-m", "pytest", "tests/trackers", *session.posargs, env=CPU)
+
+
+@nox.session
+def strangers(session: nox.Session) -> None:
+    """Run scripts of users of timm and transformers, with the packages themselves, in each cell of the matrix."""
+    build_wheels(session)
+    environment = Environment(session, "strangers")
+    environment.install_for_tests(DISTRIBUTIONS, *STRANGERS)
+    for cell in CELLS:
+        env = {**cell.env, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+        pytest = ["pytest", "tests/strangers", f"--cell={cell.name}", *session.posargs]
+        run_in_cell(environment, Cell(cell.name, cell.ranks, env), pytest)
 
 
 @nox.session

@@ -9,6 +9,6 @@ from typing import Any
 SCRIPTS = Path(__file__).parent / "scripts"
 
 
-def names_of(script: str) -> dict[str, Any]:
+def names_of(script: str, folder: Path = SCRIPTS) -> dict[str, Any]:
     """What a script defines, without running its ``main``."""
-    return runpy.run_path(str(SCRIPTS / script), run_name=script)
+    return runpy.run_path(str(folder / script), run_name=script)
