@@ -40,11 +40,18 @@ def with_parameter_in_the_optimizer(trainer: Any) -> None:
     trainer.optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
 
 
+def with_copy_of_the_model(trainer: Any) -> None:
+    """A second generator, say, with an optimizer of its own."""
+    trainer.other = copy.deepcopy(trainer.model)
+    trainer.optimizer_of_other = SGD(trainer.other.parameters(), lr=0.1)
+
+
 TRAINED: dict[str, tuple[str, Callable[[Any], None]]] = {
     "a module": ("self.discriminator,", lambda trainer: setattr(trainer, "discriminator", nn.Linear(1, 1))),
     "a module in a list": (r"self.heads\[1\],", with_list),
     "a loss function": ("self.loss_func,", lambda trainer: setattr(trainer, "loss_func", nn.Bilinear(1, 1, 1))),
     "a parameter": ("self.temperature,", lambda trainer: setattr(trainer, "temperature", nn.Parameter(torch.ones(1)))),
+    "a copy of the model": ("self.other,", with_copy_of_the_model),
     "a parameter of the optimizer": ("self.optimizer,", with_parameter_in_the_optimizer),
 }
 
@@ -66,7 +73,8 @@ def with_much_that_is_not_trained(trainer: Any) -> None:
     trainer.metric = nn.Identity()
     trainer.part_of_model = trainer.model[0]
     trainer.average = AveragedModel(trainer.model)
-    trainer.own_average = copy.deepcopy(trainer.model).requires_grad_(False)
+    trainer.own_average = copy.deepcopy(trainer.model)
+    trainer.average_in_a_module = nn.ModuleDict({"average": copy.deepcopy(trainer.model)})
 
 
 @everywhere

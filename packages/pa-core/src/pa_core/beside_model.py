@@ -8,7 +8,6 @@ from typing import cast
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
-from torch.optim.swa_utils import AveragedModel
 
 from pa_core.errors import UnsupportedConfigurationError
 
@@ -35,7 +34,8 @@ def require_one_trained_module(attributes: Mapping[str, object], model: nn.Modul
     """Refuse modules beside the model that would be trained on several processes: their gradients are not exchanged.
 
     Modules that are wrapped in ``DistributedDataParallel`` already are fine, and so are those without a trainable
-    parameter of their own, and averages of the model.
+    parameter of their own, and averages of the model: a copy of it, perhaps within a module that keeps it, that no
+    optimizer of the trainer holds.
 
     Args:
         attributes: The attributes of the trainer, where other modules and optimizers are looked for.
@@ -50,10 +50,25 @@ def require_one_trained_module(attributes: Mapping[str, object], model: nn.Modul
         if isinstance(item, nn.Module):
             wrapped = [part for part in item.modules() if isinstance(part, DistributedDataParallel)]
             synchronised |= {id(parameter) for part in wrapped for parameter in part.parameters()}
+    optimized = {id(one) for _, item in found if isinstance(item, Optimizer) for one in _trainable_parameters(item)}
+    for _, item in found:
+        if isinstance(item, nn.Module):
+            copies = [part for part in item.modules() if _is_copy(part, model)]
+            synchronised |= {id(one) for part in copies for one in part.parameters()} - optimized
     for name, item in found:
         own = [one for one in _trainable_parameters(item) if id(one) not in synchronised]
         if own:
             raise _not_synchronised(name, item, own)
+
+
+def _is_copy(module: nn.Module, model: nn.Module) -> bool:
+    """Whether a module is what averages of a model are: of its class, with parameters of the same names and shapes."""
+    if type(module) is not type(model):
+        return False
+    shapes, of_model = (
+        {name: parameter.shape for name, parameter in one.named_parameters()} for one in (module, model)
+    )
+    return shapes == of_model
 
 
 def _items_of(attributes: Mapping[str, object]) -> Iterator[tuple[str, object]]:
@@ -80,7 +95,7 @@ def _trainable_parameters(item: object) -> list[Tensor]:
         parameters = (item,)
     elif isinstance(item, Optimizer):
         parameters = (parameter for group in item.param_groups for parameter in group["params"])
-    elif isinstance(item, nn.Module) and not isinstance(item, AveragedModel):
+    elif isinstance(item, nn.Module):
         parameters = item.parameters()
     return [parameter for parameter in parameters if parameter.requires_grad]
 
