@@ -38,7 +38,7 @@ from tests.pa_core.training_states.small_runs import (
 
 SCRIPT = """
 import json, os, signal, sys
-import torch
+import accelerate, torch, torch._dynamo  # here, as each process that is forked would import them again
 from pa_core import (
     NonFiniteLossError, SaveTrainingStateCallback, StopTrainingError, TerminateOnNaNCallback, Trainer, TrainerCallback,
 )
