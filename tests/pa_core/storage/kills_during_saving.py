@@ -81,7 +81,7 @@ def save_forever(path: Path, board: Board, *, replacing: bool, in_background: bo
                 "epoch": 1,
                 "complete": False,
             }
-            write_state(path if replacing else folder.next_path(update, sequence), parts, summary)
+            write_state(path if replacing else folder.path_for(f"step_{update}", RUN), parts, summary)
         board.finished.value = update
         if not replacing:
             folder.apply_retention(2, RUN)

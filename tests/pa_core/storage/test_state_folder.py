@@ -24,7 +24,7 @@ def _write(path: Path, sequence: int, update: int, run: str = "first") -> Path:
 
 
 def _save(folder: StateFolder, updates: Sequence[int], run: str = "first") -> list[Path]:
-    return [_write(folder.next_path(update), folder.next_sequence(), update, run) for update in updates]
+    return [_write(folder.path_for(f"step_{update}", run), folder.next_sequence(), update, run) for update in updates]
 
 
 def _damage(path: Path) -> None:
@@ -50,7 +50,6 @@ def test_states_are_listed_in_the_order_of_writing(tmp_path: Path) -> None:
     """Oldest first, whatever the updates, the names and the clocks say."""
     folder = StateFolder(tmp_path / "states")
     assert folder.records() == []
-    assert folder.next_path(7).name == "state_000001_update_7"
 
     first, second = _save(folder, [80, 95])
     _write(tmp_path / "states" / "after a look back", 3, 20, "second")
@@ -62,7 +61,39 @@ def test_states_are_listed_in_the_order_of_writing(tmp_path: Path) -> None:
         StateRecord(folder.path / "after a look back", 3, "second", 20, 3, complete=False, problem=None),
     ]
     assert folder.next_sequence() == 4
-    assert folder.next_path(30, 12).name == "state_000012_update_30"
+
+
+def test_a_state_replaces_none_of_another_run_and_nothing_else(tmp_path: Path) -> None:
+    """It gets a number behind its name then; a state of its own run is replaced."""
+    folder = StateFolder(tmp_path)
+    (first,) = _save(folder, [10], "first")
+    (second,) = _save(folder, [10], "second")
+    assert _names(tmp_path) == [first.name, second.name] == ["step_10", "step_10_2"]
+    assert _save(folder, [10], "second") == [second]
+    assert [(record.run, record.sequence) for record in folder.records()] == [("first", 1), ("second", 3)]
+
+    (tmp_path / "final").write_text("a note")
+    (tmp_path / "final_2").mkdir()
+    (tmp_path / "final_2" / "web.html").touch()
+    assert folder.path_for("final", "first") == tmp_path / "final_3"
+    (second / "manifest.json").write_text("{}")
+    assert folder.path_for("step_10", "second") == tmp_path / "step_10_3"
+
+
+def test_states_with_the_names_of_earlier_versions_are_in_their_place(tmp_path: Path) -> None:
+    """Their order is that of the manifests, and where one is damaged, that of the name."""
+    folder = StateFolder(tmp_path)
+    for sequence, update in ((3, 10), (11, 40)):
+        _write(tmp_path / f"state_{sequence:06d}_update_{update}", sequence, update)
+    _save(folder, [60, 70])
+    (tmp_path / "state_000011_update_40" / "manifest.json").unlink()
+    assert [record.sequence for record in folder.records()] == [3, 11, 12, 13]
+    assert _found(tmp_path) == (70, [])
+    _damage(tmp_path / "step_70")
+    _damage(tmp_path / "step_60")
+    assert _found(tmp_path) == (10, ["step_70", "step_60", "state_000011_update_40"])
+    removed = folder.apply_retention(2, "first")
+    assert [record.path.name for record in removed] == ["state_000003_update_10"]
 
 
 def test_what_is_no_state_is_not_listed(tmp_path: Path) -> None:
@@ -74,14 +105,16 @@ def test_what_is_no_state_is_not_listed(tmp_path: Path) -> None:
     (tmp_path / "web" / "manifest.json").write_text("{}")
     (tmp_path / "logs").mkdir()
     (tmp_path / "config.yaml").touch()
-    shutil.copytree(tmp_path / "state_000001_update_10", tmp_path / ".staging.0123456789ab.cdef")
+    (tmp_path / "epoch_3").mkdir()
+    (tmp_path / "epoch_3" / "pytorch_model.bin").touch()
+    shutil.copytree(tmp_path / "step_10", tmp_path / ".staging.0123456789ab.cdef")
 
     assert [record.update for record in folder.records()] == [10]
     assert _found(tmp_path) == (10, [])
 
 
 def test_a_listing_names_what_is_wrong(tmp_path: Path) -> None:
-    """Missing and truncated files are seen without reading tensors; the sequence is known from the name then."""
+    """Missing and truncated files are seen without reading tensors; where the manifest is gone, so is the place."""
     folder = StateFolder(tmp_path)
     paths = _save(folder, [10, 20, 30, 40])
     (paths[0] / "manifest.json").unlink()
@@ -92,16 +125,16 @@ def test_a_listing_names_what_is_wrong(tmp_path: Path) -> None:
 
     records = folder.records()
 
-    assert [(record.sequence, record.update) for record in records] == [(1, 10), (2, 20), (3, 30), (4, 40)]
-    assert [record.run for record in records] == ["", "first", "", ""]
-    for record, file in zip(records, ("manifest", "model", "manifest", "manifest"), strict=True):
+    assert [(record.sequence, record.update) for record in records] == [(2, 20), (0, 10), (0, 30), (0, 40)]
+    assert [record.run for record in records] == ["first", "", "", ""]
+    for record, file in zip(records, ("model", "manifest", "manifest", "manifest"), strict=True):
         assert record.problem is not None
         assert file in record.problem
-    assert folder.next_sequence() == 5
+    assert folder.next_sequence() == 3
 
 
 def test_the_newest_valid_state_is_found(tmp_path: Path) -> None:
-    """Damaged states are passed over, newest first, each with its reason."""
+    """Damaged states are passed over, newest first, each with its reason; also those that may be the newest."""
     folder = StateFolder(tmp_path)
     paths = _save(folder, [10, 20, 30, 40])
     assert _found(tmp_path) == (40, [])
@@ -109,15 +142,15 @@ def test_the_newest_valid_state_is_found(tmp_path: Path) -> None:
     _damage(paths[3])
     (paths[2] / "manifest.json").unlink()
 
-    assert _found(str(tmp_path)) == (20, [paths[3].name, paths[2].name])
+    assert _found(str(tmp_path)) == (20, [paths[2].name, paths[3].name])
     _, skipped = newest_valid(tmp_path)
-    assert "model.safetensors" in skipped[0].reason
-    assert "digest" in skipped[0].reason
-    assert "manifest.json" in skipped[1].reason
+    assert "manifest.json" in skipped[0].reason
+    assert "model.safetensors" in skipped[1].reason
+    assert "digest" in skipped[1].reason
 
     _damage(paths[1])
     _damage(paths[0])
-    assert _found(tmp_path) == (None, [path.name for path in reversed(paths)])
+    assert _found(tmp_path) == (None, [paths[index].name for index in (2, 3, 1, 0)])
 
 
 def test_one_state_is_found_by_its_own_path(tmp_path: Path) -> None:
@@ -155,7 +188,7 @@ def test_a_state_that_was_set_aside_counts(tmp_path: Path) -> None:
 
     _save(folder, [20])
     assert [record.path for record in folder.apply_retention(1, "first")] == [path]
-    assert _names(tmp_path) == ["state_000002_update_20"]
+    assert _names(tmp_path) == ["step_20"]
 
 
 def test_retention_keeps_the_newest_valid_states(tmp_path: Path) -> None:
@@ -191,7 +224,7 @@ def test_a_removal_that_stops_halfway_leaves_no_half_state(tmp_path: Path, monke
     assert [record.update for record in folder.records()] == [20]
     assert len(_names(tmp_path)) == 2
     folder.remove_leftovers("first")
-    assert _names(tmp_path) == ["state_000002_update_20"]
+    assert _names(tmp_path) == ["step_20"]
 
 
 def test_what_another_run_is_writing_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,7 +43,7 @@ def test_differences_are_shown_as_saved_asked_and_used(folder: Path, capsys: pyt
     assert "saved" not in capsys.readouterr().out
     train(make_trainer(), num_epochs=4, gradient_clip_norm=2.0, resume_from=folder)
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert rows[0] == ["setting", "saved", "asked", "used"]
+    assert rows[1] == ["setting", "saved", "asked", "used"]
     assert ["num_epochs", "3", "4", "4"] in rows
     assert ["gradient_clip_norm", "None", "2", "2"] in rows
 

@@ -48,6 +48,8 @@ class AnyTrainer(ABC):
         num_epochs_completed: Epochs of the current or last run that have been trained and evaluated.
         gradient_norm: The norm of all gradients before clipping at the last update, as a tensor on the
             device of the run; None unless the run clips by norm.
+        resume_from: The path given to ``train()`` that the current or last run was to resume from; None for one that
+            just begins.
         was_complete: Whether the run goes on from the training state of a complete one, and nothing is left of it to
             do. Its first and its last event are called.
         preemptible: Whether evaluation epochs look for a request to leave between their batches; a callback sets it
@@ -76,6 +78,7 @@ class AnyTrainer(ABC):
     gradient_norm: Tensor | None
     num_updates_completed: int
     num_epochs_completed: int
+    resume_from: Path | None
     was_complete: bool
     preemptible: bool
 
@@ -139,6 +142,7 @@ class AnyTrainer(ABC):
         asynchronous: bool = False,
         sequence: int = 0,
         on_saved: Callable[[Path], object] | None = None,
+        keep_other_runs: bool = False,
     ) -> None:
         """Save everything that a run consists of, so that ``train(resume_from=...)`` goes on from there."""
 

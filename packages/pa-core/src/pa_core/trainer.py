@@ -1039,10 +1039,13 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
 
     def _find_saved_run(self, resume_from: str | Path | None, resume_missing: Literal["error", "start"]) -> None:
         """Find what the run goes on with, and take the seed from it, before the loaders are made."""
+        self.resume_from = None if resume_from is None else Path(resume_from)
         state = None if resume_from is None else training_state.find_state(resume_from, resume_missing)
         if state is not None:
             self._saved_run = SavedRun(state)
             self._seed = self._saved_run.seed
+        elif resume_from is not None:
+            self.print(training_state.describe_missing(resume_from))
         self._state_saver.begin_run(None if self._saved_run is None else self._saved_run.name)
 
     def _go_on_with_saved_run(self, allowed: Collection[str]) -> None:
@@ -1068,14 +1071,15 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             is_new="scheduler" in allowed,
             steps_done=None if self._steps_scheduler_itself or self._stepping.watch_metric else steps_done,
         )
-        if differences:
-            self.print(training_state.describe_differences(differences))
         if self._settings["max_num_train_steps"] > saved.settings["max_num_train_steps"]:
             saved.extend(self.run_history)
         self.num_updates_completed, self.num_epochs_completed = saved.position.updates, saved.position.epochs
         self._item_shares = ItemShares(self._accelerator.num_processes, saved.nominal_items)
         self._begins_at = saved.position.phase
         self.was_complete = self._begins_at is Phase.NOTHING
+        self.print(training_state.describe_start(saved.path, saved.position))
+        if differences:
+            self.print(training_state.describe_differences(differences))
         loader = innermost(self.train_dataloader)
         if is_keyed(loader) and loader.shuffle == saved.settings["shuffle"]:
             loader.algorithm = saved.algorithm
@@ -1451,6 +1455,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self._begins_at = None
         self.preemptible: bool = False
         self.was_complete: bool = False
+        self.resume_from = None
         self._num_evaluations_under_way = 0
         self._interruptible = None
         self._interrupted_evaluation = None
@@ -1767,6 +1772,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         asynchronous: bool = False,
         sequence: int = 0,
         on_saved: Callable[[Path], object] | None = None,
+        keep_other_runs: bool = False,
     ) -> None:
         """Save everything that a run consists of, so that ``train(resume_from=...)`` goes on from there.
 
@@ -1782,6 +1788,8 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             sequence: Its place among the states of a folder, of which the newest one has the highest.
             on_saved: Called with the directory, on the process that writes, once the state is there; in a thread if
                 asynchronous.
+            keep_other_runs: Whether a state of another run at ``output_dir`` stays there. This one is then called
+                ``final_2``, for example.
 
         Raises:
             ConfigurationError: There has not been any training yet.
@@ -1798,7 +1806,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
                 do="Call save_checkpoint() to save a model that was not trained here.",
             )
         extras = encode(dict(checkpoint_kwargs or {}), "extras")
-        request = StateRequest(Path(output_dir), extras, asynchronous, sequence, on_saved)
+        request = StateRequest(Path(output_dir), extras, asynchronous, sequence, on_saved, keep_other_runs)
         if self._is_training and self._safe_point.ended_by is None:
             self._state_saver.ask(request)
             return

@@ -24,12 +24,14 @@ __all__ = ["SaveTrainingStateCallback"]
 class SaveTrainingStateCallback(TrainerCallback):
     """Saves training states, from which ``train(resume_from=save_dir)`` goes on.
 
-    Each state has a directory of its own in ``save_dir``, which is whole or is not there. What could not be saved, and
-    a folder that cannot be written to, is an error before the first step.
+    Each state has a directory of its own in ``save_dir``, which is whole or is not there: ``epoch_5`` after an epoch,
+    ``step_5000`` after an update, ``final`` at the end; ``final_2`` where another run has a state of that name. What
+    could not be saved, and a folder that cannot be written to, is an error before the first step.
 
     Args:
         save_dir: The folder of the states, made if it is missing; on several machines, one that all of them share.
-        save_every_n_epochs: Save after every so many epochs.
+        save_every_n_epochs: Save after every so many epochs. Without any of the three periods, states are saved at the
+            end of the run only.
         save_every_n_steps: Save after every so many optimizer updates.
         save_at_end: Save when the run is complete, so that a script that is started again does not run it twice. A run
             that ended by a loss that is not finite, or by an exception, is not complete.
@@ -59,7 +61,8 @@ class SaveTrainingStateCallback(TrainerCallback):
         ...     first = trainer(folder)
         ...     first.train(samples, num_epochs=1)
         ...     again = trainer(folder)
-        ...     again.train(samples, num_epochs=2, resume_from=folder)
+        ...     again.train(samples, num_epochs=2, resume_from=folder)  # doctest: +ELLIPSIS
+        Resuming from ...final: at the start of epoch 2, after update 10.
         setting              saved  asked  used
         num_epochs           1      2      2
         max_num_train_steps  10     20     20
@@ -120,12 +123,14 @@ class SaveTrainingStateCallback(TrainerCallback):
         self._watch = SignalWatch(self._signals, trainer.request_preemption)
         self._watch.start()
         trainer.preemptible = bool(self._signals)
+        if trainer.resume_from is not None and not trainer.was_complete:
+            self._say_what_a_kill_would_lose(trainer)
 
     @override
     def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
         """Save if it is time, or have all processes do so if it is time on the clock of the first one."""
         if self.save_every_n_steps is not None and update % self.save_every_n_steps == 0:
-            self._save(trainer)
+            self._save(trainer, f"step_{update}")
         elif not self._has_asked and self._is_due() and distributed.rank() == 0:
             self._has_asked = True  # it takes until the next update for all to know
             trainer.request_training_state()
@@ -134,18 +139,18 @@ class SaveTrainingStateCallback(TrainerCallback):
     def on_training_state_request(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
         """Save, if this callback may have asked for it."""
         if self.save_every_n_seconds is not None:
-            self._save(trainer)
+            self._save(trainer, f"step_{update}")
 
     @override
     def on_training_run_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         """Save if it is time."""
         if self.save_every_n_epochs is not None and trainer.num_epochs_completed % self.save_every_n_epochs == 0:
-            self._save(trainer)
+            self._save(trainer, f"epoch_{trainer.num_epochs_completed}")
 
     @override
     def on_preemption(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         """Save the last state of this process."""
-        self._save(trainer)
+        self._save(trainer, f"step_{trainer.num_updates_completed}")
 
     @override
     def on_stop_training_error(self, trainer: AnyTrainer, **kwargs: Any) -> None:
@@ -157,28 +162,39 @@ class SaveTrainingStateCallback(TrainerCallback):
         """Save the state of the complete run; one that ended by a loss that is not finite is not complete."""
         self._watch.stop()
         if self.save_at_end and not (trainer.was_complete or self._is_lost):
-            self._save(trainer)
+            self._save(trainer, "final")
 
     @override
     def on_exception(self, trainer: AnyTrainer, exception: BaseException, **kwargs: Any) -> None:
         """Leave signals to the script again."""
         self._watch.stop()
 
+    def _say_what_a_kill_would_lose(self, trainer: AnyTrainer) -> None:
+        periods = (self.save_every_n_epochs, self.save_every_n_steps, self.save_every_n_seconds)
+        if any(period is not None for period in periods):
+            return
+        when = "at the end of the run only" if self.save_at_end else "at no time"
+        trainer.print(
+            f"Training states are saved {when}: a run that is killed loses everything since update "
+            f"{trainer.num_updates_completed}. Pass save_every_n_epochs=1 to SaveTrainingStateCallback, for example."
+        )
+
     def _is_due(self) -> bool:
         interval = self.save_every_n_seconds
         return interval is not None and time.monotonic() - self._last_save >= interval
 
-    def _save(self, trainer: AnyTrainer) -> None:
+    def _save(self, trainer: AnyTrainer, name: str) -> None:
         self._last_save = time.monotonic()
         self._has_asked = False
         folder = StateFolder(self.save_dir)
         # The last one may still be on its way to the disk.
         self._last_sequence = max(self._last_sequence + 1, folder.next_sequence())
         trainer.save_training_state(
-            folder.next_path(trainer.num_updates_completed, self._last_sequence),
+            self.save_dir / name,
             asynchronous=self.asynchronous,
             sequence=self._last_sequence,
             on_saved=self._tidy_up,
+            keep_other_runs=True,
         )
 
     def _tidy_up(self, newest: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,8 @@ from pa_core.storage.state_record import StateRecord, age
 
 __all__ = ["Skipped", "StateFolder", "newest_valid"]
 
-_NAME = re.compile(r"state_(\d+)_update_(\d+)")
+_NAME = re.compile(r"(?:epoch_\d+|step_(?P<update>\d+)|final)(?:_\d+)?")
+_NAME_WITH_SEQUENCE = re.compile(r"state_(?P<sequence>\d+)_update_(?P<update>\d+)")  # of earlier versions
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +30,8 @@ class Skipped:
         reason: What is wrong with it.
 
     Example:
-        >>> print(Skipped(Path("state_000012_update_480"), "model.safetensors: 96 bytes instead of 128"))
-        Skipped(path=...Path('state_000012_update_480'), reason='model.safetensors: 96 bytes instead of 128')
+        >>> print(Skipped(Path("step_480"), "model.safetensors: 96 bytes instead of 128"))
+        Skipped(path=...Path('step_480'), reason='model.safetensors: 96 bytes instead of 128')
     """
 
     path: Path
@@ -52,9 +54,10 @@ class StateFolder:
         >>> folder = StateFolder(temporary.name)
         >>> for update in (100, 200, 300):
         ...     summary = {"run": "first", "sequence": folder.next_sequence(), "epoch": 1, "complete": False}
-        ...     write_state(folder.next_path(update), {"position": update}, {**summary, "update": update})
+        ...     path = folder.path_for(f"step_{update}", run="first")
+        ...     write_state(path, {"position": update}, {**summary, "update": update})
         >>> [record.path.name for record in folder.records()]
-        ['state_000001_update_100', 'state_000002_update_200', 'state_000003_update_300']
+        ['step_100', 'step_200', 'step_300']
         >>> removed = folder.apply_retention(max_checkpoints=1, run="first")
         >>> newest_valid(temporary.name)[0].parts
         {'position': 300}
@@ -67,6 +70,7 @@ class StateFolder:
     def records(self) -> list[StateRecord]:
         """List the states, oldest first, with the problems that manifests and file sizes reveal.
 
+        Where the manifest of a state is damaged, its place is unknown; it is listed last, as it may be the newest.
         What is no state, nor the remains of one, is not listed.
 
         Raises:
@@ -92,15 +96,19 @@ class StateFolder:
         """
         return 1 + max((record.sequence for record in self.records()), default=0)
 
-    def next_path(self, update: int, sequence: int | None = None) -> Path:
-        """Return where the next state goes, such as ``state_000012_update_480``.
+    def path_for(self, name: str, run: str) -> Path:
+        """Return where a state of a run goes, so that it replaces none of another run, and nothing else.
 
         Args:
-            update: The optimizer updates made so far.
-            sequence: What ``next_sequence`` returned; asked again where it is not given.
+            name: What it is to be called, such as ``epoch_5``, ``step_5000`` or ``final``.
+            run: The run that writes it, which may have a state of that name already.
+
+        Returns:
+            The path of that name or, where something else stands there, of one with a number behind: ``epoch_5_2``.
         """
-        sequence = self.next_sequence() if sequence is None else sequence
-        return self.path / f"state_{sequence:06d}_update_{update}"
+        names = itertools.chain([name], (f"{name}_{number}" for number in itertools.count(2)))
+        paths = (self.path / one for one in names)
+        return next(path for path in paths if not located(path).exists() or _record(path).run == run)
 
     def apply_retention(self, max_checkpoints: int, run: str) -> list[StateRecord]:
         """Remove what ``states_to_remove`` chooses and return it; no half-removed state is ever found.
@@ -173,14 +181,29 @@ def newest_valid(path: str | Path) -> tuple[State | None, list[Skipped]]:
 
 def _may_be_state(path: Path) -> bool:
     """Whether this is a state, or a folder with the name of one that may have been one."""
-    return is_state(path) or (_NAME.fullmatch(path.name) is not None and located(path).is_dir())
+    if is_state(path):
+        return True
+    folder = located(path)
+    if not folder.is_dir():
+        return False
+    has_own_name = _NAME_WITH_SEQUENCE.fullmatch(path.name) is not None
+    return has_own_name or (_NAME.fullmatch(path.name) is not None and _may_be_remains(folder))
+
+
+def _may_be_remains(folder: Path) -> bool:
+    """Whether this is no folder of another program, which may use the same names."""
+    try:
+        return (folder / DOCUMENTS).exists() or not any(folder.iterdir())
+    except OSError:  # it may not be looked at
+        return True
 
 
 def _record(path: Path) -> StateRecord:
     """What can be known of a state without reading its tensors; where the manifest is damaged, from its name."""
     directory = located(path)
-    named = _NAME.fullmatch(path.name)
-    sequence, update = (int(named[1]), int(named[2])) if named else (0, 0)
+    named = _NAME_WITH_SEQUENCE.fullmatch(path.name) or _NAME.fullmatch(path.name)
+    numbers = {} if named is None else named.groupdict()
+    sequence, update = (int(numbers.get(name) or 0) for name in ("sequence", "update"))
     try:
         manifest = read_manifest(directory)
     except CheckpointError as error:

@@ -14,7 +14,7 @@ class StateRecord:
 
     Attributes:
         path: Its directory.
-        sequence: Its place in the order in which the states of the folder were written.
+        sequence: Its place in the order in which the states of the folder were written; 0 where that cannot be known.
         run: The run that wrote it; empty where that cannot be known.
         update: The optimizer updates made before it was written.
         epoch: The epoch in which it was written.
@@ -23,7 +23,7 @@ class StateRecord:
             state in which that check found nothing.
 
     Example:
-        >>> record = StateRecord(Path("states/state_000012_update_480"), 12, "first", 480, 3, False, None)
+        >>> record = StateRecord(Path("states/step_480"), 12, "first", 480, 3, False, None)
         >>> "valid" if record.problem is None else record.problem
         'valid'
     """
@@ -37,6 +37,7 @@ class StateRecord:
     problem: str | None
 
 
-def age(record: StateRecord) -> tuple[int, int, str]:
-    """Return what orders states from old to new; no clock takes part in it."""
-    return record.sequence, record.update, record.path.name
+def age(record: StateRecord) -> tuple[bool, int, int, str]:
+    """Return what orders states from old to new; no clock takes part in it. One that may be the newest counts as it."""
+    is_unknown = not record.run and record.sequence == 0
+    return is_unknown, record.sequence, record.update, record.path.name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pa_core.training_state import asked_settings
 from pa_core.training_state.content import Run, SavedRun, capture
+from pa_core.training_state.describing import describe_missing, describe_start
 from pa_core.training_state.extension import EpochProgress, Extension, find_extension
 from pa_core.training_state.finding import find_state, read_same_state
 from pa_core.training_state.lengthened_schedule import say_what_schedules_do
@@ -37,7 +38,9 @@ __all__ = [
     "check_state_of_optimizer",
     "check_storable",
     "describe_differences",
+    "describe_missing",
     "describe_settings",
+    "describe_start",
     "find_extension",
     "find_state",
     "read_same_state",

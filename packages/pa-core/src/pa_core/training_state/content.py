@@ -6,6 +6,7 @@ import math
 import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -112,6 +113,7 @@ class SavedRun:
         self._state = state
         self._parts: Mapping[str, Any] = state.parts
         run: Mapping[str, Any] = self._parts["run"]
+        self.path: Path = state.path
         self.name: str = str(state.summary["run"])
         self.position: Position = Position.from_dict(run["position"])
         self.seed: int = run["seed"]

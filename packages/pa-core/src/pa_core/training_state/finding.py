@@ -10,6 +10,7 @@ from pa_core import distributed
 from pa_core.errors import CheckpointError, ConfigurationError
 from pa_core.storage import Skipped, State, newest_valid, read_state
 from pa_core.storage.accelerate_state import find_accelerate_state, refusal_of_accelerate_state
+from pa_core.training_state.describing import describe_neighbours
 
 __all__ = ["find_state", "read_same_state"]
 
@@ -43,8 +44,9 @@ def find_state(resume_from: str | Path, resume_missing: Literal["error", "start"
         return None
     if path is None:
         raise FileNotFoundError(
-            f"Given as resume_from: {resume_from}. Expected: a training state, or a folder with at least one. Check "
-            'the path, or pass resume_missing="start" to begin a new run where there is none yet.'
+            f"Given as resume_from: {resume_from}. Expected: a training state, or a folder with at least one"
+            f"{describe_neighbours(resume_from)}. Check the path, or pass "
+            'resume_missing="start" to begin a new run where there is none yet.'
         )
     return _read_elsewhere(path) if found is None else found.state
 

@@ -13,7 +13,7 @@ import torch
 
 from pa_core import distributed
 from pa_core.errors import CheckpointError
-from pa_core.storage import BackgroundWriter, Encoded, HostPool, encode, write_state
+from pa_core.storage import BackgroundWriter, Encoded, HostPool, StateFolder, encode, write_state
 from pa_core.training_state.position import Phase, Position
 
 __all__ = ["StateRequest", "StateSaver", "Wish"]
@@ -57,6 +57,7 @@ class StateRequest:
         asynchronous: Whether training goes on while it is written.
         sequence: Its place among the states of a folder.
         on_saved: Called with the directory, by the process that writes, once it is there.
+        keeps_other_runs: Whether a state of another run that has the name stays, and this one gets a similar name.
     """
 
     directory: Path
@@ -64,6 +65,7 @@ class StateRequest:
     asynchronous: bool = False
     sequence: int = 0
     on_saved: Callable[[Path], object] | None = None
+    keeps_other_runs: bool = False
 
 
 class StateSaver:
@@ -166,9 +168,12 @@ class StateSaver:
         parts = {**parts, "extras": request.extras}
 
         def write(parts: Mapping[str, Encoded]) -> None:
-            write_state(request.directory, parts, summary)
+            directory = request.directory
+            if request.keeps_other_runs:
+                directory = StateFolder(directory.parent).path_for(directory.name, self.run)
+            write_state(directory, parts, summary)
             if request.on_saved is not None:
-                request.on_saved(request.directory)
+                request.on_saved(directory)
 
         if not request.asynchronous:
             write(parts)

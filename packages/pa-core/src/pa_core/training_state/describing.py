@@ -1,0 +1,59 @@
+"""The line with which a run that was told to resume begins: what it resumes from, and where."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pa_core.errors import CheckpointError
+from pa_core.storage import StateFolder
+from pa_core.training_state.position import Phase, Position
+
+__all__ = ["describe_missing", "describe_neighbours", "describe_start"]
+
+_SHOWN_STATES = 5
+
+
+def describe_start(path: Path, position: Position) -> str:
+    """Return which state a run resumes from, and where it goes on.
+
+    Args:
+        path: The state.
+        position: What comes next.
+
+    Example:
+        >>> describe_start(Path("step_500"), Position(Phase.STEP, epochs=2, updates=500))
+        'Resuming from step_500: in epoch 3, after update 500.'
+    """
+    if position.phase is Phase.NOTHING:
+        return (
+            f"Resuming from {path}: this run was complete after update {position.updates}, and nothing is left to "
+            "train. Raise num_epochs or max_num_train_steps to train for longer."
+        )
+    place = {
+        Phase.EPOCH: "at the start of epoch",
+        Phase.EVALUATION: "in the evaluation of epoch",
+    }.get(position.phase, "in epoch")
+    return f"Resuming from {path}: {place} {position.epochs + 1}, after update {position.updates}."
+
+
+def describe_missing(resume_from: str | Path) -> str:
+    """Return that there is nothing to resume from, and that a new run begins.
+
+    Example:
+        >>> describe_missing("no folder at all")
+        'There is no training state in no folder at all: a new run begins.'
+    """
+    return f"There is no training state in {resume_from}{describe_neighbours(resume_from)}: a new run begins."
+
+
+def describe_neighbours(path: str | Path) -> str:
+    """Return which states stand beside a path at which there is none; empty without any."""
+    folder = Path(path).parent
+    try:
+        names = [record.path.name for record in StateFolder(folder).records() if record.problem is None]
+    except CheckpointError:
+        return ""
+    if not names:
+        return ""
+    more = f"{len(names) - _SHOWN_STATES} older ones, " if len(names) > _SHOWN_STATES else ""
+    return f" ({folder} has {more}{', '.join(names[-_SHOWN_STATES:])})"
