@@ -149,6 +149,34 @@ def test_a_step_of_several_processes_exchanges_nothing_of_its_own() -> None:
     assert collectives_of_a_step(lambda steps: train(steps, *DEFAULT_CALLBACKS)) == by_hand
 
 
+def collectives_of_a_run(steps: int) -> Counter[str]:
+    """How often each collective is called while a run trains for so many steps, but not before its first one."""
+    counts = Counter[str]()
+
+    class Counts(TrainerCallback):
+        @override
+        def on_train_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+            profile.start()
+
+        @override
+        def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
+            if update == steps:
+                profile.stop()
+
+    profile = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
+    train(steps, Counts)
+    entries: Any = profile.key_averages()
+    counts.update({entry.key: entry.count for entry in entries if entry.key.startswith("c10d::")})
+    return counts
+
+
+@pytest.mark.runs_on("two_ranks")
+def test_gradients_are_compared_once() -> None:
+    """In the first update of a run one small exchange shows whether the gradients were exchanged; no other one does."""
+    assert collectives_of_a_run(3) - collectives_of_a_run(2) == Counter({"c10d::allreduce_": 1})
+    assert collectives_of_a_run(2)["c10d::allgather_"] == 1
+
+
 @pytest.mark.runs_on("two_ranks")
 def test_one_more_collective_in_a_callback_is_counted() -> None:
     """The test above would notice."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import deque
-from collections.abc import Sequence
-from typing import cast
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, cast
 
 import torch
 from torch import Tensor, nn
@@ -58,7 +59,7 @@ class GradientAgreement:
         tensor([0., 7.])
     """
 
-    _NAME = "_agreement_of_processes"
+    NAME: Final = "_agreement_of_processes"
 
     def __init__(self, module: nn.Module, num_values: int = 1) -> None:
         trainable = next((p for p in module.parameters() if p.requires_grad), None)
@@ -72,11 +73,38 @@ class GradientAgreement:
         self._values = nn.Parameter(torch.zeros(num_values, dtype=trainable.dtype, device=trainable.device))
         self._num_processes = num_processes()
         self._last: tuple[Sequence[float], Tensor] = [0.0] * num_values, torch.zeros_like(self._values)
-        module.register_parameter(self._NAME, self._values)
+        self._has_joined = False
+        module.register_parameter(self.NAME, self._values)
 
     def hide_from(self, module: nn.Module) -> None:
         """Take the parameter out of the module again, once it is wrapped."""
-        delattr(module, self._NAME)
+        delattr(module, self.NAME)
+
+    def join_backward_passes_of(self, model: nn.Module) -> None:
+        """Take part in each synchronised backward pass, also in those that a step or an optimizer runs by itself.
+
+        Torch waits in each of them for the gradient of every parameter that it was given. Those of ``add_to`` have
+        that of this one already; in others, the gradients of the model's outputs bring it about.
+
+        Args:
+            model: The wrapped model.
+        """
+        model.register_forward_hook(self._watch_outputs)
+
+    def _watch_outputs(self, model: nn.Module, _inputs: object, output: object) -> None:
+        wrapper = synchronising_wrapper(model)
+        if wrapper is None or not (torch.is_grad_enabled() and wrapper.require_backward_grad_sync):
+            return
+        self._has_joined = False
+        for tensor in _tensors_in(output):
+            if tensor.requires_grad:
+                cast("Any", tensor).register_hook(self._join_backward_pass)
+
+    def _join_backward_pass(self, _gradient: Tensor) -> None:
+        if not self._has_joined:
+            self._has_joined = True
+            with torch.enable_grad():
+                torch.autograd.backward(self._values.sum() * 0)
 
     def add_to(self, loss: Tensor, values: Sequence[float]) -> Tensor:
         """Return the loss of a synchronised backward pass with the numbers of this process; its value is kept."""
@@ -84,6 +112,7 @@ class GradientAgreement:
             # Gradients are averaged: the mean of so many times the values is their sum.
             times = [value * self._num_processes for value in values]
             self._last = values, to_device(times, self._values.dtype, self._values.device)
+        self._has_joined = True
         return loss + torch.dot(self._values, self._last[1]).to(loss.dtype)
 
     def sums(self) -> Tensor:
@@ -91,6 +120,21 @@ class GradientAgreement:
         gradient = self._values.grad
         self._values.grad = None
         return torch.zeros_like(self._values) if gradient is None else gradient
+
+
+def _tensors_in(output: object) -> Iterator[Tensor]:
+    """The tensors that a model returned, however they are nested."""
+    if isinstance(output, Tensor):
+        yield output
+    elif isinstance(output, Mapping):
+        for value in cast("Mapping[object, object]", output).values():
+            yield from _tensors_in(value)
+    elif isinstance(output, list | tuple):
+        for value in cast("list[object] | tuple[object, ...]", output):
+            yield from _tensors_in(value)
+    elif dataclasses.is_dataclass(output):
+        for field in dataclasses.fields(output):
+            yield from _tensors_in(getattr(output, field.name))
 
 
 class LateReader:

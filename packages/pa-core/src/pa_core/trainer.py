@@ -65,6 +65,7 @@ from pa_core.errors import (
     TrainingPreempted,
 )
 from pa_core.exports import save_safetensors
+from pa_core.gradient_exchange import GradientExchange
 from pa_core.item_shares import ItemShares
 from pa_core.misspelt_overrides import warn_of_misspelt_overrides
 from pa_core.placeholders import TrainerPlaceholderValues, resolve_placeholders
@@ -218,6 +219,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self._undo_preparation: Callable[[], None] | None = None
         self._agreement: agreement.GradientAgreement | None = None
         self._calls_of_step: CallsOfStep | None = None
+        self._gradient_exchange: GradientExchange | None = None
         self._wrapped_trainable: list[bool] = []
         self._state_saver = StateSaver()
         self._settings: dict[str, Any] | None = None
@@ -646,7 +648,8 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         first = self._steps_of_epoch + 1
         # No name for the iterator: the traceback of an error would keep it alive, and the workers with it.
         for step, (micro_batch, batch) in enumerate(self._micro_batches(train_dl, count), start=first):
-            self._run_train_step(batch, micro_batch, step)
+            with self._naming_unused_parameters():
+                self._run_train_step(batch, micro_batch, step)
             if self._is_at_last_update:
                 break
         self._safe_point.leave()
@@ -659,10 +662,14 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self._safe_point.leave()
         with self._gradient_synchronisation(micro_batch):
             loss = self._forward(batch, micro_batch, step)
+            if self._calls_of_step is not None:
+                self._calls_of_step.end_step()
             self.backward_step(self._weighted(loss, micro_batch))
         self._samples_of_group += micro_batch.global_samples or self._last_batch_size * self._accelerator.num_processes
         if micro_batch.ends_group:
             self._steps_of_epoch = step
+            if self._gradient_exchange is not None:
+                self._gradient_exchange.check(self.model)
             self._agree_on_update()
             self._update()
 
@@ -923,6 +930,10 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         if micro_batch.ends_group or self._accelerator.num_processes == 1:
             return nullcontext()
         return _accelerate.keep_gradients_local(self._accelerator, self.model)
+
+    def _naming_unused_parameters(self) -> AbstractContextManager[None]:
+        exchange = self._gradient_exchange
+        return nullcontext() if exchange is None else exchange.naming_unused_parameters()
 
     def _weighted(self, loss: Tensor, micro_batch: MicroBatch) -> Tensor:
         """Scale a mean loss to its share of the update, and let what all must know travel with the gradients."""
@@ -1354,6 +1365,8 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         runs_own_epochs = type(self)._run_train_epoch is not Trainer._run_train_epoch
         if self._is_training and self._accelerator.num_processes > 1 and counts_are_exact and not runs_own_epochs:
             self._agreement = agreement.GradientAgreement(plain_model, num_values=len(self._news()))
+        hidden = frozenset[str]() if self._agreement is None else frozenset({self._agreement.NAME})
+        exchange = GradientExchange(plain_model, hidden)
         try:
             wrapped, self._undo_preparation = _accelerate.place_and_wrap(
                 self._accelerator, self.model, for_training=self._is_training
@@ -1364,8 +1377,11 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self.model = cast("ModelT_co", wrapped)
         if self._is_training and self._accelerator.num_processes > 1:
             self._calls_of_step = CallsOfStep(self.model)
+            self._gradient_exchange = exchange
         if not agreement.synchronises_every_parameter(self.model):
             self._agreement = None
+        if self._agreement is not None:
+            self._agreement.join_backward_passes_of(self.model)
         self._wrapped_trainable = [parameter.requires_grad for parameter in plain_model.parameters()]
 
     def _wrap_again_if_parameters_were_frozen(self) -> None:
@@ -1380,7 +1396,8 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         if self._undo_preparation is not None:
             self._undo_preparation()
             self.model = cast("ModelT_co", self._users_model)
-        self._undo_preparation = self._users_model = self._agreement = self._calls_of_step = None
+        self._undo_preparation = self._users_model = None
+        self._agreement = self._calls_of_step = self._gradient_exchange = None
         _accelerate.forget_prepared_objects(self._accelerator)
 
     def _forget_gradients(self) -> None:

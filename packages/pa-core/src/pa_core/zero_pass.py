@@ -57,12 +57,18 @@ class CallsOfStep:
     def __init__(self, model: nn.Module) -> None:
         self._in_this_step = 0
         self._in_a_step = 1
+        self._is_in_step = True
         model.register_forward_pre_hook(self._count)
 
     def start_step(self) -> None:
         """Begin to count the calls of the next step, which is expected to make as many as the last one."""
         self._in_a_step = self._in_this_step or self._in_a_step
         self._in_this_step = 0
+        self._is_in_step = True
+
+    def end_step(self) -> None:
+        """Do not count what the optimizer calls; it does so on each process, with samples or without."""
+        self._is_in_step = False
 
     @property
     def missing(self) -> int:
@@ -70,7 +76,7 @@ class CallsOfStep:
         return max(self._in_a_step - self._in_this_step, 0)
 
     def _count(self, _model: nn.Module, _inputs: object) -> None:
-        self._in_this_step += 1
+        self._in_this_step += self._is_in_step
 
 
 def zero_pass(model: nn.Module, calls: int = 1) -> Tensor:

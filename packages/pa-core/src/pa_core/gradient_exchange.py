@@ -1,0 +1,122 @@
+"""Whether the gradients of an update were exchanged between the processes, and what to do where they were not."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from pa_core.distributed import synchronising_wrapper, values_of_all
+from pa_core.errors import UnsupportedConfigurationError
+
+__all__ = ["GradientExchange"]
+
+_NOT_FINISHED = "Expected to have finished reduction in the prior iteration"
+_SHOWN = 4
+
+
+class GradientExchange:
+    """Looks whether ``DistributedDataParallel`` has exchanged the gradients of an update.
+
+    Args:
+        module: The inner module, before it is wrapped, with all that the wrapper will find in it.
+        hidden: The names of those parameters in it that are not the user's.
+    """
+
+    def __init__(self, module: nn.Module, hidden: frozenset[str] = frozenset()) -> None:
+        # The key has a dot before names that belong to the outermost module.
+        ignored = {name.removeprefix(".") for name in getattr(module, "_ddp_params_and_buffers_to_ignore", ())}
+        self._parameters = {
+            name: parameter
+            for name, parameter in module.named_parameters()
+            if parameter.requires_grad and name not in ignored
+        }
+        self._hidden = hidden
+        self._was_compared = False
+
+    def check(self, model: nn.Module) -> None:
+        """Check the gradients after the backward pass that exchanges them; every process must call this.
+
+        That each parameter got one is checked every time. That they are the same on all processes is checked once, by
+        one small exchange.
+
+        Args:
+            model: The wrapped model.
+
+        Raises:
+            UnsupportedConfigurationError: They were not exchanged, or not all of them.
+        """
+        wrapper = synchronising_wrapper(model)
+        if wrapper is None:
+            return
+        with self.naming_unused_parameters():
+            cast("Any", wrapper)._check_reducer_finalized()  # which torch made to be called after a backward pass
+        if not self._was_compared:
+            self._was_compared = True
+            self._compare()
+
+    @contextmanager
+    def naming_unused_parameters(self) -> Generator[None]:
+        """Explain torch's error about parameters without a gradient, which names them by numbers.
+
+        Raises:
+            UnsupportedConfigurationError: Torch found such parameters.
+        """
+        try:
+            yield
+        except RuntimeError as error:
+            if _NOT_FINISHED not in str(error):
+                raise
+            raise self._explain(str(error)) from error
+
+    def _explain(self, message: str) -> UnsupportedConfigurationError:
+        found = re.search(r"Parameter indices which did not receive grad for rank \d+:((?: \d+)+)", message)
+        names = list(self._parameters)
+        numbers = [] if found is None else [int(number) for number in found[1].split()]
+        unused = [names[number] for number in numbers if number < len(names) and names[number] not in self._hidden]
+        if not unused:
+            return UnsupportedConfigurationError(
+                "The gradients of an extra backward pass could not be exchanged.",
+                given="a model whose output holds no tensor that the trainer finds, and a second backward pass",
+                expected="tensors, or a tuple, a list, a mapping or a dataclass of them",
+                do="Let the model return one of these.",
+            )
+        return UnsupportedConfigurationError(
+            "On several processes, each parameter has to get a gradient in each backward pass.",
+            given=f"no gradient for {_enumerate(unused)}",
+            expected="a loss that depends on every trainable parameter of the model",
+            do="Return Accelerator(kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)]) from "
+            "_create_accelerator, or freeze what is never used with requires_grad_(False).",
+        )
+
+    def _compare(self) -> None:
+        names = [name for name in self._parameters if name not in self._hidden]
+        norms = values_of_all(torch.stack([_norm_of_gradient(self._parameters[name]) for name in names]))
+        same = torch.isclose(norms, norms[:1], rtol=1e-4, atol=0.0, equal_nan=True).all(dim=0)
+        of_each = cast("list[bool]", same.tolist())  # pyright: ignore[reportUnknownMemberType]  # not annotated by torch
+        differing = [name for name, is_same in zip(names, of_each, strict=True) if not is_same]
+        if differing:
+            raise UnsupportedConfigurationError(
+                "The step goes round the wrapper that exchanges gradients: the processes would train apart.",
+                given=f"other gradients on each process for {_enumerate(differing)}",
+                expected="the same gradients on all processes after the backward pass of an update",
+                do="In calculate_train_batch_loss, call self.model with gradients enabled, not self.get_model() or a "
+                "part of it; what another method needs goes through forward.",
+            )
+
+
+def _norm_of_gradient(parameter: Tensor) -> Tensor:
+    gradient: Any = parameter.grad
+    if gradient is None:
+        return torch.zeros((), dtype=torch.float32, device=parameter.device)
+    values: Any = gradient.coalesce().values() if gradient.is_sparse else gradient
+    return cast("Tensor", values.norm(dtype=torch.promote_types(values.dtype, torch.float32))).to(torch.float32)
+
+
+def _enumerate(names: list[str]) -> str:
+    shown = ", ".join(name.replace("_orig_mod.", "") for name in names[:_SHOWN])
+    return shown if len(names) <= _SHOWN else f"{shown} and {len(names) - _SHOWN} more"
