@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 from torch.utils.data import TensorDataset
-from pa_core import DEFAULT_CALLBACKS, PrintProgressCallback, StepBasedEvaluationCallback, Trainer, TrainerCallback
+from pa_core import PrintProgressCallback, SaveBestModelCallback, StepBasedEvaluationCallback, Trainer, TrainerCallback
 
 torch.manual_seed(0)
 inputs, classes, values = torch.randn(16, 4), torch.arange(16) % 3, torch.randn(16)
@@ -481,4 +481,40 @@ NOTHING_TO_TRAIN = {
     ),
 }
 
-MISTAKES = {**ARGUMENTS, **TARGETS, **INPUTS, **_LAST_BATCH, **NOTHING_TO_TRAIN}
+_WATCH = """
+import tempfile
+model = nn.Linear(4, 3)
+best = SaveBestModelCallback(tempfile.mkdtemp() + "/best.pt", watch_metric="eval_loss_epoch")
+trainer = Trainer(model, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=0.1), callbacks=[best])
+trainer.train(TensorDataset(inputs, classes), 1, eval_dataset=TensorDataset(inputs, classes))
+"""
+
+WATCHED = {
+    "a metric that is misspelt": Mistake(
+        _WATCH,
+        '"eval_loss_epoch"',
+        '"eval_los_epoch"',
+        "MetricNotFoundError",
+        ("watch_metric='eval_los_epoch'",),
+        "Correct the name: watch_metric='eval_loss_epoch'.",
+    ),
+    "a metric of the evaluation, without one": Mistake(
+        _WATCH,
+        ", eval_dataset=TensorDataset(inputs, classes)",
+        "",
+        "MetricNotFoundError",
+        ("watch_metric='eval_loss_epoch'",),
+        "Pass an eval_dataset to train(), which records the metrics of the evaluation.",
+    ),
+    "a metric that nobody records": Mistake(
+        "class Mine(Trainer):\n    def eval_epoch_end(self):\n        self.run_history.update_metric('my_error', 0.5)\n"
+        + _WATCH.replace("Trainer(model", "Mine(model").replace("eval_loss_epoch", "my_error"),
+        "    def eval_epoch_end(self):\n        self.run_history.update_metric('my_error', 0.5)\n",
+        "    pass\n",
+        "MetricNotFoundError",
+        ("watch_metric='my_error'",),
+        "Record it before the end of each epoch: run_history.update_metric('my_error', ...).",
+    ),
+}
+
+MISTAKES = {**WATCHED, **ARGUMENTS, **TARGETS, **INPUTS, **_LAST_BATCH, **NOTHING_TO_TRAIN}

@@ -6,10 +6,14 @@ import math
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
+from torch.optim import SGD
+from torch.utils.data import TensorDataset
 
 import pa_core
-from pa_core import BatchMismatchError, ExplainedError, Trainer
-from tests.pa_core.beginners_mistakes import MISTAKES
+from pa_core import BatchMismatchError, ExplainedError, MoveModulesToDeviceCallback, Trainer
+from tests.pa_core.beginners_mistakes import BEGINNING, MISTAKES
 
 
 def run_script(text: str) -> dict[str, Any]:
@@ -38,3 +42,19 @@ def test_a_mistake_gives_one_clear_error_whose_advice_is_right(name: str) -> Non
     trainer = next((value for value in run_script(mistake.mended).values() if isinstance(value, Trainer)), None)
     if trainer is not None:
         assert math.isfinite(trainer.run_history.get_latest_metric("train_loss_epoch"))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("callbacks", [[], [MoveModulesToDeviceCallback]])
+def test_a_loss_on_another_device_names_the_callback_that_moves_it(callbacks: list[Any]) -> None:
+    """The trainer moves the model; weights of the loss are moved by one of the default callbacks."""
+    names = run_script(BEGINNING + "model = nn.Linear(4, 3)")
+    loss_func = nn.CrossEntropyLoss(weight=torch.ones(3))
+    trainer = Trainer(names["model"], loss_func, SGD(names["model"].parameters(), lr=0.1), callbacks)
+    data = TensorDataset(names["inputs"], names["classes"])
+    if callbacks:
+        trainer.train(data, 1)
+        return
+    with pytest.raises(BatchMismatchError) as caught:
+        trainer.train(data, 1)
+    assert caught.value.do.startswith("Add MoveModulesToDeviceCallback to the callbacks")

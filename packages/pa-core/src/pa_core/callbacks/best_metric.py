@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 from typing import Any
 
@@ -12,6 +13,8 @@ from pa_core.errors import ConfigurationError, MetricNotFoundError
 from pa_core.tracking.metric_values import as_number
 
 __all__ = ["BestMetric", "watched_value"]
+
+_SURELY_MEANT = 0.85
 
 
 class BestMetric:
@@ -101,14 +104,22 @@ def watched_value(trainer: AnyTrainer, metric_name: str) -> float:
             "The metric to watch was never recorded.",
             given=f"watch_metric={metric_name!r}",
             expected=f"one of the recorded metrics: {', '.join(recorded) or 'none so far'}",
-            do="Correct the name, record it with run_history.update_metric before the end of the epoch, "
-            "or pass an eval_dataset if it comes from the evaluation.",
+            do=_how_to_record(trainer, metric_name, recorded),
         )
     value = _number_to_judge_by(trainer, metric_name, recorded)
     if trainer.run_config.num_processes == 1:
         return value
     of_each_process = trainer.gather(torch.tensor([value], dtype=torch.float64, device=trainer.device))
     return float(of_each_process[0])
+
+
+def _how_to_record(trainer: AnyTrainer, metric_name: str, recorded: list[str]) -> str:
+    nearest = difflib.get_close_matches(metric_name, recorded, n=1, cutoff=_SURELY_MEANT)
+    if nearest:
+        return f"Correct the name: watch_metric={nearest[0]!r}."
+    if "eval" in metric_name and trainer.eval_dataloader is None:
+        return "Pass an eval_dataset to train(), which records the metrics of the evaluation."
+    return f"Record it before the end of each epoch: run_history.update_metric({metric_name!r}, ...)."
 
 
 def _number_to_judge_by(trainer: AnyTrainer, metric_name: str, recorded: list[str]) -> float:
