@@ -584,6 +584,22 @@ def test_totals_of_processes_add_up(first: list[tuple[float, int]], second: list
     assert trackers[0].running_count == trackers[2].running_count + 2
 
 
+@given(losses=st.lists(st.floats(-100, 100), min_size=2, max_size=30), data=st.data())
+def test_a_sum_that_goes_on_is_added_up_in_the_same_order(losses: list[float], data: st.DataObject) -> None:
+    """The total of an epoch that was interrupted is that of one that was not, to the last bit."""
+    split = data.draw(st.integers(1, len(losses) - 1))
+    whole, before, after = LossTracker(), LossTracker(), LossTracker()
+    for tracker, part in ((whole, losses), (before, losses[:split])):
+        for loss in part:
+            tracker.update(torch.tensor(loss, dtype=torch.float64), 3)
+
+    after.load_totals(before.totals())
+    for loss in losses[split:]:
+        after.update(torch.tensor(loss, dtype=torch.float64), 3)
+
+    assert after.total_loss == whole.total_loss
+
+
 def test_many_small_losses_keep_their_precision() -> None:
     """An epoch of very many batches in half precision is summed without drift."""
     tracker = LossTracker()

@@ -116,6 +116,7 @@ class OtherLoaders(NetTrainer):
 
 model: OtherNet = trainer.get_model()  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]  # pa_core.Trainer.get_model: it is of another class
 text: str = trainer.gather(torch.ones(1))  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]  # pa_core.Trainer.gather: tensors come back
+trainer.log("kl", "high")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # pa_core.Trainer.log: text is no number
 trainer.gather(0.5)  # type: ignore[type-var]  # pyright: ignore[reportArgumentType]  # pa_core.Trainer.gather: a number is no tensor
 trainer.gather({1, 2})  # type: ignore[type-var]  # pyright: ignore[reportArgumentType]  # pa_core.Trainer.gather: a set has no order
 trainer.save_checkpoint(None)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # pa_core.Trainer.save_checkpoint: where to?

@@ -12,8 +12,8 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import DataLoader, Dataset
 from typing_extensions import override
 
-from pa_core import AnyTrainer, BatchOutput, SchedulerLike, SizedIterable, Trainer, TrainerRunConfig
-from pa_core.callbacks import CallbackHandler
+from pa_core import AnyTrainer, BatchOutput, LossTracker, SchedulerLike, SizedIterable, Trainer, TrainerRunConfig
+from pa_core.callbacks import CallbackHandler, TrainerCallback
 from tests.typing.vocabulary import (
     Batch,
     CheckPixels,
@@ -173,6 +173,22 @@ def test_what_is_gathered_keeps_its_type() -> None:
     gathered = trainer.gather({"logits": (ones, ones)}, padding_value=-1)
     assert_type(gathered, dict[str, tuple[Tensor, Tensor]])
     assert isinstance(gathered["logits"], tuple)
+
+
+def test_numbers_and_tensors_are_logged() -> None:
+    """What a step logs is a number or a tensor, and its means are trackers by name."""
+
+    class LogEachStep(TrainerCallback):
+        @override
+        def on_train_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: BatchOutput, **kwargs: Any) -> None:
+            trainer.log("confidence", torch.ones(()))
+            trainer.log("samples", batch_output["batch_size"])
+
+    net = Net()
+    trainer = Trainer(net, nn.CrossEntropyLoss(), make_optimizer(net), callbacks=[LogEachStep])
+    trainer.train(make_data(), num_epochs=1)
+    assert_type(dict(trainer.step_means), dict[str, LossTracker])
+    assert_type(trainer.step_means["samples"].average, float)
 
 
 def test_checkpoints_are_dictionaries(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
 from pa_core.run_config import TrainerRunConfig
-from pa_core.tracking import LossTracker, RunHistory
+from pa_core.tracking import LossTracker, MetricValue, RunHistory, StepMeans
 from pa_core.types import LossFunction, SizedIterable, StatefulScheduler, SupportsStateDict, TensorsT
 
 if TYPE_CHECKING:
@@ -91,6 +91,15 @@ class AnyTrainer(ABC):
     @abstractmethod
     def loss_tracker(self) -> LossTracker:
         """The losses of the current epoch so far, of this process."""
+
+    @property
+    @abstractmethod
+    def step_means(self) -> StepMeans:
+        """The means of what the steps of the current epoch have logged so far, of this process."""
+
+    @abstractmethod
+    def log(self, name: str, value: MetricValue) -> None:
+        """Log a value of the present step, the mean of which over the samples of the epoch is recorded."""
 
     @abstractmethod
     def get_model(self, keep_torch_compile: bool = True) -> nn.Module:

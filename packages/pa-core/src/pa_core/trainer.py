@@ -75,7 +75,7 @@ from pa_core.shared_errors import showing_errors_once
 from pa_core.step_failures import name_step
 from pa_core.step_output import check_step_output, count_items, no_sample_counted
 from pa_core.storage import encode
-from pa_core.tracking import InMemoryRunHistory, LossTracker, RunHistory
+from pa_core.tracking import InMemoryRunHistory, LossTracker, MetricValue, RunHistory, StepMeans
 from pa_core.tracking.metric_prefix import INTERMEDIATE_PREFIX, recording_with_prefix
 from pa_core.trainer_arguments import check_trainer_arguments
 from pa_core.training_state import (
@@ -214,6 +214,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self._eval_dl_kwargs: dict[str, Any] = {}
         self._gradient_clip_norm: float | None = None
         self._loss_tracker = LossTracker()
+        self._step_means = StepMeans()
         self._seed: int | None = None
         self._users_model: ModelT_co | None = None
         self._undo_preparation: Callable[[], None] | None = None
@@ -636,6 +637,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             train_dl: The training loader.
         """
         self._loss_tracker.reset()
+        self._step_means.reset()
         self._samples_of_group = self._samples_of_epoch = self._steps_of_epoch = 0
         self._item_shares.forget()
         self._call_hook(self.train_epoch_start)
@@ -648,7 +650,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         first = self._steps_of_epoch + 1
         # No name for the iterator: the traceback of an error would keep it alive, and the workers with it.
         for step, (micro_batch, batch) in enumerate(self._micro_batches(train_dl, count), start=first):
-            with self._naming_unused_parameters():
+            with self._step_means.step(), self._naming_unused_parameters():
                 self._run_train_step(batch, micro_batch, step)
             if self._is_at_last_update:
                 break
@@ -694,6 +696,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self._items_of_step = self._count_items(output)
         weight_of_report = self._last_batch_size if self._items_of_step is None else self._items_of_step
         self._loss_tracker.update(loss, weight_of_report)
+        self._step_means.count_samples(self._last_batch_size)
         self._call_event("on_train_step_end", batch=batch, batch_output=output, step=step)
         return loss
 
@@ -730,6 +733,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             self._is_at_update = True
             self._call_event("on_optimizer_step_end", update=self.num_updates_completed)
             self._is_at_update = False
+            self._step_means.end_step()
             self._reach_safe_point(Phase.STEP)
 
     def _unscale_gradients(self) -> bool:
@@ -816,7 +820,8 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
                 loader = self.eval_dataloader if is_own_loader and self.eval_dataloader is not None else valid_dl
                 count = self._count_batches(loader, "evaluation")
                 for step, batch in enumerate(self._batches(loader, count), start=1):
-                    self._run_eval_step(batch, step)
+                    with self._step_means.step():
+                        self._run_eval_step(batch, step)
                     self._leave_evaluation_if_asked()
             self._call_hook(self.eval_epoch_end)
             self._record_epoch_loss("eval_loss_epoch" if is_training else "evaluation_loss", count)
@@ -836,6 +841,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         loss = check_step_output(output, "calculate_eval_batch_loss", trained=None)
         items = count_items(output, "calculate_eval_batch_loss")
         self._loss_tracker.update(loss, output["batch_size"] if items is None else items)
+        self._step_means.count_samples(output["batch_size"])
         self._call_event("on_eval_step_end", batch=batch, batch_output=output, step=step)
 
     # What the loop stands on: epochs and batches
@@ -898,20 +904,23 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         return moved if count is None else count.over(moved)
 
     def _record_epoch_loss(self, metric_name: str, count: BatchCount | None) -> None:
-        """Record the mean loss over all samples of the epoch on all processes, unless one of them asked to stop."""
+        """Record the means over all samples of the epoch on all processes, unless one of them asked to stop."""
         missing: float = 0 if count is None else count.missing
         if self._accelerator.num_processes > 1:
             totals = self._loss_tracker.totals().to(self.device)
-            news = agreement.to_device([*self._news(), missing], totals.dtype, self.device)
+            news = agreement.to_device([*self._news(), len(self._step_means), missing], totals.dtype, self.device)
             sums = distributed.sum_over_processes(torch.cat((totals, news))).cpu()
             self._heed(cast("list[float]", sums[2:].tolist()))  # pyright: ignore[reportUnknownMemberType]  # not annotated by torch
             self._loss_tracker.load_totals(sums[:2])
-            missing = sums[-1].item()
+            num_logged, missing = sums[-2].item(), sums[-1].item()
+            if num_logged > 0:
+                self._step_means.load_totals(distributed.gather_objects(self._step_means.totals()))
         if count is not None:
             self._check_count(count, missing)
         if self._loss_tracker.running_count == 0:
             raise no_sample_counted(metric_name)
         self.run_history.update_metric(metric_name, self._loss_tracker.average)
+        self._step_means.record(self.run_history, metric_name)
 
     def _check_count(self, count: BatchCount, missing: float) -> None:
         """Compare the batches of an epoch with the length of its loader, when all processes know what is missing."""
@@ -1488,19 +1497,19 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
 
     @contextmanager
     def _evaluating(self) -> Generator[None]:
-        """Within the context the model is the module without wrappers; losses and modes of training come back."""
-        wrapped, losses_of_training = self.model, self._loss_tracker
+        """Within the context the model is the module without wrappers; means and modes of training come back."""
+        wrapped, losses_of_training, means_of_training = self.model, self._loss_tracker, self._step_means
         modes = [(module, module.training) for module in wrapped.modules()]
         self._num_evaluations_under_way += 1
         self.model = cast("ModelT_co", _accelerate.unwrap(wrapped))
-        self._loss_tracker = LossTracker()
+        self._loss_tracker, self._step_means = LossTracker(), StepMeans()
         try:
             distributed.broadcast_buffers(self.model)
             yield
         finally:
             self._num_evaluations_under_way -= 1
             self.model = wrapped  # pyright: ignore[reportIncompatibleVariableOverride]  # narrower than any module
-            self._loss_tracker = losses_of_training
+            self._loss_tracker, self._step_means = losses_of_training, means_of_training
             for module, training in modes:
                 module.training = training
 
@@ -1628,6 +1637,34 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
     @override
     def loss_tracker(self) -> LossTracker:
         return self._loss_tracker
+
+    @property
+    @override
+    def step_means(self) -> StepMeans:
+        return self._step_means
+
+    @override
+    def log(self, name: str, value: MetricValue) -> None:
+        """Log a value of the present step: its mean over all samples of the epoch, on all processes, is recorded.
+
+        The metric is called ``train_NAME_epoch``, ``eval_NAME_epoch`` or, in ``evaluate()``, ``evaluation_NAME``; it is
+        recorded with the loss of the epoch, and the mean so far is on the progress bar. Call this in a step: from
+        ``calculate_train_batch_loss`` or ``calculate_eval_batch_loss``, or from a callback between the start of the
+        step and ``on_optimizer_step_end`` or ``on_eval_step_end``. A tensor stays on its device, and nothing waits for
+        it before the epoch ends.
+
+        A value counts for the ``batch_size`` samples of its step, also where the loss is a mean over other items. Steps
+        that do not log a name do not count for its mean.
+
+        Args:
+            name: A name such as "kl", letters, digits and underscores; once in a step.
+            value: A number, or a tensor with one element: a mean over the samples of the step.
+
+        Raises:
+            ConfigurationError: There is no step under way, the name cannot be used or was logged in this step already,
+                or the value is no single number.
+        """
+        self._step_means.log(name, value)
 
     @override
     def describe_run(self) -> str:

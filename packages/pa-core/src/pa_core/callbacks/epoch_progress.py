@@ -10,6 +10,7 @@ from typing_extensions import override
 
 from pa_core.any_trainer import AnyTrainer
 from pa_core.callbacks.scalar_transfer import ScalarTransfer
+from pa_core.tracking import LossTracker
 
 __all__ = ["EpochProgress", "PlainLines", "ProgressDisplay", "format_rate"]
 
@@ -42,8 +43,8 @@ class ProgressDisplay(Protocol):
 class EpochProgress:
     """Counts the batches of one epoch and shows them from time to time.
 
-    Only counters go up with each batch. Loss, learning rate and speed are worked out when the display is due,
-    and the loss never waits for an accelerator: the value that has arrived last is shown.
+    Only counters go up with each batch. Loss, what steps log, learning rate and speed are worked out when the display
+    is due, and no mean waits for an accelerator: the value that has arrived last is shown.
 
     Args:
         display: Where the progress is shown.
@@ -53,8 +54,8 @@ class EpochProgress:
     def __init__(self, display: ProgressDisplay, shows_learning_rate: bool) -> None:
         self._display = display
         self._shows_learning_rate = shows_learning_rate
-        self._losses = ScalarTransfer[None]()
-        self._loss: float | None = None
+        self._transfer = ScalarTransfer[str]()
+        self._means: dict[str, float] = {}
         self._batches = 0
         self._samples = 0
         self._started = self._paused = time.monotonic()
@@ -67,10 +68,10 @@ class EpochProgress:
         now = time.monotonic()
         if now >= self._next_refresh:
             self._next_refresh = now + self._display.seconds_between
-            total_and_count = trainer.loss_tracker.totals()
-            self._losses.send(total_and_count[0] / total_and_count[1], tag=None)
-            for _, loss in self._losses.arrived():
-                self._loss = loss
+            for name, tracker in _trackers(trainer).items():
+                total_and_count = tracker.totals()
+                self._transfer.send(total_and_count[0] / total_and_count[1], tag=name)
+            self._means.update(self._transfer.arrived())
             self._display.show(self._batches, self._figures(trainer, now))
 
     def pass_over(self, batches: int) -> None:
@@ -95,17 +96,15 @@ class EpochProgress:
 
         Args:
             trainer: The trainer.
-            is_complete: Whether the epoch has ended as it should. The trainer has then just read its loss
+            is_complete: Whether the epoch has ended as it should. The trainer has then just read its means
                 from the device; otherwise the device may not even answer.
         """
         if is_complete and self._batches:
-            self._loss = trainer.loss_tracker.average
+            self._means = {name: tracker.average for name, tracker in _trackers(trainer).items()}
         self._display.close(self._batches, self._figures(trainer, time.monotonic()))
 
     def _figures(self, trainer: AnyTrainer, now: float) -> str:
-        figures: list[str] = []
-        if self._loss is not None:
-            figures.append(f"loss={self._loss:.4g}")
+        figures = [f"{name}={mean:.4g}" for name, mean in self._means.items()]
         if self._shows_learning_rate:
             rate = trainer.optimizer.param_groups[0]["lr"]
             # A rate that lives on an accelerator could only be read by waiting for it.
@@ -115,6 +114,10 @@ class EpochProgress:
             samples = self._samples * trainer.run_config.num_processes
             figures.append(f"{format_rate(samples / (now - self._started))} samples/s")
         return ", ".join(figures)
+
+
+def _trackers(trainer: AnyTrainer) -> dict[str, LossTracker]:
+    return {"loss": trainer.loss_tracker, **trainer.step_means}
 
 
 def format_rate(per_second: float) -> str:

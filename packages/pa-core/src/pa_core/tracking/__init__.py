@@ -7,6 +7,7 @@ from pa_core.tracking.in_memory import InMemoryRunHistory, MetricRecord
 from pa_core.tracking.loss_tracker import LossTracker
 from pa_core.tracking.metric_values import MetricValue
 from pa_core.tracking.run_history import RunHistory
+from pa_core.tracking.step_means import StepMeans
 
 __all__ = [
     "InMemoryRunHistory",
@@ -15,4 +16,5 @@ __all__ = [
     "MetricValue",
     "RunClock",
     "RunHistory",
+    "StepMeans",
 ]

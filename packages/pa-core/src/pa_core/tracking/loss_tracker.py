@@ -51,9 +51,12 @@ class LossTracker:
     def _add_on_device(self, loss: Tensor, batch_size: int) -> None:
         total = self._device_total
         if total is None or total.device != loss.device:
-            self._host_total = self.total_loss
-            dtype = torch.float64 if loss.device.type in ("cpu", "cuda") else torch.float32
-            self._device_total = total = torch.zeros((), dtype=dtype, device=loss.device)
+            has_doubles = loss.device.type in ("cpu", "cuda")
+            # Where it can hold them, it goes on from what is there: a resumed epoch is added up in the same order.
+            so_far = self.total_loss
+            start, self._host_total = (so_far, 0.0) if has_doubles else (0.0, so_far)
+            dtype = torch.float64 if has_doubles else torch.float32
+            self._device_total = total = torch.full((), start, dtype=dtype, device=loss.device)
         total.add_(loss, alpha=batch_size)
 
     @property

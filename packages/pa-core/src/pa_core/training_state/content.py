@@ -96,6 +96,7 @@ def capture(trainer: AnyTrainer, run: Run) -> dict[str, Any]:
             {
                 "streams": run.streams or capture_streams(trainer.device),
                 "losses": trainer.loss_tracker.totals().cpu(),
+                "step_means": trainer.step_means.totals(),
                 "loaders": dict(run.loaders),
             }
         ),
@@ -233,13 +234,15 @@ class SavedRun:
             start_streams(self.seed, self.position.updates, rank, trainer.device)
 
     def restore_losses(self, trainer: AnyTrainer) -> None:
-        """Go on with the mean loss of the epoch: each process with its own, or the first one with all of them."""
+        """Go on with the means of the epoch: each process with its own, or the first one with all of them."""
         rank, ranks = distributed.rank(), self._parts["ranks"]
         losses: list[Tensor] = [one["losses"] for one in ranks]
         if self._is_split_as_before():
             trainer.loss_tracker.load_totals(losses[rank].to(trainer.device))
         elif rank == 0:
             trainer.loss_tracker.load_totals(torch.stack(losses).sum(0).to(trainer.device))
+        means = [one.get("step_means", {}) for one in ranks]
+        trainer.step_means.load_totals([means[rank]] if self._is_split_as_before() else means if rank == 0 else [])
 
     def state_of_loader(self, name: str, settings: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """Return what a loader of this process held; None where there was none, or where it cannot be taken over.

@@ -1,0 +1,190 @@
+"""Means over the samples of an epoch of whatever its steps log."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from numbers import Real
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from pa_core.errors import ConfigurationError
+from pa_core.tracking.loss_tracker import LossTracker
+from pa_core.tracking.metric_values import MetricValue
+from pa_core.tracking.run_history import RunHistory
+
+__all__ = ["StepMeans"]
+
+
+class StepMeans(Mapping[str, LossTracker]):
+    """What the steps of an epoch have logged so far: by name, its mean over the samples of this process.
+
+    A value counts as often as its step has samples. It may be logged before their number is known, and is taken as it
+    is at that moment: a tensor is copied on its device, without its graph, and nothing waits for it.
+
+    Example:
+        >>> means = StepMeans()
+        >>> for value, samples in ((1.0, 3), (2.0, 1)):
+        ...     with means.step():
+        ...         means.log("kl", value)
+        ...         means.count_samples(samples)
+        >>> {name: tracker.average for name, tracker in means.items()}
+        {'kl': 1.25}
+    """
+
+    def __init__(self) -> None:
+        self._trackers: dict[str, LossTracker] = {}
+        self._names_of_step: set[str] = set()
+        self._pending: dict[str, MetricValue] = {}
+        self._samples: int | None = None
+        self._is_in_step = False
+
+    @override
+    def __getitem__(self, name: str) -> LossTracker:
+        return self._trackers[name]
+
+    @override
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._trackers)
+
+    @override
+    def __len__(self) -> int:
+        return len(self._trackers)
+
+    def reset(self) -> None:
+        """Start over with nothing logged."""
+        self._trackers.clear()
+
+    @contextmanager
+    def step(self) -> Generator[None]:
+        """Within the context, values can be logged."""
+        self._names_of_step.clear()
+        self._samples = None
+        self._is_in_step = True
+        try:
+            yield
+        finally:
+            self.end_step()
+
+    def end_step(self) -> None:
+        """End the step before its context does."""
+        self._is_in_step = False
+        self._pending.clear()
+
+    def count_samples(self, samples: int) -> None:
+        """Take note of the number of samples of the step, which what it logs counts for."""
+        self._samples = samples
+        for name, value in self._pending.items():
+            self._add(name, value, samples)
+        self._pending.clear()
+
+    def log(self, name: str, value: MetricValue) -> None:
+        """Add a value to a mean.
+
+        Args:
+            name: An identifier, other than "loss"; once in a step.
+            value: A number, or a tensor with one element.
+
+        Raises:
+            ConfigurationError: There is no step under way, the name cannot be used or was logged in this step already,
+                or the value is no single number.
+        """
+        if not self._is_in_step:
+            raise _outside_of_steps(name)
+        if name not in self._trackers:
+            _check_name(name)
+        if name in self._names_of_step:
+            raise _logged_twice(name)
+        value = _single_number(name, value)
+        self._names_of_step.add(name)
+        if self._samples is not None:
+            self._add(name, value, self._samples)
+        else:
+            self._pending[name] = value.clone() if isinstance(value, Tensor) else value
+
+    def totals(self) -> dict[str, tuple[float, int]]:
+        """Return the sum over the samples and their number, by name; waits for the accelerator."""
+        return {name: (tracker.total_loss, tracker.running_count) for name, tracker in self._trackers.items()}
+
+    def load_totals(self, of_processes: Iterable[Mapping[str, tuple[float, int]]]) -> None:
+        """Go on from what ``totals`` returned, here or on all processes together."""
+        sums: dict[str, tuple[float, int]] = {}
+        for totals in of_processes:
+            for name, (total, count) in totals.items():
+                total_before, count_before = sums.get(name, (0.0, 0))
+                sums[name] = total_before + total, count_before + count
+        self._trackers.clear()
+        for name, total_and_count in sums.items():
+            self._trackers[name] = LossTracker()
+            self._trackers[name].load_totals(torch.tensor(total_and_count, dtype=torch.float64))
+
+    def record(self, history: RunHistory, loss_name: str) -> None:
+        """Record the means of an epoch.
+
+        Args:
+            history: Where to record them.
+            loss_name: The name of the loss of the epoch; each mean has its own name in the place of "loss".
+        """
+        for name, tracker in self._trackers.items():
+            history.update_metric(loss_name.replace("loss", name, 1), tracker.average)
+
+    def _add(self, name: str, value: MetricValue, samples: int) -> None:
+        if samples > 0:  # a value that is not a number would spoil the mean even so
+            self._trackers.setdefault(name, LossTracker()).update(value, samples)
+
+
+def _check_name(name: object) -> None:
+    if not isinstance(name, str) or not name.isidentifier():
+        raise ConfigurationError(
+            "This cannot be the name of a logged value.",
+            given=f"log({name!r}, ...)",
+            expected='letters, digits and underscores, such as "kl" or "grad_norm"',
+            do="Choose such a name; train_, eval_ and _epoch are put around it.",
+        )
+    if name == "loss":
+        raise ConfigurationError(
+            "The name of this logged value is taken.",
+            given='log("loss", ...)',
+            expected='another name than "loss", under which the trainer records the loss of the step',
+            do='Choose another name, such as "reconstruction_loss".',
+        )
+
+
+def _single_number(name: str, value: object) -> MetricValue:
+    if isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex():
+        value = value.detach().reshape(())
+        return value.long() if value.dtype is torch.bool else value
+    if isinstance(value, Real):
+        return float(value)
+    given = f"{value!r}, of type {type(value).__name__}"
+    do = f'Pass a number: log("{name}", float(value)).'
+    if isinstance(value, Tensor):
+        given = f"a tensor of shape {tuple(value.shape)} and dtype {value.dtype}"
+        do = f'Log its mean, log("{name}", value.mean()), or each element under a name of its own.'
+    raise ConfigurationError(
+        "Only single numbers can be logged.",
+        given=f'log("{name}", ...) with {given}',
+        expected="a number, or a tensor with one real element",
+        do=do,
+    )
+
+
+def _outside_of_steps(name: object) -> ConfigurationError:
+    return ConfigurationError(
+        "Values can be logged within a step only.",
+        given=f"log({name!r}, ...) between steps, or without a run",
+        expected="a call while a step is computed: from calculate_train_batch_loss or calculate_eval_batch_loss, or in "
+        "an event from on_train_step_start to on_optimizer_step_end, or from on_eval_step_start to on_eval_step_end",
+        do="Record a value of a whole epoch with trainer.run_history.update_metric(name, value).",
+    )
+
+
+def _logged_twice(name: str) -> ConfigurationError:
+    return ConfigurationError(
+        "A value was logged twice in one step.",
+        given=f'a second log("{name}", ...) in the same step',
+        expected="one value for each name in a step",
+        do="Log the sum or the mean of the values, or use another name for each.",
+    )
