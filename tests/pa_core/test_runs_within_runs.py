@@ -67,7 +67,7 @@ def test_a_run_in_a_callback_is_refused_by_name(event: str, call: Callable[..., 
     trainer = make_trainer(callback)
     with pytest.raises(ConfigurationError, match=rf"{name}\(\) within train\(\)") as refused:
         trainer.train(DATA, 2, EVAL_DATA, 4)
-    assert ("run_evaluation_epoch()" in refused.value.do) == (name == "evaluate")
+    assert ("run_evaluation_epoch(is_intermediate=True)" in refused.value.do) == (name == "evaluate")
     assert (trainer.train_dataset, trainer.eval_dataset) == (DATA, EVAL_DATA)
 
     trainer.callback_handler.remove_callback(callback)

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from accelerate import Accelerator, DistributedDataParallelKwargs
 from torch import Tensor, nn
 from torch.optim import SGD
+from torch.optim.lr_scheduler import ExponentialLR
 from typing_extensions import override
 
 from pa_core import (
@@ -105,7 +106,8 @@ def make_two(
 def train_two(trainer: Trainer[Any], **kwargs: Any) -> None:
     """Two epochs of five updates on two ranks, in a fixed order; rank 1 has no sample in the last step."""
     data = make_classification(4 * 2 * BATCH_SIZE + 2)
-    arguments: dict[str, Any] = {"num_epochs": 2, "eval_dataset": EVAL_DATA, **kwargs}
+    schedule = partial(ExponentialLR, gamma=1.0)
+    arguments: dict[str, Any] = {"num_epochs": 2, "eval_dataset": EVAL_DATA, "create_scheduler_fn": schedule, **kwargs}
     trainer.train(data, per_device_batch_size=BATCH_SIZE, train_dataloader_kwargs=IN_ORDER, **arguments)
 
 

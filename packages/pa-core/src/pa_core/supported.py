@@ -119,8 +119,7 @@ def require_whole_model(model: nn.Module) -> None:
             "The model is wrapped in DistributedDataParallel already.",
             given=f"{type(model).__name__} with a DistributedDataParallel in it",
             expected="the module itself, which the trainer wraps for the length of a run",
-            do="Give the trainer the module inside, and DistributedDataParallelKwargs to the Accelerator. "
-            "In a callback, call run_evaluation_epoch() to evaluate in mid-run.",
+            do="Give the trainer the module inside, and DistributedDataParallelKwargs to the Accelerator.",
         )
     if _is_sharded(model):
         raise _sharded(f"{type(model).__name__} with parameters that are split over processes (DTensor or FSDP)")

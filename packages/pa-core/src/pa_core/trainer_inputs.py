@@ -31,8 +31,8 @@ def refuse_run_within_run(name: str, running: str | None) -> None:
         do = f"Call train() after {running}() has returned, or train with a trainer of its own."
     elif running == "train":
         do = (
-            "Call trainer.run_evaluation_epoch() to evaluate the evaluation dataset of the run at this point. Evaluate "
-            "other datasets after train() has returned."
+            "Call trainer.run_evaluation_epoch(is_intermediate=True) to evaluate the evaluation dataset at this point. "
+            "Evaluate other datasets after train() has returned."
         )
     else:
         do = "Call evaluate() again after it has returned."
