@@ -248,6 +248,17 @@ def test_a_second_pass_within_an_update_works_as_with_torch_alone(container: str
     assert_equal_on_all_ranks(model)
 
 
+def test_a_process_without_samples_takes_part_in_a_second_pass() -> None:
+    """The pass of the optimizer runs on each process by itself, and is not made up for; buffers stay the same."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 1))
+    trainer = SharpnessAware(model, nn.MSELoss(), SGD(model.parameters(), lr=0.1), callbacks=[])
+    vars(trainer).update(read=CONTAINERS["tensor"][1])
+    trainer.train(make_regression(14), 2, per_device_batch_size=2)
+    assert trainer.num_updates_completed == 8
+    assert_equal_on_all_ranks(model)
+
+
 class AsksOnRankOne(TrainerCallback):
     """Asks for a training state on one process, in the third step."""
 
