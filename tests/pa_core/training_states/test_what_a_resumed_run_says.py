@@ -72,30 +72,27 @@ def test_a_state_that_is_missing_is_told_with_those_that_are_there(
 
 def test_a_resumed_run_says_from_where(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One line with the state, the epoch and the update, before anything else; also without callbacks that print."""
+    place = tmp_path / "states"
 
-    states_folder = tmp_path / "states"
-
-    def lines(num_epochs: int = 3, folder: Path = states_folder) -> list[str]:
+    def lines(num_epochs: int = 3, folder: Path = place) -> list[str]:
         capsys.readouterr()
         train(make_trainer(), num_epochs, resume_from=folder, resume_missing="start")
         return capsys.readouterr().out.splitlines()
 
-    assert lines() == [f"There is no training state in {states_folder}: a new run begins."]
-    states = SaveTrainingStateCallback(states_folder, save_every_n_steps=4, save_every_n_epochs=1)
+    assert lines() == [f"There is no training state in {place}: a new run begins."]
+    states = SaveTrainingStateCallback(place, save_every_n_steps=4, save_every_n_epochs=1)
     with pytest.raises(Interrupted):
         train(make_trainer(states, InterruptAt("on_train_step_end", 8)))
-    assert lines() == [f"Resuming from {states_folder / 'step_8'}: in epoch 2, after update 8."]
-    assert lines(folder=states_folder / "epoch_1") == [
-        f"Resuming from {states_folder / 'epoch_1'}: at the start of epoch 2, after update 7."
+    assert lines() == [f"Resuming from {place / 'step_8'}: in epoch 2, after update 8."]
+    assert lines(folder=place / "epoch_1") == [
+        f"Resuming from {place / 'epoch_1'}: at the start of epoch 2, after update 7."
     ]
-    train(make_trainer(states), resume_from=states_folder)
+    train(make_trainer(states), resume_from=place)
     assert lines() == [
-        f"Resuming from {states_folder / 'final'}: this run was complete after update 21, and nothing is left to train. "
+        f"Resuming from {place / 'final'}: this run was complete after update 21, and nothing is left to train. "
         "Raise num_epochs or max_num_train_steps to train for longer."
     ]
-    assert (
-        lines(num_epochs=4)[0] == f"Resuming from {states_folder / 'final'}: at the start of epoch 4, after update 21."
-    )
+    assert lines(num_epochs=4)[0] == f"Resuming from {place / 'final'}: at the start of epoch 4, after update 21."
     train(make_trainer())
     assert capsys.readouterr().out == ""
 
