@@ -11,10 +11,12 @@ import pytest
 import torch
 from torch import nn
 from torch.optim import SGD, Optimizer
+from torch.optim.lr_scheduler import StepLR
 from typing_extensions import override
 
 from pa_core import (
     AnyTrainer,
+    ConfigurationError,
     StopTrainingError,
     TrainerCallback,
     TrainerPlaceholderValues,
@@ -200,3 +202,36 @@ def test_it_trains_without_a_scheduler_too() -> None:
     trainer.train(DATA, 1, EVAL_DATA)
     trainer.evaluate()
     assert trainer.scheduler is None
+
+
+class StepsWithoutEpochs(StepLR):
+    """Has ``step_update`` beside a ``step`` without a metric, as schedulers of pa-schedulers do."""
+
+    def step_update(self, num_updates: int) -> None:
+        """Set the value for a number of updates."""
+
+
+@pytest.mark.parametrize("kind", [StepLR, StepsWithoutEpochs])
+def test_a_scheduler_of_another_kind_is_refused_before_anything_is_trained(kind: Any) -> None:
+    """Those of torch and of pa-schedulers are for ``Trainer``, and the error says so."""
+    model = TinyClassifier()
+    trainer = TrainerWithTimmScheduler(model, nn.CrossEntropyLoss(), SGD(model.parameters(), lr=0.1), callbacks=[])
+
+    with pytest.raises(ConfigurationError, match=r"(?s)interface of timm.*Use Trainer"):
+        trainer.train(DATA, 1, create_scheduler_fn=partial(kind, step_size=1))
+
+    assert trainer.num_updates_completed == 0
+
+
+def test_a_factory_that_returns_more_than_the_scheduler_is_refused() -> None:
+    """As timm's ``create_scheduler_v2`` does, which returns the number of epochs as well."""
+    model = TinyClassifier()
+    trainer = TrainerWithTimmScheduler(model, nn.CrossEntropyLoss(), SGD(model.parameters(), lr=0.1), callbacks=[])
+
+    def factory(optimizer: Optimizer) -> Any:
+        return CosineWithWarmup(optimizer), 4
+
+    with pytest.raises(TypeError, match=r"a tuple of CosineWithWarmup, int.*the scheduler alone.*\[0\]"):
+        trainer.train(DATA, 1, create_scheduler_fn=factory)
+
+    trainer.train(DATA, 1, create_scheduler_fn=lambda optimizer: factory(optimizer)[0])

@@ -11,7 +11,18 @@ from torch.optim import Optimizer
 
 from pa_core.errors import ConfigurationError
 
-__all__ = ["check_assigned_scheduler", "check_length_of_schedule", "uses_factory", "warn_of_unused_override"]
+__all__ = [
+    "check_assigned_scheduler",
+    "check_length_of_schedule",
+    "is_users_own",
+    "uses_factory",
+    "warn_of_unused_override",
+]
+
+
+def is_users_own(method: Callable[..., object]) -> bool:
+    """Whether a method of a trainer is an override of the user's, not that of a trainer of this package."""
+    return getattr(method, "__module__", "").partition(".")[0] != "pa_core"
 
 
 def uses_factory(create_scheduler: Callable[..., object]) -> bool:

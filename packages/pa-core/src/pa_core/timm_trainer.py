@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Protocol
 
 from typing_extensions import override
 
+from pa_core.errors import ConfigurationError
 from pa_core.trainer import Trainer
 from pa_core.types import BatchT, ModelT_co, OutputT_co, StatefulScheduler
 
@@ -55,6 +57,20 @@ class TrainerWithTimmScheduler(Trainer[ModelT_co, BatchT, OutputT_co, TimmSchedu
     """
 
     @override
+    def create_scheduler(self) -> TimmSchedulerLike | None:
+        scheduler = super().create_scheduler()
+        steps_as_timm = type(self).scheduler_step is TrainerWithTimmScheduler.scheduler_step
+        if scheduler is not None and steps_as_timm and not _follows_timm(scheduler):
+            name = type(scheduler).__name__
+            raise ConfigurationError(
+                "TrainerWithTimmScheduler steps schedulers that have the interface of timm's.",
+                given=f"{name}, which has not",
+                expected="a scheduler with step_update(num_updates) and step(epoch, metric)",
+                do="Use Trainer, which steps other schedulers.",
+            )
+        return scheduler
+
+    @override
     def scheduler_step(self) -> None:
         if self.scheduler is not None:
             self.scheduler.step_update(num_updates=self.num_updates_completed + 1)
@@ -65,3 +81,14 @@ class TrainerWithTimmScheduler(Trainer[ModelT_co, BatchT, OutputT_co, TimmSchedu
             evaluated = self.eval_dataset is not None
             metric = float(self.run_history.get_latest_metric("eval_loss_epoch")) if evaluated else None
             self.scheduler.step(self.num_epochs_completed, metric)
+
+
+def _follows_timm(scheduler: object) -> bool:
+    step = getattr(scheduler, "step", None)
+    if step is None or not hasattr(scheduler, "step_update"):
+        return False
+    try:
+        inspect.signature(step).bind(0, None)
+    except TypeError:
+        return False
+    return True

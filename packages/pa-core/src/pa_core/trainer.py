@@ -1326,7 +1326,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
 
     def _scheduler_of_run(self) -> SchedulerT | None:
         """A new one where there is a factory; otherwise what was assigned, or is there from the run before."""
-        is_overridden = type(self).create_scheduler is not Trainer.create_scheduler
+        is_overridden = run_scheduler.is_users_own(type(self).create_scheduler)
         needs_factory = not is_overridden or run_scheduler.uses_factory(type(self).create_scheduler)
         is_assigned = self.scheduler is not None and self.scheduler is not self._created_scheduler
         if self.create_scheduler_fn is not None or not (needs_factory or is_assigned):

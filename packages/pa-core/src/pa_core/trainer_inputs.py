@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 from torch import nn
 from torch.optim import Optimizer
 
@@ -106,16 +108,25 @@ def check_scheduler_factory(factory: object) -> None:
 
 
 def check_scheduler(scheduler: object) -> None:
-    """Refuse what a factory without a return statement made: it would train at a constant rate, silently.
+    """Refuse what a factory made that is no scheduler.
+
+    Without a return statement it is None, with which a run would train at a constant rate, silently; some return the
+    scheduler and something more, as timm's ``create_scheduler_v2`` does.
 
     Args:
         scheduler: What the factory returned.
 
     Raises:
-        TypeError: It is None.
+        TypeError: It is None or a tuple.
     """
     if scheduler is None:
         raise TypeError(
             "Given as create_scheduler_fn: a function that returned None. Expected: the scheduler that it "
             "made. Add the return statement, or leave create_scheduler_fn out to train without a scheduler."
+        )
+    if isinstance(scheduler, tuple):
+        kinds = ", ".join(type(item).__name__ for item in cast("tuple[object, ...]", scheduler))
+        raise TypeError(
+            f"Given as create_scheduler_fn: a function that returned a tuple of {kinds}. Expected: the scheduler "
+            "alone. Return that item, for example with lambda optimizer: create(optimizer)[0]."
         )
