@@ -114,7 +114,7 @@ def test_evaluation_in_the_middle_of_an_epoch_changes_nothing() -> None:
 
     expected = train_on_one_process(data, accumulation=1)
     require_trained_as(trainer, expected)
-    assert len(list(trainer.run_history.get_metric_values("eval_loss_epoch"))) == 8
+    assert len(list(trainer.run_history.get_metric_values("intermediate_eval_loss_epoch"))) == 6
     images, targets = make_data(7).tensors
     loss = mse_loss(expected.eval()(images), targets).item()
     assert trainer.run_history.get_latest_metric("eval_loss_epoch") == pytest.approx(loss, abs=1e-12)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from functools import partial
 from typing import Any
 
 import pytest
@@ -153,7 +154,7 @@ def test_a_hook_of_the_trainer_stops_the_run_as_a_callback_does(hook: str, last_
         raise StopTrainingError(hook)
 
     setattr(trainer, hook, stop)
-    train(trainer, create_scheduler_fn=lambda optimizer: ExponentialLR(optimizer, gamma=0.9))
+    train(trainer, create_scheduler_fn=partial(ExponentialLR, gamma=0.9))
 
     assert recorder.events[-3:] == [last_event, "on_stop_training_error", "on_training_run_end"]
     model = trainer.model

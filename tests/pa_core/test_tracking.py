@@ -318,6 +318,11 @@ def same(found: Any, expected: Any) -> bool:
     return bool(found == expected)
 
 
+def name_of_type(value: object) -> str:
+    """The name of a test that is the same in each process."""
+    return type(value).__name__
+
+
 PLAIN: list[Any] = [
     "high",
     None,
@@ -339,7 +344,7 @@ PLAIN: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("value", PLAIN, ids=repr)
+@pytest.mark.parametrize("value", PLAIN, ids=name_of_type)
 def test_any_plain_value_comes_back_as_it_was(value: Any, tmp_path: Path) -> None:
     """Also from the files of a training state, and among numbers that were recorded under the same name."""
     history, resumed = InMemoryRunHistory(), InMemoryRunHistory()
@@ -416,7 +421,7 @@ def test_what_is_a_number_in_records() -> None:
     assert [(record.value, record.update) for record in history.records()] == [(0.5, 0), (0.25, 2), (1, 4), (2**60, 6)]
 
 
-@pytest.mark.parametrize("value", [object(), len, {"f": [len]}, {0.5: object()}, torch.nn.Linear(1, 1)], ids=repr)
+@pytest.mark.parametrize("value", [object(), len, {"f": [len]}, {0.5: object()}, torch.nn.Linear(1, 1)], ids=name_of_type)
 def test_what_is_not_plain_is_refused(value: Any) -> None:
     """It is refused where it is recorded, by the name of the metric, and nothing is recorded."""
     history = InMemoryRunHistory()

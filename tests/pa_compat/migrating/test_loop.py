@@ -19,6 +19,7 @@ from typing_extensions import override
 
 from pa_core import (
     AnyTrainer,
+    BatchMismatchError,
     BatchOutputError,
     ConfigurationError,
     NonFiniteLossError,
@@ -215,6 +216,18 @@ def test_batch() -> None:
     trainer = Trainer(model, None, torch.optim.SGD(model.parameters(), lr=1e-4), callbacks=[])
     trainer.train(samples(8), 1, per_device_batch_size=4, collate_fn=named)
     assert math.isfinite(trainer.run_history.get_latest_metric("train_loss_epoch"))
+
+
+def test_broadcast() -> None:
+    """Outputs are not compared with the targets of other samples; a loss function of one's own decides for itself."""
+    inputs, targets = samples(4).tensors
+    flat = TensorDataset(inputs, targets[:, 0])
+    with pytest.raises(BatchMismatchError, match=r"shape \(4, 1\), targets of shape \(4,\)"):
+        make_trainer().train(flat, 1)
+    trainer = make_trainer()
+    trainer.loss_func = lambda outputs, wanted: (outputs - wanted[:, None]).square().mean()
+    trainer.train(flat, 1)
+    assert trainer.num_updates_completed == 1
 
 
 def test_step_output() -> None:

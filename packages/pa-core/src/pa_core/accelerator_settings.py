@@ -12,8 +12,9 @@ from pa_core.errors import UnsupportedConfigurationError
 __all__ = ["require_even_batches", "require_usable_settings", "warn_of_ignored_settings"]
 
 _OWN_LOADERS = (
-    "has no effect on the loaders that the trainer makes, whose order and shares follow from the seed of the run; "
-    "on several processes, accelerate applies it to a DataLoader of your own."
+    "has no effect on the trainer's own loaders, whose order and shares follow from the seed of the run. Accelerate "
+    "applies it on several processes where it splits the samples: those of an IterableDataset, of a sampler or of a "
+    "DataLoader of yours."
 )
 
 
