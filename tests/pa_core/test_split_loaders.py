@@ -217,7 +217,7 @@ def train_on_texts(trainer_class: type[Trainer], dataset: Dataset[Any]) -> Train
 
 
 @on_two_ranks
-@pytest.mark.filterwarnings("ignore:dispatch_batches=False has no effect on the loaders that the trainer makes")
+@pytest.mark.filterwarnings("ignore:dispatch_batches=False has no effect on the trainer.s own loaders")
 def test_an_iterable_dataset_is_named_where_it_is_split() -> None:
     """The warning speaks of the dataset that was given, not of a loader that nobody made; the advice works."""
     with pytest.warns(UserWarning, match=r"^Texts, an IterableDataset, is split .* by accelerate"):

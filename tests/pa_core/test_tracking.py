@@ -421,7 +421,7 @@ def test_what_is_a_number_in_records() -> None:
     assert [(record.value, record.update) for record in history.records()] == [(0.5, 0), (0.25, 2), (1, 4), (2**60, 6)]
 
 
-@pytest.mark.parametrize("value", [object(), len, {"f": [len]}, {0.5: object()}, torch.nn.Linear(1, 1)], ids=name_of_type)
+@pytest.mark.parametrize("value", [object(), len, {"f": [len]}, {0.5: object()}, nn.Linear(1, 1)], ids=name_of_type)
 def test_what_is_not_plain_is_refused(value: Any) -> None:
     """It is refused where it is recorded, by the name of the metric, and nothing is recorded."""
     history = InMemoryRunHistory()
