@@ -284,6 +284,54 @@ def test_what_travels_with_the_gradients_arrives_beside_a_second_pass() -> None:
     assert gather_objects(asked) == [[3], [3]]
 
 
+def of_inputs(_model: nn.Module, inputs: Tensor) -> list[Tensor]:
+    """What the gradient penalty of a critic looks at."""
+    return [inputs]
+
+
+def of_weights(model: nn.Module, _inputs: Tensor) -> list[Tensor]:
+    """What a penalty on the sharpness of a minimum looks at."""
+    return list(model.parameters())
+
+
+Wanted = Callable[[nn.Module, Tensor], list[Tensor]]
+
+
+def penalised_loss(call: nn.Module, model: nn.Module, wanted: Wanted, batch: Any) -> Tensor:
+    """The loss of a batch, and the squares of some of its gradients."""
+    inputs = batch[0].clone().requires_grad_()
+    loss = nn.functional.mse_loss(call(inputs), batch[1])
+    gradients = torch.autograd.grad(loss, wanted(model, inputs), create_graph=True)
+    return loss + torch.stack([gradient.square().sum() for gradient in gradients]).sum()
+
+
+@pytest.mark.filterwarnings("ignore:Grad strides do not match:UserWarning")  # of torch, about its own speed
+@pytest.mark.parametrize("wanted", [of_inputs, of_weights])
+def test_a_penalty_on_gradients_trains_as_with_torch_alone(wanted: Wanted) -> None:
+    """Gradients that a step asks for with `torch.autograd.grad`, and differentiates again."""
+
+    class Penalised(Trainer[nn.Module]):
+        @override
+        def calculate_train_batch_loss(self, batch: Any) -> Any:
+            loss = penalised_loss(self.model, self.get_model(), wanted, batch)
+            return {"loss": loss, "model_outputs": None, "batch_size": len(batch[1])}
+
+    model, expected = network(), network()
+    data = make_regression(8)
+    trainer = Penalised(model, None, SGD(model.parameters(), lr=0.1), callbacks=[])
+    trainer.train(data, 1, per_device_batch_size=2, train_dataloader_kwargs={"shuffle": False})
+
+    optimizer = SGD(expected.parameters(), lr=0.1)
+    for start in range(0, 8, 4):
+        optimizer.zero_grad()
+        for of_rank in (slice(start, start + 2), slice(start + 2, start + 4)):
+            batch = [tensor[of_rank] for tensor in data.tensors]
+            torch.autograd.backward(penalised_loss(expected, expected, wanted, batch) / 2)
+        optimizer.step()
+    assert_equal_on_all_ranks(model)
+    assert weights_of(model) == pytest.approx(weights_of(expected), abs=1e-6)
+
+
 class WithClosure(SharpnessAware):
     """An optimizer that evaluates the loss several times in an update."""
 

@@ -74,6 +74,7 @@ class GradientAgreement:
         self._num_processes = num_processes()
         self._last: tuple[Sequence[float], Tensor] = [0.0] * num_values, torch.zeros_like(self._values)
         self._has_joined = False
+        self._trained: list[nn.Parameter] = []
         module.register_parameter(self.NAME, self._values)
 
     def hide_from(self, module: nn.Module) -> None:
@@ -84,11 +85,13 @@ class GradientAgreement:
         """Take part in each synchronised backward pass, also in those that a step or an optimizer runs by itself.
 
         Torch waits in each of them for the gradient of every parameter that it was given. Those of ``add_to`` have
-        that of this one already; in others, the gradients of the model's outputs bring it about.
+        that of this one already; in others, the gradients of the model's outputs bring it about. Passes that add to the
+        gradient of no parameter, as those of ``torch.autograd.grad``, exchange nothing.
 
         Args:
             model: The wrapped model.
         """
+        self._trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         model.register_forward_hook(self._watch_outputs)
 
     def _watch_outputs(self, model: nn.Module, _inputs: object, output: object) -> None:
@@ -101,7 +104,7 @@ class GradientAgreement:
                 cast("Any", tensor).register_hook(self._join_backward_pass)
 
     def _join_backward_pass(self, _gradient: Tensor) -> None:
-        if not self._has_joined:
+        if not self._has_joined and any(map(_accumulates_gradient_of, self._trained)):
             self._has_joined = True
             with torch.enable_grad():
                 torch.autograd.backward(self._values.sum() * 0)
@@ -120,6 +123,17 @@ class GradientAgreement:
         gradient = self._values.grad
         self._values.grad = None
         return torch.zeros_like(self._values) if gradient is None else gradient
+
+
+def _accumulates_gradient_of(parameter: nn.Parameter) -> bool:
+    """Whether the backward pass that is under way adds to the gradient of a parameter."""
+    with torch.enable_grad():
+        node = torch.autograd.graph.get_gradient_edge(parameter).node
+    try:
+        # Torch asks the same for its checkpointing; it has no public way.
+        return bool(cast("Any", torch._C)._will_engine_execute_node(node))  # pyright: ignore[reportPrivateUsage]  # as above
+    except RuntimeError:  # what torch answers where the gradient of the parameter is returned and not added
+        return False
 
 
 def _tensors_in(output: object) -> Iterator[Tensor]:
