@@ -19,6 +19,7 @@ from pa_core import (
     AnyTrainer,
     ConfigurationError,
     MetricNotFoundError,
+    SaveTrainingStateCallback,
     Trainer,
     TrainerCallback,
     TrainerWithTimmScheduler,
@@ -275,6 +276,23 @@ def test_a_resumed_schedule_is_the_uninterrupted_one(tmp_path: Path, interrupt_i
     run(make_trainer(resumed, RecordsMetric(rest)), resume_from=tmp_path)
     assert len(set(whole.rates)) > 1
     assert resumed.rates == whole.rates[interrupt_in - 1 :]
+
+
+@pytest.mark.parametrize("limit", [3, 4])
+def test_a_run_that_was_ended_within_an_epoch_steps_once_for_it_when_it_is_extended(tmp_path: Path, limit: int) -> None:
+    """An epoch that ``max_num_train_steps`` cuts short is stepped after when it is finished, and not twice."""
+    schedule: dict[str, Any] = {
+        "create_scheduler_fn": partial(ExponentialLR, gamma=0.5), "step_scheduler": "epoch", "max_num_train_steps": 8
+    }  # fmt: skip
+    whole = make_trainer()
+    train(whole, **schedule)
+    train(make_trainer(SaveTrainingStateCallback(tmp_path)), **{**schedule, "max_num_train_steps": limit})
+
+    extended = make_trainer()
+    train(extended, **schedule, resume_from=tmp_path)
+
+    assert extended.optimizer.param_groups[0]["lr"] == whole.optimizer.param_groups[0]["lr"] == 1e-3 * 0.5**4
+    assert torch.equal(extended.model.weight, whole.model.weight)
 
 
 ON_TWO_RANKS = """

@@ -281,7 +281,7 @@ def test_accelerator_settings() -> None:
 def test_second_module() -> None:
     """The error names the attribute; wrapped as it says, the module is trained."""
     trainer: Any = make_trainer()
-    trainer.critic = linear()
+    trainer.critic = nn.Linear(1, 1).double()
     with pytest.raises(UnsupportedConfigurationError, match=r"self\.critic\b"):
         trainer.train(samples(4), 1, per_device_batch_size=2)
     trainer.critic = trainer._accelerator.prepare_model(trainer.critic)

@@ -611,6 +611,12 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         """Whether all updates are made, perhaps in mid-epoch."""
         return self.num_updates_completed == self.run_config.max_num_train_steps
 
+    @property
+    def _ends_within_epoch(self) -> bool:
+        """Whether the last update cut its epoch short, which a longer run would bring to its end."""
+        updates_of_whole_epochs = self.num_epochs_completed * self.run_config.num_update_steps_per_epoch
+        return self._is_at_last_update and self.num_updates_completed < updates_of_whole_epochs
+
     def _run_epoch(self) -> None:
         """Train an epoch, unless it is trained already, and evaluate."""
         self._safe_point.leave()
@@ -620,7 +626,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         if self.eval_dataloader is not None:
             self._evaluate_epoch(self.eval_dataloader)
         self.num_epochs_completed += 1
-        if self.scheduler is not None and self._stepping.after == "epoch":
+        if self.scheduler is not None and self._stepping.after == "epoch" and not self._ends_within_epoch:
             with self._stopping_together():
                 self.scheduler_step()
         with self._stopping_together():
