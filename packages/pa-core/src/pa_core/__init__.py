@@ -44,7 +44,7 @@ from pa_core.placeholders import TrainerPlaceholderValues
 from pa_core.process_zero import local_process_zero_first, local_process_zero_only, world_process_zero_only
 from pa_core.run_config import TrainerRunConfig
 from pa_core.timm_trainer import TimmSchedulerLike, TrainerWithTimmScheduler
-from pa_core.tracking import InMemoryRunHistory, LossTracker, MetricRecord, RunClock, RunHistory
+from pa_core.tracking import InMemoryRunHistory, LossTracker, MetricRecord, RunClock, RunHistory, StepMeans
 from pa_core.trainer import Trainer
 from pa_core.types import BatchOutput, SchedulerLike, SizedIterable, StatefulScheduler, SupportsStateDict
 
@@ -84,6 +84,7 @@ __all__ = [
     "SizedIterable",
     "StatefulScheduler",
     "StepBasedEvaluationCallback",
+    "StepMeans",
     "StopTrainingError",
     "SupportsStateDict",
     "TerminateOnNaNCallback",

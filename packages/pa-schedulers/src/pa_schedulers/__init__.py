@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pa_schedulers.cosine_scheduler import CosineLrScheduler
-from pa_schedulers.schedule_plot import ScheduleRow, plot_schedule
+from pa_schedulers.schedule_plot import ScheduleRow, SteppedAlone, plot_schedule
 from pa_schedulers.scheduler_base import SchedulerBase, StatefulSchedulerBase
 from pa_schedulers.wsd_checkpoints import WSDCheckpointCallback
 from pa_schedulers.wsd_scheduler import DecayInfo, PhaseInfo, WSDLrScheduler
@@ -15,6 +15,7 @@ __all__ = [
     "ScheduleRow",
     "SchedulerBase",
     "StatefulSchedulerBase",
+    "SteppedAlone",
     "WSDCheckpointCallback",
     "WSDLrScheduler",
     "plot_schedule",

@@ -33,7 +33,21 @@ _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#
 
 
 class SteppedAlone(Protocol):
-    """A scheduler whose course depends on nothing but how often it was stepped."""
+    """A scheduler whose course depends on nothing but how often it was stepped.
+
+    Example:
+        >>> import torch
+        >>> def course(scheduler: SteppedAlone, optimizer: torch.optim.Optimizer) -> list[float]:
+        ...     rates = []
+        ...     for _ in range(3):
+        ...         rates.append(optimizer.param_groups[0]["lr"])
+        ...         optimizer.step()
+        ...         scheduler.step()
+        ...     return rates
+        >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0)
+        >>> course(torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.5), optimizer)
+        [1.0, 0.5, 0.25]
+    """
 
     @property
     def step(self) -> Callable[[], object]:
