@@ -6,6 +6,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -182,6 +183,19 @@ def test_a_stream_without_a_length_is_refused_whatever_ends_the_run() -> None:
     with pytest.raises(ConfigurationError) as caught:
         make_trainer().train(Endless(), 1, max_num_train_steps=4)
     assert_explained(caught.value, "Endless", "__len__")
+    assert caught.value.do.startswith("Give Endless a __len__")
+
+    class Counted(Endless):
+        def __len__(self) -> int:
+            return 16
+
+        @override
+        def __iter__(self) -> Iterator[Any]:
+            return islice(super().__iter__(), 16)
+
+    trainer = make_trainer()
+    trainer.train(Counted(), 1, max_num_train_steps=2)
+    assert trainer.num_updates_completed == 2
 
 
 def test_an_evaluation_without_a_batch_is_an_error() -> None:

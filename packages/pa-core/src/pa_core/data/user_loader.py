@@ -60,8 +60,7 @@ def check_loader(loader: object, origin: str) -> None:
             "The loader has no length, so that nobody knows where an epoch ends.",
             given=f"a {kind} from {origin}, for which len() fails: {error}",
             expected="an iterable with a length, the number of its batches",
-            do="Give an IterableDataset a __len__, the number of its samples, or make the loader a list or a "
-            "torch.utils.data.DataLoader.",
+            do=_how_to_get_a_length(loader),
         ) from error
     if num_batches == 0:
         raise EmptyDatasetError(
@@ -70,6 +69,17 @@ def check_loader(loader: object, origin: str) -> None:
             expected="at least one batch for each process",
             do="Look at how the dataset was made, choose a smaller batch size, or leave drop_last out.",
         )
+
+
+def _how_to_get_a_length(loader: object) -> str:
+    dataset = getattr(innermost(loader), "dataset", None)
+    if not isinstance(dataset, IterableDataset):
+        return "Give the loader a __len__, the number of its batches, or make it a list."
+    name = type(dataset).__name__  # pyright: ignore[reportUnknownArgumentType]  # samples of any type
+    return (
+        f"Give {name} a __len__, the number of its samples in an epoch; or pass an IterableDataset of your own that "
+        f"has one, and whose __iter__ yields the samples of {name}."
+    )
 
 
 def innermost(loader: object) -> object:
