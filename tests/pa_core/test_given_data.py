@@ -324,3 +324,13 @@ def test_an_array_is_a_dataset_for_a_step_of_ones_own(data: Any) -> None:
     run = partial(trainer.train, data, 1, train_dataloader_kwargs={"num_workers": 0})
     run()
     assert trainer.num_updates_completed == -(-len(data) // 8)
+
+
+def test_a_run_config_says_nothing_of_the_loaders_of_an_earlier_run() -> None:
+    """A run without an evaluation has no arguments of an evaluation loader."""
+    model = nn.Linear(1, 1)
+    trainer = Trainer(model, nn.MSELoss(), SGD(model.parameters(), lr=0.1), callbacks=[])
+    data = TensorDataset(torch.ones(8, 1), torch.ones(8, 1))
+    trainer.train(data, 1, eval_dataset=data, eval_dataloader_kwargs={"batch_size": 2})
+    trainer.train(data, 1, per_device_batch_size=4)
+    assert (trainer.run_config.eval_per_device_batch_size, trainer.run_config.eval_dl_kwargs) == (4, {})

@@ -1531,20 +1531,19 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         return given
 
     def _make_train_dataloader(self, data: GivenData, batch_size: int) -> None:
+        self._train_dl_kwargs = {}
         if data.loader is None:
             self.train_dataloader = self.create_train_dataloader(batch_size, data.kwargs)
         else:
-            self.train_dataloader, self._train_dl_kwargs = data.loader, {}
+            self.train_dataloader = data.loader
         check_loader(self.train_dataloader, data.origin)
 
     def _make_eval_dataloader(self, data: GivenData, batch_size: int) -> None:
-        self.eval_dataloader, self._eval_loader = data.loader, data.loader
+        self.eval_dataloader, self._eval_loader, self._eval_dl_kwargs = data.loader, data.loader, {}
         if data.data is None:
             return
         if data.loader is None:
             self.eval_dataloader = self.create_eval_dataloader(batch_size, data.kwargs)
-        else:
-            self._eval_dl_kwargs = {}
         check_loader(self.eval_dataloader, data.origin)
 
     def _default_dl_kwargs(self, dataset: Dataset[Any], batch_size: int) -> dict[str, Any]:
