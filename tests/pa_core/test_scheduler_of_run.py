@@ -14,7 +14,15 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LambdaLR,
 from torch.utils.data import TensorDataset
 from typing_extensions import override
 
-from pa_core import AnyTrainer, ConfigurationError, SchedulerLike, StopTrainingError, Trainer, TrainerCallback
+from pa_core import (
+    AnyTrainer,
+    CheckpointError,
+    ConfigurationError,
+    SchedulerLike,
+    StopTrainingError,
+    Trainer,
+    TrainerCallback,
+)
 
 HALVING = partial(ExponentialLR, gamma=0.5)
 
@@ -248,3 +256,25 @@ def test_stopping_by_intent_leaves_the_scheduler_for_the_next_run() -> None:
     train(trainer)
     train(trainer)
     assert used.rates == [1.0, 0.5, 0.25]
+
+
+def test_a_run_that_its_schedule_cannot_last_costs_nothing_that_was_recorded() -> None:
+    """A kept ``OneCycleLR`` that is over is refused, and the metrics of the run before are still there."""
+    trainer = make_trainer()
+    train(trainer, create_scheduler_fn=partial(OneCycleLR, max_lr=1.0, total_steps=4))
+    losses, epoch = trainer.run_history.get_metric_values("train_loss_epoch"), trainer.run_history.current_epoch
+    with pytest.raises(ConfigurationError, match="shorter than the run"):
+        train(trainer)
+    assert trainer.run_history.get_metric_values("train_loss_epoch") == losses
+    assert trainer.run_history.current_epoch == epoch
+
+
+def test_a_state_that_the_run_cannot_go_on_with_costs_nothing_that_was_recorded(tmp_path: Path) -> None:
+    """A resumed run that is refused leaves the metrics of the run before."""
+    trainer = make_trainer()
+    train(trainer)
+    trainer.save_training_state(tmp_path / "state")
+    losses = trainer.run_history.get_metric_values("train_loss_epoch")
+    with pytest.raises(CheckpointError, match="would not go on"):
+        train(trainer, updates=8, resume_from=tmp_path / "state")
+    assert trainer.run_history.get_metric_values("train_loss_epoch") == losses

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import signal
+import weakref
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -325,3 +329,43 @@ def test_a_number_of_updates_ends_the_run_exactly_there(limit: int, accumulation
         assert recorder.events.count(event) == epochs
     assert trainer.run_config.num_epochs == trainer.num_epochs_completed == epochs
     assert equal(weights_of(trainer), after_updates.weights[limit - 1])
+
+
+@contextmanager
+def without_garbage_collection() -> Generator[None]:
+    """What stands in a cycle stays in memory within the context."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        partial(StopTrainingError, "enough"),
+        partial(NonFiniteLossError, "NaN", given="NaN", expected="a number", do="Look."),
+        partial(torch.OutOfMemoryError, "no memory"),
+        KeyboardInterrupt,
+    ],
+    ids=["stop", "not_finite", "out_of_memory", "keyboard"],
+)
+def test_a_run_that_ended_early_keeps_nothing_of_its_last_step(error: Callable[[], BaseException]) -> None:
+    """The graph of the last step is freed when the run ends, so that a smaller run fits into the memory."""
+    graphs: list[weakref.ref[Tensor]] = []
+
+    class RaiseInStep(TrainerCallback):
+        @override
+        def on_train_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
+            graphs.append(weakref.ref(batch_output["loss"]))
+            raise error()
+
+    model = TinyClassifier()
+    trainer = Trainer(model, nn.CrossEntropyLoss(), SGD(model.parameters(), lr=0.1), callbacks=[RaiseInStep])
+    with without_garbage_collection():
+        with suppress(BaseException):
+            trainer.train(TRAIN_DATA, num_epochs=1, per_device_batch_size=BATCH_SIZE)
+        assert [graph() for graph in graphs] == [None]

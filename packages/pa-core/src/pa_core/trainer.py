@@ -370,15 +370,14 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
                 is_overridden=self._steps_scheduler_itself,
                 is_evaluated=self.eval_dataloader is not None,
             )
-            # Not before: a run that cannot start costs nothing of what the last one recorded.
-            if reset_run_history:
-                self._reset_run_history()
             self._go_on_with_saved_run(resume_allow)
             self._check_length_of_schedule()
+            # Not before: a run that cannot start costs nothing of what the last one recorded.
+            if reset_run_history and self._saved_run is None:
+                self._reset_run_history()
             self._run_training()
             self._state_saver.settle()
-        if isinstance(self._stop, NonFiniteLossError):
-            raise self._stop
+        self._raise_if_not_finite()
 
     def evaluate(
         self,
@@ -392,10 +391,11 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         """Run one evaluation epoch, and record its loss as ``evaluation_loss``.
 
         Args:
-            dataset: The samples to evaluate, or a ``DataLoader`` of them; None for those of the last training run.
+            dataset: The samples to evaluate, or a ``DataLoader`` of them; None for those of the run before, which
+                may have been an evaluation.
             per_device_batch_size: Samples in a batch of one process, where a ``DataLoader`` does not say.
             dataloader_kwargs: Arguments for the loader, which win over the defaults.
-            collate_fn: Makes a batch of a list of samples; None keeps the one of the last training run.
+            collate_fn: Makes a batch of a list of samples; None keeps the one of the run before.
             reset_run_history: False keeps the metrics that were recorded before.
 
         Raises:
@@ -428,8 +428,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             if reset_run_history:
                 self._reset_run_history()
             self._run_evaluation()
-        if isinstance(self._stop, NonFiniteLossError):
-            raise self._stop
+        self._raise_if_not_finite()
 
     # What a run is made of
 
@@ -1015,7 +1014,10 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
     def _stop_at_the_next_agreement(self, error: StopTrainingError) -> None:
         """Stop at once on one process; of several, take part in what the others have begun until all know."""
         if self._accelerator.num_processes == 1:
-            raise error
+            try:
+                raise error
+            finally:
+                del error  # the traceback has this frame, too
         if self._stop is None or (_is_not_finite(error) and not _is_not_finite(self._stop)):
             self._stop = error
 
@@ -1451,6 +1453,18 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             self._unwrap_model()
             self._forget_gradients()
         self.callback_handler.warn_of_unfired_events()
+
+    def _raise_if_not_finite(self) -> None:
+        """Raise what ended the run if it was a loss that is not finite, and keep it in no case.
+
+        Its traceback holds the batch and the graph of the last step, which would stay in memory.
+        """
+        stop, self._stop = self._stop, None
+        try:
+            if isinstance(stop, NonFiniteLossError):
+                raise stop
+        finally:
+            del stop  # the traceback has this frame, too
 
     def _close_after(self, exception: BaseException) -> None:
         """Close what is open when an exception ends the run: all of it, whatever one of the callbacks raises."""

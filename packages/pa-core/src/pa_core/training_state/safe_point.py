@@ -20,13 +20,14 @@ class SafePoint:
 
     Attributes:
         phase: What comes next; None in the middle of something, such as an update, that cannot be done a second time.
-        ended_by: The exception that ended the run, None while it goes on and where it ended as it was meant to.
+        ended_by: The class of the exception that ended the run, None while it goes on and where it ended as it was
+            meant to. Not the exception: its traceback would keep the batch and the graph of the last step in memory.
         streams: The random streams at the time of that exception; None without one, or in the middle of something.
     """
 
     def __init__(self) -> None:
         self.phase: Phase | None = None
-        self.ended_by: BaseException | None = None
+        self.ended_by: type[BaseException] | None = None
         self.streams: Mapping[str, Any] | None = None
 
     def reach(self, phase: Phase) -> None:
@@ -39,7 +40,7 @@ class SafePoint:
 
     def end(self, exception: BaseException, device: torch.device) -> None:
         """Take note of the exception that ends the run, and of the random streams, which the script may draw from."""
-        self.ended_by = exception
+        self.ended_by = type(exception)
         if self.phase is not None:
             self.streams = capture_streams(device)
 
@@ -50,7 +51,8 @@ class SafePoint:
             CheckpointError: The run cannot go on from where it ended.
         """
         # Several processes agree on where they stand when they are preempted; other exceptions end each where it is.
-        ended_apart = distributed.num_processes() > 1 and not isinstance(self.ended_by, TrainingPreempted | None)
+        is_together = self.ended_by is None or issubclass(self.ended_by, TrainingPreempted)
+        ended_apart = distributed.num_processes() > 1 and not is_together
         if self.phase is not None and not ended_apart:
             return self.phase
         raise CheckpointError(
@@ -63,7 +65,7 @@ class SafePoint:
     def _when(self) -> str:
         if self.ended_by is None:
             return "after a run that trained nothing, such as evaluate()"
-        kind = type(self.ended_by).__name__
+        kind = self.ended_by.__name__
         if distributed.num_processes() > 1:
             return f"after {kind} ended the run on {distributed.num_processes()} processes, each where it was"
         return f"after {kind} ended the run in the middle of an update, an epoch's events or an evaluation"
@@ -71,9 +73,9 @@ class SafePoint:
     def _advice(self) -> str:
         if self.ended_by is None:
             return "Save the state before evaluate() is called, or when train() has returned."
-        if isinstance(self.ended_by, NonFiniteLossError):
+        if issubclass(self.ended_by, NonFiniteLossError):
             return "Go on from a state that was saved before, with other settings."
-        if isinstance(self.ended_by, KeyboardInterrupt):
+        if issubclass(self.ended_by, KeyboardInterrupt):
             return (
                 'Pass SaveTrainingStateCallback(..., stop_on_signals=("SIGINT",)): Ctrl-C then ends the run after the '
                 "update, with a state."
