@@ -46,12 +46,19 @@ def with_copy_of_the_model(trainer: Any) -> None:
     trainer.optimizer_of_other = SGD(trainer.other.parameters(), lr=0.1)
 
 
+def with_module_in_eval_mode_that_is_optimized(trainer: Any) -> None:
+    """A discriminator of pretrained layers, say, whose statistics are to stay."""
+    trainer.discriminator = nn.Linear(1, 1).eval()
+    trainer.optimizer_of_discriminator = SGD(trainer.discriminator.parameters(), lr=0.1)
+
+
 TRAINED: dict[str, tuple[str, Callable[[Any], None]]] = {
     "a module": ("self.discriminator,", lambda trainer: setattr(trainer, "discriminator", nn.Linear(1, 1))),
     "a module in a list": (r"self.heads\[1\],", with_list),
     "a loss function": ("self.loss_func,", lambda trainer: setattr(trainer, "loss_func", nn.Bilinear(1, 1, 1))),
     "a parameter": ("self.temperature,", lambda trainer: setattr(trainer, "temperature", nn.Parameter(torch.ones(1)))),
     "a copy of the model": ("self.other,", with_copy_of_the_model),
+    "a module in eval mode": ("self.discriminator,", with_module_in_eval_mode_that_is_optimized),
     "a parameter of the optimizer": ("self.optimizer,", with_parameter_in_the_optimizer),
 }
 
@@ -69,6 +76,8 @@ def test_what_would_drift_apart_is_named_before_anything_is_trained(case: str) -
 
 def with_much_that_is_not_trained(trainer: Any) -> None:
     """What trainers have beside the model, and no optimizer changes."""
+    trainer.teacher_in_eval_mode = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 1)).eval()
+    trainer.metric_with_a_network = nn.ModuleDict({"network": nn.Linear(1, 2).eval()})
     trainer.teacher = nn.Linear(4, 1).requires_grad_(False)
     trainer.metric = nn.Identity()
     trainer.part_of_model = trainer.model[0]
@@ -79,7 +88,7 @@ def with_much_that_is_not_trained(trainer: Any) -> None:
 
 @everywhere
 def test_what_is_not_trained_may_be_there() -> None:
-    """A frozen teacher, metrics, a part of the model under another name, averages of the model."""
+    """A teacher, frozen or in eval mode, metrics, a part of the model under another name, averages of the model."""
     trainer = trainer_with(with_much_that_is_not_trained, nn.Sequential(nn.Linear(4, 1)))
     trainer.train(make_regression(8), 1, per_device_batch_size=2)
     assert trainer.num_updates_completed == 8 // (2 * num_processes())

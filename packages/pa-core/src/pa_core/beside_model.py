@@ -34,8 +34,8 @@ def require_one_trained_module(attributes: Mapping[str, object], model: nn.Modul
     """Refuse modules beside the model that would be trained on several processes: their gradients are not exchanged.
 
     Modules that are wrapped in ``DistributedDataParallel`` already are fine, and so are those without a trainable
-    parameter of their own, and averages of the model: a copy of it, perhaps within a module that keeps it, that no
-    optimizer of the trainer holds.
+    parameter of their own. So are those that no optimizer of the trainer holds and that are in eval mode, such as a
+    teacher, or an average of the model: a copy of it, perhaps within a module that keeps it.
 
     Args:
         attributes: The attributes of the trainer, where other modules and optimizers are looked for.
@@ -53,8 +53,8 @@ def require_one_trained_module(attributes: Mapping[str, object], model: nn.Modul
     optimized = {id(one) for _, item in found if isinstance(item, Optimizer) for one in _trainable_parameters(item)}
     for _, item in found:
         if isinstance(item, nn.Module):
-            copies = [part for part in item.modules() if _is_copy(part, model)]
-            synchronised |= {id(one) for part in copies for one in part.parameters()} - optimized
+            untrained = [part for part in item.modules() if not part.training or _is_copy(part, model)]
+            synchronised |= {id(one) for part in untrained for one in part.parameters()} - optimized
     for name, item in found:
         own = [one for one in _trainable_parameters(item) if id(one) not in synchronised]
         if own:
