@@ -43,6 +43,20 @@ model = nn.Sequential(nn.Embedding(10, 4), nn.Flatten(), nn.Linear(20, 3))
 trainer = Trainer(model, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=0.1))
 trainer.train(TensorDataset(words, classes), 1)
 """
+_SEGMENT = """
+model = nn.Conv2d(3, 3, 3)
+trainer = Trainer(model, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=0.1))
+trainer.train(TensorDataset(images, images[:, 0, 1:-1, 1:-1].gt(0).long()), 1)
+"""
+_SQUEEZE = """
+class Squeezes(nn.Linear):
+    def forward(self, x):
+        return super().forward(x).squeeze(1)
+
+model = Squeezes(4, 1)
+trainer = Trainer(model, nn.BCEWithLogitsLoss(), torch.optim.SGD(model.parameters(), lr=0.1))
+trainer.train(TensorDataset(inputs[:9], (values[:9] > 0).float()), 1, train_dataloader_kwargs={"shuffle": False})
+"""
 _OWN_STEP = """
 class MyTrainer(Trainer):
     def calculate_train_batch_loss(self, batch):
@@ -237,6 +251,28 @@ TARGETS = {
         "nn.CrossEntropyLoss()",
         "outputs of shape (8, 1)",
         "Use nn.BCEWithLogitsLoss() with targets of dtype float32 and the shape of the outputs.",
+    ),
+    "masks of bytes": _of_batches(
+        _SEGMENT,
+        ".long()",
+        ".byte()",
+        "targets of shape (8, 4, 4) and dtype uint8",
+        "Convert the targets: targets.long().",
+    ),
+    "a last batch of one sample that is squeezed": Mistake(
+        _SQUEEZE,
+        "squeeze(1)",
+        "squeeze()",
+        "BatchMismatchError",
+        ("outputs of shape ()", "targets of shape (1,)", "training step 2 of epoch 1"),
+        "Keep the dimension of the samples in the model's forward, with squeeze(1) instead of squeeze().",
+    ),
+    "one value and several outputs": _of_batches(
+        _REGRESS,
+        "nn.Linear(4, 1)",
+        "nn.Linear(4, 4)",
+        "outputs of shape (8, 4), targets of shape (8, 1)",
+        "Let the last layer of the model have 1 output.",
     ),
     "a dimension too few, which would be broadcast": _of_batches(
         _REGRESS,

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional
 from torch.optim import SGD
 from torch.utils.data import TensorDataset
+from typing_extensions import override
 
 import pa_core
 from pa_core import BatchMismatchError, ExplainedError, MoveModulesToDeviceCallback, Trainer
@@ -42,6 +44,28 @@ def test_a_mistake_gives_one_clear_error_whose_advice_is_right(name: str) -> Non
     trainer = next((value for value in run_script(mistake.mended).values() if isinstance(value, Trainer)), None)
     if trainer is not None:
         assert math.isfinite(trainer.run_history.get_latest_metric("train_loss_epoch"))
+
+
+class Squeezed(nn.Linear):
+    """Returns outputs without any dimension of size 1, that of the samples included."""
+
+    @override
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input).squeeze()
+
+
+@pytest.mark.filterwarnings("ignore:Using a target size:UserWarning")
+@pytest.mark.parametrize("width", [1, 3])
+@pytest.mark.parametrize("loss_func", [nn.MSELoss(), nn.HuberLoss(), functional.l1_loss], ids=["mse", "huber", "l1"])
+def test_a_batch_of_one_sample_may_lack_the_dimension_of_the_samples(loss_func: Any, width: int) -> None:
+    """A model that squeezes its outputs returns such: each output is still compared with its own target."""
+    torch.manual_seed(0)
+    inputs, targets = torch.randn(5, 4), torch.randn(5, width)
+    model = Squeezed(4, width)
+    expected = loss_func(model(inputs), targets.squeeze()).item()
+    trainer = Trainer(model, loss_func, SGD(model.parameters(), lr=0.1), callbacks=[])
+    trainer.evaluate(TensorDataset(inputs, targets), per_device_batch_size=1)
+    assert trainer.run_history.get_latest_metric("evaluation_loss") == pytest.approx(expected)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

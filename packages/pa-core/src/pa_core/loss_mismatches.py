@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import dropwhile
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -39,7 +41,8 @@ def explain_silent_mismatch(loss_func: object, outputs: object, targets: object)
     mismatch = _Mismatch(loss_func, outputs, targets)
     if _is_one_of(loss_func, _ELEMENTWISE):
         # Other losses convert the targets; this one leaves that to its backward pass, which does not.
-        return mismatch.of_shapes() or (mismatch.of_dtypes() if _is_one_of(loss_func, _HUBER) else None)
+        of_shapes = None if mismatch.pairs_each_once() else mismatch.of_shapes()
+        return of_shapes or (mismatch.of_dtypes() if _is_one_of(loss_func, _HUBER) else None)
     if _is_one_of(loss_func, _CROSS_ENTROPY):
         return mismatch.of_a_single_class()
     return None
@@ -75,17 +78,23 @@ class _Mismatch:
         self._outputs = outputs
         self._targets = targets
 
+    def pairs_each_once(self) -> bool:
+        """Whether broadcasting only adds dimensions, as in a batch of one sample that the model has squeezed."""
+        return _without_leading_ones(self._outputs) == _without_leading_ones(self._targets)
+
     def of_shapes(self) -> BatchMismatchError | None:
         outputs, targets = tuple(self._outputs.shape), tuple(self._targets.shape)
         if outputs == targets:
             return None
         do = "Let the dataset return targets of the shape that the model's outputs have."
-        if outputs == (*targets, 1):
+        if not outputs and targets == (1,):
+            do = "Keep the dimension of the samples in the model's forward, with squeeze(1) instead of squeeze()."
+        elif outputs == (*targets, 1):
             do = f"Add the last dimension to the targets: targets.unsqueeze({len(targets)})."
         elif targets == (*outputs, 1):
             do = f"Take the last dimension from the targets: targets.squeeze({len(outputs)})."
         elif len(outputs) == len(targets) and outputs[:-1] == targets[:-1]:
-            do = f"Let the last layer of the model have {targets[-1]} outputs."
+            do = f"Let the last layer of the model have {targets[-1]} output{'' if targets[-1] == 1 else 's'}."
         return self._error("outputs and targets of the same shape, which are compared element by element", do)
 
     def of_dtypes(self) -> BatchMismatchError | None:
@@ -139,9 +148,14 @@ class _Mismatch:
             )
         if targets.shape == outputs.shape:
             return None if targets.is_floating_point() else self._of_one_hot()
-        if not _holds_indices(targets):
-            return self._error("indices of classes, of dtype int64", "Convert the targets: targets.long().")
-        return self._of_range()
+        of_range = self._of_range() if _holds_indices(targets) else None
+        return of_range or self._of_dtype_of_indices()
+
+    def _of_dtype_of_indices(self) -> BatchMismatchError | None:
+        """Images of classes have to be int64, where rows of them may be uint8."""
+        if self._targets.dtype is torch.int64:
+            return None
+        return self._error("indices of classes, of dtype int64", "Convert the targets: targets.long().")
 
     def _of_one_hot(self) -> BatchMismatchError:
         return self._error(
@@ -232,6 +246,10 @@ def _targets_not_a_tensor(targets: object) -> BatchMismatchError:
         expected="a tensor",
         do="Let the dataset return numbers as targets, or one tensor for each sample.",
     )
+
+
+def _without_leading_ones(tensor: Tensor) -> tuple[int, ...]:
+    return tuple(dropwhile(lambda size: size == 1, tensor.shape))
 
 
 def _is_one_of(loss_func: object, kinds: tuple[object, ...]) -> bool:
