@@ -259,11 +259,13 @@ class OnlyIterable:
 
 
 SHOWN = "TensorDataset(torch.as_tensor(X), torch.as_tensor(Y))"
+SHOWN_OF_DOUBLES = "TensorDataset(torch.as_tensor(X).float(), torch.as_tensor(Y))"
 NO_DATASETS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "two tensors": ((X, Y), ("a tuple of 2 [Tensor of shape (22, 4)", SHOWN)),
     "two arrays": ((X.numpy(), Y.numpy()), ("ndarray of shape (22, 4)", SHOWN)),
+    "two arrays of doubles": ((X.double().numpy(), Y.numpy()), (f"do:       Pass {SHOWN_OF_DOUBLES}",)),
     "a list of two arrays": ([X.numpy(), Y.numpy()], ("a list of 2", SHOWN)),
-    "a table": (Frame(x=X, y=Y), ("a Frame", SHOWN)),
+    "a table": (Frame(x=X, y=Y), ("a Frame", SHOWN, 'such as table[["a", "b"]].to_numpy("float32")')),
     "splits": ({"train": DATA, "test": MORE}, ("'train'", "Pass one of its values", "['train'], ['test']")),
     "a path": ("data/train", ("a str", "__getitem__")),
     "a class": (TensorDataset, ("Pass an instance: TensorDataset(...)",)),
@@ -290,6 +292,9 @@ def test_the_advised_dataset_trains() -> None:
         trainer = make_trainer()
         trainer.train(TensorDataset(torch.as_tensor(x), torch.as_tensor(y)), 1)
         assert trainer.num_updates_completed == 3
+    trainer = make_trainer()
+    trainer.train(TensorDataset(torch.as_tensor(X.double().numpy()).float(), torch.as_tensor(Y.numpy())), 1)
+    assert trainer.num_updates_completed == 3
 
 
 SEQUENCES: dict[str, Any] = {

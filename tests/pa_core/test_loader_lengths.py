@@ -23,6 +23,7 @@ from pa_core.testing import TinyClassifier, make_classification
 from tests.pa_core.good_run import Permissive, assert_explained
 
 DATA = make_classification(32)
+NO_WORKERS = {"num_workers": 0}
 BATCHES = [(DATA.tensors[0][start : start + 4], DATA.tensors[1][start : start + 4]) for start in range(0, 32, 4)]
 
 
@@ -169,6 +170,18 @@ def test_workers_that_each_yield_all_of_a_stream_are_named() -> None:
     assert len(caught) == 1
     assert "Each of the 2 workers" in str(caught[0].message)
     assert trainer.num_updates_completed == 4
+
+
+@pytest.mark.parametrize("samples", [8, 24])
+def test_a_stream_of_another_length_is_advised_to_count_its_samples(samples: int) -> None:
+    """Its length is the number of samples, of which the loader makes that of the batches."""
+    trainer = make_trainer()
+    stream = Stream(16, samples)
+    caught = warnings_of(lambda: trainer.train(stream, 1, per_device_batch_size=4, train_dataloader_kwargs=NO_WORKERS))
+    assert [str(one.message).partition("Let ")[2] for one in caught] == [
+        "__len__ of Stream return the number of its samples in an epoch."
+    ]
+    assert warnings_of(lambda: trainer.train(Stream(samples, samples), 1, train_dataloader_kwargs=NO_WORKERS)) == []
 
 
 def test_a_stream_without_a_length_is_refused_whatever_ends_the_run() -> None:

@@ -88,6 +88,9 @@ class BatchCount:
                 f"Each of the {self._loader.num_workers} workers iterates over the dataset: let each yield a share of "
                 "its own (see torch.utils.data.get_worker_info), or pass num_workers=1."
             )
+        name = type(dataset).__name__
+        if is_dataloader(self._loader) and isinstance(dataset, IterableDataset):
+            return f"Let __len__ of {name} return the number of its samples in an epoch."
         return "Let its __len__ return the number of batches of an epoch."
 
     def nothing_counted(self) -> EmptyDatasetError:

@@ -146,13 +146,11 @@ def _check_dataset(data: Any, argument: str) -> None:
     """Refuse what is not a dataset, and would fail far from here; a sequence of samples is one."""
     if data is None or isinstance(data, IterableDataset):
         return
-    if _is_inputs_and_targets(data) or hasattr(data, "iloc"):
-        raise _refused(
-            data,
-            argument,
-            "Pass TensorDataset(torch.as_tensor(X), torch.as_tensor(Y)) from torch.utils.data, of inputs X and targets "
-            "Y: each of its samples is a row of both.",
-        )
+    if _is_inputs_and_targets(data):
+        raise _refused(data, argument, _tensor_dataset(*map(_as_tensor, "XY", data)) + ".")
+    if hasattr(data, "iloc"):
+        columns = 'such as table[["a", "b"]].to_numpy("float32")'
+        raise _refused(data, argument, f"{_tensor_dataset(*map(_as_tensor, 'XY'))}, {columns}.")
     kind: type[Any] = data.__class__
     if issubclass(kind, Mapping) and len(data) > 0 and 0 not in keys_of(data):
         keys = ", ".join(f"[{key!r}]" for key in keys_of(data))
@@ -166,6 +164,16 @@ def _check_dataset(data: Any, argument: str) -> None:
             "Pass a dataset with __len__ and __getitem__. Return a loader of another kind from "
             f"create_{'train' if argument == 'train_dataset' else 'eval'}_dataloader.",
         )
+
+
+def _tensor_dataset(inputs: str, targets: str) -> str:
+    return f"Pass TensorDataset({inputs}, {targets}) from torch.utils.data, of inputs X and targets Y"
+
+
+def _as_tensor(name: str, array: object = None) -> str:
+    """Layers are float32 unless they were converted, and arrays of NumPy float64."""
+    conversion = ".float()" if str(getattr(array, "dtype", "")) == "float64" else ""
+    return f"torch.as_tensor({name}){conversion}"
 
 
 def _is_inputs_and_targets(data: Any) -> bool:
