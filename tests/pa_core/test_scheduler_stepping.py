@@ -193,6 +193,7 @@ class StepsByItself(Trainer):
 
 REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "a metric after updates": (PLATEAU, {}, r"step\(\) needs metrics(.|\n)*watch_metric"),
+    "a metric without an evaluation": (PLATEAU, {"eval_dataset": None}, r'watch_metric="train_loss_epoch"'),
     "an epoch after updates": (OfEpochs, {}, r'step\(\) needs epoch(.|\n)*step_scheduler="epoch"'),
     "a metric after epochs": (PLATEAU, {"step_scheduler": "epoch"}, r"step\(\) needs metrics(.|\n)*watch_metric"),
     "two metrics": (OfTwoMetrics, {"watch_metric": "quality"}, r"needs loss, quality(.|\n)*Override scheduler_step"),

@@ -80,9 +80,9 @@ class SchedulerStepping:
                 'Pass an eval_dataset, or watch_metric="train_loss_epoch".',
             )
         if scheduler is not None and not (is_overridden and is_default):
-            self._require_fitting_step(scheduler, is_overridden)
+            self._require_fitting_step(scheduler, is_overridden, is_evaluated)
 
-    def _require_fitting_step(self, scheduler: object, is_overridden: bool) -> None:
+    def _require_fitting_step(self, scheduler: object, is_overridden: bool, is_evaluated: bool) -> None:
         name = type(scheduler).__name__
         step: Callable[..., object] | None = getattr(scheduler, "step", None)
         if hasattr(scheduler, "step_update") and step is not None and _EPOCH_NAMES & {*_required(step)}:
@@ -114,7 +114,7 @@ class SchedulerStepping:
                 f"{name} cannot be stepped {self}: its step() needs {', '.join(unknown)}.",
                 f"{name}.step{inspect.signature(step)}",
                 "a step() that needs no more than it gets",
-                _advice(unknown),
+                _advice(unknown, "eval_loss_epoch" if is_evaluated else "train_loss_epoch"),
             )
 
     def step(self, scheduler: Any, trainer: AnyTrainer) -> None:
@@ -162,11 +162,11 @@ def _parameters(step: Callable[..., object]) -> dict[str, inspect.Parameter]:
         return {}
 
 
-def _advice(needed: list[str]) -> str:
+def _advice(needed: list[str], metric: str) -> str:
     if set(needed) <= _EPOCH_NAMES:
         return 'Pass step_scheduler="epoch" to train().'
     if len(set(needed) - _EPOCH_NAMES) == 1:
-        return 'Pass watch_metric="eval_loss_epoch", or another metric, to train(): it is then stepped with each epoch.'
+        return f'Pass watch_metric="{metric}", or another metric, to train(): it is then stepped with each epoch.'
     return "Override scheduler_step() of the trainer, and step it there."
 
 

@@ -92,10 +92,11 @@ class InMemoryRunHistory(RunHistory):
     def _columns_of(self, metric_name: str) -> MetricColumns:
         columns = self._find(metric_name)
         if columns is None:
+            names = ", ".join(self.get_metric_names())
             raise MetricNotFoundError(
                 f"The metric {metric_name!r} was never recorded.",
                 given=repr(metric_name),
-                expected=f"one of: {', '.join(self.get_metric_names()) or 'nothing was recorded yet'}",
+                expected=f"one of: {names}" if names else "a metric that was recorded; nothing was recorded yet",
                 do="Correct the name (a prefix is part of it), or record it with update_metric first.",
             )
         return columns
