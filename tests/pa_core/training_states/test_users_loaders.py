@@ -283,6 +283,15 @@ def test_batches_of_a_group_and_limited_epochs_stay_together(tmp_path: Path, row
         assert resumed.fingerprint == whole.fingerprint
 
 
+@pytest.mark.parametrize("row", ["random", "generator", "stateful"])
+def test_a_limited_epoch_of_which_no_batch_is_left_is_followed_by_a_whole_one(tmp_path: Path, row: str) -> None:
+    """A run resumed after the last update of an epoch that is limited trains on all batches of the next."""
+    limit = LimitBatchesCallback(4)
+    interrupt(tmp_path, ON_ONE_PROCESS[row], ("on_train_epoch_end", 1), limit, every=1)
+    resumed = run(ON_ONE_PROCESS[row], limit, seed=99, resume_from=tmp_path)
+    assert resumed == run(ON_ONE_PROCESS[row], limit)
+
+
 @pytest.mark.parametrize("row", ["random", "stateful"])
 def test_a_run_is_resumed_again_and_again_in_the_same_epoch(tmp_path: Path, row: str) -> None:
     """Each process may come only one update further than the one before it."""

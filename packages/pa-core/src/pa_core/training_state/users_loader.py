@@ -50,7 +50,11 @@ class UsersLoader:
 
     def batches(self) -> Iterator[Any]:
         """Iterate over what is left of the epoch, on the device."""
+        # Now, and not with the first batch: where a slice leaves none, nobody asks for it.
         arriving, self._at_position = self._at_position, None
+        return self._on_device(arriving)
+
+    def _on_device(self, arriving: Iterator[Any] | None) -> Iterator[Any]:
         for batch in self._open() if arriving is None else arriving:
             yield move_to_device(batch, self._device)
 
