@@ -30,6 +30,7 @@ HELPERS = (
     "calculate_train_metrics",
     "calculate_test_batch_loss",
     "create_optimizer",
+    "create_scheduler_fn",
     "create_test_dataloader",
     "eval_step",
     "evaluate_model",

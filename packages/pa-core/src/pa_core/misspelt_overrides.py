@@ -13,6 +13,8 @@ __all__ = ["warn_of_misspelt_overrides"]
 _OVERRIDE_POINT = re.compile(
     r"(create|calculate|get_default|train|training|eval|evaluation|backward|optimizer|scheduler)_"
 )
+_ARGUMENTS = ("create_scheduler_fn",)
+"""Arguments of ``train()`` that are functions: a method of such a name is written to be passed."""
 _SURELY_MEANT = 0.9
 """How similar a name has to be to that of a method which the loop calls; helpers have been seen up to 0.88."""
 
@@ -32,7 +34,8 @@ def warn_of_misspelt_overrides(
     """
     called = [*private, *filter(_OVERRIDE_POINT.match, vars(trainer_class))]
     for name, value in vars(cls).items():
-        if isinstance(value, FunctionType) and not any(hasattr(base, name) for base in cls.__bases__):
+        is_known = name in _ARGUMENTS or any(hasattr(base, name) for base in cls.__bases__)
+        if isinstance(value, FunctionType) and not is_known:
             advice = _advice(name, called, events, overridden=vars(cls))
             if advice is not None:
                 # above __init_subclass__ is ABCMeta.__new__, and above that the class statement
