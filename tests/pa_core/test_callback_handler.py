@@ -20,7 +20,7 @@ from pa_core import (
     get_default_callbacks,
 )
 from pa_core.callbacks.base import EVENT_NAMES
-from pa_core.testing import RecordingCallback, TinyClassifier
+from pa_core.testing import RecordingCallback, TinyClassifier, make_regression
 from tests.pa_core.good_run import EVAL_DATA, assert_explained, assert_still_works, make_trainer, train
 
 calls: list[tuple[object, ...]] = []
@@ -276,3 +276,29 @@ def test_a_subclass_counts_as_a_class_of_its_own() -> None:
 
     handler = CallbackHandler([LogMetricsCallback, MyLog])
     assert [type(callback) for callback in handler.callbacks] == [LogMetricsCallback, MyLog]
+
+
+class Remarks(TrainerCallback):
+    """Has a misspelt event, a method that nobody calls, and an attribute that is no method."""
+
+    on_gpu = False
+
+    def on_train_step(self, trainer: Any) -> None:
+        """Not an event."""
+
+    def on_disk(self) -> None:
+        """Nor is this."""
+
+
+def test_a_method_that_is_no_event_is_warned_of_once() -> None:
+    """When the callback is registered or at the end of the first run, and never for what is not a method."""
+    model = nn.Linear(4, 1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer = Trainer(model, nn.MSELoss(), SGD(model.parameters(), lr=0.1), callbacks=[Remarks])
+        for _ in range(2):
+            trainer.train(make_regression(8), 1)
+    assert [str(one.message).partition(" is never called")[0] for one in caught] == [
+        "Remarks.on_train_step",
+        "Remarks.on_disk",
+    ]

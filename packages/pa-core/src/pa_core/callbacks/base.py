@@ -236,6 +236,7 @@ class CallbackHandler(Generic[_TrainerT]):
         self.callbacks: list[TrainerCallback[_TrainerT, Any, Any]] = []
         self._listeners: dict[str, list[Callable[..., Any]]] = {}
         self._fired: set[str] = set()
+        self._warned: set[tuple[type, str]] = set()
         self.add_callbacks(callbacks)
 
     def add_callbacks(self, callbacks: Iterable[CallbackLike[_TrainerT]]) -> None:
@@ -266,6 +267,7 @@ class CallbackHandler(Generic[_TrainerT]):
         self._listeners.clear()
         for name, nearest in _unknown_events(instance).items():
             if difflib.SequenceMatcher(None, name, nearest).ratio() >= _SURELY_A_TYPO:
+                self._warned.add((type(instance), name))
                 _warn_of_unknown_event(instance, name, nearest)
 
     def remove_callback(self, callback: TrainerCallback[_TrainerT, Any, Any]) -> None:
@@ -322,7 +324,8 @@ class CallbackHandler(Generic[_TrainerT]):
         """Warn of each ``on_`` method that nobody has called by the end of a run."""
         for callback in self.callbacks:
             for name, nearest in _unknown_events(callback).items():
-                if name not in self._fired:
+                if name not in self._fired and (type(callback), name) not in self._warned:
+                    self._warned.add((type(callback), name))
                     _warn_of_unknown_event(callback, name, nearest)
 
 
@@ -397,7 +400,8 @@ def _with_known_arguments(method: Callable[..., Any]) -> Callable[..., Any]:
 
 def _unknown_events(callback: TrainerCallback[Any, Any, Any]) -> dict[str, str]:
     """Map the ``on_`` methods of a callback that are no event of ours to the nearest event."""
-    unknown = [name for name in dir(callback) if name.startswith("on_") and name not in EVENT_NAMES]
+    named = [name for name in dir(callback) if name.startswith("on_") and name not in EVENT_NAMES]
+    unknown = [name for name in named if callable(getattr(type(callback), name, None))]
     return {name: difflib.get_close_matches(name, EVENT_NAMES, n=1, cutoff=0.0)[0] for name in unknown}
 
 
