@@ -236,6 +236,25 @@ def test_metrics_of_the_average_can_be_logged_and_watched(tmp_path: Path) -> Non
     assert best.best.value == min(map(float, trainer.run_history.get_metric_values("ema_model_eval_loss_epoch")))
 
 
+def test_what_steps_log_has_a_mean_for_the_average(tmp_path: Path) -> None:
+    """It is recorded beside that of the model, and is not mixed with it."""
+
+    class LogInEvaluation(TrainerCallback):
+        @override
+        def on_eval_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
+            trainer.log("own", batch_output["loss"])
+
+    log = LogInEvaluation()
+    average = ModelEmaCallback(0.5, save_path=tmp_path / "ema.pt", callbacks=[log])
+    trainer = make_trainer(average, log)
+
+    train(trainer, num_epochs=2)
+
+    for prefix in ("", "ema_model_"):
+        losses = list(trainer.run_history.get_metric_values(f"{prefix}eval_loss_epoch"))
+        assert list(trainer.run_history.get_metric_values(f"{prefix}eval_own_epoch")) == pytest.approx(losses)
+
+
 def test_a_logger_before_the_callback_is_warned_of(tmp_path: Path) -> None:
     """Where a logger is called first, a warning says that it logs the average late; no value of it is lost."""
     log = KeepLogged()

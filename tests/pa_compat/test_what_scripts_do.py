@@ -15,7 +15,7 @@ from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import CallbackHandler, LogMetricsCallback, TrainerCallback
 from pytorch_accelerated.tracking import InMemoryRunHistory
 from tests.launching import Launch
-from tests.pa_compat.migrating.small_runs import make_trainer, samples
+from tests.small_runs import make_trainer, samples
 
 
 def test_num_updates() -> None:

@@ -20,7 +20,7 @@ from pa_core import AnyTrainer, ConfigurationError, Trainer, TrainerCallback
 from pa_core.distributed import gather_objects, num_processes, rank
 from pa_core.testing import make_regression
 from tests.launching import Launch
-from tests.pa_compat.migrating.small_runs import NoteBatches, make_trainer, samples
+from tests.small_runs import NoteBatches, make_trainer, samples
 
 everywhere = pytest.mark.runs_on("one_process", "two_ranks")
 on_two_ranks = pytest.mark.runs_on("two_ranks")

@@ -13,7 +13,6 @@ from torch.optim import SGD
 from torch.utils.data import TensorDataset
 from typing_extensions import override
 
-from pa_callbacks_extra import ModelEmaCallback
 from pa_core import (
     AnyTrainer,
     ConfigurationError,
@@ -183,15 +182,15 @@ def test_a_rank_without_a_sample_takes_part() -> None:
     assert latest(trainer, "eval_value_epoch") == pytest.approx(VALUES[:2].mean().item())
 
 
-def test_evaluations_within_an_epoch_and_of_averages_have_their_own_names(tmp_path: Path) -> None:
+def test_evaluations_within_an_epoch_have_their_own_names() -> None:
     """They do not mix with the means of the training that goes on around them."""
-    trainer = make_trainer(StepBasedEvaluationCallback(2), ModelEmaCallback(save_path=tmp_path / "ema.pt"))
+    trainer = make_trainer(StepBasedEvaluationCallback(2))
 
     train(trainer)
 
     expected = VALUES.mean().item(), VALUES[:10].mean().item()
     assert latest(trainer, "train_value_epoch") == pytest.approx(expected[0])
-    for prefix in ("", "intermediate_", "ema_model_"):
+    for prefix in ("", "intermediate_"):
         assert latest(trainer, f"{prefix}eval_value_epoch") == pytest.approx(expected[1])
     assert len(list(trainer.run_history.get_metric_values("intermediate_eval_value_epoch"))) == 2
 

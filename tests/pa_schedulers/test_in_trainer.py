@@ -193,3 +193,24 @@ def test_a_run_that_is_resumed_in_the_same_trainer_follows_the_same_rates(
 
     assert keep.rates[1:] == of_whole.rates[23:]
     assert torch.equal(trainer.model.weight, whole.model.weight)
+
+
+def test_a_run_that_is_made_longer_is_told_that_the_cosine_stays_at_its_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The table of differences says it, and no later update has another rate."""
+
+    def train(num_epochs: int, **options: Any) -> KeepRates:
+        model, keep = nn.Linear(4, 1), KeepRates()
+        save = SaveTrainingStateCallback(tmp_path)
+        trainer = Trainer(model, nn.MSELoss(), SGD(model.parameters(), lr=0.1), callbacks=[keep, save])
+        trainer.train(
+            make_regression(16), num_epochs, create_scheduler_fn=CosineLrScheduler.create_scheduler_fn(), **options
+        )
+        return keep
+
+    train(2)
+    rates = train(4, resume_from=tmp_path / "final").rates
+
+    assert "4; then the rate stays as it is" in capsys.readouterr().out
+    assert set(rates[1:]) == {1e-6}

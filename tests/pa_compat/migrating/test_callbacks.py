@@ -23,8 +23,8 @@ from pytorch_accelerated.callbacks import (
     TrainerCallback,
 )
 from pytorch_accelerated.utils import LimitBatches, ModelEma
-from tests.pa_compat.migrating.small_runs import make_trainer, samples
 from tests.pa_compat.test_documented_signatures import EVENTS
+from tests.small_runs import make_trainer, samples
 
 PAGE = Path(__file__).parents[3] / "docs" / "migrating.md"
 

@@ -15,7 +15,7 @@ from typing_extensions import override
 from pa_core import AnyTrainer, ConfigurationError, EmptyDatasetError
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import TrainerCallback
-from tests.pa_compat.migrating.small_runs import NoteBatches, make_trainer, samples
+from tests.small_runs import NoteBatches, make_trainer, samples
 
 everywhere = pytest.mark.runs_on("one_process", "two_ranks", "bf16")
 

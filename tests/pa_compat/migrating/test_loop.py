@@ -30,7 +30,7 @@ from pytorch_accelerated.callbacks import (
     TerminateOnNaNCallback,
     TrainerCallback,
 )
-from tests.pa_compat.migrating.small_runs import linear, make_trainer, samples
+from tests.small_runs import linear, make_trainer, samples
 
 PAGE = Path(__file__).parents[3] / "docs" / "migrating.md"
 
@@ -218,6 +218,11 @@ def test_batch() -> None:
     assert math.isfinite(trainer.run_history.get_latest_metric("train_loss_epoch"))
 
 
+def mean_square(outputs: Tensor, wanted: Tensor) -> Tensor:
+    """A loss that has its targets without the dimension of the outputs."""
+    return (outputs - wanted[:, None]).square().mean()
+
+
 def test_broadcast() -> None:
     """Outputs are not compared with the targets of other samples; a loss function of one's own decides for itself."""
     inputs, targets = samples(4).tensors
@@ -225,7 +230,7 @@ def test_broadcast() -> None:
     with pytest.raises(BatchMismatchError, match=r"shape \(4, 1\), targets of shape \(4,\)"):
         make_trainer().train(flat, 1)
     trainer = make_trainer()
-    trainer.loss_func = lambda outputs, wanted: (outputs - wanted[:, None]).square().mean()
+    trainer.loss_func = mean_square
     trainer.train(flat, 1)
     assert trainer.num_updates_completed == 1
 

@@ -13,7 +13,7 @@ from typing_extensions import override
 from pa_core import AnyTrainer
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import StepBasedEvaluationCallback, TrainerCallback
-from tests.pa_compat.migrating.small_runs import make_trainer, samples
+from tests.small_runs import make_trainer, samples
 
 
 def test_epoch_number() -> None:

@@ -21,7 +21,7 @@ from pytorch_accelerated.callbacks import (
     TrainerCallback,
 )
 from pytorch_accelerated.schedulers import CosineLrScheduler
-from tests.pa_compat.migrating.small_runs import make_trainer, samples
+from tests.small_runs import make_trainer, samples
 
 
 def test_extra_entries(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from pytorch_accelerated.callbacks import TrainerCallback
 from pytorch_accelerated.finetuning import LayerGroup, ModelFreezer
 from pytorch_accelerated.schedulers import CosineLrScheduler, StatefulSchedulerBase, WSDLrScheduler
 from tests.launching import Launch
-from tests.pa_compat.migrating.small_runs import linear, make_trainer, samples
+from tests.small_runs import linear, make_trainer, samples
 
 
 def weights_of(trainer: AnyTrainer) -> torch.Tensor:

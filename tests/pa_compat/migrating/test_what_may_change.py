@@ -12,7 +12,7 @@ from typing_extensions import override
 from pa_core import ConfigurationError
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import TrainerCallback
-from tests.pa_compat.migrating.small_runs import make_trainer, samples
+from tests.small_runs import make_trainer, samples
 
 
 def test_private_names() -> None:

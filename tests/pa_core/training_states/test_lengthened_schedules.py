@@ -25,7 +25,6 @@ from torch.utils.data import TensorDataset
 from typing_extensions import override
 
 from pa_core import AnyTrainer, ConfigurationError, Trainer, TrainerCallback, TrainerPlaceholderValues
-from pa_schedulers import CosineLrScheduler
 
 UPDATES = TrainerPlaceholderValues.NUM_EPOCHS * TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH
 
@@ -100,7 +99,6 @@ OF_SCRIPT = "16, as far as the function of the script depends on it"
 SCHEDULES: dict[str, tuple[Any, str]] = {
     "cosine of torch": (partial(CosineAnnealingLR, T_max=UPDATES), CLIMBS),
     "cosine after a warm-up": (partial(after_a_warmup, total=UPDATES), CLIMBS),
-    "cosine of pa-schedulers": (CosineLrScheduler.create_scheduler_fn(), STAYS),
     "function": (partial(by_function, total=UPDATES), OF_SCRIPT),
     "function after a warm-up": (partial(warmup_by_function, total=UPDATES), OF_SCRIPT),
     "object": (partial(by_object, total=UPDATES), STAYS),

@@ -74,7 +74,7 @@ def check_loader(loader: object, origin: str) -> None:
 def _how_to_get_a_length(loader: object) -> str:
     dataset = getattr(innermost(loader), "dataset", None)
     if not isinstance(dataset, IterableDataset):
-        return "Give the loader a __len__, the number of its batches, or make it a list."
+        return "Give the loader a __len__, the number of its batches, or make the loader a list."
     name = type(dataset).__name__  # pyright: ignore[reportUnknownArgumentType]  # samples of any type
     return (
         f"Give {name} a __len__, the number of its samples in an epoch; or pass an IterableDataset of your own that "

@@ -9,9 +9,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 from typing_extensions import override
 
-from pa_core import AnyTrainer
-from pytorch_accelerated import Trainer
-from pytorch_accelerated.callbacks import TrainerCallback
+from pa_core import AnyTrainer, Trainer, TrainerCallback
 
 
 def samples(number: int) -> TensorDataset:
