@@ -302,7 +302,7 @@ def test_a_value_is_taken_as_it_is_when_it_is_logged() -> None:
         (3, 1.0, r"cannot be the name[\s\S]*log\(3, "),
         ("kl", torch.ones(3), r"single numbers[\s\S]*shape \(3,\)[\s\S]*value\.mean\(\)"),
         ("kl", torch.ones((), dtype=torch.complex64), "single numbers"),
-        ("kl", "high", r"single numbers[\s\S]*'high', of type str[\s\S]*float\(value\)"),
+        ("kl", "high", r"single numbers[\s\S]*'high', of type str[\s\S]*update_metric"),
         ("kl", None, r"None, of type NoneType"),
         ("twice", 1.0, r"twice in one step[\s\S]*sum or the mean"),
     ],

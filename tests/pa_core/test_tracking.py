@@ -10,6 +10,7 @@ import pickle
 import time
 import tracemalloc
 import weakref
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -399,6 +400,16 @@ def test_the_numbers_of_a_mapping_have_names_of_their_own() -> None:
     assert len(history.get_latest_metric("ema_test")) == 5
     history.delete_metric("ema_test")
     assert list(history.get_metric_names()) == []
+
+
+def test_a_dictionary_with_a_default_is_kept_as_a_dictionary() -> None:
+    """Totals are often gathered in one; what makes its missing values is no part of what was recorded."""
+    totals: defaultdict[str, float] = defaultdict(float, hits=3.0)
+    history = InMemoryRunHistory()
+    history.update_metric("totals", totals)
+    totals["hits"] += 1
+    assert history.get_latest_metric("totals") == {"hits": 3.0}
+    assert history.get_latest_metric("totals_hits") == 3.0
 
 
 def test_a_metric_of_its_own_is_not_mixed_with_the_numbers_of_a_mapping() -> None:

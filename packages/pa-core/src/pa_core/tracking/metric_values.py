@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from numbers import Integral, Real
 from typing import Any, NamedTuple, TypeAlias, cast
@@ -45,6 +46,8 @@ def recordable(name: str, value: object) -> MetricValue | Kept:
     if isinstance(value, Real):
         number = int(value) if isinstance(value, Integral) else float(value)
         return number if isinstance(number, float) or abs(number) <= _EXACT_AS_DOUBLE else Kept(number)
+    if isinstance(value, defaultdict):
+        value = dict(cast("defaultdict[object, object]", value))  # what makes its missing values is not plain
     try:
         encoded = encode(value, name)
     except CheckpointError as error:
@@ -52,7 +55,7 @@ def recordable(name: str, value: object) -> MetricValue | Kept:
             f"The value for the metric {name!r} cannot be recorded.",
             given=error.given,
             expected="a number, a string, a tensor, an array, or lists, tuples, sets and dictionaries of them",
-            do=error.do,
+            do="Record what is to be read of it: a number, such as float(...), a string, or several in a dictionary.",
         ) from error
     return Kept(decode(encoded.document, {path: tensor.clone() for path, tensor in encoded.tensors.items()}))
 

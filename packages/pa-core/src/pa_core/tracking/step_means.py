@@ -159,7 +159,7 @@ def _single_number(name: str, value: object) -> MetricValue:
     if isinstance(value, Real):
         return float(value)
     given = f"{value!r}, of type {type(value).__name__}"
-    do = f'Pass a number: log("{name}", float(value)).'
+    do = f'Log a number; record anything else once an epoch, run_history.update_metric("{name}", value).'
     if isinstance(value, Tensor):
         given = f"a tensor of shape {tuple(value.shape)} and dtype {value.dtype}"
         do = f'Log its mean, log("{name}", value.mean()), or each element under a name of its own.'
