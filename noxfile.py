@@ -274,8 +274,9 @@ def floors(session: nox.Session) -> None:
     """Test all together with the oldest versions that the distributions declare, torch excepted.
 
     torch stays at the version of tests/constraints.txt, because builds of its floor are not at hand
-    everywhere; where one is, write its version there and run this session. One long test is left out, of how
-    processes end that fail: none of the packages that are oldest here has a part in that.
+    everywhere; where one is, write its version there and run this session. Left out is what stands on torch alone, so
+    that none of the packages that are oldest here has a part in it: data loading, storage, and one long test of how
+    failing processes end.
     """
     required = map(split_requirement, {line for one in DISTRIBUTIONS for line in one.requirements()})
     fixed = {"torch", *(one.name for one in DISTRIBUTIONS)}
@@ -286,6 +287,8 @@ def floors(session: nox.Session) -> None:
     pytest = [
         "pytest",
         *(one.tests() for one in DISTRIBUTIONS),
+        "--ignore=tests/pa_core/data",
+        "--ignore=tests/pa_core/storage",
         "--deselect=tests/pa_core/test_faults.py::test_a_rank_that_fails_ends_at_once_wherever_it_fails",
         f"--cell={CELLS[0].name}",
         f"--versions={','.join(oldest)}",
