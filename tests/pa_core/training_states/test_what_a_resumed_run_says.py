@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from typing_extensions import override
 
-from pa_core import AnyTrainer, SaveTrainingStateCallback, TrainerCallback
+from pa_core import AnyTrainer, PrintProgressCallback, SaveTrainingStateCallback, TrainerCallback
 from pa_core.storage import StateFolder
 from tests.pa_core.training_states.small_runs import InterruptAt, Interrupted, fingerprint, make_trainer, train
 
@@ -95,6 +95,18 @@ def test_a_resumed_run_says_from_where(tmp_path: Path, capsys: pytest.CaptureFix
     assert lines(num_epochs=4)[0] == f"Resuming from {place / 'final'}: at the start of epoch 4, after update 21."
     train(make_trainer())
     assert capsys.readouterr().out == ""
+
+
+def test_a_run_that_was_complete_does_not_say_that_it_trains(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """After the line that says so there is the table of its metrics, and nothing about a training."""
+    train(make_trainer(SaveTrainingStateCallback(tmp_path)), num_epochs=1)
+    capsys.readouterr()
+    train(make_trainer(PrintProgressCallback()), num_epochs=1, resume_from=tmp_path)
+    said, heading, *_ = capsys.readouterr().out.splitlines()
+    assert "was complete after update 7" in said
+    assert heading.split() == ["metric", "last", "best", "epoch"]
 
 
 def test_a_run_that_is_to_be_resumed_and_saves_at_its_end_only_says_so(

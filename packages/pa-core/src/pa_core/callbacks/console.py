@@ -187,7 +187,12 @@ class PrintProgressCallback(TrainerCallback):
 
     @override
     def on_training_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Print what is going to run."""
+        """Print what is going to run, if anything is."""
+        self._start = _Reading.of(trainer)
+        self._training_seconds = 0.0
+        self._training_since = None
+        if trainer.was_complete:
+            return
         config = trainer.run_config
         updates = config.num_update_steps_per_epoch
         length = f"{_count(config.num_epochs, 'epoch')} of {_count(updates, 'update')}"
@@ -195,9 +200,6 @@ class PrintProgressCallback(TrainerCallback):
             length += f", at most {_count(config.max_num_train_steps, 'update')}"
         samples = _count(config.train_total_batch_size, "sample")
         _print(trainer, f"Training starts: {length}, {samples} per update; {trainer.describe_run()}")
-        self._start = _Reading.of(trainer)
-        self._training_seconds = 0.0
-        self._training_since = None
 
     @override
     def on_train_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
@@ -238,6 +240,14 @@ class PrintProgressCallback(TrainerCallback):
     @override
     def on_training_run_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         """Print what ran, and the table of the metrics."""
+        if not trainer.was_complete:
+            self._print_what_ran(trainer)
+        directions = {**_directions_judged_by(trainer.callback_handler.callbacks), **self.greater_is_better}
+        table = format_table(summarise(trainer.run_history, directions))
+        if table:
+            _print(trainer, table)
+
+    def _print_what_ran(self, trainer: AnyTrainer) -> None:
         start, end = self._start, _Reading.of(trainer)
         ran = f"{_count(trainer.num_epochs_completed, 'epoch')}, {_count(trainer.num_updates_completed, 'update')}"
         speed = ""
@@ -245,10 +255,6 @@ class PrintProgressCallback(TrainerCallback):
             rate = (end.samples - start.samples) / self._training_seconds
             speed = f", {format_rate(rate)} samples/s in training"
         _print(trainer, f"Training ended: {ran} in {format_duration(end.seconds - start.seconds)}{speed}")
-        directions = {**_directions_judged_by(trainer.callback_handler.callbacks), **self.greater_is_better}
-        table = format_table(summarise(trainer.run_history, directions))
-        if table:
-            _print(trainer, table)
 
     @override
     def on_evaluation_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
