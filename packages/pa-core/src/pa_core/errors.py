@@ -9,6 +9,8 @@ Each error also derives from the built-in exception a Python user would catch fo
 
 from __future__ import annotations
 
+from typing import Any
+
 from typing_extensions import override
 
 __all__ = [
@@ -158,8 +160,8 @@ class BatchMismatchError(ExplainedError, RuntimeError, ValueError, TypeError, In
         Args:
             step: The step, such as ``"training step 3 of epoch 1"``.
         """
-        self.given = f"{self.given}, in {step}"
-        self.args = (self.problem, self.given, self.expected, self.do)
+        self.given: str = f"{self.given}, in {step}"
+        self.args: tuple[Any, ...] = (self.problem, self.given, self.expected, self.do)
 
 
 class BatchOutputError(ExplainedError, TypeError):
