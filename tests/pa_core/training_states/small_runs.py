@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.optim import Adam, Optimizer
+from torch.optim import SGD, Adam, Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR
 from torch.utils.data import Dataset
 from typing_extensions import override
 
 from pa_core import AnyTrainer, SaveBestModelCallback, Trainer, TrainerCallback
+from pa_core.testing import TinyClassifier
 
 
 class DrawingDataset(Dataset[tuple[Tensor, Tensor]]):
@@ -154,3 +155,24 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list):
         return [_plain(item) for item in value]
     return value
+
+
+class UnfreezeInSecondEpoch(TrainerCallback):
+    """Trains the first layer too, from the second epoch on, with a parameter group of its own."""
+
+    @override
+    def on_train_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        first: Any = trainer.get_model().get_submodule("layers.0")
+        if trainer.run_history.current_epoch == 2 and not first.weight.requires_grad:
+            first.requires_grad_(True)
+            trainer.optimizer.add_param_group({"params": list(first.parameters())})
+
+
+def frozen_trainer(*callbacks: TrainerCallback) -> Trainer:
+    """A trainer of a model whose first layer is frozen until the second epoch."""
+    torch.manual_seed(0)
+    model = TinyClassifier()
+    model.layers[0].requires_grad_(False)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = SGD(trained, lr=0.1, momentum=0.9)
+    return Trainer(model, nn.CrossEntropyLoss(), optimizer, callbacks=[UnfreezeInSecondEpoch(), *callbacks])

@@ -32,6 +32,7 @@ from tests.pa_core.training_states.small_runs import (
     InterruptAt,
     Interrupted,
     fingerprint,
+    frozen_trainer,
     log_of,
     make_trainer,
     train,
@@ -386,23 +387,6 @@ def test_loading_a_state_takes_over_the_weights_and_the_optimizer_without_its_ru
 
 def test_groups_that_were_added_in_mid_run_are_there_again(tmp_path: Path) -> None:
     """A layer that was unfrozen goes on being trained, with its momentum."""
-
-    class UnfreezeInSecondEpoch(TrainerCallback):
-        @override
-        def on_train_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-            first: Any = trainer.get_model().get_submodule("layers.0")
-            if trainer.run_history.current_epoch == 2 and not first.weight.requires_grad:
-                first.requires_grad_(True)
-                trainer.optimizer.add_param_group({"params": list(first.parameters())})
-
-    def frozen_trainer(*callbacks: TrainerCallback) -> Trainer:
-        torch.manual_seed(0)
-        model = TinyClassifier()
-        model.layers[0].requires_grad_(False)
-        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        optimizer = SGD(trained, lr=0.1, momentum=0.9)
-        return Trainer(model, nn.CrossEntropyLoss(), optimizer, callbacks=[UnfreezeInSecondEpoch(), *callbacks])
-
     whole = frozen_trainer()
     whole.train(make_classification(40), 3)
     for update in (3, 7, 12):

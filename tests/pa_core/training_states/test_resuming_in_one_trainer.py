@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.optim import SGD, Adam, Optimizer
+from torch.optim import Adam, Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, OneCycleLR, StepLR
 from typing_extensions import override
 
@@ -21,6 +21,7 @@ from tests.pa_core.training_states.small_runs import (
     Interrupted,
     SampleLog,
     fingerprint,
+    frozen_trainer,
     make_trainer,
     train,
 )
@@ -173,22 +174,6 @@ def test_loading_weights_before_the_run_is_resumed_asks_for_no_other_rate(
 
 def test_groups_that_the_interrupted_run_added_are_added_again_in_their_time(tmp_path: Path) -> None:
     """The optimizer has the groups of the script again, also where the state is older than the new group."""
-
-    class UnfreezeInSecondEpoch(TrainerCallback):
-        @override
-        def on_train_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-            first: Any = trainer.get_model().get_submodule("layers.0")
-            if trainer.run_history.current_epoch == 2 and not first.weight.requires_grad:
-                first.requires_grad_(True)
-                trainer.optimizer.add_param_group({"params": list(first.parameters())})
-
-    def frozen_trainer(*callbacks: TrainerCallback) -> Trainer:
-        torch.manual_seed(0)
-        model = TinyClassifier()
-        model.layers[0].requires_grad_(False)
-        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        optimizer = SGD(trained, lr=0.1, momentum=0.9)
-        return Trainer(model, nn.CrossEntropyLoss(), optimizer, callbacks=[UnfreezeInSecondEpoch(), *callbacks])
 
     def weights(trainer: Trainer) -> dict[str, Any]:
         return {name: value.tolist() for name, value in trainer.model.state_dict().items()}
