@@ -1,4 +1,4 @@
-"""Measures everything that `docs/cost.md` shows, and prints the table.
+"""Measures everything that `docs/maintainers/cost.md` shows, and prints the table.
 
 `python -m tests.benchmarks` runs all comparisons, `python -m tests.benchmarks "epoch"` those with this word in their
 name. In each round the variants take turns in fresh processes, in another order than in the round before, and are

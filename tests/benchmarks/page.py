@@ -15,7 +15,7 @@ from tests.benchmarks.report import HEADER, Row
 
 __all__ = ["TABLE", "as_page", "heading"]
 
-TABLE = ROOT / "docs" / "cost-figures.md"
+TABLE = ROOT / "docs" / "maintainers" / "cost-figures.md"
 
 
 def heading(rounds: int) -> str:
