@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from pa_core.data.device import move_to_device
+from pa_core.data.keyed_loader import KeyedDataLoader
 from pa_core.data.keyed_random import seed_streams
-from pa_core.data.loader import KeyedDataLoader
 from pa_core.data.loader_defaults import default_loader_options, default_num_workers
 from pa_core.data.order import EpochOrder, epoch_order, extend_key, mix
 from pa_core.data.padding import remove_padding
