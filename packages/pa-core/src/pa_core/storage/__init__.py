@@ -12,7 +12,7 @@ from pa_core.storage.encoding import Encoded, JsonScalar, JsonValue, encode
 from pa_core.storage.host_pool import HostPool
 from pa_core.storage.plain_values import ensure_plain
 from pa_core.storage.retention import states_to_remove
-from pa_core.storage.state_directory import State, is_state, read_state, write_state
+from pa_core.storage.state import State, is_state, read_state, write_state
 from pa_core.storage.state_folder import Skipped, StateFolder, newest_valid
 from pa_core.storage.state_record import StateRecord
 

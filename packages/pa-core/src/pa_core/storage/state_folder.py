@@ -12,7 +12,7 @@ from pa_core.errors import CheckpointError
 from pa_core.storage.manifest import MANIFEST, read_manifest
 from pa_core.storage.retention import states_to_remove
 from pa_core.storage.staging import discard, leftovers, located, replaced, shown_path
-from pa_core.storage.state_directory import DOCUMENTS, State, check_files, is_state, read_state
+from pa_core.storage.state import DOCUMENTS, State, check_files, is_state, read_state
 from pa_core.storage.state_record import StateRecord, age
 
 __all__ = ["Skipped", "StateFolder", "newest_valid"]
