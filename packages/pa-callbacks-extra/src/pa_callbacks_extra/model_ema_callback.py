@@ -17,9 +17,9 @@ from pa_callbacks_extra.sync_batch_norm_layers import restore_layers
 from pa_callbacks_extra.tensor_pairs import named_tensors
 from pa_core.any_trainer import AnyTrainer
 from pa_core.callbacks.base import CallbackHandler, CallbackLike, TrainerCallback
+from pa_core.callbacks.best_model import SaveBestModelCallback
 from pa_core.callbacks.console import LogMetricsCallback
 from pa_core.callbacks.metric_direction import FALSE_BY_DEFAULT, resolve_direction
-from pa_core.callbacks.saving import SaveBestModelCallback
 from pa_core.distributed import broadcast_buffers
 from pa_core.errors import ConfigurationError
 from pa_core.run_config import check_count

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pa_core.callbacks.base import CallbackHandler, CallbackLike, TrainerCallback
 from pa_core.callbacks.best_metric import BestMetric, watched_value
+from pa_core.callbacks.best_model import SaveBestModelCallback
 from pa_core.callbacks.console import (
     LogMetricsCallback,
     PrintProgressCallback,
@@ -19,7 +20,6 @@ from pa_core.callbacks.limits import (
     batch_limit_from_environment,
 )
 from pa_core.callbacks.placement import MoveModulesToDeviceCallback
-from pa_core.callbacks.saving import SaveBestModelCallback
 from pa_core.callbacks.stopping import TerminateOnNaNCallback
 from pa_core.callbacks.training_states import SaveTrainingStateCallback
 from pa_core.errors import StopTrainingError
