@@ -8,7 +8,7 @@ from pa_core.any_trainer import AnyTrainer
 from pa_core.callbacks.base import TrainerCallback
 from pa_core.callbacks.console import LogMetricsCallback, PrintProgressCallback, ProgressBarCallback
 from pa_core.callbacks.placement import MoveModulesToDeviceCallback
-from pa_core.callbacks.stopping import TerminateOnNaNCallback
+from pa_core.callbacks.terminate_on_nan import TerminateOnNaNCallback
 
 __all__ = ["DEFAULT_CALLBACKS", "get_default_callbacks"]
 
