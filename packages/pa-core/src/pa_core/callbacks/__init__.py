@@ -19,7 +19,7 @@ from pa_core.callbacks.limits import (
     StepBasedEvaluationCallback,
     batch_limit_from_environment,
 )
-from pa_core.callbacks.placement import MoveModulesToDeviceCallback
+from pa_core.callbacks.move_modules import MoveModulesToDeviceCallback
 from pa_core.callbacks.terminate_on_nan import TerminateOnNaNCallback
 from pa_core.callbacks.training_states import SaveTrainingStateCallback
 from pa_core.errors import StopTrainingError
