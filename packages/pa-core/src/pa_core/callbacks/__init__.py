@@ -20,8 +20,8 @@ from pa_core.callbacks.limits import (
     batch_limit_from_environment,
 )
 from pa_core.callbacks.move_modules import MoveModulesToDeviceCallback
+from pa_core.callbacks.save_training_state import SaveTrainingStateCallback
 from pa_core.callbacks.terminate_on_nan import TerminateOnNaNCallback
-from pa_core.callbacks.training_states import SaveTrainingStateCallback
 from pa_core.errors import StopTrainingError
 
 __all__ = [
