@@ -38,13 +38,13 @@ from pa_core.errors import (
     TrainingPreempted,
     UnsupportedConfigurationError,
 )
-from pa_core.history_plot import plot_run_history
 from pa_core.launch import notebook_launcher
 from pa_core.placeholders import TrainerPlaceholderValues
 from pa_core.process_zero import local_process_zero_first, local_process_zero_only, world_process_zero_only
 from pa_core.run_config import TrainerRunConfig
 from pa_core.timm_trainer import TimmSchedulerLike, TrainerWithTimmScheduler
 from pa_core.tracking import InMemoryRunHistory, LossTracker, MetricRecord, RunClock, RunHistory, StepMeans
+from pa_core.tracking.plot import plot_run_history
 from pa_core.trainer import Trainer
 from pa_core.types import BatchOutput, SchedulerLike, SizedIterable, StatefulScheduler, SupportsStateDict
 

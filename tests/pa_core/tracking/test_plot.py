@@ -16,8 +16,8 @@ from matplotlib.image import imread
 from typing_extensions import override
 
 from pa_core.errors import ConfigurationError, MetricNotFoundError
-from pa_core.history_plot import PlotAxis, plot_run_history
 from pa_core.tracking import InMemoryRunHistory, MetricValue, RunHistory
+from pa_core.tracking.plot import PlotAxis, plot_run_history
 
 BLUE, ORANGE = (0x00, 0x72, 0xB2), (0xD5, 0x5E, 0x00)
 
@@ -156,7 +156,7 @@ def test_matplotlib_is_left_as_it_was(tmp_path: Path, history: InMemoryRunHistor
     script = (
         "import sys, json\n"
         "import matplotlib\n"
-        "from pa_core.history_plot import plot_run_history\n"
+        "from pa_core.tracking.plot import plot_run_history\n"
         "from pa_core.tracking import InMemoryRunHistory\n"
         "history = InMemoryRunHistory()\n"
         "history.load_state_dict(json.loads(sys.argv[2]))\n"
@@ -175,13 +175,13 @@ def test_importing_does_not_need_matplotlib(tmp_path: Path) -> None:
     """Without matplotlib everything else works, and drawing says what to install."""
     script = (
         "import sys\n"
-        "import pa_core.history_plot\n"
+        "import pa_core.tracking.plot\n"
         "assert 'matplotlib' not in sys.modules\n"
         "sys.modules['matplotlib'] = None\n"
         "from pa_core.tracking import InMemoryRunHistory\n"
         "history = InMemoryRunHistory()\n"
         "history.update_metric('loss', 1.0)\n"
-        "pa_core.history_plot.plot_run_history(history, sys.argv[1])\n"
+        "pa_core.tracking.plot.plot_run_history(history, sys.argv[1])\n"
     )
     ran = subprocess.run(
         [sys.executable, "-c", script, str(tmp_path / "run.png")], check=False, capture_output=True, text=True
