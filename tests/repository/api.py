@@ -69,7 +69,8 @@ def _signature(value: object) -> str:
         signature = str(inspect.signature(value))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # it says itself what it cannot take
     except (TypeError, ValueError):
         return ""
-    return re.sub(r" at 0x[0-9a-f]+", "", signature)
+    by_name = re.sub(r"<class '[\w.]+\.(\w+)'>", r"\1", signature)  # the file of a class is not public
+    return re.sub(r" at 0x[0-9a-f]+", "", by_name)
 
 
 if __name__ == "__main__":
