@@ -84,10 +84,12 @@ def test_an_attribute_without_a_type_would_be_noticed(spoilt: TypedEnvironment) 
 def test_a_type_given_up_would_be_noticed(spoilt: TypedEnvironment) -> None:
     """`Any` is a known type to a checker; that there is one more of them is seen all the same."""
     package = spoilt.site_packages / "pa_core"
-    _replace(package / "any_trainer.py", "num_epochs_completed: int", "num_epochs_completed: Any")
+    _replace(
+        package / "any_trainer.py", "def num_epochs_completed(self) -> int", "def num_epochs_completed(self) -> Any"
+    )
     places = find_open_types([package])
     assert [place for place in places if line_for(place, read_reasons()) is None] == [
-        "pa_core.AnyTrainer.num_epochs_completed"
+        "pa_core.AnyTrainer.num_epochs_completed.return"
     ]
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
+from pa_core.progress import Progress
 from pa_core.run_config import TrainerRunConfig
 from pa_core.tracking import LossTracker, MetricValue, RunHistory, StepMeans
 from pa_core.types import LossFunction, SizedIterable, StatefulScheduler, SupportsStateDict, TensorsT
@@ -44,8 +45,6 @@ class AnyTrainer(ABC):
         run_history: The recorded metrics.
         run_config: The settings of the current or last run.
         callback_handler: The registered callbacks.
-        num_updates_completed: Optimizer updates of the current or last run so far.
-        num_epochs_completed: Epochs of the current or last run that have been trained and evaluated.
         gradient_norm: The norm of all gradients before clipping at the last update, as a tensor on the
             device of the run; None unless the run clips by norm.
         resume_from: The path given to ``train()`` that the current or last run was to resume from; None for one that
@@ -76,11 +75,20 @@ class AnyTrainer(ABC):
     run_config: TrainerRunConfig
     callback_handler: CallbackHandler[Any]
     gradient_norm: Tensor | None
-    num_updates_completed: int
-    num_epochs_completed: int
     resume_from: Path | None
     was_complete: bool
     preemptible: bool
+    _progress: Progress
+
+    @property
+    def num_updates_completed(self) -> int:
+        """Optimizer updates of the current or last run so far."""
+        return self._progress.updates
+
+    @property
+    def num_epochs_completed(self) -> int:
+        """Epochs of the current or last run that have been trained and evaluated."""
+        return self._progress.epochs
 
     @property
     @abstractmethod

@@ -69,6 +69,7 @@ from pa_core.gradient_exchange import GradientExchange
 from pa_core.item_shares import ItemShares
 from pa_core.misspelt_overrides import warn_of_misspelt_overrides
 from pa_core.placeholders import TrainerPlaceholderValues, resolve_placeholders
+from pa_core.progress import Phase, Position, Progress
 from pa_core.run_config import TrainerRunConfig, check_clip_threshold, check_count
 from pa_core.scheduler_stepping import SchedulerStepping
 from pa_core.shared_errors import showing_errors_once
@@ -79,8 +80,6 @@ from pa_core.tracking import InMemoryRunHistory, LossTracker, MetricValue, RunHi
 from pa_core.tracking.metric_prefix import INTERMEDIATE_PREFIX, recording_with_prefix
 from pa_core.trainer_arguments import check_trainer_arguments
 from pa_core.training_state import (
-    Phase,
-    Position,
     RunLoaders,
     SafePoint,
     SavedRun,
@@ -180,7 +179,6 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
     _begins_at: Phase | None
     _running: Literal["train", "evaluate"] | None
     _is_training: bool
-    _epoch_under_way: int | None
     _interruptible: Phase | None
     _interrupted_evaluation: Phase | None
     _streams_before_evaluation: dict[str, Any] | None
@@ -619,12 +617,12 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
     def _run_epoch(self) -> None:
         """Train an epoch, unless it is trained already, and evaluate."""
         self._safe_point.leave()
-        self._epoch_under_way = self.num_epochs_completed
+        self._progress.epoch_under_way = self._progress.epochs
         if not self._begins(Phase.EVALUATION):
             self._run_train_epoch(self.train_dataloader)
         if self.eval_dataloader is not None:
             self._evaluate_epoch(self.eval_dataloader)
-        self.num_epochs_completed += 1
+        self._progress.finish_epoch()
         if self.scheduler is not None and self._stepping.after == "epoch" and not self._ends_within_epoch:
             with self._stopping_together():
                 self.scheduler_step()
@@ -632,7 +630,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             self.training_run_epoch_end()
             self._call_event("on_training_run_epoch_end")
         self.run_history._increment_epoch()  # pyright: ignore[reportPrivateUsage]  # only trainers count epochs
-        self._epoch_under_way = None
+        self._progress.epoch_under_way = None
         self._reach_safe_point(Phase.EPOCH)
 
     def _run_train_epoch(self, train_dl: SizedIterable[BatchT]) -> None:
@@ -643,7 +641,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         """
         self._loss_tracker.reset()
         self._step_means.reset()
-        self._samples_of_group = self._samples_of_epoch = self._steps_of_epoch = 0
+        self._progress.start_epoch()
         self._item_shares.forget()
         self._call_hook(self.train_epoch_start)
         self._call_event("on_train_epoch_start")
@@ -652,7 +650,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             require_one_trained_module(vars(self), self.get_model())
         self._go_on_in_mid_epoch(train_dl)
         count = self._count_batches(train_dl, "training")
-        first = self._steps_of_epoch + 1
+        first = self._progress.steps_in_epoch + 1
         # No name for the iterator: the traceback of an error would keep it alive, and the workers with it.
         for step, (micro_batch, batch) in enumerate(self._micro_batches(train_dl, count), start=first):
             with self._step_means.step(), self._naming_unused_parameters():
@@ -672,9 +670,11 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             if self._calls_of_step is not None:
                 self._calls_of_step.end_step()
             self.backward_step(self._weighted(loss, micro_batch))
-        self._samples_of_group += micro_batch.global_samples or self._last_batch_size * self._accelerator.num_processes
+        self._progress.count_samples(
+            micro_batch.global_samples or self._last_batch_size * self._accelerator.num_processes
+        )
         if micro_batch.ends_group:
-            self._steps_of_epoch = step
+            self._progress.steps_in_epoch = step
             if self._gradient_exchange is not None:
                 self._gradient_exchange.check(self.model)
             self._agree_on_update()
@@ -726,12 +726,9 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             self._stop_at_the_next_agreement(error)
         self.optimizer_zero_grad()
         clock = self.run_history.clock
-        clock.samples += self._samples_of_group
-        self._samples_of_epoch += self._samples_of_group
-        self._samples_of_group = 0
+        self._progress.finish_group(clock)
         if not self._skipped_update:
-            self.num_updates_completed += 1
-            clock.update += 1
+            self._progress.finish_update(clock)
             if self._checks_state_of_optimizer:
                 training_state.check_state_of_optimizer(self.optimizer)
                 self._checks_state_of_optimizer = False
@@ -881,7 +878,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             accumulation_steps=self.run_config.gradient_accumulation_steps,
             rank=self._accelerator.process_index,
             num_processes=self._accelerator.num_processes,
-            steps_done=self._steps_of_epoch,
+            steps_done=self._progress.steps_in_epoch,
             count=count,
         )
 
@@ -892,7 +889,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             return self._batches(train_dl)
         limit = batches_of_slices(train_dl)
         batches = self._leaving_safe_point(loader.batches())
-        return islice(batches, None if limit is None else max(0, limit - self._steps_of_epoch))
+        return islice(batches, None if limit is None else max(0, limit - self._progress.steps_in_epoch))
 
     def _leaving_safe_point(self, batches: Iterable[BatchT]) -> Iterator[BatchT]:
         """Fetching a batch of a loader of the user's own changes what the state holds of it."""
@@ -1032,7 +1029,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
                 self._item_shares.settle(self._updated_parameters(), self._item_shares.total_of_process)
             return
         sums = self._sum_of_news() if self._agreement is None else self._agreement.sums()
-        answers = self._late_reader.read(sums, at_once=self._samples_of_epoch == 0)
+        answers = self._late_reader.read(sums, at_once=self._progress.starts_epoch)
         if answers is not None:
             self._heed(answers)
         # A process that has had no sample yet cannot know whether the others count items.
@@ -1101,7 +1098,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         )
         if self._settings["max_num_train_steps"] > saved.settings["max_num_train_steps"]:
             saved.extend(self.run_history)
-        self.num_updates_completed, self.num_epochs_completed = saved.position.updates, saved.position.epochs
+        self._progress.updates, self._progress.epochs = saved.position.updates, saved.position.epochs
         self._item_shares = ItemShares(self._accelerator.num_processes, saved.nominal_items)
         self._begins_at = saved.position.phase
         self.was_complete = self._begins_at is Phase.NOTHING
@@ -1138,15 +1135,15 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         if saved is None or not self._begins_in_mid_epoch:
             return
         settings = self._settings or {}
-        self._samples_of_epoch = saved.position.samples
-        self._steps_of_epoch = saved.steps_in_epoch(settings)
+        self._progress.samples_in_epoch = saved.position.samples
+        self._progress.steps_in_epoch = saved.steps_in_epoch(settings)
         self._run_loaders.go_on_in_mid_epoch(
             self,
             train_dl,
             saved,
             settings,
-            steps=self._steps_of_epoch,
-            is_at_end=self._steps_of_epoch >= len(train_dl) or self._is_at_last_update,
+            steps=self._progress.steps_in_epoch,
+            is_at_end=self._progress.steps_in_epoch >= len(train_dl) or self._is_at_last_update,
             report=lambda steps: self._call_event("on_train_steps_passed_over", steps=steps),
         )
         if not saved.is_extended:
@@ -1195,26 +1192,17 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         if phase is not Phase.NOTHING:
             with self._stopping_together():
                 self._call_event("on_training_state_save")
-        position = self._position(self._interrupted_evaluation or phase)
+        position = self._progress.position(self._interrupted_evaluation or phase)
         parts = training_state.capture(self, self._describe_run_to_save(position))
         self._state_saver.fulfil(parts, position)
-
-    def _position(self, phase: Phase) -> Position:
-        return Position(
-            phase,
-            epochs=self.num_epochs_completed,
-            updates=self.num_updates_completed,
-            samples=self._samples_of_epoch if phase.is_in_mid_epoch else 0,
-            steps=self._steps_of_epoch if phase.is_in_mid_epoch else 0,
-        )
 
     def _find_extension(self, position: Position) -> training_state.Extension | None:
         if self.was_complete and self._saved_run is not None:
             return self._saved_run.extension
         progress = training_state.EpochProgress(
-            self._epoch_under_way,
-            self._samples_of_epoch,
-            self._steps_of_epoch,
+            self._progress.epoch_under_way,
+            self._progress.samples_in_epoch,
+            self._progress.steps_in_epoch,
             count_steps(self.train_dataloader),
             self.run_history.current_epoch,
         )
@@ -1482,9 +1470,8 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
     def _begin_bookkeeping(self, *, is_training: bool) -> None:
         """Forget what the loop noted down in an earlier run."""
         self._is_training = is_training
-        self.num_updates_completed: int = 0
-        self.num_epochs_completed: int = 0
-        self._samples_of_epoch = self._steps_of_epoch = self._samples_of_group = self._last_batch_size = 0
+        self._progress = Progress()
+        self._last_batch_size = 0
         self._skipped_update = self._is_at_update = False
         self._checked_steps: set[str] = set()
         self._items_of_step = None
@@ -1508,7 +1495,6 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self._streams_before_evaluation = None
         self._run_loaders = RunLoaders(self.device)
         self._safe_point = SafePoint()
-        self._epoch_under_way = None
 
     def _end_workers(self) -> None:
         for loader in map(innermost, (self.train_dataloader, self.eval_dataloader)):
@@ -1921,7 +1907,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
                 named. Of the optimizer's state this may be raised after the first update.
         """
         training_state.check_scheduler(self.scheduler)
-        parts = training_state.capture(self, self._describe_run_to_save(self._position(Phase.EPOCH)))
+        parts = training_state.capture(self, self._describe_run_to_save(self._progress.position(Phase.EPOCH)))
         training_state.check_storable(parts, self.optimizer)
         self._checks_state_of_optimizer = True
 

@@ -8,7 +8,6 @@ from pa_core.training_state.describing import describe_missing, describe_start
 from pa_core.training_state.extension import EpochProgress, Extension, find_extension
 from pa_core.training_state.finding import find_state, read_same_state
 from pa_core.training_state.lengthened_schedule import say_what_schedules_do
-from pa_core.training_state.position import Phase, Position
 from pa_core.training_state.random_streams import capture_streams
 from pa_core.training_state.round_trip import check_scheduler, check_state_of_optimizer, check_storable
 from pa_core.training_state.run_loaders import RunLoaders
@@ -20,8 +19,6 @@ from pa_core.training_state.signals import SignalWatch
 __all__ = [
     "EpochProgress",
     "Extension",
-    "Phase",
-    "Position",
     "Run",
     "RunLoaders",
     "SafePoint",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from pa_core.errors import CheckpointError
+from pa_core.progress import Phase, Position
 from pa_core.storage import StateFolder
-from pa_core.training_state.position import Phase, Position
 
 __all__ = ["describe_missing", "describe_neighbours", "describe_start"]
 

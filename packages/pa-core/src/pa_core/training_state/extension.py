@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from pa_core.training_state.position import Phase, Position
+from pa_core.progress import Phase, Position
 
 __all__ = ["EpochProgress", "Extension", "find_extension"]
 

@@ -13,8 +13,8 @@ import torch
 
 from pa_core import distributed
 from pa_core.errors import CheckpointError
+from pa_core.progress import Phase, Position
 from pa_core.storage import BackgroundWriter, Encoded, HostPool, StateFolder, encode, write_state
-from pa_core.training_state.position import Phase, Position
 
 __all__ = ["StateRequest", "StateSaver", "Wish"]
 

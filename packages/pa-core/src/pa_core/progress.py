@@ -1,0 +1,154 @@
+"""How far a run has come: the counters of a run, and a position in it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:
+    from pa_core.tracking import RunClock
+
+__all__ = ["Phase", "Position", "Progress"]
+
+
+class Phase(StrEnum):
+    """What comes next in a run."""
+
+    EPOCH = "epoch"
+    """The start of the next epoch."""
+    STEP = "step"
+    """The next training step of an epoch; there may be none left."""
+    INTERMEDIATE_EVALUATION = "intermediate_evaluation"
+    """An evaluation between two training steps, which was cut short; then the next training step."""
+    EVALUATION = "evaluation"
+    """The evaluation after a training epoch, which was cut short."""
+    NOTHING = "nothing"
+    """The run was complete."""
+
+    @property
+    def is_in_mid_epoch(self) -> bool:
+        """Whether training steps of an epoch come next, perhaps after an evaluation."""
+        return self in (Phase.STEP, Phase.INTERMEDIATE_EVALUATION)
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """How far a run has come.
+
+    Attributes:
+        phase: What comes next.
+        epochs: Epochs that are complete, with their evaluation and all of their events.
+        updates: Optimizer updates that are complete.
+        samples: Samples of the current epoch, over all processes, that were trained on.
+        steps: Training steps of the current epoch that are complete.
+
+    Example:
+        >>> Position.from_dict(Position(Phase.STEP, epochs=2, updates=25, samples=40, steps=5).to_dict()).samples
+        40
+    """
+
+    phase: Phase
+    epochs: int
+    updates: int
+    samples: int = 0
+    steps: int = 0
+
+    @property
+    def current_epoch(self) -> int:
+        """The number of the epoch that the state is of, from 1; between two epochs, the one that is complete."""
+        return self.epochs if self.phase in (Phase.EPOCH, Phase.NOTHING) else self.epochs + 1
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values."""
+        return {**asdict(self), "phase": self.phase.value}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Self:
+        """Return the position with these values."""
+        return cls(Phase(values["phase"]), **{name: int(count) for name, count in values.items() if name != "phase"})
+
+
+@dataclass(slots=True)
+class Progress:
+    """The counters of a run. They start at zero with each run; those of the run history may go on from an earlier one.
+
+    Attributes:
+        updates: Optimizer updates that are complete.
+        epochs: Epochs that are complete, with their evaluation; the last events of an epoch see it counted.
+        epoch_under_way: The number of the current epoch, counted from 0, from its first event until after its last one;
+            None between two epochs.
+        steps_in_epoch: Training steps of the current epoch up to the end of the last accumulation group, whether or not
+            its update was made.
+        samples_in_epoch: Samples of the current epoch, over all processes, in the groups that are complete.
+        samples_in_group: Samples of the current accumulation group so far, over all processes.
+
+    Example:
+        >>> from pa_core.tracking import RunClock
+        >>> progress, clock = Progress(), RunClock()
+        >>> progress.start_epoch()
+        >>> progress.count_samples(8)
+        >>> progress.count_samples(8)
+        >>> progress.steps_in_epoch = 2
+        >>> progress.finish_group(clock)
+        >>> progress.finish_update(clock)
+        >>> progress.position(Phase.STEP)
+        Position(phase=<Phase.STEP: 'step'>, epochs=0, updates=1, samples=16, steps=2)
+    """
+
+    updates: int = 0
+    epochs: int = 0
+    epoch_under_way: int | None = None
+    steps_in_epoch: int = 0
+    samples_in_epoch: int = 0
+    samples_in_group: int = 0
+
+    @property
+    def starts_epoch(self) -> bool:
+        """Whether no accumulation group of the current epoch is complete."""
+        return self.samples_in_epoch == 0
+
+    def start_epoch(self) -> None:
+        """Set the counters of an epoch to zero."""
+        self.steps_in_epoch = self.samples_in_epoch = self.samples_in_group = 0
+
+    def count_samples(self, number: int) -> None:
+        """Count one batch of the current group.
+
+        Args:
+            number: Its samples on all processes.
+        """
+        self.samples_in_group += number
+
+    def finish_group(self, clock: RunClock) -> None:
+        """Move the samples of the group to the epoch and the clock, also where fp16 overflowed and no update is made.
+
+        Args:
+            clock: The clock of the run history.
+        """
+        clock.samples += self.samples_in_group
+        self.samples_in_epoch += self.samples_in_group
+        self.samples_in_group = 0
+
+    def finish_update(self, clock: RunClock) -> None:
+        """Count an optimizer update.
+
+        Args:
+            clock: The clock of the run history.
+        """
+        self.updates += 1
+        clock.update += 1
+
+    def finish_epoch(self) -> None:
+        """Count an epoch whose training and evaluation are complete; its last events are still to come."""
+        self.epochs += 1
+
+    def position(self, phase: Phase) -> Position:
+        """Return where the run stands; steps and samples of an epoch only where more of its steps are to come.
+
+        Args:
+            phase: What comes next.
+        """
+        if not phase.is_in_mid_epoch:
+            return Position(phase, epochs=self.epochs, updates=self.updates)
+        return Position(phase, self.epochs, self.updates, samples=self.samples_in_epoch, steps=self.steps_in_epoch)
