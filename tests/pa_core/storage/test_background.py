@@ -34,7 +34,6 @@ def test_there_is_a_thread_only_while_a_job_runs() -> None:
     """Who never saves in the background has no thread for it, and nobody has one that waits."""
     writer, go = BackgroundWriter(), threading.Event()
     writer.wait()
-    writer.poll()
     assert _threads() == 0
 
     writer.submit(partial(_wait, go))
@@ -61,20 +60,13 @@ def test_jobs_run_one_after_the_other() -> None:
 
 
 def test_a_failure_is_told_once() -> None:
-    """By wait, by poll when it is over, or by the next submit, which then starts nothing."""
+    """By wait, or by the next submit, which then starts nothing."""
     writer, done = BackgroundWriter(), list[int]()
 
     writer.submit(_fail)
     with pytest.raises(CheckpointError, match="full"):
         writer.wait()
     writer.wait()
-
-    writer.submit(_fail)
-    with pytest.raises(CheckpointError, match="full"):  # noqa: PT012 - it takes a while
-        for _ in range(1000):
-            writer.poll()
-            time.sleep(0.01)
-    writer.poll()
 
     writer.submit(_fail)
     with pytest.raises(CheckpointError, match="full"):
@@ -85,20 +77,6 @@ def test_a_failure_is_told_once() -> None:
     writer.submit(lambda: done.append(2))
     writer.wait()
     assert done == [2]
-
-
-def test_poll_does_not_wait() -> None:
-    """The training asks after each update, whether the write is over or not."""
-    writer, go = BackgroundWriter(), threading.Event()
-    writer.submit(partial(_wait, go))
-
-    started = time.perf_counter()
-    writer.poll()
-
-    assert time.perf_counter() - started < 1
-    assert _threads() == 1
-    go.set()
-    writer.wait()
 
 
 def test_the_end_of_the_program_waits_for_the_write(launch: Launch, tmp_path: Path) -> None:

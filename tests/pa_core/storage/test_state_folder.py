@@ -13,7 +13,7 @@ import torch
 
 from pa_core.errors import CheckpointError, ConfigurationError
 from pa_core.storage import JsonScalar, StateFolder, StateRecord, newest_valid, write_state
-from pa_core.storage.folder_use import used
+from pa_core.storage.staging import used
 
 
 def _write(path: Path, sequence: int, update: int, run: str = "first") -> Path:

@@ -6,15 +6,11 @@ Usable without a trainer. A training state is a directory, described in ``docs/t
 from __future__ import annotations
 
 from pa_core.storage.atomic_file import atomic_write
-from pa_core.storage.background import BackgroundWriter
-from pa_core.storage.decoding import decode
-from pa_core.storage.encoding import Encoded, JsonScalar, JsonValue, encode
-from pa_core.storage.host_pool import HostPool
+from pa_core.storage.background import BackgroundWriter, HostPool
+from pa_core.storage.encoding import Encoded, JsonScalar, JsonValue, decode, encode
 from pa_core.storage.plain_values import ensure_plain
-from pa_core.storage.retention import states_to_remove
 from pa_core.storage.state import State, is_state, read_state, write_state
-from pa_core.storage.state_folder import Skipped, StateFolder, newest_valid
-from pa_core.storage.state_record import StateRecord
+from pa_core.storage.state_folder import Skipped, StateFolder, StateRecord, newest_valid, states_to_remove
 
 __all__ = [
     "BackgroundWriter",

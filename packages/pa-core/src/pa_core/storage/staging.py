@@ -9,17 +9,29 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import re
 import secrets
 import shutil
+import sys
 from collections.abc import Generator
 from pathlib import Path
 from typing import NamedTuple
 
 from pa_core.storage.atomic_file import sync_folder
-from pa_core.storage.folder_use import is_abandoned, used
 
-__all__ = ["Found", "discard", "find", "leftovers", "located", "publish", "replaced", "shown_path", "staged"]
+__all__ = [
+    "Found",
+    "discard",
+    "find",
+    "leftovers",
+    "located",
+    "publish",
+    "replaced",
+    "shown_path",
+    "staged",
+    "used",
+]
 
 _ATTEMPTS = 5  # to look in both places: while one is looked at, the directory may move to the other
 _SET_ASIDE = re.compile(r"\.(.+)\.set_aside")
@@ -110,7 +122,7 @@ def leftovers(folder: Path, run: str) -> list[Path]:
     staging = [
         entry
         for entry in folder.glob(".staging.*")
-        if entry.name.startswith(f".staging.{_key(run)}.") or is_abandoned(entry)
+        if entry.name.startswith(f".staging.{_key(run)}.") or _is_abandoned(entry)
     ]
     return sorted([*staging, *folder.glob(f".removed.{_key(run)}.*")])
 
@@ -133,3 +145,40 @@ def _key(run: str) -> str:
 
 def _set_aside(target: Path) -> Path:
     return target.with_name(f".{target.name}.set_aside")
+
+
+@contextlib.contextmanager
+def used(folder: Path) -> Generator[None]:
+    """Within the context, the folder counts as being written to, unless this process dies."""
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):
+            stack.callback(os.close, _locked(folder))
+        yield
+
+
+def _is_abandoned(folder: Path) -> bool:
+    """Whether it is certain that no process is writing in a folder, on any machine that sees it."""
+    try:
+        os.close(_locked(folder))
+    except OSError:
+        return False
+    return True
+
+
+def _locked(folder: Path) -> int:
+    """Return a descriptor of the folder that holds its lock.
+
+    Raises:
+        OSError: Another process holds it, or there are no such locks here.
+    """
+    if sys.platform == "win32":
+        raise OSError("folders cannot be locked here")
+    import fcntl
+
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor

@@ -16,9 +16,8 @@ from typing import Any, cast
 from typing_extensions import TypeVar
 
 from pa_core.errors import CheckpointError
-from pa_core.storage.decoding import decode
 from pa_core.storage.digested_file import DigestingReader, DigestingWriter
-from pa_core.storage.encoding import Encoded, JsonScalar, JsonValue, encode
+from pa_core.storage.encoding import Encoded, JsonScalar, JsonValue, decode, encode
 from pa_core.storage.manifest import (
     MANIFEST,
     FileEntry,

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from pa_core.errors import CheckpointError
+from pa_core.errors import CheckpointError, ConfigurationError
 from pa_core.storage.manifest import MANIFEST, read_manifest
-from pa_core.storage.retention import states_to_remove
 from pa_core.storage.staging import discard, leftovers, located, replaced, shown_path
 from pa_core.storage.state import DOCUMENTS, State, check_files, is_state, read_state
-from pa_core.storage.state_record import StateRecord, age
 
-__all__ = ["Skipped", "StateFolder", "newest_valid"]
+__all__ = ["Skipped", "StateFolder", "StateRecord", "newest_valid", "states_to_remove"]
 
 _NAME = re.compile(r"(?:epoch_\d+|step_(?P<update>\d+)|final)(?:_\d+)?")
 _NAME_WITH_SEQUENCE = re.compile(r"state_(?P<sequence>\d+)_update_(?P<update>\d+)")  # of earlier versions
@@ -36,6 +35,35 @@ class Skipped:
 
     path: Path
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StateRecord:
+    """What a folder's listing tells about one state.
+
+    Attributes:
+        path: Its directory.
+        sequence: Its place in the order in which the states of the folder were written; 0 where that cannot be known.
+        run: The run that wrote it; empty where that cannot be known.
+        update: The optimizer updates made before it was written.
+        epoch: The epoch in which it was written.
+        complete: Whether the run had come to its end.
+        problem: What is wrong with it, found by a check of the manifest and of the sizes of the files; None for a
+            state in which that check found nothing.
+
+    Example:
+        >>> record = StateRecord(Path("states/step_480"), 12, "first", 480, 3, False, None)
+        >>> "valid" if record.problem is None else record.problem
+        'valid'
+    """
+
+    path: Path
+    sequence: int
+    run: str
+    update: int
+    epoch: int
+    complete: bool
+    problem: str | None
 
 
 class StateFolder:
@@ -87,7 +115,7 @@ class StateFolder:
                 expected="a folder",
                 do="Check the path and its permissions.",
             ) from error
-        return sorted((_record(path) for path in paths if _may_be_state(path)), key=age)
+        return sorted((_record(path) for path in paths if _may_be_state(path)), key=_age)
 
     def next_sequence(self) -> int:
         """Return 1 more than the highest sequence in the folder, or 1.
@@ -229,3 +257,42 @@ def _reason(error: Exception) -> str:
     if not isinstance(error, CheckpointError):
         return str(error)
     return f"{error.problem} {error.given} instead of {error.expected}"
+
+
+def _age(record: StateRecord) -> tuple[bool, int, int, str]:
+    """The key that sorts states from oldest to newest, without a clock. One that may be the newest comes last."""
+    is_unknown = not record.run and record.sequence == 0
+    return is_unknown, record.sequence, record.update, record.path.name
+
+
+def states_to_remove(records: Iterable[StateRecord], max_checkpoints: int, run: str) -> list[StateRecord]:
+    """Choose the states of a run that are no longer needed, oldest first.
+
+    The newest ``max_checkpoints`` valid states of the run stay, and so do all states of other runs. Invalid
+    states do not count; those of the run that are older than all valid ones that stay go as well. While the run
+    has no valid state, nothing goes.
+
+    Args:
+        records: The states of one folder, in any order.
+        max_checkpoints: How many valid states of the run stay, at least 1.
+        run: The run whose states may be removed.
+
+    Raises:
+        ConfigurationError: ``max_checkpoints`` is less than 1.
+
+    Example:
+        >>> from pathlib import Path
+        >>> records = [StateRecord(Path(f"state_{n}"), n, "first", n * 10, 1, False, None) for n in range(5)]
+        >>> [record.sequence for record in states_to_remove(records, 2, "first")]
+        [0, 1, 2]
+    """
+    if max_checkpoints < 1:
+        raise ConfigurationError(
+            "At least one training state has to stay.",
+            given=f"max_checkpoints={max_checkpoints}",
+            expected="an integer of at least 1",
+            do="Pass how many states are to be kept.",
+        )
+    own = sorted((record for record in records if record.run == run), key=_age)
+    kept = [record for record in own if record.problem is None][-max_checkpoints:]
+    return [record for record in own if kept and _age(record) < _age(kept[0])]
