@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from pa_core.storage import newest_valid, write_state
+from pa_core.storage import newest_valid
+from pa_core.storage.state import write_state
 from tests.crashes.configurations import Configuration
 from tests.crashes.harness import CrashLab, Run
 from tests.crashes.strikes import Strike

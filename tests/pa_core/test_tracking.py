@@ -26,7 +26,9 @@ from typing_extensions import override
 
 from pa_core import DEFAULT_CALLBACKS, PrintProgressCallback, Trainer
 from pa_core.errors import CheckpointError, ConfigurationError, MetricNotFoundError
-from pa_core.storage import JsonScalar, read_state, write_state
+from pa_core.storage import read_state
+from pa_core.storage.encoding import JsonScalar
+from pa_core.storage.state import write_state
 from pa_core.testing import TinyClassifier, make_classification
 from pa_core.tracking import (
     InMemoryRunHistory,

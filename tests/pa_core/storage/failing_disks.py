@@ -21,7 +21,9 @@ import pytest
 import torch
 
 from pa_core.errors import CheckpointError
-from pa_core.storage import JsonScalar, StateFolder, newest_valid, read_state, write_state
+from pa_core.storage import StateFolder, newest_valid, read_state
+from pa_core.storage.encoding import JsonScalar
+from pa_core.storage.state import write_state
 
 NOBODY = 65534
 

@@ -28,7 +28,10 @@ from typing import Any
 
 import torch
 
-from pa_core.storage import BackgroundWriter, HostPool, JsonScalar, StateFolder, encode, newest_valid, write_state
+from pa_core.storage import StateFolder, newest_valid
+from pa_core.storage.background import BackgroundWriter, HostPool
+from pa_core.storage.encoding import JsonScalar, encode
+from pa_core.storage.state import write_state
 
 RUN = "killed"
 PHASES = ("before the first save", "between", "writing", "fsync", "rename", "removal")

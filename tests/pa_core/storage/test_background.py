@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pa_core.errors import CheckpointError
-from pa_core.storage import BackgroundWriter
+from pa_core.storage.background import BackgroundWriter
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -84,7 +84,8 @@ def test_the_end_of_the_program_waits_for_the_write(launch: Launch, tmp_path: Pa
     script = """
 import sys, time
 import torch
-from pa_core.storage import BackgroundWriter, write_state
+from pa_core.storage.background import BackgroundWriter
+from pa_core.storage.state import write_state
 
 def write():
     time.sleep(0.5)

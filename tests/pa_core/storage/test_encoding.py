@@ -17,7 +17,9 @@ from hypothesis.extra import numpy as st_numpy
 from torch import Tensor, nn
 
 from pa_core.errors import CheckpointError
-from pa_core.storage import JsonScalar, decode, encode, read_state, write_state
+from pa_core.storage import read_state
+from pa_core.storage.encoding import JsonScalar, decode, encode
+from pa_core.storage.state import write_state
 
 _DTYPES = [
     torch.bool, torch.uint8, torch.int8, torch.uint16, torch.int16, torch.uint32, torch.int32, torch.uint64,

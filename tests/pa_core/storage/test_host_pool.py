@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pa_core.storage import Encoded, HostPool, decode, encode
+from pa_core.storage.background import HostPool
+from pa_core.storage.encoding import Encoded, decode, encode
 
 
 def _encoded(**values: object) -> dict[str, Encoded]:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from pa_core.errors import CheckpointError
-from pa_core.storage import ensure_plain
+from pa_core.storage.plain_values import ensure_plain
 
 
 def _saved_and_loaded(obj: object) -> Any:

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pa_core.errors import ConfigurationError
-from pa_core.storage import StateRecord, states_to_remove
+from pa_core.storage import StateRecord
+from pa_core.storage.state_folder import states_to_remove
 
 _records = st.lists(
     st.builds(

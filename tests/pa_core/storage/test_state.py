@@ -23,7 +23,9 @@ from safetensors.torch import load_file
 from typing_extensions import override
 
 from pa_core.errors import CheckpointError
-from pa_core.storage import JsonScalar, StateFolder, encode, is_state, read_state, write_state
+from pa_core.storage import StateFolder, read_state
+from pa_core.storage.encoding import JsonScalar, encode
+from pa_core.storage.state import is_state, write_state
 
 if TYPE_CHECKING:
     from tests.launching import Launch
@@ -562,7 +564,8 @@ def test_writing_needs_no_second_copy_of_the_tensors(launch: Launch, tmp_path: P
     script = """
 import re, sys
 import torch
-from pa_core.storage import read_state, write_state
+from pa_core.storage import read_state
+from pa_core.storage.state import write_state
 
 def peak():
     return int(re.search(r"VmHWM:\\s+([0-9]+) kB", open("/proc/self/status").read())[1]) // 1024

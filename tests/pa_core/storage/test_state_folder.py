@@ -12,8 +12,10 @@ import pytest
 import torch
 
 from pa_core.errors import CheckpointError, ConfigurationError
-from pa_core.storage import JsonScalar, StateFolder, StateRecord, newest_valid, write_state
+from pa_core.storage import StateFolder, StateRecord, newest_valid
+from pa_core.storage.encoding import JsonScalar
 from pa_core.storage.staging import used
+from pa_core.storage.state import write_state
 
 
 def _write(path: Path, sequence: int, update: int, run: str = "first") -> Path:

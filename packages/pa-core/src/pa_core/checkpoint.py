@@ -19,8 +19,10 @@ from torch.optim import Optimizer
 from typing_extensions import TypeIs
 
 from pa_core.errors import CheckpointError, ConfigurationError
-from pa_core.storage import atomic_write, ensure_plain, is_state
+from pa_core.storage import atomic_write
 from pa_core.storage.accelerate_state import find_accelerate_state, refusal_of_accelerate_state
+from pa_core.storage.plain_values import ensure_plain
+from pa_core.storage.state import is_state
 from pa_core.types import StatefulScheduler, SupportsStateDict
 
 __all__ = [

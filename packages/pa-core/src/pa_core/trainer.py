@@ -75,7 +75,7 @@ from pa_core.scheduler_stepping import SchedulerStepping
 from pa_core.shared_errors import showing_errors_once
 from pa_core.step_failures import name_step
 from pa_core.step_output import check_step_output, count_items, no_sample_counted
-from pa_core.storage import encode
+from pa_core.storage.encoding import encode
 from pa_core.tracking import InMemoryRunHistory, LossTracker, MetricValue, RunHistory, StepMeans
 from pa_core.tracking.metric_prefix import INTERMEDIATE_PREFIX, recording_with_prefix
 from pa_core.trainer_arguments import check_trainer_arguments

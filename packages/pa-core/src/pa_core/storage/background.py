@@ -84,7 +84,7 @@ class HostPool:
     A snapshot is overwritten by the next one: have whatever reads it finish first, with ``BackgroundWriter.wait``.
 
     Example:
-        >>> from pa_core.storage import encode
+        >>> from pa_core.storage.encoding import encode
         >>> weight, pool = torch.zeros(2), HostPool()
         >>> snapshot = pool.copy({"model": encode({"weight": weight}, "model")})
         >>> weight += 1

@@ -77,7 +77,7 @@ class StateFolder:
 
     Example:
         >>> import tempfile
-        >>> from pa_core.storage import write_state
+        >>> from pa_core.storage.state import write_state
         >>> temporary = tempfile.TemporaryDirectory()
         >>> folder = StateFolder(temporary.name)
         >>> for update in (100, 200, 300):

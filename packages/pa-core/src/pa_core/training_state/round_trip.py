@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from pa_core.errors import CheckpointError
-from pa_core.storage import Encoded, decode, encode
+from pa_core.storage.encoding import Encoded, decode, encode
 from pa_core.training_state.optimizer_state import load_state
 
 __all__ = ["check_scheduler", "check_state_of_optimizer", "check_storable"]

@@ -14,7 +14,10 @@ import torch
 from pa_core import distributed
 from pa_core.errors import CheckpointError
 from pa_core.progress import Phase, Position
-from pa_core.storage import BackgroundWriter, Encoded, HostPool, StateFolder, encode, write_state
+from pa_core.storage import StateFolder
+from pa_core.storage.background import BackgroundWriter, HostPool
+from pa_core.storage.encoding import Encoded, encode
+from pa_core.storage.state import write_state
 
 __all__ = ["StateRequest", "StateSaver", "Wish"]
 
