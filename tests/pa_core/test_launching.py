@@ -281,6 +281,92 @@ def test_process_zero_fails_first(is_decorator: bool) -> None:
 
 
 @on_one_and_two_ranks
+def test_a_trainer_knows_its_process(trainer: Trainer[nn.Linear]) -> None:
+    """Which process this is, of how many, on its machine and on all."""
+    assert (trainer.process_index, trainer.local_process_index) == (rank(), rank())
+    assert trainer.num_processes == len(all_ranks())
+    assert (trainer.is_main_process, trainer.is_local_main_process) == (rank() == 0, rank() == 0)
+
+
+@on_one_and_two_ranks
+def test_functions_that_some_processes_run(trainer: Trainer[nn.Linear]) -> None:
+    """The others return None and wait for nobody: a process may call such a function alone."""
+
+    def greet(name: str, *, greeting: str) -> str:
+        """Say hello."""
+        return f"{greeting} {name}"
+
+    last = trainer.num_processes - 1
+    decorated = {
+        trainer.on_main_process(greet): 0,
+        trainer.on_local_main_process(greet): 0,
+        trainer.on_process(process_index=last)(greet): last,
+    }
+    for function, runs_on in decorated.items():
+        assert (function.__name__, function.__doc__) == ("greet", "Say hello.")
+        expected = ["hello world" if one == runs_on else None for one in all_ranks()]
+        assert gather_objects(function("world", greeting="hello")) == expected
+        if rank() == runs_on:
+            assert function("again", greeting="hello") == "hello again"
+
+
+@pytest.mark.runs_on("two_ranks")
+def test_a_function_on_some_processes_waits_for_nobody(trainer: Trainer[nn.Linear]) -> None:
+    """What it calls may be decorated; where it would wait for the others, it is an error instead of a hang."""
+
+    @world_process_zero_only
+    def outer() -> str:
+        return "not waited for"
+
+    @trainer.on_main_process
+    def wait() -> str | None:
+        with trainer.main_process_first(), trainer.local_main_process_first():
+            said = outer()
+        with pytest.raises(ConfigurationError, match=r"(?s)wait for others.*wait_for_everyone\(\)"):
+            trainer.wait_for_everyone()
+        return said
+
+    assert gather_objects(wait()) == ["not waited for", None]
+    trainer.wait_for_everyone()
+
+
+def test_a_rank_that_there_is_not(trainer: Trainer[nn.Linear]) -> None:
+    """The only process runs what is meant for another one, so that a script runs everywhere."""
+    assert trainer.on_process(process_index=3)(lambda: "runs")() == "runs"
+
+
+@pytest.mark.runs_on("two_ranks")
+@pytest.mark.parametrize("index", [2, -1])
+def test_a_rank_that_none_of_several_has(index: int, trainer: Trainer[nn.Linear]) -> None:
+    """A function that no process would ever run is an error."""
+    with pytest.raises(ConfigurationError, match=rf"process_index={index}\) on 2 processes"):
+        trainer.on_process(process_index=index)
+
+
+@on_one_and_two_ranks
+@pytest.mark.parametrize("name", ["main_process_first", "local_main_process_first"])
+@pytest.mark.parametrize("form", ["a block", "a decorator"])
+def test_the_main_process_goes_first(name: str, form: str, trainer: Trainer[nn.Linear], shared_tmp_path: Path) -> None:
+    """What the first process prepares is there when the others enter the block."""
+    first = getattr(trainer, name)
+    if form == "a block":
+        with first():
+            found = look_and_prepare(shared_tmp_path)
+    else:
+        found = first()(look_and_prepare)(shared_tmp_path)
+    assert gather_objects(found) == [one != 0 for one in all_ranks()]
+
+
+@on_one_and_two_ranks
+def test_waiting_for_everyone(trainer: Trainer[nn.Linear], shared_tmp_path: Path) -> None:
+    """Nobody goes on before all have come."""
+    if trainer.is_main_process:
+        prepare(shared_tmp_path)
+    trainer.wait_for_everyone()
+    assert (shared_tmp_path / "prepared").exists()
+
+
+@on_one_and_two_ranks
 def test_the_device_is_named_as_its_tensors_name_it(trainer: Trainer[nn.Linear]) -> None:
     """A tensor that was moved to `trainer.device` is on it, on every rank."""
     assert torch.ones(1).to(trainer.device).device == trainer.device

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator
+from accelerate.utils import DistributedDataParallelKwargs
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import SGD
 from torch.optim.lr_scheduler import LambdaLR
 from typing_extensions import override
 
-from pa_core import AnyTrainer, StopTrainingError, Trainer, TrainerCallback, UnsupportedConfigurationError
+from pa_core import (
+    AnyTrainer,
+    ArgumentTypeError,
+    ConfigurationError,
+    StopTrainingError,
+    Trainer,
+    TrainerCallback,
+    TrainerWithTimmScheduler,
+    UnsupportedConfigurationError,
+)
 from pa_core.testing import TinyClassifier, make_classification
 
 on_one_and_two_ranks = pytest.mark.runs_on("one_process", "two_ranks")
@@ -283,3 +294,125 @@ def test_a_second_precision_in_one_process(second: type[Trainer[nn.Module]]) -> 
     assert earlier.run_config.mixed_precision == there
     assert trainer_in(first, TinyClassifier()).describe_run() == described
     assert dist.is_initialized() == (earlier.run_config.num_processes > 1)
+
+
+def precision_of(kind: Any = Trainer, **arguments: Any) -> tuple[str, torch.dtype]:
+    """What a trainer says that it computes in, and what the first layer of its model computes in."""
+    model, during = TinyClassifier(), list[torch.dtype]()
+    trainer = kind(
+        model,
+        nn.CrossEntropyLoss(),
+        SGD(model.parameters(), lr=0.1),
+        [Calls(lambda: during.append(computes_in(model)))],
+        **arguments,
+    )
+    trainer.train(make_classification(8), 1, per_device_batch_size=2)
+    assert trainer.mixed_precision == trainer.run_config.mixed_precision
+    return trainer.mixed_precision, during[0]
+
+
+class WithDdpSettings(Trainer[nn.Module]):
+    """A trainer whose author passes something else to its Accelerator."""
+
+    @override
+    def _create_accelerator(self) -> Any:
+        return Accelerator(kwargs_handlers=[DistributedDataParallelKwargs(gradient_as_bucket_view=True)])
+
+
+@on_one_and_two_ranks
+@pytest.mark.parametrize("kind", [Trainer, WithDdpSettings, TrainerWithTimmScheduler])
+def test_a_precision_that_the_script_asks_for(kind: Any) -> None:
+    """`mixed_precision=` is what the model computes in, also where the Accelerator is made by the user's own method."""
+    assert precision_of(kind, mixed_precision="bf16") == ("bf16", torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("asked", "computed"), [("no", ("no", torch.float32)), (None, ("bf16", torch.bfloat16))], ids=["no", "None"]
+)
+def test_a_precision_against_that_of_the_launch(
+    asked: Any, computed: tuple[str, torch.dtype], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the script says wins over `accelerate launch`; None is what it was launched with."""
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    assert precision_of(mixed_precision=asked) == computed
+    assert os.environ["ACCELERATE_MIXED_PRECISION"] == "bf16"
+
+
+@pytest.mark.parametrize(
+    ("asked", "advice"),
+    [
+        ("bfloat16", "Pass mixed_precision='bf16'"),
+        (torch.float16, "Pass mixed_precision='fp16'"),
+        ("BF16", "Pass mixed_precision='bf16'"),
+        ("fp32", "Pass mixed_precision='no'"),
+        (False, "Pass mixed_precision='no'"),
+        ("fp8", "Use mixed_precision='bf16'"),
+        ("mixed", "Pass one of these strings"),
+    ],
+)
+def test_what_is_no_precision(asked: Any, advice: str) -> None:
+    """A value that is no precision is refused with the one that was meant, before anything is set up."""
+    with pytest.raises(ConfigurationError) as caught:
+        Trainer(TinyClassifier(), None, None, mixed_precision=asked)
+    assert caught.value.do.startswith(advice)
+    assert caught.value.given == f"mixed_precision={asked!r}"
+
+
+@on_one_and_two_ranks
+def test_two_precisions_for_one_trainer() -> None:
+    """Where the trainer and its own `_create_accelerator` ask for different ones, the error names both."""
+    with pytest.raises(ConfigurationError) as caught:
+        precision_of(InBf16, mixed_precision="no")
+    assert caught.value.given == (
+        "mixed_precision='no', and an Accelerator with mixed_precision='bf16' from InBf16._create_accelerator"
+    )
+
+
+@pytest.mark.parametrize("second", [Trainer, WithDdpSettings])
+@pytest.mark.parametrize("asked", ["bf16", "no"])
+def test_a_second_precision_that_the_script_asks_for(second: Any, asked: Any) -> None:
+    """Accelerate has one for each process: the error says which one to pass."""
+    there = "no" if asked == "bf16" else "bf16"
+    precision_of(mixed_precision=there)
+    with pytest.raises(UnsupportedConfigurationError) as caught:
+        precision_of(second, mixed_precision=asked)
+    assert caught.value.given == f"mixed_precision='{asked}', after mixed_precision='{there}'"
+    assert caught.value.do.startswith(f"Pass mixed_precision='{there}' to this trainer too")
+
+
+@on_one_and_two_ranks
+@pytest.mark.parametrize("kind", [Trainer, WithDdpSettings])
+def test_a_trainer_on_the_cpu(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`cpu=True` runs there without a variable that says so, on several processes too."""
+    monkeypatch.delenv("ACCELERATE_USE_CPU", raising=False)
+    trainer = kind(TinyClassifier(), None, None, callbacks=[], cpu=True)
+    assert trainer.device == torch.device("cpu")
+    assert trainer.num_processes == (dist.get_world_size() if dist.is_initialized() else 1)
+    assert "ACCELERATE_USE_CPU" not in os.environ
+
+
+def test_a_device_that_is_not_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`cpu=True` against a device that was asked for by name is an error that names both."""
+    monkeypatch.setenv("ACCELERATE_TORCH_DEVICE", "meta")
+    with pytest.raises(ConfigurationError) as caught:
+        Trainer(TinyClassifier(), None, None, cpu=True)
+    assert caught.value.given.startswith("cpu=True, and an Accelerator with the device meta")
+
+
+@pytest.mark.parametrize("asked", ["cuda", 0, "true"])
+def test_an_answer_that_is_no_bool(asked: Any) -> None:
+    """A device where `cpu` wants yes or no is refused."""
+    with pytest.raises(ArgumentTypeError, match="Whether to run on the CPU"):
+        Trainer(TinyClassifier(), None, None, cpu=asked)
+
+
+@on_one_and_two_ranks
+@pytest.mark.parametrize("kind", [InBf16, InFp16, Trainer])
+def test_autocast(kind: Any) -> None:
+    """Within `trainer.autocast()` torch computes in the precision of the trainer, and outside it as before."""
+    trainer = kind(TinyClassifier(), None, None, callbacks=[])
+    layer, inputs = nn.Linear(4, 4), torch.ones(2, 4)
+    with trainer.autocast():
+        inside = layer(inputs).dtype
+    assert inside == {InBf16: torch.bfloat16, InFp16: torch.float16, Trainer: torch.float32}[kind]
+    assert layer(inputs).dtype == torch.float32

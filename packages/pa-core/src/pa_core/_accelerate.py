@@ -37,6 +37,7 @@ __all__ = [
     "known_trackers",
     "launch_in_notebook",
     "launched_processes",
+    "launched_with",
     "noting_arguments",
     "place_and_wrap",
     "precision_of_process",
@@ -119,6 +120,10 @@ class AcceleratorLike(Protocol):
         """Wait until each process has come here."""
         ...
 
+    def autocast(self) -> AbstractContextManager[None]:
+        """Compute in the mixed precision of the run within the context."""
+        ...
+
     def save_model(self, model: nn.Module, save_directory: str | Path, max_shard_size: int | str) -> None:
         """Export the weights as safetensors."""
         ...
@@ -174,6 +179,21 @@ def _require_rank() -> None:
 
 
 _PRECISION = "ACCELERATE_MIXED_PRECISION"
+
+
+@contextmanager
+def launched_with(mixed_precision: str | None, cpu: bool | None) -> Generator[None]:
+    """Make an ``accelerate.Accelerator`` within the context as if the script had been launched with these.
+
+    What its maker says stays as it is. None, and False for ``cpu``, leave it to how the script was launched.
+    """
+    from accelerate.utils import patch_environment  # pyright: ignore[reportUnknownVariableType]  # no types
+
+    asked = {} if mixed_precision is None else {_PRECISION: mixed_precision}
+    if cpu:
+        asked["ACCELERATE_USE_CPU"] = "true"
+    with patch_environment(**asked):
+        yield
 
 
 def create_accelerator(**kwargs: Any) -> AcceleratorLike:

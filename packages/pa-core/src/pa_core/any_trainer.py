@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
+from pa_core import _accelerate, process_zero
+from pa_core.errors import ConfigurationError
 from pa_core.progress import Progress
 from pa_core.run_config import TrainerRunConfig
 from pa_core.tracking import LossTracker, MetricValue, RunHistory, StepMeans
@@ -21,6 +25,9 @@ if TYPE_CHECKING:
     from pa_core.callbacks.base import CallbackHandler
 
 __all__ = ["AnyTrainer"]
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 
 class AnyTrainer(ABC):
@@ -78,6 +85,7 @@ class AnyTrainer(ABC):
     resume_from: Path | None
     was_complete: bool
     preemptible: bool
+    _accelerator: _accelerate.AcceleratorLike
     _progress: Progress
 
     @property
@@ -89,6 +97,131 @@ class AnyTrainer(ABC):
     def num_epochs_completed(self) -> int:
         """Epochs of the current or last run that have been trained and evaluated."""
         return self._progress.epochs
+
+    # Which process this is, and what one of them does for the others
+
+    @property
+    def num_processes(self) -> int:
+        """The number of processes that train together, on all machines."""
+        return self._accelerator.num_processes
+
+    @property
+    def process_index(self) -> int:
+        """Which of them this process is, from 0: its rank."""
+        return self._accelerator.process_index
+
+    @property
+    def local_process_index(self) -> int:
+        """Which of the processes on its machine this one is, from 0."""
+        return self._accelerator.local_process_index
+
+    @property
+    def is_main_process(self) -> bool:
+        """Whether this is the process of rank zero."""
+        return self._accelerator.is_main_process
+
+    @property
+    def is_local_main_process(self) -> bool:
+        """Whether this is the first process on its machine."""
+        return self._accelerator.is_local_main_process
+
+    def wait_for_everyone(self) -> None:
+        """Wait until every process has come here; every process must call this.
+
+        Raises:
+            ConfigurationError: This process runs a function that the others do not, such as one that
+                ``on_main_process`` decorates, and would wait for ever.
+        """
+        process_zero.require_all_processes("wait_for_everyone()")
+        self._accelerator.wait_for_everyone()
+
+    def on_main_process(self, function: Callable[_P, _R]) -> Callable[_P, _R | None]:
+        """Make a function run on the process of rank zero only; the others return None at once.
+
+        Nobody waits, so that it may be called anywhere, also by some processes only. Use ``world_process_zero_only``
+        for what the others need before they go on.
+
+        Args:
+            function: What is decorated.
+
+        Example:
+            >>> import torch
+            >>> from pa_core import Trainer
+            >>> trainer = Trainer(torch.nn.Linear(1, 1), torch.nn.MSELoss(), None, callbacks=[])
+            >>> @trainer.on_main_process
+            ... def describe(loss: float) -> str:
+            ...     return f"loss {loss}"
+            >>> describe(0.5)
+            'loss 0.5'
+        """
+        return process_zero.run_if(self.is_main_process, function)
+
+    def on_local_main_process(self, function: Callable[_P, _R]) -> Callable[_P, _R | None]:
+        """Make a function run on the first process of each machine only; see ``on_main_process``.
+
+        Args:
+            function: What is decorated.
+        """
+        return process_zero.run_if(self.is_local_main_process, function)
+
+    def on_process(self, *, process_index: int) -> Callable[[Callable[_P, _R]], Callable[_P, _R | None]]:
+        """Make a function run on one process only, or on the only one there is; see ``on_main_process``.
+
+        Args:
+            process_index: The rank of the process, such as ``trainer.num_processes - 1`` for the last one.
+
+        Raises:
+            ConfigurationError: Of several processes, none has this rank.
+        """
+        if self.num_processes > 1 and process_index not in range(self.num_processes):
+            raise ConfigurationError(
+                "The function would run on no process.",
+                given=f"on_process(process_index={process_index!r}) on {self.num_processes} processes",
+                expected=f"a rank from 0 to {self.num_processes - 1}",
+                do="Choose one of them, for example trainer.num_processes - 1 for the last process.",
+            )
+        return partial(process_zero.run_if, process_index == self.process_index or self.num_processes == 1)
+
+    def main_process_first(self) -> process_zero.BlockOrDecorator:
+        """Let the process of rank zero run a block before all others; every process must come to it.
+
+        Example:
+            >>> import torch
+            >>> from pa_core import Trainer
+            >>> trainer = Trainer(torch.nn.Linear(1, 1), torch.nn.MSELoss(), None, callbacks=[])
+            >>> with trainer.main_process_first():
+            ...     print("downloaded once to a shared disk, then read by all")
+            downloaded once to a shared disk, then read by all
+        """
+        return process_zero.world_process_zero_first()
+
+    def local_main_process_first(self) -> process_zero.BlockOrDecorator:
+        """Let the first process of each machine run a block before the others, as ``local_process_zero_first``."""
+        return process_zero.local_process_zero_first()
+
+    # Precision
+
+    @property
+    def mixed_precision(self) -> str:
+        """The mixed precision that the model computes in: "no", "bf16" or "fp16"."""
+        return _accelerate.computed_precision(self._accelerator)
+
+    def autocast(self) -> AbstractContextManager[None]:
+        """Return a context in which torch computes in the mixed precision of the trainer.
+
+        ``trainer.model`` does so anyway when it is called. The context is for what else a step computes: a method of
+        the model other than ``forward``, a loss function with layers of its own, a second module.
+
+        Example:
+            >>> import torch
+            >>> from pa_core import Trainer
+            >>> trainer = Trainer(torch.nn.Linear(1, 1), torch.nn.MSELoss(), None, callbacks=[])
+            >>> with trainer.autocast():
+            ...     product = torch.ones(2, 2, device=trainer.device) @ torch.ones(2, 2, device=trainer.device)
+            >>> product.dtype
+            torch.float32
+        """
+        return self._accelerator.autocast()
 
     @property
     @abstractmethod

@@ -13,9 +13,17 @@ import torch
 
 from pa_core import _accelerate
 from pa_core.distributed import num_processes, sum_over_processes
-from pa_core.errors import OtherProcessError, StopTrainingError
+from pa_core.errors import ConfigurationError, OtherProcessError, StopTrainingError
 
-__all__ = ["local_process_zero_first", "local_process_zero_only", "world_process_zero_only"]
+__all__ = [
+    "BlockOrDecorator",
+    "local_process_zero_first",
+    "local_process_zero_only",
+    "require_all_processes",
+    "run_if",
+    "world_process_zero_first",
+    "world_process_zero_only",
+]
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -68,7 +76,7 @@ def local_process_zero_only(function: Callable[_P, _R]) -> Callable[_P, _R | Non
     return on_first_of_machine
 
 
-class _BlockOrDecorator(Protocol):
+class BlockOrDecorator(Protocol):
     """A context manager that is a decorator as well."""
 
     def __enter__(self) -> None: ...
@@ -77,11 +85,13 @@ class _BlockOrDecorator(Protocol):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None, /
     ) -> bool | None: ...
 
-    def __call__(self, function: Callable[_P, _R], /) -> Callable[_P, _R]: ...
+    def __call__(self, function: Callable[_P, _R], /) -> Callable[_P, _R]:
+        """Return the function in the block."""
+        ...
 
 
 @overload
-def local_process_zero_first(function: None = None) -> _BlockOrDecorator: ...
+def local_process_zero_first(function: None = None) -> BlockOrDecorator: ...
 
 
 @overload
@@ -90,7 +100,7 @@ def local_process_zero_first(function: Callable[_P, _R]) -> Callable[_P, _R]: ..
 
 def local_process_zero_first(
     function: Callable[_P, _R] | None = None,
-) -> _BlockOrDecorator | Callable[_P, _R]:
+) -> BlockOrDecorator | Callable[_P, _R]:
     """Let the first process of each machine run a block, or a function, before the others.
 
     Every process must come there. Where the first one raises an exception, the others do not wait any longer, and run
@@ -109,13 +119,71 @@ def local_process_zero_first(
         >>> load()
         'downloaded once, then loaded by all'
     """
-    return _first_then_others() if function is None else _first_then_others()(function)
+    block = _first_then_others(lambda state: state.is_local_main_process)
+    return block if function is None else block(function)
+
+
+def world_process_zero_first() -> BlockOrDecorator:
+    """Let the process of rank zero run a block, or a function, before all others.
+
+    As ``local_process_zero_first``, for what all machines share.
+
+    Example:
+        >>> with world_process_zero_first():
+        ...     print("written to a shared disk, then read by all")
+        written to a shared disk, then read by all
+    """
+    return _first_then_others(lambda state: state.is_main_process)
+
+
+def run_if(applies: bool, function: Callable[_P, _R]) -> Callable[_P, _R | None]:
+    """Make a function run on some processes only; the others return None at once, and nobody waits.
+
+    Args:
+        applies: Whether this process is one of them.
+        function: What is decorated.
+
+    Example:
+        >>> from functools import partial
+        >>> @partial(run_if, True)
+        ... def report(loss: float) -> str:
+        ...     return f"loss {loss}"
+        >>> report(0.5)
+        'loss 0.5'
+    """
+
+    @functools.wraps(function)
+    def on_some(*args: _P.args, **kwargs: _P.kwargs) -> _R | None:
+        if not applies:
+            return None
+        with _apart():
+            return function(*args, **kwargs)
+
+    return on_some
+
+
+def require_all_processes(caller: str) -> None:
+    """Refuse to wait for processes that do not run the function that this one is in.
+
+    Args:
+        caller: What would wait.
+
+    Raises:
+        ConfigurationError: This process runs a function for the others, or before them.
+    """
+    if num_processes() > 1 and _is_apart.get():
+        raise ConfigurationError(
+            "This process would wait for others that are not going to come.",
+            given=f"{caller} in a function or block that the other processes do not run now",
+            expected="a place that all processes come to together",
+            do=f"Call {caller} before or after it.",
+        )
 
 
 @contextmanager
-def _first_then_others() -> Generator[None]:
+def _first_then_others(is_first_of: Callable[[_accelerate.ProcessState], bool]) -> Generator[None]:
     state = _accelerate.process_state()
-    is_first = state.is_local_main_process
+    is_first = is_first_of(state)
     waits = not _is_apart.get()
     if waits and not is_first:
         state.wait_for_everyone()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,9 +13,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from pa_core import _accelerate
-from pa_core.errors import UnsupportedConfigurationError
+from pa_core.errors import ConfigurationError, UnsupportedConfigurationError
+from pa_core.trainer_arguments import check_precision_and_device
 
-__all__ = ["refuse_conflicts", "require_supported", "require_whole_model"]
+__all__ = ["create_accelerator", "require_supported", "require_whole_model"]
 
 _SHARDING_VARIABLES = {
     "ACCELERATE_USE_DEEPSPEED": "DeepSpeed",
@@ -25,27 +26,77 @@ _SHARDING_VARIABLES = {
 _PRECISION_VARIABLE = "ACCELERATE_MIXED_PRECISION"
 
 
-@contextmanager
-def refuse_conflicts() -> Generator[None]:
-    """Explain what an Accelerator that is made within the context cannot have in this process.
+def create_accelerator(
+    create: Callable[[], _accelerate.AcceleratorLike], mixed_precision: str | None, cpu: bool | None
+) -> tuple[_accelerate.AcceleratorLike, dict[str, Any]]:
+    """Create the Accelerator of a trainer, in the precision and on the device that the trainer was asked for.
+
+    Args:
+        create: ``Trainer._create_accelerator``, or an override of it.
+        mixed_precision: The argument of the trainer.
+        cpu: The argument of the trainer.
+
+    Returns:
+        The Accelerator, and the keyword arguments that it was made with.
 
     Raises:
+        ConfigurationError: ``mixed_precision`` is none, or ``create`` set another one.
+        ArgumentTypeError: ``cpu`` is no bool.
         UnsupportedConfigurationError: The environment asks for what a run of ours cannot do, or an earlier Accelerator
             has fixed another precision or device for the whole process.
     """
+    check_precision_and_device(mixed_precision, cpu)
+    asked = _accelerate.launched_with(mixed_precision, cpu)
+    with _refuse_conflicts(mixed_precision), asked, _accelerate.noting_arguments() as arguments:
+        accelerator = create()
+    _require_as_asked(accelerator, mixed_precision, cpu, create.__qualname__)
+    return accelerator, arguments
+
+
+@contextmanager
+def _refuse_conflicts(mixed_precision: str | None) -> Generator[None]:
+    """Explain what an Accelerator that is made within the context cannot have in this process."""
     _require_supported_environment()
+    if mixed_precision is not None and _accelerate.precision_of_process() not in {None, mixed_precision}:
+        # Accelerate itself only compares what an Accelerator is made with, and not what it finds in the environment.
+        raise _conflict(f"mixed_precision={mixed_precision!r}")
     try:
         yield
     except ValueError as error:
         conflict = re.search(r"already been initialized .* pass `(.+?)` to", str(error))
         if conflict is None:
             raise
-        raise UnsupportedConfigurationError(
-            "Accelerate has one precision and one device for each process, and an earlier trainer has chosen them.",
-            given=f"{conflict[1]}, after mixed_precision={_accelerate.precision_of_process()!r}",
-            expected="the same for each trainer of a process",
-            do="Train in another precision, or on another device, in a process of its own.",
-        ) from error
+        raise _conflict(conflict[1]) from error
+
+
+def _require_as_asked(
+    accelerator: _accelerate.AcceleratorLike, mixed_precision: str | None, cpu: bool | None, maker: str
+) -> None:
+    """Refuse an Accelerator with another precision or device than the trainer was asked for."""
+    if mixed_precision is not None and mixed_precision != accelerator.mixed_precision:
+        asked, there = f"mixed_precision={mixed_precision!r}", f"mixed_precision={accelerator.mixed_precision!r}"
+    elif cpu and accelerator.device.type != "cpu":
+        asked, there = "cpu=True", f"the device {accelerator.device}"
+    else:
+        return
+    raise ConfigurationError(
+        "The Accelerator is not the one that the trainer was asked for.",
+        given=f"{asked}, and an Accelerator with {there} from {maker}",
+        expected="the same from both",
+        do="Ask for it in one place, and leave it out in the other.",
+    )
+
+
+def _conflict(asked: str) -> UnsupportedConfigurationError:
+    there = f"mixed_precision={_accelerate.precision_of_process()!r}"
+    return UnsupportedConfigurationError(
+        "Accelerate has one precision and one device for each process, and an earlier trainer has chosen them.",
+        given=f"{asked}, after {there}",
+        expected="the same for each trainer of a process",
+        do=f"Pass {there} to this trainer too, or train with it in a process of its own."
+        if asked.startswith("mixed_precision")
+        else "Train on another device in a process of its own.",
+    )
 
 
 def _require_supported_environment() -> None:

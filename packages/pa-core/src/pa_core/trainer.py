@@ -148,9 +148,15 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         optimizer: An optimizer of the model's parameters; None for a trainer that only evaluates.
         callbacks: Classes or instances; their events are called in this order.
         run_history: Where metrics are recorded; None for an ``InMemoryRunHistory``.
+        mixed_precision: The precision of the model's forward pass, "no" for that of its weights; None for what the
+            script was launched with. One for all trainers of a process.
+        cpu: True to run on the CPU also where there is an accelerator; otherwise the device that the script was
+            launched on. One for all trainers of a process.
 
     Raises:
         ArgumentTypeError: An argument is another kind of thing, such as a class instead of an instance.
+        ConfigurationError: There is no such precision, or an overridden ``_create_accelerator`` set another one.
+        UnsupportedConfigurationError: An earlier trainer of the process has another precision or device.
 
     Example:
         >>> import torch
@@ -191,6 +197,9 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         # pyright checks a default against Self before it is solved; the same value passes at a call
         callbacks: Iterable[CallbackLike[Self]] = DEFAULT_CALLBACKS,  # pyright: ignore[reportArgumentType]
         run_history: RunHistory | None = None,
+        *,
+        mixed_precision: Literal["no", "bf16", "fp16"] | None = None,
+        cpu: bool | None = None,
     ) -> None:
         self.model = model
         self.loss_func: LossFunction = cast("LossFunction", loss_func)
@@ -224,8 +233,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self._settings: dict[str, Any] | None = None
         self._asked_of_optimizer: list[dict[str, Any]] = []
         self._saved_along: list[SupportsStateDict] = []
-        with supported.refuse_conflicts(), _accelerate.noting_arguments() as arguments:
-            self._accelerator = self._create_accelerator()
+        self._accelerator, arguments = supported.create_accelerator(self._create_accelerator, mixed_precision, cpu)
         distributed.leave_processes_at_exit()
         with showing_errors_once():  # from here on the processes are connected
             check_trainer_arguments(model, loss_func, optimizer)
@@ -1268,7 +1276,9 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
     def _create_accelerator(self) -> _accelerate.AcceleratorLike:
         """Create the ``accelerate.Accelerator`` that places and wraps what a run needs.
 
-        Precision and processes are what the script was launched with. Override this to pass arguments of your own.
+        Precision and device are those that the trainer was asked for, and otherwise what the script was launched with.
+        Override this to pass arguments of your own; an Accelerator made here follows the trainer's ``mixed_precision``
+        and ``cpu`` where it is not told otherwise.
         """
         return _accelerate.create_accelerator()
 

@@ -5,9 +5,17 @@ from __future__ import annotations
 from torch import nn
 from torch.optim import Optimizer
 
-from pa_core.errors import ArgumentTypeError
+from pa_core.errors import ArgumentTypeError, ConfigurationError
 
-__all__ = ["check_trainer_arguments"]
+__all__ = ["check_precision_and_device", "check_trainer_arguments"]
+
+_PRECISIONS = ("no", "bf16", "fp16")
+_MEANT = {
+    "fp32": "no", "float32": "no", "torch.float32": "no", "none": "no", "false": "no",
+    "bfloat16": "bf16", "torch.bfloat16": "bf16",
+    "float16": "fp16", "half": "fp16", "torch.float16": "fp16",
+}  # fmt: skip
+"""Other names of the precisions."""
 
 
 def check_trainer_arguments(model: object, loss_func: object, optimizer: object) -> None:
@@ -28,6 +36,40 @@ def check_trainer_arguments(model: object, loss_func: object, optimizer: object)
         _check_loss_function(loss_func)
     if optimizer is not None:
         _check_optimizer(optimizer)
+
+
+def check_precision_and_device(mixed_precision: object, cpu: object) -> None:
+    """Refuse what is no mixed precision, or no answer to whether to run on the CPU.
+
+    Args:
+        mixed_precision: The argument of the trainer, or None.
+        cpu: The argument of the trainer, or None.
+
+    Raises:
+        ConfigurationError: The precision is none that a trainer knows.
+        ArgumentTypeError: ``cpu`` is neither a bool nor None.
+    """
+    if mixed_precision is not None and mixed_precision not in _PRECISIONS:
+        raise ConfigurationError(
+            "This is not a mixed precision that a trainer computes in.",
+            given=f"mixed_precision={mixed_precision!r}",
+            expected="'no', 'bf16' or 'fp16'; or None for what the script was launched with",
+            do=_precision_advice(str(mixed_precision).lower()),
+        )
+    if cpu is not None and not isinstance(cpu, bool):
+        raise ArgumentTypeError(
+            "Whether to run on the CPU is asked by a bool.",
+            given=f"cpu={cpu!r}",
+            expected="True, or None for the device that the script was launched on",
+            do="Choose another device when launching; pass cpu=True for the CPU.",
+        )
+
+
+def _precision_advice(name: str) -> str:
+    if name == "fp8":
+        return "Use mixed_precision='bf16': in fp8, layers would have to be converted, which a trainer does not do."
+    meant = name if name in _PRECISIONS else _MEANT.get(name)
+    return "Pass one of these strings." if meant is None else f"Pass mixed_precision={meant!r}."
 
 
 def _check_model(model: object) -> None:
