@@ -14,8 +14,8 @@ from typing import Any
 from torch.utils.data import BatchSampler
 
 from pa_core.data.batch_count import BatchCount
+from pa_core.data.custom_loader import batches_of_slices, innermost, is_keyed
 from pa_core.data.split_sampler import split_sampler
-from pa_core.data.user_loader import batches_of_slices, innermost, is_keyed
 from pa_core.types import SizedIterable
 
 __all__ = ["MicroBatch", "count_steps", "micro_batches"]

@@ -44,11 +44,7 @@ from pa_core.data import (
     move_to_device,
 )
 from pa_core.data.batch_count import BatchCount, require_same_lengths
-from pa_core.data.given_data import DEFAULT_BATCH_SIZE, GivenData, batch_size_of, check_arguments_of_loaders
-from pa_core.data.loader_defaults import describe_missing_workers
-from pa_core.data.loader_parts import set_epoch
-from pa_core.data.split_sampler import check_share, split_sampler, warn_of_filling_up, warn_of_repeated_samples
-from pa_core.data.user_loader import (
+from pa_core.data.custom_loader import (
     batches_of_slices,
     check_loader,
     innermost,
@@ -56,7 +52,11 @@ from pa_core.data.user_loader import (
     is_keyed,
     is_slice,
     plain_dataloader,
+    set_epoch,
 )
+from pa_core.data.given_data import DEFAULT_BATCH_SIZE, GivenData, batch_size_of, check_arguments_of_loaders
+from pa_core.data.loader_defaults import describe_missing_workers
+from pa_core.data.split_sampler import check_share, split_sampler, warn_of_filling_up, warn_of_repeated_samples
 from pa_core.errors import (
     BatchOutputError,
     ConfigurationError,

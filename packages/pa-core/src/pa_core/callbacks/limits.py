@@ -12,7 +12,7 @@ from typing_extensions import override
 from pa_core.any_trainer import AnyTrainer
 from pa_core.callbacks.base import CallbackHandler, TrainerCallback
 from pa_core.data import DataLoaderSlice
-from pa_core.data.user_loader import is_slice
+from pa_core.data.custom_loader import is_slice
 from pa_core.errors import ConfigurationError
 from pa_core.run_config import check_count
 from pa_core.types import SizedIterable

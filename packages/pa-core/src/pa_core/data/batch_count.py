@@ -7,8 +7,7 @@ from typing import Any, Literal
 
 from torch.utils.data import IterableDataset
 
-from pa_core.data.loader_parts import describe_loader, loader_parts
-from pa_core.data.user_loader import innermost, is_dataloader
+from pa_core.data.custom_loader import describe_loader, innermost, is_dataloader, loader_parts
 from pa_core.errors import ConfigurationError, EmptyDatasetError
 from pa_core.types import SizedIterable
 from pa_core.user_warnings import warn_user

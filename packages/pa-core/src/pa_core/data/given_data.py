@@ -10,8 +10,7 @@ from typing import Any
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from pa_core.batch_structure import describe_batch, is_array, keys_of
-from pa_core.data.loader_parts import describe_loader
-from pa_core.data.user_loader import is_dataloader, is_keyed
+from pa_core.data.custom_loader import describe_loader, is_dataloader, is_keyed
 from pa_core.errors import ConfigurationError
 
 __all__ = ["DEFAULT_BATCH_SIZE", "GivenData", "batch_size_of", "check_arguments_of_loaders"]

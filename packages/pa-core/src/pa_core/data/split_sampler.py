@@ -7,7 +7,7 @@ from typing import Any
 from torch.utils.data import DataLoader, IterableDataset
 
 from pa_core.data.batch_count import require_same_lengths
-from pa_core.data.loader_parts import describe_loader, length_of_dataset, loader_parts
+from pa_core.data.custom_loader import describe_loader, length_of_dataset, loader_parts
 from pa_core.distributed import gather_objects
 from pa_core.errors import ConfigurationError
 from pa_core.user_warnings import warn_user

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from pa_core.data.loader_parts import loader_parts
+from pa_core.data.custom_loader import loader_parts
 
 __all__ = ["capture_generators", "restore_generators"]
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 
 from pa_core.any_trainer import AnyTrainer
-from pa_core.data.user_loader import innermost, is_keyed
+from pa_core.data.custom_loader import innermost, is_keyed
 from pa_core.training_state.content import SavedRun
 from pa_core.training_state.users_loader import UsersLoader, capture_between_epochs, restore_between_epochs
 from pa_core.types import SizedIterable

@@ -8,8 +8,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from pa_core.data.loader_parts import describe_loader, length_of_dataset
-from pa_core.data.user_loader import is_keyed
+from pa_core.data.custom_loader import describe_loader, is_keyed, length_of_dataset
 from pa_core.errors import CheckpointError, ConfigurationError
 from pa_core.run_config import TrainerRunConfig
 

@@ -13,8 +13,7 @@ from torch.utils.data import IterableDataset
 
 from pa_core import _accelerate
 from pa_core.data import move_to_device
-from pa_core.data.loader_parts import describe_loader, loader_parts
-from pa_core.data.user_loader import is_dataloader
+from pa_core.data.custom_loader import describe_loader, is_dataloader, loader_parts
 from pa_core.errors import CheckpointError
 from pa_core.training_state.generators import capture_generators, restore_generators
 from pa_core.training_state.random_streams import capture_streams, restore_streams
