@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pa_core.data.device import move_to_device
+from pa_core.data.fetching import SupportsFetchBatch
 from pa_core.data.keyed_loader import KeyedDataLoader
 from pa_core.data.keyed_random import seed_streams
 from pa_core.data.loader_defaults import default_loader_options, default_num_workers
@@ -10,7 +11,6 @@ from pa_core.data.order import EpochOrder, epoch_order, extend_key, mix
 from pa_core.data.padding import remove_padding
 from pa_core.data.slice import DataLoaderSlice
 from pa_core.data.split import EvalSplit, Split, TrainSplit
-from pa_core.data.whole_batch import SupportsFetchBatch
 from pa_core.data.worker_seeding import worker_init_fn
 
 __all__ = [

@@ -7,8 +7,8 @@ from typing import Any, cast
 
 from torch.utils.data import Dataset, IterableDataset
 
+from pa_core.data.fetching import can_fetch_batch
 from pa_core.data.split import Split
-from pa_core.data.whole_batch import can_fetch_batch
 from pa_core.errors import ConfigurationError, EmptyDatasetError
 
 __all__ = ["check_batch_size", "check_epoch", "check_options", "count_samples", "decide_whole_batches"]

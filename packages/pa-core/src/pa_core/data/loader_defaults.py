@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset, IterableDataset
 
-from pa_core.data.whole_batch import is_in_memory
+from pa_core.data.fetching import is_in_memory
 from pa_core.data.worker_processes import start_method
 
 __all__ = [

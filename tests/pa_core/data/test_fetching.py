@@ -15,7 +15,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorD
 from typing_extensions import override
 
 from pa_core.data import KeyedDataLoader
-from pa_core.data.whole_batch import can_fetch_batch, fetch_batch, is_in_memory
+from pa_core.data.fetching import can_fetch_batch, fetch_batch, is_in_memory
 from pa_core.errors import ConfigurationError
 
 DTYPES = [
