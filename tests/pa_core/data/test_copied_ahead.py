@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from pa_core.data import KeyedDataLoader
-from pa_core.data.copied_ahead import copied_ahead
+from pa_core.data.device import copied_ahead
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 

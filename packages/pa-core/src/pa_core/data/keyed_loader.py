@@ -12,8 +12,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, default_collate  # pyright: ignore[reportUnknownVariableType]  # torch leaves it open
 from typing_extensions import override
 
-from pa_core.data.copied_ahead import copied_ahead
-from pa_core.data.device import move_to_device, pin_memory
+from pa_core.data.device import copied_ahead, move_to_device, pin_memory
 from pa_core.data.epoch_plan import EpochBatches, EpochPlan, WorkerRequests
 from pa_core.data.fetching import BatchFetcher, SampleFetcher, WholeBatchFetcher, WorkerDataset
 from pa_core.data.keyed_random import streams_set_aside
