@@ -12,7 +12,7 @@ from torch.optim import SGD
 
 from pa_core import Trainer
 from pa_core.data import default_loader_options, default_num_workers
-from pa_core.data.worker_processes import start_method
+from pa_core.data.workers import start_method
 from tests.launching import Launch
 from tests.pa_core.data.drawing import Drawing
 

@@ -11,7 +11,7 @@ from pa_core.data.order import EpochOrder, epoch_order, extend_key, mix
 from pa_core.data.padding import remove_padding
 from pa_core.data.slice import DataLoaderSlice
 from pa_core.data.split import EvalSplit, Split, TrainSplit
-from pa_core.data.worker_seeding import worker_init_fn
+from pa_core.data.workers import worker_init_fn
 
 __all__ = [
     "DataLoaderSlice",

@@ -126,9 +126,6 @@ def _map_dataclass(value: Any, function: Callable[[Any], Any], method: str) -> A
     return clone
 
 
-_BatchT = TypeVar("_BatchT")
-
-
 def copied_ahead(batches: Iterable[_BatchT], device: torch.device) -> Iterator[_BatchT]:
     """Yield batches on the device, each copied there while the device computes with the one before it.
 

@@ -25,8 +25,7 @@ from pa_core.data.loader_checks import (
 )
 from pa_core.data.order import EpochOrder, extend_key
 from pa_core.data.split import EvalSplit, Split, TrainSplit
-from pa_core.data.worker_processes import explaining_failed_start
-from pa_core.data.worker_start import WorkerStart, sigterm_held_back
+from pa_core.data.workers import WorkerStart, explaining_failed_start, sigterm_held_back
 from pa_core.errors import ConfigurationError
 
 __all__ = ["KeyedDataLoader"]

@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset
 
 from pa_core.data.fetching import is_in_memory
-from pa_core.data.worker_processes import start_method
+from pa_core.data.workers import start_method
 
 __all__ = [
     "MAX_DEFAULT_WORKERS",

@@ -1,19 +1,81 @@
-"""How this Python starts worker processes, and why they cannot be started where they are not forked."""
+"""Workers of data loaders: how they are started, why that failed, what they do about SIGTERM, and their seeds."""
 
 from __future__ import annotations
 
 import multiprocessing
+import os
 import re
-from collections.abc import Generator, Mapping
+import signal
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from multiprocessing.context import BaseContext
 from multiprocessing.reduction import ForkingPickler
 from pickle import PicklingError
 from typing import Any, cast
 
+import torch
+from torch.utils.data import get_worker_info
+
+from pa_core.data.keyed_random import seed_streams
+from pa_core.data.order import mix
 from pa_core.errors import ConfigurationError
 
-__all__ = ["explaining_failed_start", "start_method"]
+__all__ = ["WorkerStart", "explaining_failed_start", "sigterm_held_back", "start_method", "worker_init_fn"]
+
+_CAN_HOLD_BACK = hasattr(signal, "pthread_sigmask")  # not on Windows
+
+
+@dataclass(frozen=True)
+class WorkerStart:
+    """Makes a worker look as under a plain loader, then calls the user's ``worker_init_fn``.
+
+    Attributes:
+        worker_init_fn: The user's function, if there is one.
+    """
+
+    worker_init_fn: Callable[[int], None] | None
+
+    def __call__(self, worker_id: int) -> None:
+        """Prepare the worker with this number."""
+        info: Any = get_worker_info()
+        # Users reach their dataset through the worker info, which refuses plain assignment.
+        object.__setattr__(info, "dataset", info.dataset.dataset)
+        _leave_first_sigterm_to_the_main_process()
+        _let_sigterm_through()
+        if self.worker_init_fn is not None:
+            self.worker_init_fn(worker_id)
+
+
+@contextmanager
+def sigterm_held_back() -> Generator[None]:
+    """Within the context, workers may be started: SIGTERM waits until they know what to do about it.
+
+    Until then torch's own handler would end them, and the run with them.
+    """
+    if not _CAN_HOLD_BACK:
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # which workers inherit
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _let_sigterm_through() -> None:
+    if _CAN_HOLD_BACK:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+
+
+def _leave_first_sigterm_to_the_main_process() -> None:
+    """Where the script handles SIGTERM, let it: launchers send it to all processes, and torch's workers end by it.
+
+    The second one ends the worker, so that it cannot keep the main process from ending.
+    """
+    if callable(signal.getsignal(signal.SIGTERM)):  # inherited, if the worker was forked
+        signal.signal(signal.SIGTERM, lambda number, _frame: signal.signal(number, signal.SIG_DFL))
+
 
 _WITHOUT_GUARD = "before the current process has finished its bootstrapping phase"
 _ENDED = re.compile(r"DataLoader worker .*(exited unexpectedly|is killed)", re.DOTALL)
@@ -97,3 +159,27 @@ def _not_picklable(method: str, name: str, value: object, error: Exception) -> C
         do=f"Replace lambdas and local functions in the {name} by functions at the top level of a file, or load "
         "without workers: num_workers=0.",
     )
+
+
+def worker_init_fn(worker_id: int) -> None:
+    """Give a worker streams of its own for python's ``random``, numpy and torch.
+
+    Pass it as ``worker_init_fn`` to a ``DataLoader`` that you make yourself. Where every process of a run was seeded
+    alike, torch seeds the first worker of each of them alike too, and all processes augment in step; here the rank is a
+    part of the seed. The seed follows from torch's global generator, which decides it as ever.
+
+    Loaders that the trainer makes need it not, as they seed the streams for each sample; there it does no harm.
+
+    Args:
+        worker_id: The number of the worker, as the loader passes it.
+
+    Example:
+        >>> import torch
+        >>> from torch.utils.data import DataLoader
+        >>> loader = DataLoader(range(8), batch_size=4, num_workers=2, worker_init_fn=worker_init_fn)
+        >>> [batch.tolist() for batch in loader]
+        [[0, 1, 2, 3], [4, 5, 6, 7]]
+    """
+    # From the environment, as a worker is no member of the process group.
+    rank = int(os.environ.get("RANK", "0"))
+    seed_streams(mix(torch.initial_seed(), worker_id, rank))
