@@ -39,12 +39,13 @@ def test_an_epoch_starts_until_its_first_group_is_complete(clock: RunClock) -> N
     progress = Progress()
     progress.start_epoch()
     progress.count_samples(4)
-    assert progress.starts_epoch
+    starts = [progress.starts_epoch]
     train_group(progress, clock, [4], step=2)
-    assert not progress.starts_epoch
+    starts.append(progress.starts_epoch)
     progress.finish_epoch()
     progress.start_epoch()
-    assert progress.starts_epoch
+    starts.append(progress.starts_epoch)
+    assert starts == [True, False, True]
     assert (progress.epochs, progress.updates, clock.samples) == (1, 1, 8)
 
 

@@ -17,8 +17,10 @@ import torch
 from torch.nn.functional import relu
 from typing_extensions import override
 
+from pa_core._accelerate import create_accelerator
+from pa_core.distributed import num_processes, rank
 from pa_core.errors import ConfigurationError
-from pa_core.run_config import TrainerRunConfig
+from pa_core.run_config import LoaderSettings, TrainerRunConfig, describe_run_config
 
 DOCUMENTED = [
     "num_epochs",
@@ -160,6 +162,54 @@ def test_a_run_that_only_evaluates_has_no_updates(limit: int | None) -> None:
     assert config.num_update_steps_per_epoch == config.num_local_update_steps_per_epoch == 0
     with pytest.raises(ConfigurationError, match="num_update_steps_per_epoch=-1"):
         make_config(num_update_steps_per_epoch=-1)
+
+
+def describe(**changes: Any) -> TrainerRunConfig:
+    """Return the config of a run of ten batches of 8 in an epoch, with the given values changed."""
+    values: dict[str, Any] = {
+        "mixed_precision": "no",
+        "seed": 1,
+        "training": LoaderSettings(8, {"shuffle": True}),
+        "evaluation": LoaderSettings(16, {}),
+        "num_steps_per_epoch": 10,
+        "num_epochs": 2,
+        "max_num_train_steps": None,
+        "gradient_accumulation_steps": 1,
+        "gradient_clip_value": None,
+        "gradient_clip_norm": None,
+    }
+    return describe_run_config(create_accelerator(), **{**values, **changes})
+
+
+@pytest.mark.parametrize(
+    ("asked", "updates_per_epoch", "epochs", "updates"),
+    [
+        ({}, 10, 2, 20),
+        ({"gradient_accumulation_steps": 4}, 3, 2, 6),
+        ({"max_num_train_steps": 25}, 10, 3, 25),
+        ({"max_num_train_steps": 4, "gradient_accumulation_steps": 3}, 4, 1, 4),
+        ({"num_steps_per_epoch": 0, "num_epochs": 1}, 0, 1, None),
+    ],
+)
+def test_updates_and_epochs_follow_from_each_other(
+    asked: dict[str, Any], updates_per_epoch: int, epochs: int, updates: int | None
+) -> None:
+    """The last group of an epoch may be shorter; a number of updates wins over epochs; an evaluation has none."""
+    config = describe(**asked)
+
+    assert config.num_update_steps_per_epoch == updates_per_epoch
+    assert (config.num_epochs, config.max_num_train_steps) == (epochs, updates)
+
+
+@pytest.mark.runs_on("one_process", "two_ranks")
+def test_total_batch_sizes_are_those_of_all_processes() -> None:
+    """An update has the samples of each process and of each accumulated batch, an evaluation step has no groups."""
+    config, processes = describe(gradient_accumulation_steps=3), num_processes()
+
+    assert config.train_total_batch_size == 8 * 3 * processes
+    assert config.eval_total_batch_size == 16 * processes
+    assert (config.num_processes, config.is_distributed) == (processes, processes > 1)
+    assert config.is_world_process_zero == (rank() == 0)
 
 
 def test_the_updates_of_a_process_are_a_field() -> None:

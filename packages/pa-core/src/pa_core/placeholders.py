@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from pa_core.errors import ConfigurationError
 
-__all__ = ["PlaceholderExpression", "TrainerPlaceholderValues", "resolve_placeholders"]
+__all__ = ["PlaceholderExpression", "TrainerPlaceholderValues", "placeholder_values", "resolve_placeholders"]
 
 _OPERATIONS: dict[str, Callable[[float, float], float]] = {
     "+": lambda left, right: left + right,
@@ -227,6 +227,32 @@ class TrainerPlaceholderValues(_Arithmetic, Enum):
 
 
 _FactoryT = TypeVar("_FactoryT")
+
+
+def placeholder_values(
+    *, num_epochs: int, num_update_steps_per_epoch: int, train_dataloader_len: int, eval_dataloader_len: int
+) -> dict[str, float]:
+    """Return the numbers of a run, by the value of each member of ``TrainerPlaceholderValues``.
+
+    Args:
+        num_epochs: The epochs of the run.
+        num_update_steps_per_epoch: Optimizer updates in an epoch.
+        train_dataloader_len: Training batches of one process in an epoch.
+        eval_dataloader_len: Evaluation batches of one process; 0 without an evaluation.
+
+    Example:
+        >>> values = placeholder_values(
+        ...     num_epochs=3, num_update_steps_per_epoch=10, train_dataloader_len=20, eval_dataloader_len=0
+        ... )
+        >>> (TrainerPlaceholderValues.NUM_EPOCHS * TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH).resolve(values)
+        30
+    """
+    return {
+        TrainerPlaceholderValues.NUM_EPOCHS.value: num_epochs,
+        TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH.value: num_update_steps_per_epoch,
+        TrainerPlaceholderValues.TRAIN_DATALOADER_LEN.value: train_dataloader_len,
+        TrainerPlaceholderValues.EVAL_DATALOADER_LEN.value: eval_dataloader_len,
+    }
 
 
 def resolve_placeholders(factory: _FactoryT, values: Mapping[str, float]) -> _FactoryT:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import islice
@@ -68,9 +67,15 @@ from pa_core.exports import save_safetensors
 from pa_core.gradient_exchange import GradientExchange
 from pa_core.item_shares import ItemShares
 from pa_core.misspelt_overrides import warn_of_misspelt_overrides
-from pa_core.placeholders import TrainerPlaceholderValues, resolve_placeholders
+from pa_core.placeholders import placeholder_values, resolve_placeholders
 from pa_core.progress import Phase, Position, Progress
-from pa_core.run_config import TrainerRunConfig, check_clip_threshold, check_count
+from pa_core.run_config import (
+    LoaderSettings,
+    TrainerRunConfig,
+    check_clip_threshold,
+    check_count,
+    describe_run_config,
+)
 from pa_core.scheduler_stepping import SchedulerStepping
 from pa_core.shared_errors import showing_errors_once
 from pa_core.step_failures import name_step
@@ -1299,35 +1304,20 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             max_num_train_steps: Updates after which the run ends; None for all of the epochs.
             gradient_clip_value: The bound on each element of the gradients.
         """
-        processes = self._accelerator.num_processes
-        updates = 0
-        if self._is_training:
-            updates = math.ceil(count_steps(self.train_dataloader) / gradient_accumulation_steps)
-            if max_num_train_steps is None:
-                max_num_train_steps = num_epochs * updates
-            else:
-                num_epochs = math.ceil(max_num_train_steps / updates)
         train_batch_size = batch_size_of(self.train_dataloader, self._train_dl_kwargs, per_device_batch_size)
         eval_batch_size = batch_size_of(self.eval_dataloader, self._eval_dl_kwargs, per_device_batch_size)
-        return TrainerRunConfig(
+        return describe_run_config(
+            self._accelerator,
+            mixed_precision=_accelerate.computed_precision(self._accelerator),
+            seed=self._seed,
+            training=LoaderSettings(train_batch_size, self._train_dl_kwargs),
+            evaluation=LoaderSettings(eval_batch_size, self._eval_dl_kwargs),
+            num_steps_per_epoch=count_steps(self.train_dataloader) if self._is_training else 0,
             num_epochs=num_epochs,
-            train_per_device_batch_size=train_batch_size,
-            train_dl_kwargs=self._train_dl_kwargs,
-            eval_per_device_batch_size=eval_batch_size,
-            eval_dl_kwargs=self._eval_dl_kwargs,
+            max_num_train_steps=max_num_train_steps,
             gradient_accumulation_steps=gradient_accumulation_steps,
             gradient_clip_value=gradient_clip_value,
-            train_total_batch_size=train_batch_size * processes * gradient_accumulation_steps,
-            eval_total_batch_size=eval_batch_size * processes,
-            num_update_steps_per_epoch=updates,
-            max_num_train_steps=max_num_train_steps,
-            is_local_process_zero=self._accelerator.is_local_main_process,
-            is_world_process_zero=self._accelerator.is_main_process,
-            is_distributed=processes > 1,
-            mixed_precision=_accelerate.computed_precision(self._accelerator),
-            num_processes=processes,
             gradient_clip_norm=self._gradient_clip_norm,
-            seed=self._seed,
         )
 
     def _scheduler_of_run(self) -> SchedulerT | None:
@@ -1612,16 +1602,12 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         return share
 
     def _placeholder_values(self) -> dict[str, float]:
-        updates = self.run_config.num_update_steps_per_epoch
-        return {
-            TrainerPlaceholderValues.NUM_EPOCHS.value: self.run_config.num_epochs,
-            TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH.value: updates,
-            TrainerPlaceholderValues.PER_PROCESS_NUM_UPDATE_STEPS_PER_EPOCH.value: updates,
-            TrainerPlaceholderValues.TRAIN_DATALOADER_LEN.value: count_steps(self.train_dataloader),
-            TrainerPlaceholderValues.EVAL_DATALOADER_LEN.value: (
-                0 if self.eval_dataloader is None else count_steps(self.eval_dataloader)
-            ),
-        }
+        return placeholder_values(
+            num_epochs=self.run_config.num_epochs,
+            num_update_steps_per_epoch=self.run_config.num_update_steps_per_epoch,
+            train_dataloader_len=count_steps(self.train_dataloader),
+            eval_dataloader_len=0 if self.eval_dataloader is None else count_steps(self.eval_dataloader),
+        )
 
     # What scripts and callbacks call
 
