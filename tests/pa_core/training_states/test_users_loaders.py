@@ -56,10 +56,12 @@ pytestmark = [
 ]
 
 MakeLoader = Callable[[], Any]
-PAGE = Path(__file__).parents[3] / "docs" / "resuming-your-own-loaders.md"
+PAGE = Path(__file__).parents[3] / "docs" / "resuming-custom-data-loaders.md"
 ROWS = {
     row[0]: row[1:]
-    for row in re.findall(r"^\| `(\w+)`: [^|]* \| ([^|]*) \| (\w+) \| (\w+|-) \|$", PAGE.read_text(), re.MULTILINE)
+    for row in re.findall(
+        r"^\| <!-- (\w+) --> [^|]* \| ([^|]*) \| (\w+) \| (\w+|-) \|$", PAGE.read_text(), re.MULTILINE
+    )
 }
 
 
