@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 from typing_extensions import override
 
 from pa_core.data import KeyedDataLoader, seed_streams
-from pa_core.training_state.random_streams import capture_streams, restore_streams
+from pa_core.rng import capture_streams, restore_streams
 
 
 @contextmanager

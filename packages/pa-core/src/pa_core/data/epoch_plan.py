@@ -11,8 +11,9 @@ from torch.utils.data import Sampler
 from typing_extensions import override
 
 from pa_core.data.fetching import BatchRequest
-from pa_core.data.order import EpochOrder, epoch_order, index_list, mix
+from pa_core.data.order import EpochOrder, epoch_order, index_list
 from pa_core.data.split import Split
+from pa_core.rng import mix
 
 __all__ = ["EpochBatches", "EpochPlan", "WorkerRequests"]
 

@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 from typing_extensions import TypeVar, override
 
-from pa_core.data.keyed_random import seed_streams
-from pa_core.data.order import extend_key, index_list
+from pa_core.data.order import index_list
 from pa_core.data.sample_notes import describe_collation, describe_samples
+from pa_core.rng import extend_key, seed_streams
 
 __all__ = [
     "BatchFetcher",

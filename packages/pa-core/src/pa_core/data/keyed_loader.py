@@ -15,7 +15,6 @@ from typing_extensions import override
 from pa_core.data.device import copied_ahead, move_to_device, pin_memory
 from pa_core.data.epoch_plan import EpochBatches, EpochPlan, WorkerRequests
 from pa_core.data.fetching import BatchFetcher, SampleFetcher, WholeBatchFetcher, WorkerDataset
-from pa_core.data.keyed_random import streams_set_aside
 from pa_core.data.loader_checks import (
     check_batch_size,
     check_epoch,
@@ -23,10 +22,11 @@ from pa_core.data.loader_checks import (
     count_samples,
     decide_whole_batches,
 )
-from pa_core.data.order import EpochOrder, extend_key
+from pa_core.data.order import EpochOrder
 from pa_core.data.split import EvalSplit, Split, TrainSplit
 from pa_core.data.workers import WorkerStart, explaining_failed_start, sigterm_held_back
 from pa_core.errors import ConfigurationError
+from pa_core.rng import extend_key, streams_set_aside
 
 __all__ = ["KeyedDataLoader"]
 

@@ -11,59 +11,15 @@ from torch import Tensor
 from typing_extensions import override
 
 from pa_core.errors import ConfigurationError
+from pa_core.rng import extend_key, mix
 
-__all__ = ["RANDPERM_LIMIT", "EpochOrder", "epoch_order", "extend_key", "index_list", "mix"]
+__all__ = ["RANDPERM_LIMIT", "EpochOrder", "epoch_order", "index_list"]
 
 RANDPERM_LIMIT = 10_000_000
 """Up to this many samples an epoch is shuffled with a table from `torch.randperm`, 80 MB at the limit."""
 
-_MASK_64 = 0xFFFF_FFFF_FFFF_FFFF
-_GOLDEN_GAMMA = 0x9E37_79B9_7F4A_7C15
-_MULTIPLIER_1 = 0xBF58_476D_1CE4_E5B9
+_MULTIPLIER_1 = 0xBF58_476D_1CE4_E5B9  # of splitmix64, as in pa_core.rng
 _MULTIPLIER_2 = 0x94D0_49BB_1331_11EB
-
-
-def extend_key(key: int, value: int) -> int:
-    """Mix one more value into a 64-bit key.
-
-    The new key is the splitmix64 finaliser (Steele, Lea and Flood, "Fast splittable pseudorandom number
-    generators", 2014) of ``(key ^ value) + 0x9E3779B97F4A7C15``. It is a bijection of ``value`` for a fixed
-    key, so different values never give the same key. Stored training states rely on it: it never changes.
-
-    Args:
-        key: A key from `mix` or `extend_key`.
-        value: Any integer; it counts modulo 2**64.
-
-    Returns:
-        An integer in ``[0, 2**64)``.
-    """
-    mixed = ((key ^ (value & _MASK_64)) + _GOLDEN_GAMMA) & _MASK_64
-    mixed = ((mixed ^ (mixed >> 30)) * _MULTIPLIER_1) & _MASK_64
-    mixed = ((mixed ^ (mixed >> 27)) * _MULTIPLIER_2) & _MASK_64
-    return mixed ^ (mixed >> 31)
-
-
-def mix(*values: int) -> int:
-    """Turn some integers, such as (seed, epoch, sample index), into one well-mixed 64-bit key.
-
-    The order of the values counts, and ``mix(a, b, c) == extend_key(mix(a, b), c)``.
-
-    Args:
-        values: Any integers; each counts modulo 2**64.
-
-    Returns:
-        An integer in ``[0, 2**64)``.
-
-    Example:
-        >>> mix(0, 1) == mix(1, 0)
-        False
-        >>> mix(7, 3, 12) == extend_key(mix(7, 3), 12)
-        True
-    """
-    key = 0
-    for value in values:
-        key = extend_key(key, value)
-    return key
 
 
 class EpochOrder(ABC):

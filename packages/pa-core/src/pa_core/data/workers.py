@@ -17,9 +17,8 @@ from typing import Any, cast
 import torch
 from torch.utils.data import get_worker_info
 
-from pa_core.data.keyed_random import seed_streams
-from pa_core.data.order import mix
 from pa_core.errors import ConfigurationError
+from pa_core.rng import mix, seed_streams
 
 __all__ = ["WorkerStart", "explaining_failed_start", "sigterm_held_back", "start_method", "worker_init_fn"]
 

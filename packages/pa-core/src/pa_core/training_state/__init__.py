@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from pa_core.rng import capture_streams
 from pa_core.training_state import asked_settings
 from pa_core.training_state.content import Run, SavedRun, capture
 from pa_core.training_state.describing import describe_missing, describe_start
 from pa_core.training_state.extension import EpochProgress, Extension, find_extension
 from pa_core.training_state.finding import find_state, read_same_state
 from pa_core.training_state.lengthened_schedule import say_what_schedules_do
-from pa_core.training_state.random_streams import capture_streams
 from pa_core.training_state.round_trip import check_scheduler, check_state_of_optimizer, check_storable
 from pa_core.training_state.run_loaders import RunLoaders
 from pa_core.training_state.safe_point import SafePoint

@@ -16,6 +16,7 @@ from pa_core import distributed
 from pa_core.any_trainer import AnyTrainer
 from pa_core.errors import CheckpointError
 from pa_core.progress import Phase, Position
+from pa_core.rng import capture_streams, restore_streams, start_streams
 from pa_core.storage import State
 from pa_core.tracking import RunHistory
 from pa_core.training_state.extension import Extension
@@ -25,7 +26,6 @@ from pa_core.training_state.optimizer_state import (
     capture_optimizer,
     restore_optimizer,
 )
-from pa_core.training_state.random_streams import capture_streams, restore_streams, start_streams
 from pa_core.training_state.settings import Difference, compare_settings, refuse_differences
 from pa_core.types import SupportsStateDict
 

@@ -10,7 +10,7 @@ import torch
 from pa_core import distributed
 from pa_core.errors import CheckpointError, NonFiniteLossError, TrainingPreempted
 from pa_core.progress import Phase
-from pa_core.training_state.random_streams import capture_streams
+from pa_core.rng import capture_streams
 
 __all__ = ["SafePoint"]
 

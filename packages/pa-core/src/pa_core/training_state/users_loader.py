@@ -15,8 +15,8 @@ from pa_core import _accelerate
 from pa_core.data import move_to_device
 from pa_core.data.custom_loader import describe_loader, is_dataloader, loader_parts
 from pa_core.errors import CheckpointError
+from pa_core.rng import capture_streams, restore_streams
 from pa_core.training_state.generators import capture_generators, restore_generators
-from pa_core.training_state.random_streams import capture_streams, restore_streams
 from pa_core.types import SizedIterable, SupportsStateDict
 
 __all__ = ["UsersLoader", "capture_between_epochs", "restore_between_epochs"]
