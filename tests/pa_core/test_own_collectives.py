@@ -48,9 +48,9 @@ class Contrastive(Trainer[nn.Module]):
 
     def gather_with_gradient(self, rows: Tensor) -> Tensor:
         """Return the rows of all processes, equally many of each, of which those of this one carry the gradient."""
-        processes = self.run_config.num_processes
+        processes = self.num_processes
         of_all = list(self.gather(rows).chunk(processes))
-        of_all[dist.get_rank()] = processes * rows - ((processes - 1) * rows).detach()
+        of_all[self.process_index] = processes * rows - ((processes - 1) * rows).detach()
         return torch.cat(of_all)
 
 

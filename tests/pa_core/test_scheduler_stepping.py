@@ -306,7 +306,7 @@ from pa_core import Trainer, gather_objects
 
 class OwnMetric(Trainer):
     def eval_epoch_end(self):
-        self.run_history.update_metric("own", 1.0 + 10 * self._accelerator.process_index * self.num_epochs_completed)
+        self.run_history.update_metric("own", 1.0 + 10 * self.process_index * self.num_epochs_completed)
 
 model = nn.Linear(1, 1)
 trainer = OwnMetric(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=1.0), callbacks=[])

@@ -25,7 +25,7 @@ def order_of(seed: int, global_batch_size: int = 6) -> list[list[int]]:
     notes = NoteBatches()
     trainer = make_trainer(Trainer, notes)
     torch.default_generator.manual_seed(seed)
-    trainer.train(samples(24), 2, per_device_batch_size=global_batch_size // trainer._accelerator.num_processes)  # pyright: ignore[reportPrivateUsage]  # as users do
+    trainer.train(samples(24), 2, per_device_batch_size=global_batch_size // trainer.num_processes)
     gathered = trainer.gather(torch.tensor(notes.trained))
     updates = gathered.reshape(trainer.run_config.num_processes, len(notes.trained), -1).transpose(0, 1)
     return [sorted(int(number) for number in update.flatten()) for update in updates]
@@ -126,7 +126,7 @@ def test_dropped() -> None:
     """Of eleven samples, four at a time, three are left out, whatever the number of processes."""
     notes = NoteBatches()
     trainer = make_trainer(Trainer, notes)
-    world = trainer._accelerator.num_processes  # pyright: ignore[reportPrivateUsage]  # as users do
+    world = trainer.num_processes
     trainer.train(samples(11), 1, per_device_batch_size=4 // world, train_dataloader_kwargs={"drop_last": True})
     assert [len(batch) for batch in notes.trained] == [4 // world] * 2
 
@@ -135,8 +135,8 @@ def test_dropped() -> None:
 def test_gather() -> None:
     """Different numbers of rows are gathered as they are; with a padding value too, even where a row holds it."""
     trainer = make_trainer()
-    rank = trainer._accelerator.process_index  # pyright: ignore[reportPrivateUsage]  # as users do
-    world = trainer._accelerator.num_processes  # pyright: ignore[reportPrivateUsage]  # as above
+    rank = trainer.process_index
+    world = trainer.num_processes
     rows = torch.full((1 + rank,), rank)
     expected = [0] if world == 1 else [0, 1, 1]
     assert trainer.gather(rows).tolist() == expected

@@ -307,7 +307,7 @@ class GoesRound(Trainer):
 def test_round_the_wrapper() -> None:
     """One process has no wrapper; several are told before the first update."""
     trainer = make_trainer(GoesRound)
-    if trainer._accelerator.num_processes == 1:  # pyright: ignore[reportPrivateUsage]  # as users do
+    if trainer.num_processes == 1:
         trainer.train(samples(8), 1, per_device_batch_size=2)
         assert trainer.num_updates_completed == 4
     else:

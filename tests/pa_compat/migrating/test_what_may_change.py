@@ -21,6 +21,13 @@ def test_private_names() -> None:
         type("WithHelper", (Trainer,), {"_update": make_trainer})
 
 
+@pytest.mark.parametrize("name", ["num_processes", "process_index", "is_main_process", "mixed_precision"])
+def test_new_names(name: str) -> None:
+    """What a trainer knows of its process cannot be replaced by an attribute of a subclass."""
+    with pytest.raises(AttributeError, match=name):
+        setattr(make_trainer(), name, 1)
+
+
 @pytest.mark.parametrize(
     ("name", "instead"),
     [

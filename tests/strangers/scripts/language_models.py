@@ -113,7 +113,7 @@ def classify(folder, batch_size):
     )
     if trainer.run_config.is_world_process_zero:
         trainer.get_model().save_pretrained(folder / "model")
-    trainer._accelerator.wait_for_everyone()
+    trainer.wait_for_everyone()
     loaded = BertForSequenceClassification.from_pretrained(folder / "model").eval()
     correct = 0
     for batch in DataLoader(eval_dataset, 8, collate_fn=DataCollatorWithPadding(tokenizer)):
@@ -237,7 +237,7 @@ def train_adapters(folder):
     trainer.train(train_dataset, 1, None, 8, collate_fn=DataCollatorWithPadding(tokenizer))
     if trainer.run_config.is_world_process_zero:
         trainer.get_model().save_pretrained(folder)
-    trainer._accelerator.wait_for_everyone()
+    trainer.wait_for_everyone()
     return before, model.state_dict()
 
 

@@ -84,6 +84,35 @@ def test_every_trainer_is_any_trainer() -> None:
     assert describe(PlateauTrainer(net, None, None, callbacks=[])) == "PlateauTrainer"
 
 
+def test_a_function_for_one_process_keeps_its_signature() -> None:
+    """A decorator of a trainer takes whatever function there is; what it returns may be None on other processes."""
+
+    def run(trainer: AnyTrainer) -> None:
+        @trainer.on_main_process
+        def describe(epoch: int, *, loss: float) -> str:
+            return f"{epoch}: {loss}"
+
+        @trainer.on_process(process_index=trainer.num_processes - 1)
+        def count(names: list[str]) -> int:
+            return len(names)
+
+        @trainer.main_process_first()
+        def load(path: Path) -> str:
+            return path.name
+
+        assert_type(describe(1, loss=0.5), str | None)
+        assert_type(trainer.on_local_main_process(load)(Path("data")), str | None)
+        assert_type(count(["one"]), int | None)
+        assert_type(load(Path("data")), str)
+        with trainer.local_main_process_first(), trainer.autocast():
+            assert load(Path("data")) == "data"
+        assert_type(trainer.is_main_process, bool)
+        assert_type(trainer.process_index, int)
+        assert_type(trainer.mixed_precision, str)
+
+    run(Trainer(Net(), None, None, callbacks=[], mixed_precision="no", cpu=True))
+
+
 def test_a_subclass_declares_batch_and_output() -> None:
     """The hooks of a trainer with parameters speak of its own batch and its own output."""
     net = Net()
