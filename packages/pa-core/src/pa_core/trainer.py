@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Generator, Iterable, Iterator,
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Literal, Self, cast
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +32,7 @@ from pa_core import (
 from pa_core.accumulation import MicroBatch, count_steps, micro_batches
 from pa_core.any_trainer import AnyTrainer
 from pa_core.beside_model import require_one_trained_module
-from pa_core.callbacks.base import EVENT_NAMES, CallbackHandler, CallbackLike
+from pa_core.callbacks.base import EVENT_NAMES, CallbackHandler, CallbackLike, TrainerCallback
 from pa_core.callbacks.console import bars_hidden
 from pa_core.callbacks.defaults import DEFAULT_CALLBACKS
 from pa_core.callbacks.limits import add_limit_of_environment, apply_limit_of_environment
@@ -107,6 +107,8 @@ from pa_core.types import (
 from pa_core.zero_pass import CallsOfStep, zero_pass
 
 __all__ = ["Trainer"]
+
+_P = ParamSpec("_P")
 
 _UPDATES_UNTIL_READ = 2
 """On an accelerator: the copy of what the processes agreed on has arrived by then, and nobody waits for it."""
@@ -255,7 +257,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         accelerator_settings.warn_of_ignored_settings(self._accelerator)
         self._running = None
         self._begin_bookkeeping(is_training=False)
-        self.callback_handler.call_event("on_init_end", self)
+        self.callback_handler.call_event(TrainerCallback.on_init_end, self)
 
     @override
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -364,7 +366,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             self._find_saved_run(resume_from, resume_missing)
             self._make_train_dataloader(train_data, per_device_batch_size)
             self._make_eval_dataloader(eval_data, per_device_batch_size)
-            self.callback_handler.call_event("on_prepare_start", self)
+            self.callback_handler.call_event(TrainerCallback.on_prepare_start, self)
             apply_limit_of_environment(self)
             self._prepare_model_optimizer_and_dataloaders()
             self.run_config = self._create_run_config(
@@ -432,7 +434,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self.collate_fn = self.collate_fn if collate_fn is None else collate_fn
         with self._run(is_training=False):
             self._make_eval_dataloader(data, per_device_batch_size)
-            self.callback_handler.call_event("on_prepare_start", self)
+            self.callback_handler.call_event(TrainerCallback.on_prepare_start, self)
             apply_limit_of_environment(self)
             self._prepare_model_optimizer_and_dataloaders()
             self.run_config = self._create_run_config(per_device_batch_size, 1, 1, None, None)
@@ -594,17 +596,17 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         try:
             with self._stopping_together():
                 self.training_run_start()
-                self._call_event("on_training_run_start")
+                self._call_event(TrainerCallback.on_training_run_start)
             self._go_on_between_epochs()
             while not self._is_complete():
                 self._choose_epoch(self.num_epochs_completed)
                 self._run_epoch()
         except StopTrainingError as error:
             self._stop = error
-            self.callback_handler.call_event("on_stop_training_error", self, error=error)
+            self.callback_handler.call_event(TrainerCallback.on_stop_training_error, self, error=error)
         self._safe_point.leave()
         self.training_run_end()
-        self.callback_handler.call_event("on_training_run_end", self)
+        self.callback_handler.call_event(TrainerCallback.on_training_run_end, self)
         if isinstance(self._stop, NonFiniteLossError):
             self._safe_point.end(self._stop, self.device)
             self._state_saver.drop_requests(self._stop)
@@ -641,7 +643,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
                 self.scheduler_step()
         with self._stopping_together():
             self.training_run_epoch_end()
-            self._call_event("on_training_run_epoch_end")
+            self._call_event(TrainerCallback.on_training_run_epoch_end)
         self.run_history._increment_epoch()  # pyright: ignore[reportPrivateUsage]  # only trainers count epochs
         self._progress.epoch_under_way = None
         self._reach_safe_point(Phase.EPOCH)
@@ -657,7 +659,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self._progress.start_epoch()
         self._item_shares.forget()
         self._call_hook(self.train_epoch_start)
-        self._call_event("on_train_epoch_start")
+        self._call_event(TrainerCallback.on_train_epoch_start)
         self._wrap_again_if_parameters_were_frozen()
         if self._accelerator.num_processes > 1:
             require_one_trained_module(vars(self), self.get_model())
@@ -674,7 +676,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self._call_hook(self.train_epoch_end)
         self._record_epoch_loss("train_loss_epoch", count)
         with self._stopping_together():
-            self._call_event("on_train_epoch_end")
+            self._call_event(TrainerCallback.on_train_epoch_end)
 
     def _run_train_step(self, batch: BatchT, micro_batch: MicroBatch, step: int) -> None:
         self._safe_point.leave()
@@ -700,7 +702,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self._items_of_step = None
         if micro_batch.is_empty:
             return self._loss_of_nothing()
-        self._call_event("on_train_step_start")
+        self._call_event(TrainerCallback.on_train_step_start)
         try:
             output = self.calculate_train_batch_loss(batch)
         except StopTrainingError as error:
@@ -715,7 +717,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         weight_of_report = self._last_batch_size if self._items_of_step is None else self._items_of_step
         self._loss_tracker.update(loss, weight_of_report)
         self._step_means.count_samples(self._last_batch_size)
-        self._call_event("on_train_step_end", batch=batch, batch_output=output, step=step)
+        self._call_event(TrainerCallback.on_train_step_end, batch=batch, batch_output=output, step=step)
         return loss
 
     def backward_step(self, loss: Tensor) -> None:
@@ -728,10 +730,10 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
 
     def _update(self) -> None:
         """Change the weights by the gradients of one accumulation group."""
-        self._skipped_update = self._unscale_gradients()
+        overflowed = self._unscale_gradients()
         try:
             self._clip_gradients()
-            if not self._skipped_update:
+            if not overflowed:
                 self.optimizer_step()
                 if self.scheduler is not None and self._stepping.after == "update":
                     self.scheduler_step()
@@ -740,13 +742,13 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self.optimizer_zero_grad()
         clock = self.run_history.clock
         self._progress.finish_group(clock)
-        if not self._skipped_update:
+        if not overflowed:
             self._progress.finish_update(clock)
             if self._checks_state_of_optimizer:
                 training_state.check_state_of_optimizer(self.optimizer)
                 self._checks_state_of_optimizer = False
             self._is_at_update = True
-            self._call_event("on_optimizer_step_end", update=self.num_updates_completed)
+            self._call_event(TrainerCallback.on_optimizer_step_end, update=self.num_updates_completed)
             self._is_at_update = False
             self._step_means.end_step()
             self._reach_safe_point(Phase.STEP)
@@ -797,14 +799,13 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         try:
             with self._stopping_together():
                 self.evaluation_run_start()
-                self._call_event("on_evaluation_run_start")
-            self._choose_epoch(0)
+                self._call_event(TrainerCallback.on_evaluation_run_start)
             self._run_eval_epoch(cast("SizedIterable[BatchT]", self.eval_dataloader), is_training=False)
         except StopTrainingError as error:
             self._stop = error
-            self.callback_handler.call_event("on_stop_training_error", self, error=error)
+            self.callback_handler.call_event(TrainerCallback.on_stop_training_error, self, error=error)
         self.evaluation_run_end()
-        self.callback_handler.call_event("on_evaluation_run_end", self)
+        self.callback_handler.call_event(TrainerCallback.on_evaluation_run_end, self)
 
     def _evaluate_epoch(self, valid_dl: SizedIterable[BatchT]) -> None:
         """Evaluate after a training epoch, or leave the run with the evaluation still to be done."""
@@ -824,12 +825,11 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             is_training: Whether this is part of a training run; ``evaluate()`` passes False.
             is_intermediate: Whether the training epoch goes on afterwards.
         """
-        event: dict[str, Any] = {"is_intermediate": True} if is_intermediate else {}
         is_own_loader = valid_dl is self.eval_dataloader
         with self._evaluating(), torch.no_grad():
             with self._stopping_together():
                 self.eval_epoch_start()
-                self._call_event("on_eval_epoch_start", **event)
+                self._call_event_of_evaluation(TrainerCallback.on_eval_epoch_start, is_intermediate)
             with self._stopping_together():
                 # A callback may have limited the loader for this epoch.
                 loader = self.eval_dataloader if is_own_loader and self.eval_dataloader is not None else valid_dl
@@ -841,10 +841,10 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             self._call_hook(self.eval_epoch_end)
             self._record_epoch_loss("eval_loss_epoch" if is_training else "evaluation_loss", count)
             with self._stopping_together():
-                self._call_event("on_eval_epoch_end", **event)
+                self._call_event_of_evaluation(TrainerCallback.on_eval_epoch_end, is_intermediate)
 
     def _run_eval_step(self, batch: BatchT, step: int) -> None:
-        self._call_event("on_eval_step_start")
+        self._call_event(TrainerCallback.on_eval_step_start)
         try:
             output = self.calculate_eval_batch_loss(batch)
         except StopTrainingError as error:
@@ -857,7 +857,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         items = count_items(output, "calculate_eval_batch_loss")
         self._loss_tracker.update(loss, output["batch_size"] if items is None else items)
         self._step_means.count_samples(output["batch_size"])
-        self._call_event("on_eval_step_end", batch=batch, batch_output=output, step=step)
+        self._call_event(TrainerCallback.on_eval_step_end, batch=batch, batch_output=output, step=step)
 
     # What the loop stands on: epochs and batches
 
@@ -1006,20 +1006,31 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         except StopTrainingError as error:
             self._stop_at_the_next_agreement(error)
 
-    def _call_event(self, event: str, **kwargs: Any) -> None:
+    def _call_event(
+        self, event: Callable[Concatenate[Any, Any, _P], None], *args: _P.args, **kwargs: _P.kwargs
+    ) -> None:
         """Call an event that may stop the run.
 
         With several processes, a callback that stops does not keep the others from being called: one of them may
         gather, and would wait for this process.
         """
-        for listener in self.callback_handler.listeners(event):
+        for listener in self.callback_handler.listeners(event.__name__):
             try:
-                listener(self, **kwargs)
+                listener(self, *args, **kwargs)
             except StopTrainingError as error:
                 self._stop_at_the_next_agreement(error)
             except _EvaluationInterrupted:
                 if not self._is_at_update:
                     raise
+
+    def _call_event_of_evaluation(
+        self, event: Callable[Concatenate[Any, Any, ...], None], is_intermediate: bool
+    ) -> None:
+        """The argument is passed only where it says something."""
+        if is_intermediate:
+            self._call_event(event, is_intermediate=True)
+        else:
+            self._call_event(event)
 
     def _stop_at_the_next_agreement(self, error: StopTrainingError) -> None:
         """Stop at once on one process; of several, take part in what the others have begun until all know."""
@@ -1157,7 +1168,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             settings,
             steps=self._progress.steps_in_epoch,
             is_at_end=self._progress.steps_in_epoch >= len(train_dl) or self._is_at_last_update,
-            report=lambda steps: self._call_event("on_train_steps_passed_over", steps=steps),
+            report=lambda steps: self._call_event(TrainerCallback.on_train_steps_passed_over, steps=steps),
         )
         if not saved.is_extended:
             saved.restore_losses(self)
@@ -1190,10 +1201,10 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             self._saving.agree(self._saving.is_asked)
             self._leaving.agree(self._leaving.is_asked)
         if self._saving.take():
-            self._call_event("on_training_state_request", update=self.num_updates_completed)
+            self._call_event(TrainerCallback.on_training_state_request, update=self.num_updates_completed)
         is_leaving = self._leaving.take()
         if is_leaving:
-            self._call_event("on_preemption")
+            self._call_event(TrainerCallback.on_preemption)
         if self._state_saver.has_requests:
             self._save_requested_states(phase)
         if is_leaving:
@@ -1204,7 +1215,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
     def _save_requested_states(self, phase: Phase) -> None:
         if phase is not Phase.NOTHING:
             with self._stopping_together():
-                self._call_event("on_training_state_save")
+                self._call_event(TrainerCallback.on_training_state_save)
         position = self._progress.position(self._interrupted_evaluation or phase)
         parts = training_state.capture(self, self._describe_run_to_save(position))
         self._state_saver.fulfil(parts, position)
@@ -1457,7 +1468,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
     def _close_after(self, exception: BaseException) -> None:
         """Close what is open when an exception ends the run: all of it, whatever one of the callbacks raises."""
         problems: list[BaseException] = []
-        for listener in self.callback_handler.listeners("on_exception"):
+        for listener in self.callback_handler.listeners(TrainerCallback.on_exception.__name__):
             try:
                 listener(self, exception=exception)
             except BaseException as problem:
@@ -1472,7 +1483,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self._is_training = is_training
         self._progress = Progress()
         self._last_batch_size = 0
-        self._skipped_update = self._is_at_update = False
+        self._is_at_update = False
         self._checked_steps: set[str] = set()
         self._items_of_step = None
         self._counts_items = None
