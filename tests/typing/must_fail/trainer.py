@@ -133,8 +133,7 @@ trainer.register_for_checkpointing(3)  # type: ignore[arg-type]  # pyright: igno
 trainer.run_evaluation_epoch(True)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]  # pa_core.Trainer.run_evaluation_epoch: a named argument
 trainer.device = "cpu"  # type: ignore[assignment, misc]  # pyright: ignore[reportAttributeAccessIssue]  # pa_core.Trainer.device: the launcher decides it
 trainer.optimizer = None  # type: ignore[assignment]  # pyright: ignore[reportAttributeAccessIssue]  # pa_core.Trainer.optimizer: it cannot be taken away
-Trainer(net, None, optimizer, mixed_precision="bfloat16")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # pa_core.Trainer: it is called bf16
-Trainer(net, None, optimizer, cpu="yes")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # pa_core.Trainer: a truth value
+Trainer(net, None, optimizer, mixed_precision="bfloat16")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # pa_core.Trainer.mixed_precision: it is called bf16
 trainer.num_processes = 2  # type: ignore[misc]  # pyright: ignore[reportAttributeAccessIssue]  # pa_core.Trainer.num_processes: the launcher decides it
 trainer.on_main_process(describe)(1, loss="low")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # pa_core.Trainer.on_main_process: the arguments are those of the function
 described: str = trainer.on_process(process_index=1)(describe)(1, loss=0.5)  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]  # pa_core.Trainer.on_process: other processes get None
