@@ -74,6 +74,20 @@ def test_an_interrupted_epoch_goes_on_with_the_same_batches(num_processes: int) 
             assert indices_of(loader) == whole[steps_done:]
 
 
+@pytest.mark.parametrize("algorithm", ["randperm-v1", "feistel-v1", "identity"])
+@pytest.mark.parametrize(("num_processes", "batch_size"), [(1, 1), (1, 3), (3, 2), (2, 40_000)])
+def test_the_batches_of_a_long_epoch_are_the_pieces_of_its_split(
+    num_processes: int, batch_size: int, algorithm: str
+) -> None:
+    """Each process has the samples at its positions of the order in each step, though indices are made for many."""
+    num_samples = 150 * batch_size if batch_size < 10 else 200_001
+    for loader in ranks_of(Indices(num_samples), num_processes, batch_size=batch_size, algorithm=algorithm):
+        order = numbers(loader.order.indices(0, num_samples))
+        pieces = [loader.split.piece(step, loader.rank) for step in range(len(loader.split))]
+        assert loader.batch_sampler is not None
+        assert list(loader.batch_sampler) == [order[piece.start : piece.stop] for piece in pieces if piece]
+
+
 @given(
     num_samples=st.integers(1, 60),
     batch_size=st.integers(1, 7),
@@ -180,6 +194,7 @@ def check_attributes(loader: Any, dataset: Indices, collate_fn: object) -> None:
     assert loader.collate_fn is collate_fn
     assert loader.num_workers == 0
     assert loader.device == torch.device("cpu")
+    assert loader.batch_sampler is not None
     assert list(loader.batch_sampler) == list(loader) == [[0, 1, 2, 3], [4, 5, 6, 7]]
     assert len(loader) == len(loader.batch_sampler) == 2
 

@@ -69,6 +69,21 @@ def test_training_steps_are_full_but_the_last() -> None:
             assert [len(piece) for piece in pieces(split, step)] == [batch_size] * num_processes
 
 
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_full_steps_come_first(drop_last: bool) -> None:
+    """`num_full_steps` counts the steps in which each process takes a whole batch, all of which lie before the rest."""
+    for num_samples, batch_size, num_processes in GRID:
+        splits: list[Split] = [
+            TrainSplit(num_samples, batch_size, num_processes, drop_last=drop_last, start=start)
+            for start in {0, 1, num_samples // 2, num_samples}
+        ]
+        if num_samples >= num_processes:
+            splits.append(EvalSplit(num_samples, batch_size, num_processes, drop_last=drop_last))
+        for split in splits:
+            is_full = [{len(piece) for piece in pieces(split, step)} == {batch_size} for step in range(len(split))]
+            assert is_full == [step < split.num_full_steps for step in range(len(split))]
+
+
 def test_no_process_trains_on_a_single_sample_unless_it_must() -> None:
     """Batch normalisation refuses one sample: no piece holds one unless the step or the batch does."""
     for num_samples, batch_size, num_processes in GRID:

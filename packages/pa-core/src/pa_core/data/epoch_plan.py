@@ -17,6 +17,9 @@ from pa_core.rng import mix
 
 __all__ = ["EpochBatches", "EpochPlan", "WorkerRequests"]
 
+_STEPS_AT_ONCE = 64
+_POSITIONS_AT_ONCE = 65_536
+
 
 @dataclass(frozen=True)
 class EpochPlan:
@@ -68,10 +71,21 @@ class EpochPlan:
 
     def batches(self) -> Iterator[Tensor]:
         """Yield the dataset indices of each batch; a step in which this process takes nothing is left out."""
-        for step in range(len(self.split)):
+        num_full_steps = self.split.num_full_steps
+        global_batch = self.split.batch_size * self.split.num_processes
+        at_once = max(1, min(_STEPS_AT_ONCE, _POSITIONS_AT_ONCE // global_batch))
+        for first in range(0, num_full_steps, at_once):
+            yield from self._of_full_steps(first, min(at_once, num_full_steps - first))
+        for step in range(num_full_steps, len(self.split)):
             piece = self.split.piece(step, self.rank)
             if piece:
                 yield self.order.indices(piece.start, piece.stop)
+
+    def _of_full_steps(self, first: int, number: int) -> tuple[Tensor, ...]:
+        """The batches of some steps that follow each other, cut from one tensor: no two share an element."""
+        split, begin = self.split, self.split.piece(first, 0).start
+        indices = self.order.indices(begin, begin + number * split.batch_size * split.num_processes)
+        return indices.view(number, split.num_processes, split.batch_size)[:, self.rank].unbind()
 
 
 class EpochBatches(Sampler[list[int]]):

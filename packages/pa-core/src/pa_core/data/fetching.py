@@ -202,7 +202,10 @@ def fetch_batch(dataset: Dataset[Any], indices: Tensor) -> Any:
     if _offers_fetch_batch(dataset):
         return cast("SupportsFetchBatch", dataset).fetch_batch(indices)
     if isinstance(dataset, TensorDataset):
-        return [tensor.index_select(0, indices.to(tensor.device)) for tensor in dataset.tensors]
+        return [
+            tensor.index_select(0, indices if tensor.is_cpu else indices.to(tensor.device))
+            for tensor in dataset.tensors
+        ]
     if isinstance(dataset, Subset):
         return fetch_batch(dataset.dataset, _look_up(dataset, indices))
     return _fetch_concatenated(cast("ConcatDataset[Any]", dataset), indices)

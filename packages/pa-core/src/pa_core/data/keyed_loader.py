@@ -251,11 +251,19 @@ class KeyedDataLoader(DataLoader[_SampleT_co]):
         return self._moved(batches, self.device)
 
     def _load_here(self, plan: EpochPlan) -> Iterator[Any]:
-        draws = self.keyed_augmentation and not self.whole_batches
+        batches = self._fetch_here(plan)
+        return map(pin_memory, batches) if self._pins else batches
+
+    def _fetch_here(self, plan: EpochPlan) -> Iterator[Any]:
+        key, fetch = plan.key, self._fetcher
+        if self.whole_batches or not self.keyed_augmentation:
+            for indices in plan.batches():
+                yield fetch(key, indices)
+            return
         for indices in plan.batches():
-            with streams_set_aside() if draws else nullcontext():
-                batch = self._fetcher(plan.key, indices)
-            yield pin_memory(batch) if self._pins else batch
+            with streams_set_aside():
+                batch = fetch(key, indices)
+            yield batch
 
     def _load_in_workers(self, plan: EpochPlan) -> Iterator[Any]:
         if self._worker_loader is None:

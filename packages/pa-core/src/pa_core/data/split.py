@@ -42,6 +42,11 @@ class Split(Protocol):
         """Return the number of steps."""
         ...
 
+    @property
+    def num_full_steps(self) -> int:
+        """The number of steps, from the first one on, in which each process takes ``batch_size`` samples."""
+        ...
+
     def size(self, step: int) -> int:
         """Return the number of samples that all processes together take in a step, counted from 0."""
         ...
@@ -114,6 +119,11 @@ class TrainSplit:
     def __len__(self) -> int:
         """Return the number of steps from ``start`` on."""
         return self._num_steps
+
+    @property
+    def num_full_steps(self) -> int:
+        """The number of steps, from ``start`` on, in which each process takes ``batch_size`` samples."""
+        return (self._end - self.start) // self._global_batch
 
     def size(self, step: int) -> int:
         """Return the number of samples that all processes together take in a step.
@@ -212,6 +222,13 @@ class EvalSplit:
     def __len__(self) -> int:
         """Return the number of steps."""
         return self._num_steps
+
+    @property
+    def num_full_steps(self) -> int:
+        """The number of steps, from the first one on, in which each process takes ``batch_size`` samples."""
+        if self._remainder == 0:
+            return self._num_steps
+        return self._num_steps - (2 if self._borrowed > 0 else 1)
 
     def size(self, step: int) -> int:
         """Return the number of samples that all processes together take in a step.
