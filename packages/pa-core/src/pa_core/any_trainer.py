@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -245,6 +245,19 @@ class AnyTrainer(ABC):
     @abstractmethod
     def get_model(self, keep_torch_compile: bool = True) -> nn.Module:
         """Return the model without its distributed wrappers."""
+
+    def named_models(self) -> dict[str, nn.Module]:
+        """Return everything that the run trains, without wrappers, by name: "model", and what stands beside it."""
+        return {"model": self.get_model(keep_torch_compile=False)}
+
+    def named_optimizers(self) -> dict[str, Optimizer]:
+        """Return the optimizers of the run by name: "optimizer", and any others; empty without one."""
+        optimizer = cast("Optimizer | None", self.optimizer)
+        return {} if optimizer is None else {"optimizer": optimizer}
+
+    def named_schedulers(self) -> dict[str, StatefulScheduler]:
+        """Return the schedulers of the run by name: "scheduler", and any others; empty without one."""
+        return {} if self.scheduler is None else {"scheduler": self.scheduler}
 
     @abstractmethod
     def gather(self, tensor: TensorsT, padding_value: float | None = None) -> TensorsT:

@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any, ParamSpec, cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 from typing_extensions import TypeIs
 
 from pa_core.errors import CheckpointError, ConfigurationError
+from pa_core.state_dicts import differences_of_weights, list_differences
 from pa_core.storage import atomic_write
 from pa_core.storage.accelerate_state import find_accelerate_state, refusal_of_accelerate_state
 from pa_core.storage.plain_values import ensure_plain
@@ -38,7 +39,6 @@ MODEL, OPTIMIZER, SCHEDULER = "model_state_dict", "optimizer_state_dict", "sched
 _P = ParamSpec("_P")
 
 _PLACE_OF_FLAG = 4
-_SHOWN_DIFFERENCES = 8  # enough to see which model it is, few enough to read
 
 
 def refusing_ambiguous_flag(save_checkpoint: Callable[_P, None]) -> Callable[_P, None]:
@@ -257,20 +257,11 @@ def _load_state(target: SupportsStateDict, state: dict[str, Any], name: str, sou
 
 
 def _check_weights(model: nn.Module, weights: Mapping[str, Any], source: str | Path) -> None:
-    own = model.state_dict()
-    differences = [f"missing: {key}" for key in own if key not in weights]
-    differences += [f"unexpected: {key}" for key in weights if key not in own]
-    differences += [
-        f"{key}: {_shape(weights[key])} in the file, {_shape(own[key])} in the model"
-        for key in own
-        if key in weights and _shape(weights[key]) != _shape(own[key])
-    ]
+    differences = differences_of_weights(model, weights, "file")
     if differences:
-        hidden = len(differences) - _SHOWN_DIFFERENCES
-        shown = "; ".join(differences[:_SHOWN_DIFFERENCES]) + (f"; and {hidden} more" if hidden > 0 else "")
         raise CheckpointError(
             f"The checkpoint is that of another model; nothing was loaded into {type(model).__name__}.",
-            given=f"{source} with {shown}",
+            given=f"{source} with {list_differences(differences.values())}",
             expected="the keys and shapes of the model",
             do="Build the model as it was when the checkpoint was saved.",
         )
@@ -294,7 +285,3 @@ def _matching_optimizer(optimizer: Optimizer | None, state: dict[str, Any], sour
             do="Build the optimizer as it was, or pass load_optimizer=False.",
         )
     return optimizer
-
-
-def _shape(value: object) -> tuple[int, ...] | None:
-    return tuple(value.shape) if isinstance(value, Tensor) else None

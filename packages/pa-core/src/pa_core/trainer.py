@@ -78,6 +78,7 @@ from pa_core.run_config import (
 )
 from pa_core.scheduler_stepping import SchedulerStepping
 from pa_core.shared_errors import showing_errors_once
+from pa_core.state_dicts import supports_state_dict
 from pa_core.step_failures import name_step
 from pa_core.step_output import check_step_output, count_items, no_sample_counted
 from pa_core.storage.encoding import encode
@@ -238,7 +239,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self._wrapped_trainable: list[bool] = []
         self._state_saver = StateSaver()
         self._settings: dict[str, Any] | None = None
-        self._asked_of_optimizer: list[dict[str, Any]] = []
+        self._asked_of_optimizers: dict[str, list[dict[str, Any]]] = {}
         self._saved_along: list[SupportsStateDict] = []
         self._accelerator, arguments = supported.create_accelerator(self._create_accelerator, mixed_precision, cpu)
         distributed.leave_processes_at_exit()
@@ -376,7 +377,10 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
                 max_num_train_steps,
                 gradient_clip_value,
             )
-            self._asked_of_optimizer = asked_settings.begin_run(self.optimizer, is_resumed=self._saved_run is not None)
+            self._asked_of_optimizers = {
+                name: asked_settings.begin_run(optimizer, is_resumed=self._saved_run is not None)
+                for name, optimizer in self.named_optimizers().items()
+            }
             self.scheduler = self._scheduler_of_run()  # pyright: ignore[reportIncompatibleVariableOverride]  # as above
             self._stepping.require_usable(
                 self.scheduler,
@@ -1102,8 +1106,8 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self._settings = training_state.describe_settings(
             self.run_config,
             innermost(self.train_dataloader),
-            self.optimizer,
-            self.scheduler,
+            self.named_optimizers(),
+            self.named_schedulers(),
             str(self._stepping),
             self._stepping.count(self.run_config.max_num_train_steps or 0, self.run_config.num_epochs),
         )
@@ -1115,15 +1119,14 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         steps_done = self._stepping.count(saved.position.updates, saved.position.epochs)
         differences = training_state.say_what_schedules_do(
             differences,
-            self.scheduler,
-            self.optimizer,
+            training_state.schedules(self),
             is_new="scheduler" in allowed,
             steps_done=None if self._steps_scheduler_itself or self._stepping.watch_metric else steps_done,
         )
         if self._settings["max_num_train_steps"] > saved.settings["max_num_train_steps"]:
             saved.extend(self.run_history)
         self._progress.updates, self._progress.epochs = saved.position.updates, saved.position.epochs
-        self._item_shares = ItemShares(self._accelerator.num_processes, saved.nominal_items)
+        self._item_shares = ItemShares(self._accelerator.num_processes, saved.nominal_items.get("optimizer"))
         self._begins_at = saved.position.phase
         self.was_complete = self._begins_at is Phase.NOTHING
         self.print(training_state.describe_start(saved.path, saved.position))
@@ -1232,15 +1235,15 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         )
         return training_state.find_extension(position, progress, is_at_last_update=self._is_at_last_update)
 
-    def _describe_run_to_save(self, position: Position) -> training_state.Run:
+    def _describe_run_to_save(self, position: Position) -> training_state.RunState:
         loader, extension = innermost(self.train_dataloader), self._find_extension(position)
-        return training_state.Run(
+        return training_state.RunState(
             position=position,
             seed=self._seed or 0,
             algorithm=loader.order.algorithm if is_keyed(loader) else None,
             settings=self._settings or {},
-            hyperparameters=self._asked_of_optimizer,
-            nominal_items=self._item_shares.nominal,
+            hyperparameters=self._asked_of_optimizers,
+            nominal_items={"optimizer": self._item_shares.nominal},
             loaders=self._run_loaders.capture(
                 self,
                 in_mid_epoch=position.phase.is_in_mid_epoch
@@ -1445,7 +1448,8 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         finally:
             self._running = None
             if self._is_training:
-                asked_settings.end_run(self.optimizer)
+                for optimizer in self.named_optimizers().values():
+                    asked_settings.end_run(optimizer)
             self._is_training = False
             self.run_history.clock.stop()
             self._end_workers()
@@ -1805,7 +1809,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self._accelerator.wait_for_everyone()
         # Not on the device of the run, which may have no room for everything a second time.
         content = checkpoint.read_checkpoint(checkpoint_path, torch.device("cpu"))
-        with asked_settings.not_asking(self.optimizer):
+        with asked_settings.not_asking(*self.named_optimizers().values()):
             checkpoint.load_checkpoint_into(
                 content,
                 self.get_model(keep_torch_compile=False),
@@ -1898,7 +1902,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             CheckpointError: None is valid, or it is that of another model or optimizer.
         """
         saved = SavedRun(training_state.read_same_state(input_dir))
-        with asked_settings.not_asking(self.optimizer):
+        with asked_settings.not_asking(*self.named_optimizers().values()):
             saved.restore_training(self, self._accelerator.scaler)
         return {"current_epoch": saved.position.current_epoch, **saved.extras}
 
@@ -1913,9 +1917,10 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             CheckpointError: Something in the state is neither a tensor nor plain, or could not be loaded again; it is
                 named. Of the optimizer's state this may be raised after the first update.
         """
-        training_state.check_scheduler(self.scheduler)
+        for scheduler in self.named_schedulers().values():
+            training_state.check_scheduler(scheduler)
         parts = training_state.capture(self, self._describe_run_to_save(self._progress.position(Phase.EPOCH)))
-        training_state.check_storable(parts, self.optimizer)
+        training_state.check_storable(parts, self.named_optimizers())
         self._checks_state_of_optimizer = True
 
     @override
@@ -1946,7 +1951,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             TypeError: An object has no such methods.
         """
         for one in objects:
-            if not (hasattr(one, "state_dict") and hasattr(one, "load_state_dict")):
+            if not supports_state_dict(one):
                 raise TypeError(
                     f"Given: an object of type {type(one).__name__}. Expected: one with state_dict() and "
                     "load_state_dict(). Give its class these methods."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pa_core.rng import capture_streams
 from pa_core.training_state import asked_settings
-from pa_core.training_state.content import Run, SavedRun, capture
+from pa_core.training_state.content import RunState, SavedRun, capture, schedules
 from pa_core.training_state.describing import describe_missing, describe_start
 from pa_core.training_state.extension import EpochProgress, Extension, find_extension
 from pa_core.training_state.finding import find_state, read_same_state
@@ -15,15 +15,17 @@ from pa_core.training_state.safe_point import SafePoint
 from pa_core.training_state.saving import StateRequest, StateSaver, Wish
 from pa_core.training_state.settings import check_allowed_names, describe_differences, describe_settings
 from pa_core.training_state.signals import SignalWatch
+from pa_core.training_state.snapshotable import Snapshotable
 
 __all__ = [
     "EpochProgress",
     "Extension",
-    "Run",
     "RunLoaders",
+    "RunState",
     "SafePoint",
     "SavedRun",
     "SignalWatch",
+    "Snapshotable",
     "StateRequest",
     "StateSaver",
     "Wish",
@@ -42,4 +44,5 @@ __all__ = [
     "find_state",
     "read_same_state",
     "say_what_schedules_do",
+    "schedules",
 ]

@@ -108,14 +108,14 @@ def end_run(optimizer: Optimizer) -> None:
 
 
 @contextmanager
-def not_asking(optimizer: Optimizer | None) -> Generator[None]:
+def not_asking(*optimizers: Optimizer) -> Generator[None]:
     """Within the context settings may be loaded from a file, which asks for nothing; a run may be under way."""
-    note = None if optimizer is None else _notes.get(optimizer)
-    if optimizer is None or (note is not None and note.left is None):
-        yield
-        return
-    begin_run(optimizer)
+    notes = [(optimizer, _notes.get(optimizer)) for optimizer in optimizers]
+    outside_of_runs = [optimizer for optimizer, note in notes if note is None or note.left is not None]
+    for optimizer in outside_of_runs:
+        begin_run(optimizer)
     try:
         yield
     finally:
-        end_run(optimizer)
+        for optimizer in outside_of_runs:
+            end_run(optimizer)

@@ -11,38 +11,43 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from pa_core import distributed
-from pa_core.any_trainer import AnyTrainer
 from pa_core.errors import CheckpointError
 from pa_core.progress import Phase, Position
 from pa_core.rng import capture_streams, restore_streams, start_streams
+from pa_core.state_dicts import supports_state_dict
 from pa_core.storage import State
 from pa_core.tracking import RunHistory
 from pa_core.training_state.extension import Extension
-from pa_core.training_state.model_state import capture_model, differences_of_weights, restore_model
+from pa_core.training_state.model_state import capture_model, model_differs, named_parameters, restore_models
 from pa_core.training_state.optimizer_state import (
     apply_hyperparameters,
     capture_optimizer,
-    restore_optimizer,
+    restore_optimizers,
 )
 from pa_core.training_state.settings import Difference, compare_settings, refuse_differences
-from pa_core.types import SupportsStateDict
+from pa_core.training_state.snapshotable import Snapshotable
+from pa_core.types import StatefulScheduler, SupportsStateDict
 
-__all__ = ["Run", "SavedRun", "capture"]
+__all__ = ["RunState", "SavedRun", "capture", "schedules"]
+
+_LOSS_FUNC, _OPTIMIZER, _SCHEDULER = "loss_func", "optimizer", "scheduler"
 
 
 @dataclass(frozen=True)
-class Run:
-    """What a run knows beside what its trainer shows.
+class RunState:
+    """What a training state holds beside the objects of the run.
 
     Attributes:
         position: Where it stands.
         seed: The number that the order of the data and the augmentation follow from.
         algorithm: The name of the order of the data; None where it is the user's own.
         settings: What it was asked for, as plain values.
-        hyperparameters: What was asked of the optimizer when the run began.
-        nominal_items: The nominal number of items of an update; None where samples are counted.
+        hyperparameters: What was asked of each optimizer when the run began, by name.
+        nominal_items: The nominal number of items of an update of each optimizer, by name; None where samples are
+            counted.
         loaders: What this process' loaders of the user's own hold, by what they are for.
         scaler: The gradient scaler of fp16.
         objects: What was registered to be saved too.
@@ -54,8 +59,8 @@ class Run:
     seed: int
     algorithm: str | None
     settings: Mapping[str, Any]
-    hyperparameters: Sequence[Mapping[str, Any]]
-    nominal_items: float | None = None
+    hyperparameters: Mapping[str, Sequence[Mapping[str, Any]]]
+    nominal_items: Mapping[str, float | None]
     loaders: Mapping[str, Any] = field(default_factory=dict[str, Any])
     scaler: SupportsStateDict | None = None
     objects: Sequence[SupportsStateDict] = ()
@@ -63,44 +68,57 @@ class Run:
     extension: Extension | None = None
 
 
-def capture(trainer: AnyTrainer, run: Run) -> dict[str, Any]:
+def capture(run: Snapshotable, state: RunState) -> dict[str, Any]:
     """Return all parts of a training state, by reference; every process must call this.
 
     Args:
-        trainer: The trainer.
-        run: What it does not show.
+        run: The run, with its objects.
+        state: What it holds beside them.
     """
-    model = trainer.get_model(keep_torch_compile=False)
-    distributed.broadcast_buffers(model)
-    models = {"model": capture_model(model)}
-    if isinstance(trainer.loss_func, nn.Module):
-        models["loss_func"] = capture_model(trainer.loss_func)
+    models = run.named_models()
+    for model in models.values():
+        distributed.broadcast_buffers(model)
+    parameters = named_parameters(models)
+    captured = {name: capture_model(model) for name, model in models.items()}
+    if isinstance(run.loss_func, nn.Module):
+        captured[_LOSS_FUNC] = capture_model(run.loss_func)
     return {
-        "models": models,
-        "optimizers": {"optimizer": capture_optimizer(trainer.optimizer, model)},
-        "schedulers": {} if trainer.scheduler is None else {"scheduler": trainer.scheduler.state_dict()},
-        "scalers": {} if run.scaler is None else {"scaler": run.scaler.state_dict()},
-        "history": trainer.run_history.state_dict(),
-        "callbacks": {_name(one): one.state_dict() for one in _stateful(trainer.callback_handler.callbacks)},
-        "objects": [{"class": _name(one), "state": one.state_dict()} for one in run.objects],
+        "models": captured,
+        "optimizers": {name: capture_optimizer(one, parameters) for name, one in run.named_optimizers().items()},
+        "schedulers": {name: one.state_dict() for name, one in run.named_schedulers().items()},
+        "scalers": {} if state.scaler is None else {"scaler": state.scaler.state_dict()},
+        "history": run.run_history.state_dict(),
+        "callbacks": {_name(one): one.state_dict() for one in _stateful(run.callback_handler.callbacks)},
+        "objects": [{"class": _name(one), "state": one.state_dict()} for one in state.objects],
         "run": {
-            "position": run.position.to_dict(),
-            "seed": run.seed,
-            "algorithm": run.algorithm,
-            "settings": dict(run.settings),
-            "hyperparameters": [dict(group) for group in run.hyperparameters],
-            "nominal_items": run.nominal_items,
-            "extension": None if run.extension is None else run.extension.to_dict(),
+            "position": state.position.to_dict(),
+            "seed": state.seed,
+            "algorithm": state.algorithm,
+            "settings": dict(state.settings),
+            "hyperparameters": _pack(
+                {name: [dict(group) for group in groups] for name, groups in state.hyperparameters.items()}
+            ),
+            "nominal_items": _pack(state.nominal_items),
+            "extension": None if state.extension is None else state.extension.to_dict(),
         },
         "ranks": distributed.gather_objects(
             {
-                "streams": run.streams or capture_streams(trainer.device),
-                "losses": trainer.loss_tracker.totals().cpu(),
-                "step_means": trainer.step_means.totals(),
-                "loaders": dict(run.loaders),
+                "streams": state.streams or capture_streams(run.device),
+                "losses": run.loss_tracker.totals().cpu(),
+                "step_means": run.step_means.totals(),
+                "loaders": dict(state.loaders),
             }
         ),
     }
+
+
+def _pack(by_optimizer: Mapping[str, Any]) -> Any:
+    """Leave out the name of an optimizer that is the only one."""
+    return by_optimizer[_OPTIMIZER] if list(by_optimizer) == [_OPTIMIZER] else dict(by_optimizer)
+
+
+def _unpack(saved: Any) -> dict[str, Any]:
+    return cast("dict[str, Any]", saved) if isinstance(saved, dict) else {_OPTIMIZER: saved}
 
 
 class SavedRun:
@@ -120,7 +138,7 @@ class SavedRun:
         self.seed: int = run["seed"]
         self.algorithm: str | None = run["algorithm"]
         self.settings: Mapping[str, Any] = run["settings"]
-        self.nominal_items: float | None = run["nominal_items"]
+        self.nominal_items: Mapping[str, float | None] = _unpack(run["nominal_items"])
         extension = run.get("extension")
         self.extension: Extension | None = None if extension is None else Extension.from_dict(extension)
         self.is_extended: bool = False
@@ -169,54 +187,54 @@ class SavedRun:
             return f"{samples} samples cannot be shared by {processes} processes and {steps} batches each."
         return f"With {processes} processes, pass {' or '.join(ways)}."
 
-    def restore(self, trainer: AnyTrainer, run: Run, allowed: Collection[str]) -> list[Difference]:
-        """Put model, optimizer, scheduler, scaler, history and registered objects back.
+    def restore(self, run: Snapshotable, state: RunState, allowed: Collection[str]) -> list[Difference]:
+        """Restore models, optimizers, schedulers, scaler, history and registered objects.
 
         Returns:
-            The settings of the optimizer that differ from those of the saved run, and are those that were asked for.
+            The settings of the optimizers that differ from those of the saved run, and are those that were asked for.
 
         Raises:
             CheckpointError: They are not those of the saved run.
         """
-        self.restore_training(trainer, run.scaler, allowed)
-        before = self._parts["run"]["hyperparameters"]
-        apply_hyperparameters(trainer.optimizer, trainer.scheduler, before, run.hyperparameters)
-        trainer.run_history.load_state_dict(self._parts["history"])
-        self._restore_objects(run.objects)
-        return [
-            one
-            for index, (old, new) in enumerate(zip(before, run.hyperparameters, strict=False))
-            for one in compare_settings(
-                {f"group {index}: {name}": value for name, value in old.items() if name in new},
-                {f"group {index}: {name}": value for name, value in new.items() if name in old},
-            )
-        ]
+        self.restore_training(run, state.scaler, allowed)
+        before, asked = _unpack(self._parts["run"]["hyperparameters"]), state.hyperparameters
+        schedulers, differences = run.named_schedulers(), list[Difference]()
+        for name, optimizer in run.named_optimizers().items():
+            if name in before:
+                scheduler = schedulers.get(_scheduler_of(name))
+                apply_hyperparameters(optimizer, scheduler, before[name], asked[name])
+                differences += _compare_groups(name, before[name], asked[name])
+        run.run_history.load_state_dict(self._parts["history"])
+        self._restore_objects(state.objects)
+        return differences
 
     def restore_training(
-        self, trainer: AnyTrainer, scaler: SupportsStateDict | None, allowed: Collection[str] = ()
+        self, run: Snapshotable, scaler: SupportsStateDict | None, allowed: Collection[str] = ()
     ) -> None:
-        """Put model, optimizer, scheduler and scaler back.
+        """Restore models, optimizers, schedulers and scaler.
 
         Raises:
             CheckpointError: They are not those of the saved run.
         """
-        model, models = trainer.get_model(keep_torch_compile=False), self._parts["models"]
-        is_partial = "model" in allowed and bool(differences_of_weights(model, models["model"]["weights"]))
-        restore_model(model, models["model"], partly=is_partial)
-        if isinstance(trainer.loss_func, nn.Module) and "loss_func" in models:
-            restore_model(trainer.loss_func, models["loss_func"], partly="model" in allowed)
+        models, optimizers = run.named_models(), run.named_optimizers()
+        saved = dict(self._parts["models"])
+        saved_loss_func = None if _LOSS_FUNC in models else saved.pop(_LOSS_FUNC, None)
+        is_partial = "model" in allowed and _differ(models, saved)
+        restore_models(models, saved, partly=is_partial)
+        if isinstance(run.loss_func, nn.Module) and saved_loss_func is not None:
+            restore_models({_LOSS_FUNC: run.loss_func}, {_LOSS_FUNC: saved_loss_func}, partly="model" in allowed)
         if not is_partial and "optimizer" not in allowed:
-            restore_optimizer(trainer.optimizer, model, self._parts["optimizers"]["optimizer"])
-        scheduler = self._parts["schedulers"].get("scheduler")
-        if trainer.scheduler is not None and scheduler is not None and "scheduler" not in allowed:
-            trainer.scheduler.load_state_dict(scheduler)
+            restore_optimizers(optimizers, named_parameters(models), self._parts["optimizers"])
+        for name, scheduler in run.named_schedulers().items():
+            if name in self._parts["schedulers"] and "scheduler" not in allowed:
+                scheduler.load_state_dict(self._parts["schedulers"][name])
         if scaler is not None and "scaler" in self._parts["scalers"]:
             scaler.load_state_dict(self._parts["scalers"]["scaler"])
 
-    def restore_callbacks(self, trainer: AnyTrainer) -> None:
+    def restore_callbacks(self, run: Snapshotable) -> None:
         """Give each callback the state that it had; warn of those that have none, and of states without a callback."""
         saved = dict(self._parts["callbacks"])
-        for callback in _stateful(trainer.callback_handler.callbacks):
+        for callback in _stateful(run.callback_handler.callbacks):
             name = _name(callback)
             if name in saved:
                 callback.load_state_dict(saved.pop(name))
@@ -225,24 +243,24 @@ class SavedRun:
         for name in saved:
             _warn(f"The state of the callback {name} in {self._state.path} is left out: the run has no such callback.")
 
-    def restore_streams(self, trainer: AnyTrainer) -> None:
+    def restore_streams(self, run: Snapshotable) -> None:
         """Put the random streams of this process back; begin others where there were more or fewer processes."""
         rank = distributed.rank()
         if self._is_split_as_before():
-            restore_streams(self._parts["ranks"][rank]["streams"], trainer.device)
+            restore_streams(self._parts["ranks"][rank]["streams"], run.device)
         else:
-            start_streams(self.seed, self.position.updates, rank, trainer.device)
+            start_streams(self.seed, self.position.updates, rank, run.device)
 
-    def restore_losses(self, trainer: AnyTrainer) -> None:
+    def restore_losses(self, run: Snapshotable) -> None:
         """Go on with the means of the epoch: each process with its own, or the first one with all of them."""
         rank, ranks = distributed.rank(), self._parts["ranks"]
         losses: list[Tensor] = [one["losses"] for one in ranks]
         if self._is_split_as_before():
-            trainer.loss_tracker.load_totals(losses[rank].to(trainer.device))
+            run.loss_tracker.load_totals(losses[rank].to(run.device))
         elif rank == 0:
-            trainer.loss_tracker.load_totals(torch.stack(losses).sum(0).to(trainer.device))
+            run.loss_tracker.load_totals(torch.stack(losses).sum(0).to(run.device))
         means = [one.get("step_means", {}) for one in ranks]
-        trainer.step_means.load_totals([means[rank]] if self._is_split_as_before() else means if rank == 0 else [])
+        run.step_means.load_totals([means[rank]] if self._is_split_as_before() else means if rank == 0 else [])
 
     def state_of_loader(self, name: str, settings: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """Return what a loader of this process held; None where there was none, or where it cannot be taken over.
@@ -284,13 +302,40 @@ class SavedRun:
             one.load_state_dict(entry["state"])
 
 
-def _stateful(callbacks: Iterable[object]) -> list[SupportsStateDict]:
-    methods = ("state_dict", "load_state_dict")
+def schedules(run: Snapshotable) -> dict[str, tuple[StatefulScheduler, Optimizer]]:
+    """Return the schedulers of a run, each with its optimizer, by the name of the optimizer."""
+    schedulers, optimizers = run.named_schedulers(), run.named_optimizers()
+    return {
+        name: (schedulers[_scheduler_of(name)], optimizer)
+        for name, optimizer in optimizers.items()
+        if _scheduler_of(name) in schedulers
+    }
+
+
+def _scheduler_of(optimizer: str) -> str:
+    return _SCHEDULER if optimizer == _OPTIMIZER else optimizer
+
+
+def _differ(models: Mapping[str, nn.Module], saved: Mapping[str, Mapping[str, Any]]) -> bool:
+    return models.keys() != saved.keys() or any(model_differs(model, saved[name]) for name, model in models.items())
+
+
+def _compare_groups(
+    name: str, before: Sequence[Mapping[str, Any]], asked: Sequence[Mapping[str, Any]]
+) -> list[Difference]:
+    prefix = "" if name == _OPTIMIZER else f"{name}, "
     return [
-        cast("SupportsStateDict", one)
-        for one in callbacks
-        if all(callable(getattr(one, name, None)) for name in methods)
+        one
+        for index, (old, new) in enumerate(zip(before, asked, strict=False))
+        for one in compare_settings(
+            {f"{prefix}group {index}: {setting}": value for setting, value in old.items() if setting in new},
+            {f"{prefix}group {index}: {setting}": value for setting, value in new.items() if setting in old},
+        )
     ]
+
+
+def _stateful(callbacks: Iterable[object]) -> list[SupportsStateDict]:
+    return [one for one in callbacks if supports_state_dict(one)]
 
 
 def _name(one: object) -> str:

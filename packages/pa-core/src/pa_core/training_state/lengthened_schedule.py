@@ -19,22 +19,33 @@ _LONGEST_LOOK = 10_000
 
 
 def say_what_schedules_do(
-    differences: Sequence[Difference], scheduler: object, optimizer: Optimizer, *, is_new: bool, steps_done: int | None
+    differences: Sequence[Difference],
+    schedules: Mapping[str, tuple[object, Optimizer]],
+    *,
+    is_new: bool,
+    steps_done: int | None,
 ) -> list[Difference]:
-    """Return the differences with what the scheduler really uses as its length, and what it does after that.
+    """Return the differences with what each scheduler really uses as its length, and what it does after that.
 
     Args:
         differences: What differs from the saved run.
-        scheduler: The scheduler with the state that the run goes on with.
-        optimizer: Its optimizer, likewise.
+        schedules: The schedulers, and the optimizer of each, with the states that the run resumes with, by name.
         is_new: Whether the schedule begins anew instead.
         steps_done: How often the scheduler has been stepped; None where a trainer steps it in a way of its own.
     """
     said = list(differences)
     for index, one in enumerate(differences):
         if one.name == LENGTH_OF_SCHEDULE:
-            said[index] = replace(one, used=_used(one, scheduler, optimizer, is_new, steps_done))
+            used = {name: _used(one, *schedule, is_new, steps_done) for name, schedule in schedules.items()}
+            said[index] = replace(one, used=_said_once(used) if used else one.asked)
     return said
+
+
+def _said_once(used: Mapping[str, Any]) -> Any:
+    first, *others = used.values()
+    return (
+        first if all(other == first for other in others) else "; ".join(f"{name}: {one}" for name, one in used.items())
+    )
 
 
 def _used(one: Difference, scheduler: object, optimizer: Optimizer, is_new: bool, steps_done: int | None) -> Any:

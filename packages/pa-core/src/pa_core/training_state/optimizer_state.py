@@ -17,45 +17,64 @@ __all__ = [
     "capture_optimizer",
     "hyperparameters",
     "load_state",
-    "restore_optimizer",
+    "restore_optimizers",
 ]
 
 
-def capture_optimizer(optimizer: Optimizer, model: nn.Module) -> dict[str, Any]:
-    """Return the state of an optimizer, the names of its parameters, and those parameters that the model does not hold.
+def capture_optimizer(optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Return the state of an optimizer, the names of its parameters, and those parameters that no model holds.
 
     Args:
         optimizer: The optimizer.
-        model: The model without wrappers.
+        parameters: The parameters of all models, by name.
     """
-    names = _names(model)
-    groups = [[names.get(id(parameter)) for parameter in group["params"]] for group in optimizer.param_groups]
+    names = _names(parameters)
     others = [parameter.detach() for parameter in _parameters(optimizer) if id(parameter) not in names]
-    return {"state": optimizer.state_dict(), "parameters": groups, "parameters_beside_the_model": others}
+    return {
+        "state": optimizer.state_dict(),
+        "parameters": _group_names(optimizer, parameters),
+        "parameters_beside_the_model": others,
+    }
 
 
-def restore_optimizer(optimizer: Optimizer, model: nn.Module, captured: Mapping[str, Any]) -> None:
-    """Put an optimizer back to what ``capture_optimizer`` returned.
+def restore_optimizers(
+    optimizers: Mapping[str, Optimizer],
+    parameters: Mapping[str, nn.Parameter],
+    captured: Mapping[str, Mapping[str, Any]],
+) -> None:
+    """Restore optimizers to what ``capture_optimizer`` returned of each.
 
-    Groups that were added in mid-run, for layers that were unfrozen, are added again.
+    Groups that were added during the run, for layers that were unfrozen, are added again.
 
     Args:
-        optimizer: The optimizer, as the script made it.
-        model: The model without wrappers.
-        captured: What ``capture_optimizer`` returned.
+        optimizers: The optimizers by name, as the script made them.
+        parameters: The parameters of all models, by name.
+        captured: What was captured, by name.
 
     Raises:
-        CheckpointError: The groups hold other parameters than those of the state; nothing was changed.
+        CheckpointError: There are other optimizers, or they hold other parameters, than in the state; nothing was
+            changed.
     """
-    saved_groups = cast("list[list[str | None]]", captured["parameters"])
-    _require_same_parameters(_group_names(optimizer, model), saved_groups)
-    by_name = dict(model.named_parameters(remove_duplicate=False))
-    for names in saved_groups[len(optimizer.param_groups) :]:
-        optimizer.add_param_group({"params": [by_name[name] for name in names if name is not None]})
+    if optimizers.keys() != captured.keys():
+        raise CheckpointError(
+            "The run has other optimizers than the one that was saved.",
+            given=", ".join(optimizers) or "no optimizer",
+            expected=", ".join(captured),
+            do="Create the optimizers as the saved run did, under the same names, or begin a new run.",
+        )
+    for name, optimizer in optimizers.items():
+        _require_same_parameters(_group_names(optimizer, parameters), captured[name]["parameters"])
+    for name, optimizer in optimizers.items():
+        _restore(optimizer, parameters, captured[name])
+
+
+def _restore(optimizer: Optimizer, parameters: Mapping[str, nn.Parameter], captured: Mapping[str, Any]) -> None:
+    for names in captured["parameters"][len(optimizer.param_groups) :]:
+        optimizer.add_param_group({"params": [parameters[name] for name in names]})
     load_state(optimizer, captured["state"])
+    known = _names(parameters)
+    others = [parameter for parameter in _parameters(optimizer) if id(parameter) not in known]
     with torch.no_grad():
-        known = {id(parameter) for parameter in model.parameters()}
-        others = [parameter for parameter in _parameters(optimizer) if id(parameter) not in known]
         for parameter, saved in zip(others, captured["parameters_beside_the_model"], strict=True):
             parameter.copy_(saved)
 
@@ -166,12 +185,13 @@ def _keep_precision(optimizer: Optimizer, saved: Mapping[object, object]) -> Non
                 state[name] = value.to(loaded.device)
 
 
-def _names(model: nn.Module) -> dict[int, str]:
-    return {id(parameter): name for name, parameter in model.named_parameters()}
+def _names(parameters: Mapping[str, Tensor]) -> dict[int, str]:
+    """The first name of each parameter; tied weights have several."""
+    return {id(parameter): name for name, parameter in reversed(list(parameters.items()))}
 
 
-def _group_names(optimizer: Optimizer, model: nn.Module) -> list[list[str | None]]:
-    names = _names(model)
+def _group_names(optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> list[list[str | None]]:
+    names = _names(parameters)
     return [[names.get(id(parameter)) for parameter in group["params"]] for group in optimizer.param_groups]
 
 

@@ -13,25 +13,27 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from pa_core.errors import CheckpointError
+from pa_core.state_dicts import missing_methods
 from pa_core.storage.encoding import Encoded, decode, encode
 from pa_core.training_state.optimizer_state import load_state
 
 __all__ = ["check_scheduler", "check_state_of_optimizer", "check_storable"]
 
 
-def check_storable(parts: Mapping[str, Any], optimizer: Optimizer) -> None:
+def check_storable(parts: Mapping[str, Any], optimizers: Mapping[str, Optimizer]) -> None:
     """Refuse what could not be stored.
 
     Args:
         parts: What ``capture`` returned.
-        optimizer: The optimizer, for the message.
+        optimizers: The optimizers by name, for the message.
 
     Raises:
         CheckpointError: Something in the parts is neither a tensor nor plain.
     """
     for name, part in parts.items():
         if name == "optimizers":
-            _encode_optimizer(optimizer, part["optimizer"]["state"])
+            for one, captured in part.items():
+                _encode_optimizer(optimizers[one], captured["state"])
         else:
             encode(part, name)
 
@@ -42,8 +44,8 @@ def check_scheduler(scheduler: object) -> None:
     Raises:
         CheckpointError: It lacks ``state_dict`` or ``load_state_dict``.
     """
-    lacking = [name for name in ("state_dict", "load_state_dict") if not callable(getattr(scheduler, name, None))]
-    if scheduler is not None and lacking:
+    lacking = missing_methods(scheduler)
+    if lacking:
         raise CheckpointError(
             "The scheduler cannot be part of a training state.",
             given=f"{type(scheduler).__name__} without {' and '.join(lacking)}",

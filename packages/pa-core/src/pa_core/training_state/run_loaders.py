@@ -7,9 +7,9 @@ from typing import Any, cast
 
 import torch
 
-from pa_core.any_trainer import AnyTrainer
 from pa_core.data.custom_loader import innermost, is_keyed
 from pa_core.training_state.content import SavedRun
+from pa_core.training_state.snapshotable import Snapshotable
 from pa_core.training_state.users_loader import UsersLoader, capture_between_epochs, restore_between_epochs
 from pa_core.types import SizedIterable
 
@@ -40,36 +40,36 @@ class RunLoaders:
             self._in_training = UsersLoader(cast("SizedIterable", loader), self._device)
         return self._in_training
 
-    def capture(self, trainer: AnyTrainer, *, in_mid_epoch: bool) -> dict[str, Any]:
+    def capture(self, run: Snapshotable, *, in_mid_epoch: bool) -> dict[str, Any]:
         """Return what a training state holds of the loaders of this process.
 
         Args:
-            trainer: The trainer.
+            run: The run.
             in_mid_epoch: Whether training steps of the epoch may follow.
         """
-        in_training = self.of_users_own(trainer.train_dataloader)
+        in_training = self.of_users_own(run.train_dataloader)
         captured = {"training": None if in_training is None else in_training.capture(in_mid_epoch=in_mid_epoch)}
-        in_evaluation = innermost(trainer.eval_dataloader)
-        if not (trainer.eval_dataloader is None or is_keyed(in_evaluation)):
+        in_evaluation = innermost(run.eval_dataloader)
+        if not (run.eval_dataloader is None or is_keyed(in_evaluation)):
             captured["evaluation"] = capture_between_epochs(in_evaluation)
         return captured
 
-    def go_on_between_epochs(self, trainer: AnyTrainer, saved: SavedRun, settings: Mapping[str, Any]) -> None:
+    def go_on_between_epochs(self, run: Snapshotable, saved: SavedRun, settings: Mapping[str, Any]) -> None:
         """Bring the loaders to where they were between two epochs; this draws from the random streams.
 
         Args:
-            trainer: The trainer.
+            run: The run.
             saved: The run that goes on.
             settings: Those that it goes on with.
         """
-        in_training, state = self.of_users_own(trainer.train_dataloader), saved.state_of_loader("training", settings)
+        in_training, state = self.of_users_own(run.train_dataloader), saved.state_of_loader("training", settings)
         if in_training is not None and state is not None:
             in_training.go_on_between_epochs(state)
-        self._go_on_in_evaluation(trainer, saved, settings)
+        self._go_on_in_evaluation(run, saved, settings)
 
     def go_on_in_mid_epoch(
         self,
-        trainer: AnyTrainer,
+        run: Snapshotable,
         train_dl: object,
         saved: SavedRun,
         settings: Mapping[str, Any],
@@ -81,7 +81,7 @@ class RunLoaders:
         """Bring the loaders to their place in an epoch, if any of it is left; this draws from the random streams.
 
         Args:
-            trainer: The trainer.
+            run: The run.
             train_dl: The training loader of the epoch.
             saved: The run that goes on.
             settings: Those that it goes on with.
@@ -92,7 +92,7 @@ class RunLoaders:
         Raises:
             CheckpointError: The training loader has fewer batches.
         """
-        self._go_on_in_evaluation(trainer, saved, settings)
+        self._go_on_in_evaluation(run, saved, settings)
         in_training, state = self.of_users_own(train_dl), saved.state_of_loader("training", settings)
         if in_training is None:
             report(steps)
@@ -100,10 +100,10 @@ class RunLoaders:
             in_training.go_on_at_the_end(state)
             report(steps)
         else:
-            trainer.print(f"Going on in mid-epoch. {in_training.describe_way(state, steps)}")
+            run.print(f"Going on in mid-epoch. {in_training.describe_way(state, steps)}")
             in_training.go_on_in_mid_epoch(state, steps, report)
 
-    def _go_on_in_evaluation(self, trainer: AnyTrainer, saved: SavedRun, settings: Mapping[str, Any]) -> None:
+    def _go_on_in_evaluation(self, run: Snapshotable, saved: SavedRun, settings: Mapping[str, Any]) -> None:
         state = saved.state_of_loader("evaluation", settings)
         if state is not None:
-            restore_between_epochs(innermost(trainer.eval_dataloader), state)
+            restore_between_epochs(innermost(run.eval_dataloader), state)

@@ -43,8 +43,8 @@ _KEPT = {"seed", LENGTH_OF_SCHEDULE}
 def describe_settings(
     config: TrainerRunConfig,
     loader: object,
-    optimizer: Optimizer,
-    scheduler: object | None,
+    optimizers: Mapping[str, Optimizer],
+    schedulers: Mapping[str, object],
     stepping: str,
     num_scheduler_steps: int,
 ) -> dict[str, Any]:
@@ -53,10 +53,10 @@ def describe_settings(
     Args:
         config: The run config.
         loader: The training loader, without slices around it.
-        optimizer: The optimizer.
-        scheduler: The scheduler, None without one.
-        stepping: When the scheduler is stepped, and with what.
-        num_scheduler_steps: How often the whole run steps it.
+        optimizers: The optimizers, by name.
+        schedulers: The schedulers, by name.
+        stepping: When the schedulers are stepped, and with what.
+        num_scheduler_steps: How often the whole run steps each.
     """
     keyed = loader if is_keyed(loader) else None
     global_batch = config.train_per_device_batch_size * config.num_processes
@@ -76,11 +76,20 @@ def describe_settings(
         "gradient_clip_value": config.gradient_clip_value,
         "gradient_clip_norm": config.gradient_clip_norm,
         "mixed_precision": config.mixed_precision,
-        "optimizer": type(optimizer).__name__,
-        "scheduler": None if scheduler is None else type(scheduler).__name__,
-        "scheduler is stepped": None if scheduler is None else stepping,
-        LENGTH_OF_SCHEDULE: None if scheduler is None else num_scheduler_steps,
+        "optimizer": _kinds(optimizers, "optimizer"),
+        "scheduler": _kinds(schedulers, "scheduler"),
+        "scheduler is stepped": stepping if schedulers else None,
+        LENGTH_OF_SCHEDULE: num_scheduler_steps if schedulers else None,
     }
+
+
+def _kinds(by_name: Mapping[str, object], name_of_single: str) -> str | None:
+    if not by_name:
+        return None
+    kinds = {name: type(one).__name__ for name, one in by_name.items()}
+    if kinds.keys() == {name_of_single}:
+        return kinds[name_of_single]
+    return ", ".join(f"{name}: {kind}" for name, kind in kinds.items())
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from pa_core.data import move_to_device
 from pa_core.data.custom_loader import describe_loader, is_dataloader, loader_parts
 from pa_core.errors import CheckpointError
 from pa_core.rng import capture_streams, restore_streams
+from pa_core.state_dicts import supports_state_dict
 from pa_core.training_state.generators import capture_generators, restore_generators
 from pa_core.types import SizedIterable, SupportsStateDict
 
@@ -240,11 +241,11 @@ def _with_state(loader: object) -> SupportsStateDict | None:
     fetching: Any = _accelerate.fetching_loader(loader)
     if _accelerate.is_dispatched(loader):
         return None
-    if _has_state(fetching):
+    if supports_state_dict(fetching):
         is_exact = not _accelerate.is_of_torchdata(fetching) or all(map(_draws_late, _samplers(fetching)))
-        return cast("SupportsStateDict", fetching) if is_exact else None
+        return fetching if is_exact else None
     if is_dataloader(fetching) and fetching.num_workers == 0 and isinstance(fetching.dataset, IterableDataset):
-        return cast("SupportsStateDict", fetching.dataset) if _has_state(fetching.dataset) else None
+        return fetching.dataset if supports_state_dict(fetching.dataset) else None
     return None
 
 
@@ -256,11 +257,7 @@ def _draws_late(sampler: Any) -> bool:
     """Whether nothing is drawn by ``iter(sampler)`` alone, which torchdata calls several times to take over a state."""
     kind: Any = sampler.__class__
     is_known = kind.__module__.split(".")[0] in {"accelerate", "torch", "torchdata"}
-    return is_known or _has_state(sampler) or inspect.isgeneratorfunction(kind.__iter__)
-
-
-def _has_state(one: object) -> bool:
-    return all(callable(getattr(one, name, None)) for name in ("state_dict", "load_state_dict"))
+    return is_known or supports_state_dict(sampler) or inspect.isgeneratorfunction(kind.__iter__)
 
 
 _END = object()

@@ -1,0 +1,58 @@
+"""State dicts: which objects have one, and which weights of a model and of a file differ."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+from typing_extensions import TypeIs
+
+from pa_core.types import SupportsStateDict
+
+__all__ = ["differences_of_weights", "list_differences", "missing_methods", "supports_state_dict"]
+
+_SHOWN_DIFFERENCES = 8  # enough to see which model it is, few enough to read
+
+
+def missing_methods(one: object) -> list[str]:
+    """Return which of the methods ``state_dict`` and ``load_state_dict`` an object lacks."""
+    return [name for name in ("state_dict", "load_state_dict") if not callable(getattr(one, name, None))]
+
+
+def supports_state_dict(one: object) -> TypeIs[SupportsStateDict]:
+    """Whether the state of an object can be saved and restored."""
+    return not missing_methods(one)
+
+
+def differences_of_weights(model: nn.Module, weights: Mapping[str, Any], source: str) -> dict[str, str]:
+    """Describe, by name, the weights that a model and its saved weights do not share; empty if all match.
+
+    Args:
+        model: The model without wrappers.
+        weights: The saved state dict.
+        source: Where it was saved, in a word.
+
+    Example:
+        >>> differences_of_weights(nn.Linear(2, 1, bias=False), {"weight": nn.Linear(3, 1).weight}, "file")
+        {'weight': 'weight: (1, 3) in the file, (1, 2) in the model'}
+    """
+    own = model.state_dict()
+    differences = {name: f"missing: {name}" for name in own if name not in weights}
+    differences |= {name: f"unexpected: {name}" for name in weights if name not in own}
+    for name in (name for name in own if name in weights):
+        saved, present = _shape(weights[name]), _shape(own[name])
+        if saved != present:
+            differences[name] = f"{name}: {saved} in the {source}, {present} in the model"
+    return differences
+
+
+def list_differences(differences: Iterable[str]) -> str:
+    """Return the first few differences, and how many more there are."""
+    listed = list(differences)
+    hidden = len(listed) - _SHOWN_DIFFERENCES
+    return "; ".join(listed[:_SHOWN_DIFFERENCES]) + (f"; and {hidden} more" if hidden > 0 else "")
+
+
+def _shape(value: object) -> tuple[int, ...] | None:
+    return tuple(value.shape) if isinstance(value, Tensor) else None
