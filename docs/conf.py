@@ -20,4 +20,5 @@ napoleon_numpy_docstring = False
 nitpick_ignore_regex = [
     (r"py:.*", r"(?!pa_|pytorch_accelerated).*"),  # links to other projects would need a network
     (r"py:.*", r".*\.(_\w+(\.\w+)*|\w*T|\w*T_co|\w*T_contra)"),  # private names and type variables have no page
+    (r"py:.*", r".*\.BlockOrDecorator"),  # what stands behind `with` or `@`, which nobody has to name
 ]
