@@ -7,18 +7,22 @@ holds the mean over its own samples, so it weighs as much as its share of them; 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+from torch import Tensor
 from torch.utils.data import BatchSampler
 
 from pa_core.data.batch_count import BatchCount
 from pa_core.data.custom_loader import batches_of_slices, innermost, is_keyed
 from pa_core.data.split_sampler import split_sampler
+from pa_core.errors import BatchOutputError
 from pa_core.types import SizedIterable
 
-__all__ = ["MicroBatch", "count_steps", "micro_batches"]
+__all__ = ["Accumulation", "MicroBatch", "count_steps", "micro_batches"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +30,7 @@ class MicroBatch:
     """The part that one process has in one step of an epoch.
 
     Attributes:
+        step: The number of the step in its epoch, counted from 1.
         weight: The factor on the mean loss of this process, such that the averaged gradients of the group are those of
             the mean over all of its samples.
         ends_group: Whether an optimizer update follows.
@@ -34,14 +39,139 @@ class MicroBatch:
         is_empty: Whether this process has no sample in this step, while others do.
 
     Example:
-        >>> MicroBatch(weight=0.25, ends_group=True, global_samples=8).is_empty
+        >>> MicroBatch(step=3, weight=0.25, ends_group=True, global_samples=8).is_empty
         False
     """
 
+    step: int
     weight: float
     ends_group: bool
     global_samples: int | None = None
     is_empty: bool = False
+
+
+class Accumulation:
+    """Makes the gradient of an update that of the mean over all its samples, or all its items such as tokens.
+
+    A batch weighs as many samples as it has of the update, which the loader knows beforehand: ``MicroBatch.weight``.
+    Items are counted by the step itself, and how many an update has is known when its last batch has been counted,
+    after most of its backward passes. So each batch is weighed by its items over a nominal number, and at the end the
+    gradients are multiplied once by what is missing. The nominal number keeps losses in the range that gradient scalers
+    expect; it is a power of two, so that it changes no digit of the result.
+
+    A run has one for each optimizer.
+
+    Args:
+        num_processes: The number of processes, over which gradients are averaged.
+        nominal: The nominal number of a run that is resumed; by default it is taken from the first update.
+
+    Attributes:
+        items: The items of this process in the current update so far; 0 where losses are means over samples.
+        nominal: The nominal number, None before the first update that counts items.
+
+    Example:
+        >>> import torch
+        >>> parameter = torch.nn.Parameter(torch.zeros(()))
+        >>> accumulation = Accumulation(num_processes=1)
+        >>> for step, mean_loss, tokens in ((1, 1.0, 3), (2, 5.0, 1)):  # the mean over the four tokens is 2
+        ...     part = MicroBatch(step, weight=0.5, ends_group=step == 2)
+        ...     _ = accumulation.take_counts(batch_size=1, items=tokens)
+        ...     accumulation.weigh(parameter * mean_loss, part).backward()
+        >>> accumulation.normalise([parameter], accumulation.items)
+        >>> parameter.grad
+        tensor(2.)
+    """
+
+    def __init__(self, num_processes: int, nominal: float | None = None) -> None:
+        self._num_processes = num_processes
+        self._counts_items: bool | None = None
+        self._items_of_step: int | None = None
+        self._last_batch_size = 0
+        self.nominal = nominal
+        self.items: float = 0.0
+
+    def start_epoch(self) -> None:
+        """Forget an update that was not finished."""
+        self.items = 0.0
+
+    def take_counts(self, batch_size: int, items: int | None = None) -> int:
+        """Take note of what a batch holds, before its loss is weighed; return the weight of the loss in reports.
+
+        Args:
+            batch_size: The number of its samples.
+            items: The number of items that its loss is the mean over; None if that is the samples.
+
+        Raises:
+            BatchOutputError: Other batches of the run count their items, and this one does not, or the reverse.
+        """
+        if self._counts_items is None:
+            self._counts_items = items is not None
+        if self._counts_items != (items is not None):
+            raise BatchOutputError(
+                "Some steps of this run count their items, and others do not.",
+                given="num_items_in_batch in earlier steps, and none in this one"
+                if items is None
+                else f"num_items_in_batch={items} in this step, and none in earlier ones",
+                expected="num_items_in_batch in every step of a run, or in none",
+                do="Return the key from each call of calculate_train_batch_loss.",
+            )
+        self._last_batch_size = batch_size
+        self._items_of_step = items
+        return batch_size if items is None else items
+
+    def weigh(self, loss: Tensor, part: MicroBatch) -> Tensor:
+        """Scale the mean loss of a batch to its share of the update, and count its items.
+
+        Args:
+            loss: The mean over the samples, or over the items given to ``take_counts``.
+            part: The part of the batch in the update.
+        """
+        weight, items = part.weight, self._items_of_step
+        self._items_of_step = None
+        is_alone = weight == 1 and self._num_processes == 1
+        if items is not None and not is_alone:
+            self.items += items
+            weight = items / (self.nominal or 1.0)
+        return loss if weight == 1 else loss * weight
+
+    def samples_of(self, part: MicroBatch) -> int:
+        """Return the number of samples of a step on all processes, as far as anyone knows.
+
+        Args:
+            part: The part of the last batch that ``take_counts`` was told of.
+        """
+        return part.global_samples or self._last_batch_size * self._num_processes
+
+    def normalise(self, parameters: Sequence[Tensor], total: float | Tensor) -> None:
+        """Turn the gradients of an update into those of the mean over its items, if it counts items.
+
+        Args:
+            parameters: The parameters whose gradients were accumulated, and averaged over the processes.
+            total: The items of the update on all processes. A tensor on the device is not waited for, except after the
+                first update.
+        """
+        if not self._has_items(total):
+            return
+        nominal = self.nominal or 1.0
+        if self.nominal is None:
+            self.nominal = _power_of_two(float(total) / self._num_processes)
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        if gradients:
+            # Without any item all gradients are zero, and stay so.
+            at_least_one = total.clamp(min=1) if isinstance(total, Tensor) else max(total, 1)
+            factor = nominal * self._num_processes / at_least_one
+            torch._foreach_mul_(gradients, factor)  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]  # torch's optimizers use it; one pass
+        self.items = 0.0
+
+    def _has_items(self, total: float | Tensor) -> bool:
+        """Whether the update counts items; a process without a sample so far learns it from the others."""
+        if isinstance(total, Tensor) and self._counts_items is not None:
+            return self._counts_items
+        return float(total) > 0
+
+
+def _power_of_two(number: float) -> float:
+    return 2.0 ** round(math.log2(number)) if number > 0 else 1.0
 
 
 def count_steps(loader: SizedIterable) -> int:
@@ -96,6 +226,7 @@ def micro_batches(
         for step in group:
             mine = len(keyed.split.piece(step, rank))
             part = MicroBatch(
+                steps_done + step + 1,
                 weight=mine * num_processes / total,
                 ends_group=step == group[-1],
                 global_samples=keyed.split.size(step),
@@ -146,6 +277,7 @@ def _of_users_loader(
         is_last = step + 1 == count.expected
         upcoming = _NOT_YET if is_full and not is_last else next(arriving, _END)
         part = MicroBatch(
+            step + 1,
             weight=1 / len(group) if size is None else size(step) / sum(map(size, group)),
             ends_group=is_full or is_last or (upcoming is _END and not count.is_per_process),
             global_samples=None if size is None else size(step) * num_processes,
@@ -162,7 +294,7 @@ def _without_samples(count: BatchCount, first: int, accumulation_steps: int) -> 
     """The steps in which other processes may still have batches, and would wait for this one."""
     for step in range(count.given, count.expected):
         ends_group = (step + 1 - first) % accumulation_steps == 0 or step + 1 == count.expected
-        yield MicroBatch(weight=0.0, ends_group=ends_group, is_empty=True), None
+        yield MicroBatch(step + 1, weight=0.0, ends_group=ends_group, is_empty=True), None
 
 
 _END, _NOT_YET = object(), object()

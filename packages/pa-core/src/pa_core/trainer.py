@@ -29,7 +29,7 @@ from pa_core import (
     trainer_inputs,
     training_state,
 )
-from pa_core.accumulation import MicroBatch, count_steps, micro_batches
+from pa_core.accumulation import Accumulation, MicroBatch, count_steps, micro_batches
 from pa_core.any_trainer import AnyTrainer
 from pa_core.beside_model import require_one_trained_module
 from pa_core.callbacks.base import EVENT_NAMES, CallbackHandler, CallbackLike, TrainerCallback
@@ -57,7 +57,6 @@ from pa_core.data.given_data import DEFAULT_BATCH_SIZE, GivenData, batch_size_of
 from pa_core.data.loader_defaults import describe_missing_workers
 from pa_core.data.split_sampler import check_share, split_sampler, warn_of_filling_up, warn_of_repeated_samples
 from pa_core.errors import (
-    BatchOutputError,
     ConfigurationError,
     NonFiniteLossError,
     StopTrainingError,
@@ -65,7 +64,6 @@ from pa_core.errors import (
 )
 from pa_core.exports import save_safetensors
 from pa_core.gradient_exchange import GradientExchange
-from pa_core.item_shares import ItemShares
 from pa_core.misspelt_overrides import warn_of_misspelt_overrides
 from pa_core.placeholders import placeholder_values, resolve_placeholders
 from pa_core.progress import Phase, Position, Progress
@@ -186,8 +184,6 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
     create_scheduler_fn: SchedulerFactory[SchedulerT] | None
     callback_handler: CallbackHandler[Self]
     _stop: StopTrainingError | None
-    _items_of_step: int | None
-    _counts_items: bool | None
     _checks_state_of_optimizer: bool
     _saved_run: SavedRun | None
     _begins_at: Phase | None
@@ -661,7 +657,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self._loss_tracker.reset()
         self._step_means.reset()
         self._progress.start_epoch()
-        self._item_shares.forget()
+        self._accumulation.start_epoch()
         self._call_hook(self.train_epoch_start)
         self._call_event(TrainerCallback.on_train_epoch_start)
         self._wrap_again_if_parameters_were_frozen()
@@ -669,11 +665,10 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             require_one_trained_module(vars(self), self.get_model())
         self._go_on_in_mid_epoch(train_dl)
         count = self._count_batches(train_dl, "training")
-        first = self._progress.steps_in_epoch + 1
         # No name for the iterator: the traceback of an error would keep it alive, and the workers with it.
-        for step, (micro_batch, batch) in enumerate(self._micro_batches(train_dl, count), start=first):
+        for part, batch in self._micro_batches(train_dl, count):
             with self._step_means.step(), self._naming_unused_parameters():
-                self._run_train_step(batch, micro_batch, step)
+                self._run_train_step(batch, part)
             if self._is_at_last_update:
                 break
         self._safe_point.leave()
@@ -682,29 +677,28 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         with self._stopping_together():
             self._call_event(TrainerCallback.on_train_epoch_end)
 
-    def _run_train_step(self, batch: BatchT, micro_batch: MicroBatch, step: int) -> None:
+    def _run_train_step(self, batch: BatchT, part: MicroBatch) -> None:
         self._safe_point.leave()
-        with self._gradient_synchronisation(micro_batch):
-            loss = self._forward(batch, micro_batch, step)
+        with self._gradient_synchronisation(part):
+            loss = self._accumulation.weigh(self._forward(batch, part), part)
             if self._calls_of_step is not None:
                 self._calls_of_step.end_step()
-            self.backward_step(self._weighted(loss, micro_batch))
-        self._progress.count_samples(
-            micro_batch.global_samples or self._last_batch_size * self._accelerator.num_processes
-        )
-        if micro_batch.ends_group:
-            self._progress.steps_in_epoch = step
+            if part.ends_group and self._agreement is not None:
+                loss = self._agreement.add_to(loss, self._news())
+            self.backward_step(loss)
+        self._progress.count_samples(self._accumulation.samples_of(part))
+        if part.ends_group:
+            self._progress.steps_in_epoch = part.step
             if self._gradient_exchange is not None:
                 self._gradient_exchange.check(self.model)
             self._agree_on_update()
             self._update()
 
-    def _forward(self, batch: BatchT, micro_batch: MicroBatch, step: int) -> Tensor:
+    def _forward(self, batch: BatchT, part: MicroBatch) -> Tensor:
         """Calculate the loss of one batch and report it."""
         if self._calls_of_step is not None:
             self._calls_of_step.start_step()
-        self._items_of_step = None
-        if micro_batch.is_empty:
+        if part.is_empty:
             return self._loss_of_nothing()
         self._call_event(TrainerCallback.on_train_step_start)
         try:
@@ -713,15 +707,13 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             self._stop_at_the_next_agreement(error)
             return self._loss_of_nothing()
         except Exception as error:
-            name_step(error, f"training step {step} of epoch {self.num_epochs_completed + 1}", batch)
+            name_step(error, f"training step {part.step} of epoch {self.num_epochs_completed + 1}", batch)
             raise
         loss = check_step_output(output, "calculate_train_batch_loss", trained=self.model)
-        self._last_batch_size = output["batch_size"]
-        self._items_of_step = self._count_items(output)
-        weight_of_report = self._last_batch_size if self._items_of_step is None else self._items_of_step
-        self._loss_tracker.update(loss, weight_of_report)
-        self._step_means.count_samples(self._last_batch_size)
-        self._call_event(TrainerCallback.on_train_step_end, batch=batch, batch_output=output, step=step)
+        items = count_items(output, "calculate_train_batch_loss")
+        self._loss_tracker.update(loss, self._accumulation.take_counts(output["batch_size"], items))
+        self._step_means.count_samples(output["batch_size"])
+        self._call_event(TrainerCallback.on_train_step_end, batch=batch, batch_output=output, step=part.step)
         return loss
 
     def backward_step(self, loss: Tensor) -> None:
@@ -953,41 +945,15 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
 
     # What the loop stands on: several processes
 
-    def _gradient_synchronisation(self, micro_batch: MicroBatch) -> AbstractContextManager[None]:
+    def _gradient_synchronisation(self, part: MicroBatch) -> AbstractContextManager[None]:
         """Gradients are exchanged once per update, in the backward pass of the last batch of its group."""
-        if micro_batch.ends_group or self._accelerator.num_processes == 1:
+        if part.ends_group or self._accelerator.num_processes == 1:
             return nullcontext()
         return _accelerate.keep_gradients_local(self._accelerator, self.model)
 
     def _naming_unused_parameters(self) -> AbstractContextManager[None]:
         exchange = self._gradient_exchange
         return nullcontext() if exchange is None else exchange.naming_unused_parameters()
-
-    def _weighted(self, loss: Tensor, micro_batch: MicroBatch) -> Tensor:
-        """Scale a mean loss to its share of the update, and let what all must know travel with the gradients."""
-        weight = micro_batch.weight
-        is_alone = weight == 1 and self._accelerator.num_processes == 1
-        if self._items_of_step is not None and not is_alone:
-            weight = self._item_shares.weigh(self._items_of_step)
-        if weight != 1:
-            loss = loss * weight
-        if micro_batch.ends_group and self._agreement is not None:
-            loss = self._agreement.add_to(loss, self._news())
-        return loss
-
-    def _count_items(self, output: Mapping[str, Any]) -> int | None:
-        """What the loss of a step is the mean over, if that is not the samples; the same in all steps of a run."""
-        items = count_items(output, "calculate_train_batch_loss")
-        if self._counts_items is None:
-            self._counts_items = items is not None
-        if self._counts_items != (items is not None):
-            raise BatchOutputError(
-                "Some steps of this run count their items, and others do not.",
-                given=f"num_items_in_batch={items} after {self.num_updates_completed} updates",
-                expected="num_items_in_batch in every step of a run, or in none",
-                do="Return the key from each call of calculate_train_batch_loss.",
-            )
-        return items
 
     def _loss_of_nothing(self) -> Tensor:
         """Take part in the collectives of a step without a sample: the gradients of this loss are zero."""
@@ -1000,7 +966,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             _is_not_finite(self._stop),
             self._saving.is_asked,
             self._leaving.is_asked,
-            self._item_shares.total_of_process,
+            self._accumulation.items,
         ]
 
     def _call_hook(self, hook: Callable[[], None]) -> None:
@@ -1053,16 +1019,13 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         update of an epoch, which is not to be made if a process asked to stop when the epoch started.
         """
         if self._accelerator.num_processes == 1:
-            if self._item_shares.total_of_process:
-                self._item_shares.settle(self._updated_parameters(), self._item_shares.total_of_process)
+            self._accumulation.normalise(self._updated_parameters(), self._accumulation.items)
             return
         sums = self._sum_of_news() if self._agreement is None else self._agreement.sums()
         answers = self._late_reader.read(sums, at_once=self._progress.starts_epoch)
         if answers is not None:
             self._heed(answers)
-        # A process that has had no sample yet cannot know whether the others count items.
-        if self._counts_items or (self._counts_items is None and sums[-1].item() > 0):
-            self._item_shares.settle(self._updated_parameters(), sums[-1])
+        self._accumulation.normalise(self._updated_parameters(), sums[-1])
 
     def _heed(self, answers: list[float]) -> None:
         """Do what some process wishes for, on this one too."""
@@ -1126,7 +1089,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         if self._settings["max_num_train_steps"] > saved.settings["max_num_train_steps"]:
             saved.extend(self.run_history)
         self._progress.updates, self._progress.epochs = saved.position.updates, saved.position.epochs
-        self._item_shares = ItemShares(self._accelerator.num_processes, saved.nominal_items.get("optimizer"))
+        self._accumulation.nominal = saved.nominal_items.get("optimizer")
         self._begins_at = saved.position.phase
         self.was_complete = self._begins_at is Phase.NOTHING
         self.print(training_state.describe_start(saved.path, saved.position))
@@ -1243,7 +1206,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             algorithm=loader.order.algorithm if is_keyed(loader) else None,
             settings=self._settings or {},
             hyperparameters=self._asked_of_optimizers,
-            nominal_items={"optimizer": self._item_shares.nominal},
+            nominal_items={"optimizer": self._accumulation.nominal},
             loaders=self._run_loaders.capture(
                 self,
                 in_mid_epoch=position.phase.is_in_mid_epoch
@@ -1486,14 +1449,11 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         """Forget what the loop noted down in an earlier run."""
         self._is_training = is_training
         self._progress = Progress()
-        self._last_batch_size = 0
         self._is_at_update = False
         self._checked_steps: set[str] = set()
-        self._items_of_step = None
-        self._counts_items = None
         self._miscounted: set[str] = set()
         self._told: set[str] = set()
-        self._item_shares = ItemShares(self._accelerator.num_processes)
+        self._accumulation = Accumulation(self._accelerator.num_processes)
         self._stop = None
         self._late_reader = agreement.LateReader(delay=0 if self.device.type == "cpu" else _UPDATES_UNTIL_READ)
         self._saving = Wish()

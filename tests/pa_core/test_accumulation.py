@@ -1,4 +1,4 @@
-"""Losses that are means over items, such as tokens: updates and reports weigh by items on every split."""
+"""The weights of batches in an update, by samples and by items such as tokens, on every split."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from torch.utils.data import TensorDataset
 from typing_extensions import override
 
 from pa_core import BatchOutput, BatchOutputError, Trainer
+from pa_core.accumulation import Accumulation, MicroBatch
 from pa_core.data import epoch_order
 
 LENGTH = 6
@@ -159,3 +160,36 @@ def test_counting_in_some_steps_only_is_refused() -> None:
     trainer = Sometimes(model, None, SGD(model.parameters(), lr=0.1), callbacks=[])
     with pytest.raises(BatchOutputError, match="every step"):
         trainer.train(rows(8), 1, per_device_batch_size=2)
+
+
+def test_items_that_appear_on_the_way_are_refused_too() -> None:
+    """A step that counts items after others did not is named as what it is."""
+    accumulation = Accumulation(num_processes=1)
+    accumulation.take_counts(batch_size=2)
+    with pytest.raises(BatchOutputError, match="num_items_in_batch=7 in this step, and none in earlier ones"):
+        accumulation.take_counts(batch_size=2, items=7)
+
+
+@given(items=st.lists(st.integers(0, 50), min_size=1, max_size=6), nominal=st.sampled_from([None, 1.0, 64.0]))
+def test_weighed_batches_add_up_to_the_mean_over_items(items: list[int], nominal: float | None) -> None:
+    """Whatever was taken for the nominal number, the gradient of the update is that of the mean over its items."""
+    parameter = nn.Parameter(torch.zeros((), dtype=torch.float64))
+    accumulation = Accumulation(num_processes=1, nominal=nominal)
+    for step, number in enumerate(items, start=1):
+        accumulation.take_counts(batch_size=1, items=number)
+        part = MicroBatch(step, weight=1 / len(items), ends_group=step == len(items))
+        torch.autograd.backward(accumulation.weigh(parameter * step, part))
+    accumulation.normalise([parameter], accumulation.items)
+    assert parameter.grad is not None
+    # A batch alone is its own mean, and one without items is what its step says it is.
+    total = sum(items)
+    mean = sum(step * number for step, number in enumerate(items, start=1)) / max(total, 1) if len(items) > 1 else 1.0
+    assert parameter.grad.item() == pytest.approx(mean, rel=1e-12)
+
+
+def test_the_samples_of_a_step_are_what_the_loader_says_or_the_step() -> None:
+    """A loader that knows its shares tells the samples of all processes; otherwise each is taken to have as many."""
+    accumulation = Accumulation(num_processes=4)
+    accumulation.take_counts(batch_size=8)
+    assert accumulation.samples_of(MicroBatch(1, weight=1.0, ends_group=True, global_samples=30)) == 30
+    assert accumulation.samples_of(MicroBatch(1, weight=1.0, ends_group=True)) == 32
