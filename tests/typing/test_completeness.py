@@ -11,7 +11,7 @@ import pytest
 
 from tests.typing.checkers import PACKAGES, Completeness, TypedEnvironment
 
-WITHOUT_TYPES = {"accelerate": {"pa_core/_accelerate.py"}, "tqdm": {"pa_core/callbacks/console.py"}}
+WITHOUT_TYPES = {"accelerate": {"pa_core/_accelerate.py"}, "tqdm": {"pa_core/_tqdm.py"}}
 """Packages without `py.typed`, and the one module of ours that takes objects of each of them, and types them."""
 
 

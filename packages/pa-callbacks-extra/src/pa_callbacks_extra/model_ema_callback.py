@@ -18,7 +18,7 @@ from pa_callbacks_extra.tensor_pairs import named_tensors
 from pa_core.any_trainer import AnyTrainer
 from pa_core.callbacks.base import CallbackHandler, CallbackLike, TrainerCallback
 from pa_core.callbacks.best_model import SaveBestModelCallback
-from pa_core.callbacks.console import LogMetricsCallback
+from pa_core.callbacks.log_metrics import LogMetricsCallback
 from pa_core.callbacks.metric_direction import FALSE_BY_DEFAULT, resolve_direction
 from pa_core.distributed import broadcast_buffers
 from pa_core.errors import ConfigurationError

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from pa_core.any_trainer import AnyTrainer
-from pa_core.callbacks.console import LogMetricsCallback
+from pa_core.callbacks.log_metrics import LogMetricsCallback
 from pa_core.callbacks.scalar_transfer import ScalarTransfer
 from pa_core.distributed import sum_over_processes
 from pa_core.experiment_trackers import ExperimentTrackers, flatten_config, open_trackers, require_trackers

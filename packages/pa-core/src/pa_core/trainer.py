@@ -29,11 +29,11 @@ from pa_core import (
     trainer_inputs,
     training_state,
 )
+from pa_core._tqdm import bars_hidden
 from pa_core.accumulation import Accumulation, MicroBatch, count_steps, micro_batches
 from pa_core.any_trainer import AnyTrainer
 from pa_core.beside_model import require_one_trained_module
 from pa_core.callbacks.base import EVENT_NAMES, CallbackHandler, CallbackLike, TrainerCallback
-from pa_core.callbacks.console import bars_hidden
 from pa_core.callbacks.defaults import DEFAULT_CALLBACKS
 from pa_core.callbacks.limits import add_limit_of_environment, apply_limit_of_environment
 from pa_core.data import (

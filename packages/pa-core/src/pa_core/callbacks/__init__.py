@@ -5,12 +5,6 @@ from __future__ import annotations
 from pa_core.callbacks.base import CallbackHandler, CallbackLike, TrainerCallback
 from pa_core.callbacks.best_metric import BestMetric, watched_value
 from pa_core.callbacks.best_model import SaveBestModelCallback
-from pa_core.callbacks.console import (
-    LogMetricsCallback,
-    PrintProgressCallback,
-    ProgressBarCallback,
-    bars_hidden,
-)
 from pa_core.callbacks.defaults import DEFAULT_CALLBACKS, get_default_callbacks
 from pa_core.callbacks.limits import (
     LimitBatches,
@@ -19,7 +13,10 @@ from pa_core.callbacks.limits import (
     StepBasedEvaluationCallback,
     batch_limit_from_environment,
 )
+from pa_core.callbacks.log_metrics import LogMetricsCallback
 from pa_core.callbacks.move_modules import MoveModulesToDeviceCallback
+from pa_core.callbacks.print_progress import PrintProgressCallback
+from pa_core.callbacks.progress_bar import ProgressBarCallback
 from pa_core.callbacks.save_training_state import SaveTrainingStateCallback
 from pa_core.callbacks.terminate_on_nan import TerminateOnNaNCallback
 from pa_core.errors import StopTrainingError
@@ -42,7 +39,6 @@ __all__ = [
     "StopTrainingError",
     "TerminateOnNaNCallback",
     "TrainerCallback",
-    "bars_hidden",
     "batch_limit_from_environment",
     "get_default_callbacks",
     "watched_value",

@@ -1,0 +1,163 @@
+"""Messages about the progress of a run, and the table of its metrics at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from typing_extensions import override
+
+from pa_core.any_trainer import AnyTrainer
+from pa_core.callbacks.base import TrainerCallback
+from pa_core.callbacks.epoch_progress import format_rate
+from pa_core.callbacks.metric_direction import JudgesMetric
+from pa_core.callbacks.run_summary import format_duration, format_table, summarise
+from pa_core.errors import StopTrainingError
+
+__all__ = ["PrintProgressCallback"]
+
+
+class PrintProgressCallback(TrainerCallback):
+    """Prints a message at the start and the end of a run and at the start of each epoch.
+
+    A training run ends with a table: of each metric the last value, the best value and the epoch of the best.
+    Of a metric that a callback such as ``SaveBestModelCallback`` judges by, the best value is the one that counts
+    there. Of others, which direction is better is told from the name (a loss or an error should be low, an accuracy
+    high); where the name does not say, no value is called the best. Samples per second are those of the training
+    epochs alone, without the evaluations.
+
+    Args:
+        greater_is_better: For metrics by name, whether a higher value is better. It wins over what callbacks and
+            names say.
+
+    Example:
+        >>> import torch
+        >>> from pa_core import PrintProgressCallback, Trainer
+        >>> model = torch.nn.Linear(1, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> samples = torch.utils.data.TensorDataset(torch.ones(8, 1), torch.ones(8, 1))
+        >>> show = PrintProgressCallback(greater_is_better={"my_metric": True})
+        >>> Trainer(model, torch.nn.MSELoss(), optimizer, callbacks=[show]).evaluate(samples)
+        ... # doctest: +ELLIPSIS
+        Evaluation starts: 1 batch; 1 process, device cpu, precision fp32
+        Evaluation ended in ... s
+    """
+
+    def __init__(self, greater_is_better: Mapping[str, bool] = MappingProxyType({})) -> None:
+        self.greater_is_better = greater_is_better
+        self._start = _Reading(0, 0.0)
+        self._training_seconds = 0.0
+        self._training_since: float | None = None
+
+    @override
+    def on_training_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        """Print what is going to run, if anything is."""
+        self._start = _Reading.of(trainer)
+        self._training_seconds = 0.0
+        self._training_since = None
+        if trainer.was_complete:
+            return
+        config = trainer.run_config
+        updates = config.num_update_steps_per_epoch
+        length = f"{_count(config.num_epochs, 'epoch')} of {_count(updates, 'update')}"
+        if config.max_num_train_steps is not None and config.max_num_train_steps < config.num_epochs * updates:
+            length += f", at most {_count(config.max_num_train_steps, 'update')}"
+        samples = _count(config.train_total_batch_size, "sample")
+        # Without flush, lines of the progress, which are written at once, would overtake this one in a log file.
+        trainer.print(f"Training starts: {length}, {samples} per update; {trainer.describe_run()}", flush=True)
+
+    @override
+    def on_train_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        """Print the number of the epoch."""
+        trainer.print(f"Starting epoch {trainer.run_history.current_epoch}", flush=True)
+        self._training_since = trainer.run_history.clock.seconds
+
+    @override
+    def on_train_steps_passed_over(self, trainer: AnyTrainer, steps: int, **kwargs: Any) -> None:
+        """Leave out the time in which nothing was trained."""
+        self._training_since = trainer.run_history.clock.seconds
+
+    @override
+    def on_train_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        """Stop the time of the training."""
+        self._stop_training_time(trainer)
+
+    @override
+    def on_eval_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        """Stop the time of the training."""
+        self._stop_training_time(trainer)
+
+    @override
+    def on_eval_epoch_end(self, trainer: AnyTrainer, *, is_intermediate: bool = False, **kwargs: Any) -> None:
+        """Let the time of the training go on, if the training does."""
+        if is_intermediate:
+            self._training_since = trainer.run_history.clock.seconds
+
+    @override
+    def on_stop_training_error(
+        self, trainer: AnyTrainer, *, error: StopTrainingError | None = None, **kwargs: Any
+    ) -> None:
+        """Print why the run stops."""
+        self._stop_training_time(trainer)
+        reason = str(error) or type(error).__name__
+        trainer.print(f"Stopping early: {reason.splitlines()[0]}", flush=True)
+
+    @override
+    def on_training_run_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        """Print what ran, and the table of the metrics."""
+        if not trainer.was_complete:
+            self._print_what_ran(trainer)
+        directions = {**_directions_judged_by(trainer.callback_handler.callbacks), **self.greater_is_better}
+        table = format_table(summarise(trainer.run_history, directions))
+        if table:
+            trainer.print(table, flush=True)
+
+    def _print_what_ran(self, trainer: AnyTrainer) -> None:
+        start, end = self._start, _Reading.of(trainer)
+        ran = f"{_count(trainer.num_epochs_completed, 'epoch')}, {_count(trainer.num_updates_completed, 'update')}"
+        speed = ""
+        if self._training_seconds > 0 and end.samples > start.samples:
+            rate = (end.samples - start.samples) / self._training_seconds
+            speed = f", {format_rate(rate)} samples/s in training"
+        trainer.print(f"Training ended: {ran} in {format_duration(end.seconds - start.seconds)}{speed}", flush=True)
+
+    @override
+    def on_evaluation_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        """Print that the evaluation starts."""
+        batches = _count(0 if trainer.eval_dataloader is None else len(trainer.eval_dataloader), "batch", "batches")
+        trainer.print(f"Evaluation starts: {batches}; {trainer.describe_run()}", flush=True)
+        self._start = _Reading.of(trainer)
+
+    @override
+    def on_evaluation_run_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        """Print that the evaluation has ended."""
+        seconds = trainer.run_history.clock.seconds - self._start.seconds
+        trainer.print(f"Evaluation ended in {format_duration(seconds)}", flush=True)
+
+    def _stop_training_time(self, trainer: AnyTrainer) -> None:
+        if self._training_since is not None:
+            self._training_seconds += trainer.run_history.clock.seconds - self._training_since
+            self._training_since = None
+
+
+class _Reading(NamedTuple):
+    """What the clock of the run history says at one moment."""
+
+    samples: int
+    seconds: float
+
+    @classmethod
+    def of(cls, trainer: AnyTrainer) -> _Reading:
+        clock = trainer.run_history.clock
+        return cls(clock.samples, clock.seconds)
+
+
+def _directions_judged_by(callbacks: Iterable[object]) -> dict[str, bool]:
+    """For metrics by name, what the callbacks of a run take for better; the first of several decides."""
+    judges = [one for one in callbacks if isinstance(one, JudgesMetric)]
+    return {judge.watch_metric: judge.greater_is_better for judge in reversed(judges)}
+
+
+def _count(number: int, singular: str, plural: str = "") -> str:
+    return f"{number:,} {singular if number == 1 else plural or singular + 's'}"

@@ -1,0 +1,213 @@
+"""Progress bars on a terminal and in a notebook, lines in a log."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from typing import Any, TextIO
+
+from typing_extensions import override
+
+from pa_core._tqdm import bar_class
+from pa_core.any_trainer import AnyTrainer
+from pa_core.callbacks.base import TrainerCallback
+from pa_core.callbacks.epoch_progress import EpochProgress, PlainLines, ProgressDisplay
+from pa_core.types import BatchOutput
+
+__all__ = ["ProgressBarCallback"]
+
+
+class ProgressBarCallback(TrainerCallback):
+    """Shows the progress of each epoch: mean loss so far, learning rate, samples per second.
+
+    On a terminal and in a notebook this is a progress bar, on standard error. Without a terminal, for example in a
+    job, a line is written to standard output every 30 seconds and at the end of each epoch, among the metrics. With
+    standard output alone in a file, that file still gets the line at the end of each epoch. Only the first process
+    of each machine shows anything. The loss is that of this process, and never waits for an accelerator.
+
+    Example:
+        >>> from pa_core import get_default_callbacks
+        >>> any(callback is ProgressBarCallback for callback in get_default_callbacks())
+        True
+    """
+
+    def __init__(self) -> None:
+        self._train: EpochProgress | None = None
+        self._eval: EpochProgress | None = None
+        self._only_evaluates = False
+
+    @override
+    def on_training_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        """Take note that evaluation epochs follow training epochs."""
+        self._only_evaluates = False
+
+    @override
+    def on_evaluation_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        """Take note that there is no epoch to name."""
+        self._only_evaluates = True
+
+    @override
+    def on_train_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        """Open the display of a training epoch."""
+        title = f"Epoch {trainer.run_history.current_epoch}"
+        display = _open_display(trainer, title, _num_batches_to_train(trainer), keeps_last=True)
+        self._train = None if display is None else EpochProgress(display, shows_learning_rate=True)
+
+    @override
+    def on_train_steps_passed_over(self, trainer: AnyTrainer, steps: int, **kwargs: Any) -> None:
+        """Go on from where the epoch was interrupted, or show how far the loader is on its way there."""
+        if self._train is not None:
+            self._train.pass_over(steps)
+
+    @override
+    def on_train_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: BatchOutput, **kwargs: Any) -> None:
+        """Count the batch."""
+        if self._train is not None:
+            self._train.step(trainer, batch_output["batch_size"])
+
+    @override
+    def on_train_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        """Close the display."""
+        self._close_train(trainer, is_complete=True)
+
+    @override
+    def on_eval_epoch_start(self, trainer: AnyTrainer, *, is_intermediate: bool = False, **kwargs: Any) -> None:
+        """Open the display of an evaluation epoch, below that of the training epoch if there is one."""
+        if self._train is not None:
+            self._train.pause()
+        if trainer.eval_dataloader is None:
+            return
+        title = "Evaluation" if self._only_evaluates else f"Epoch {trainer.run_history.current_epoch} eval"
+        display = _open_display(trainer, title, len(trainer.eval_dataloader), keeps_last=not is_intermediate)
+        self._eval = None if display is None else EpochProgress(display, shows_learning_rate=False)
+
+    @override
+    def on_eval_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: BatchOutput, **kwargs: Any) -> None:
+        """Count the batch."""
+        if self._eval is not None:
+            self._eval.step(trainer, batch_output["batch_size"])
+
+    @override
+    def on_eval_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        """Close the display of the evaluation, and go on with that of the training."""
+        self._close_eval(trainer, is_complete=True)
+        if self._train is not None:
+            self._train.resume()
+
+    @override
+    def on_stop_training_error(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        """Close what is open."""
+        self._close_eval(trainer, is_complete=False)
+        self._close_train(trainer, is_complete=False)
+
+    @override
+    def on_exception(self, trainer: AnyTrainer, exception: BaseException, **kwargs: Any) -> None:
+        """Close what is open, so that the traceback starts on a line of its own."""
+        self._close_eval(trainer, is_complete=False)
+        self._close_train(trainer, is_complete=False)
+
+    def _close_train(self, trainer: AnyTrainer, is_complete: bool) -> None:
+        if self._train is not None:
+            self._train.close(trainer, is_complete)
+            self._train = None
+
+    def _close_eval(self, trainer: AnyTrainer, is_complete: bool) -> None:
+        if self._eval is not None:
+            self._eval.close(trainer, is_complete)
+            self._eval = None
+
+
+class _TerminalBar(ProgressDisplay):
+    """A bar of tqdm, on a terminal or in a notebook.
+
+    Args:
+        title: What the bar starts with.
+        total: The number of batches of the epoch.
+        stream: Where it is drawn.
+        keeps_last: Whether it stays on the screen after the epoch.
+        log: Gets the line at the end of the epoch as well, where standard output is not on the screen.
+    """
+
+    seconds_between: float = 0.1
+
+    def __init__(self, title: str, total: int, stream: TextIO, keeps_last: bool, log: ProgressDisplay | None) -> None:
+        self._log = log
+        assumed = _size_if_unknown(stream)
+        self._bar = bar_class()(
+            desc=title,
+            total=total,
+            file=stream,
+            leave=keeps_last,
+            # The last column and the last line are left free, as tqdm does itself.
+            ncols=None if assumed is None else assumed.columns - 1,
+            nrows=None if assumed is None else assumed.lines - 1,
+            dynamic_ncols=assumed is None,
+            # It is told when to refresh, and does so each time.
+            mininterval=0,
+            miniters=1,
+            bar_format="{desc} |{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]",
+        )
+
+    @override
+    def show(self, batches: int, figures: str) -> None:
+        self._bar.set_postfix_str(figures, refresh=False)
+        self._bar.update(batches - self._bar.n)
+
+    @override
+    def resume(self) -> None:
+        self._bar.unpause()
+
+    @override
+    def close(self, batches: int, figures: str) -> None:
+        self.show(batches, figures)
+        self._bar.close()
+        if self._log is not None:
+            self._log.close(batches, figures)
+
+
+def _size_if_unknown(stream: TextIO) -> os.terminal_size | None:
+    """Return the size to assume for a terminal that reports none, as in some containers; None where it is known.
+
+    A bar of 0 columns would be invisible, and so would one that lies below the last of 0 lines.
+    """
+    try:
+        reported = os.get_terminal_size(stream.fileno())
+    except (OSError, ValueError):  # not a terminal, but a notebook for example
+        return None
+    return None if all(reported) else shutil.get_terminal_size()
+
+
+def _open_display(trainer: AnyTrainer, title: str, total: int, keeps_last: bool) -> ProgressDisplay | None:
+    """Return what suits the place where the output goes; None where nothing is shown."""
+    if not trainer.run_config.is_local_process_zero:
+        return None
+    screen: TextIO | None = sys.stderr
+    log: TextIO | None = sys.stdout
+    lines = None if log is None else PlainLines(title, total, log, keeps_last)
+    if screen is not None and _is_notebook(screen):
+        return _TerminalBar(title, total, screen, keeps_last, log=None)
+    if screen is not None and _is_terminal(screen):
+        return _TerminalBar(title, total, screen, keeps_last, log=None if log is None or log.isatty() else lines)
+    return lines
+
+
+def _is_notebook(stream: TextIO) -> bool:
+    return type(stream).__module__.startswith("ipykernel")
+
+
+def _is_terminal(stream: TextIO) -> bool:
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def _num_batches_to_train(trainer: AnyTrainer) -> int:
+    """Return the length of the epoch that begins, which may be the one that ``max_num_train_steps`` cuts."""
+    config, whole = trainer.run_config, len(trainer.train_dataloader)
+    if config.max_num_train_steps is None:
+        return whole
+    updates_left = config.max_num_train_steps - trainer.num_updates_completed
+    # A run that goes on in mid-epoch has some of the epoch's updates behind it.
+    updates_done = max(
+        0, trainer.num_updates_completed - trainer.num_epochs_completed * config.num_update_steps_per_epoch
+    )
+    return min(whole, (updates_left + updates_done) * config.gradient_accumulation_steps)
