@@ -35,7 +35,7 @@ from pa_core.any_trainer import AnyTrainer
 from pa_core.beside_model import require_one_trained_module
 from pa_core.callbacks.base import EVENT_NAMES, CallbackHandler, CallbackLike, TrainerCallback
 from pa_core.callbacks.defaults import DEFAULT_CALLBACKS
-from pa_core.callbacks.limits import add_limit_of_environment, apply_limit_of_environment
+from pa_core.callbacks.limit_batches import add_limit_of_environment, apply_limit_of_environment
 from pa_core.data import (
     DataLoaderSlice,
     KeyedDataLoader,

@@ -6,19 +6,15 @@ from pa_core.callbacks.base import CallbackHandler, CallbackLike, TrainerCallbac
 from pa_core.callbacks.best_metric import BestMetric, watched_value
 from pa_core.callbacks.best_model import SaveBestModelCallback
 from pa_core.callbacks.defaults import DEFAULT_CALLBACKS, get_default_callbacks
-from pa_core.callbacks.limits import (
-    LimitBatches,
-    LimitBatchesCallback,
-    LimitEvalStepsCallback,
-    StepBasedEvaluationCallback,
-    batch_limit_from_environment,
-)
+from pa_core.callbacks.limit_batches import LimitBatchesCallback, LimitEvalStepsCallback
 from pa_core.callbacks.log_metrics import LogMetricsCallback
 from pa_core.callbacks.move_modules import MoveModulesToDeviceCallback
 from pa_core.callbacks.print_progress import PrintProgressCallback
 from pa_core.callbacks.progress_bar import ProgressBarCallback
 from pa_core.callbacks.save_training_state import SaveTrainingStateCallback
+from pa_core.callbacks.step_based_evaluation import StepBasedEvaluationCallback
 from pa_core.callbacks.terminate_on_nan import TerminateOnNaNCallback
+from pa_core.data.batch_limit import LimitBatches
 from pa_core.errors import StopTrainingError
 
 __all__ = [
@@ -39,7 +35,6 @@ __all__ = [
     "StopTrainingError",
     "TerminateOnNaNCallback",
     "TrainerCallback",
-    "batch_limit_from_environment",
     "get_default_callbacks",
     "watched_value",
 ]

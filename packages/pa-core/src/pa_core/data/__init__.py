@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from pa_core.data.batch_limit import DataLoaderSlice
 from pa_core.data.device import move_to_device
 from pa_core.data.fetching import SupportsFetchBatch
 from pa_core.data.keyed_loader import KeyedDataLoader
 from pa_core.data.loader_defaults import default_loader_options, default_num_workers
 from pa_core.data.order import EpochOrder, epoch_order
 from pa_core.data.padding import remove_padding
-from pa_core.data.slice import DataLoaderSlice
 from pa_core.data.split import EvalSplit, Split, TrainSplit
 from pa_core.data.workers import worker_init_fn
 from pa_core.rng import extend_key, mix, seed_streams

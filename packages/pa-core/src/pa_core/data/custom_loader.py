@@ -8,8 +8,8 @@ from typing import Any, cast
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset
 from typing_extensions import TypeIs
 
+from pa_core.data.batch_limit import DataLoaderSlice
 from pa_core.data.keyed_loader import KeyedDataLoader
-from pa_core.data.slice import DataLoaderSlice
 from pa_core.errors import ConfigurationError, EmptyDatasetError
 
 __all__ = [

@@ -26,7 +26,8 @@ from pa_core import (
     Trainer,
     TrainerCallback,
 )
-from pa_core.callbacks import CallbackLike, batch_limit_from_environment
+from pa_core.callbacks import CallbackLike
+from pa_core.data.batch_limit import batch_limit_from_environment
 from pa_core.testing import RecordingCallback, make_regression
 
 VARIABLE = "PT_ACC_LIMIT_BATCHES"

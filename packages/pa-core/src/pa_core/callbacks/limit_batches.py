@@ -1,0 +1,157 @@
+"""Running on the first batches of the loaders only."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, cast
+
+from typing_extensions import override
+
+from pa_core.any_trainer import AnyTrainer
+from pa_core.callbacks.base import CallbackHandler, TrainerCallback
+from pa_core.data.batch_limit import BATCH_LIMIT_VARIABLE, DataLoaderSlice, batch_limit_from_environment
+from pa_core.data.custom_loader import is_slice
+from pa_core.run_config import check_count
+from pa_core.types import SizedIterable
+
+__all__ = ["LimitBatchesCallback", "LimitEvalStepsCallback", "add_limit_of_environment", "apply_limit_of_environment"]
+
+
+class LimitBatchesCallback(TrainerCallback):
+    """Limits every training and evaluation epoch to its first batches, to try a program out quickly.
+
+    The loaders are cut before the run is set up, so that the run config, the scheduler and the progress bars
+    count what really runs.
+
+    Args:
+        num_batches: The number of batches of each process in an epoch; a loader that has fewer is left as it
+            is.
+
+    Raises:
+        ConfigurationError: ``num_batches`` is no positive whole number.
+
+    Example:
+        >>> import torch
+        >>> from pa_core import LimitBatchesCallback, Trainer
+        >>> model = torch.nn.Linear(1, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> samples = torch.utils.data.TensorDataset(torch.ones(80, 1), torch.ones(80, 1))
+        >>> trainer = Trainer(model, torch.nn.MSELoss(), optimizer, callbacks=[LimitBatchesCallback(2)])
+        >>> trainer.train(samples, num_epochs=1, per_device_batch_size=8)
+        >>> trainer.run_config.num_update_steps_per_epoch
+        2
+    """
+
+    def __init__(self, num_batches: int) -> None:
+        check_count("num_batches", num_batches)
+        self.num_batches = num_batches
+
+    @override
+    def on_prepare_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        """Replace the loaders of the run by their first batches."""
+        # A trainer that has only evaluated so far has no training loader, and one that trained has that of then.
+        training = cast("SizedIterable | None", trainer.train_dataloader)
+        if training is not None:
+            trainer.train_dataloader = _first_batches(training, self.num_batches)
+        if trainer.eval_dataloader is not None:
+            trainer.eval_dataloader = _first_batches(trainer.eval_dataloader, self.num_batches)
+
+
+def add_limit_of_environment(handler: CallbackHandler[Any]) -> None:
+    """Give a trainer that is being made the ``LimitBatchesCallback`` that ``PT_ACC_LIMIT_BATCHES`` asks for.
+
+    It comes last, so that it limits what other callbacks have put in the place of the loaders. One that was passed to
+    the trainer stays if it limits at least as much.
+
+    Raises:
+        ConfigurationError: The variable holds something else than a positive whole number.
+    """
+    limit = batch_limit_from_environment()
+    if limit is None or _limits_to(handler, limit):
+        return
+    for callback in list(handler.callbacks):
+        if type(callback) is LimitBatchesCallback:
+            handler.remove_callback(callback)
+    handler.add_callback(LimitBatchesCallback(limit))
+
+
+def apply_limit_of_environment(trainer: AnyTrainer) -> None:
+    """Limit a run that starts within ``LimitBatches`` although its trainer was made outside, and say so.
+
+    Raises:
+        ConfigurationError: The variable holds something else than a positive whole number.
+    """
+    limit = batch_limit_from_environment()
+    if limit is None or _limits_to(trainer.callback_handler, limit):
+        return
+    warnings.warn(
+        f"This run is limited to {limit} batches an epoch by LimitBatches or the environment variable "
+        f"{BATCH_LIMIT_VARIABLE}, which was set after the trainer "
+        "was made. Make the trainer within the context too, or train it outside.",
+        UserWarning,
+        stacklevel=3,
+    )
+    LimitBatchesCallback(limit).on_prepare_start(trainer)
+
+
+def _limits_to(handler: CallbackHandler[Any], limit: int) -> bool:
+    return any(isinstance(one, LimitBatchesCallback) and one.num_batches <= limit for one in handler.callbacks)
+
+
+class LimitEvalStepsCallback(TrainerCallback):
+    """Limits evaluation epochs to their first batches, so that frequent evaluations stay cheap.
+
+    Args:
+        num_eval_steps: The number of batches of each process to evaluate.
+        limit_intermediate_only: Whether only evaluations in the middle of a training epoch are limited, and
+            the one that follows the epoch is complete. If False, all are.
+
+    Raises:
+        ConfigurationError: ``num_eval_steps`` is no positive whole number.
+
+    Example:
+        >>> from pa_core import LimitEvalStepsCallback, StepBasedEvaluationCallback
+        >>> often_and_cheap = [StepBasedEvaluationCallback(100), LimitEvalStepsCallback(10)]
+    """
+
+    def __init__(self, num_eval_steps: int, limit_intermediate_only: bool = True) -> None:
+        check_count("num_eval_steps", num_eval_steps)
+        self.num_eval_steps = num_eval_steps
+        self.limit_intermediate_only = limit_intermediate_only
+        self._whole: SizedIterable | None = None
+
+    @override
+    def on_eval_epoch_start(self, trainer: AnyTrainer, *, is_intermediate: bool = False, **kwargs: Any) -> None:
+        """Put the first batches in the place of the whole loader."""
+        self._restore(trainer)
+        loader = trainer.eval_dataloader
+        is_limited = is_intermediate or not self.limit_intermediate_only
+        if is_limited and loader is not None:
+            self._whole = loader
+            trainer.eval_dataloader = _first_batches(loader, self.num_eval_steps)
+
+    @override
+    def on_eval_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        """Put the whole loader back."""
+        self._restore(trainer)
+
+    @override
+    def on_stop_training_error(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        """Put the whole loader back."""
+        self._restore(trainer)
+
+    @override
+    def on_exception(self, trainer: AnyTrainer, exception: BaseException, **kwargs: Any) -> None:
+        """Put the whole loader back."""
+        self._restore(trainer)
+
+    def _restore(self, trainer: AnyTrainer) -> None:
+        if self._whole is not None:
+            trainer.eval_dataloader = self._whole
+            self._whole = None
+
+
+def _first_batches(loader: SizedIterable, number: int) -> SizedIterable:
+    # Not left out for a short loader: its length may differ between processes, and they have to agree.
+    is_limited = is_slice(loader) and loader.slice_size <= number
+    return loader if is_limited else DataLoaderSlice(loader, number)

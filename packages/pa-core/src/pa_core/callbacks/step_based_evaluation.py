@@ -1,0 +1,71 @@
+"""Evaluating after a number of updates, in the middle of the epochs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from typing_extensions import override
+
+from pa_core.any_trainer import AnyTrainer
+from pa_core.callbacks.base import TrainerCallback
+from pa_core.errors import ConfigurationError
+from pa_core.run_config import check_count
+
+__all__ = ["StepBasedEvaluationCallback"]
+
+
+class StepBasedEvaluationCallback(TrainerCallback):
+    """Evaluates in the middle of the training epochs, after every so many optimizer updates.
+
+    The updates are counted over the whole run. Where an epoch ends with the update that is due, only the
+    epoch's own evaluation runs, as it would evaluate the same weights a second time.
+
+    Everything that is recorded in these evaluations has the prefix ``intermediate_``: the loss is
+    ``intermediate_eval_loss_epoch``, a metric ``accuracy`` that a callback records is ``intermediate_accuracy``. The
+    names without it keep one value an epoch, that of the evaluation after the epoch. To keep the best model of all
+    evaluations within the epochs, give ``SaveBestModelCallback`` the name with the prefix.
+
+    Args:
+        eval_every_n_steps: The number of optimizer updates from one evaluation to the next.
+
+    Raises:
+        ConfigurationError: ``eval_every_n_steps`` is no positive whole number, or the run has no evaluation
+            dataset.
+
+    Example:
+        >>> import torch
+        >>> from pa_core import StepBasedEvaluationCallback, Trainer
+        >>> model = torch.nn.Linear(1, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> samples = torch.utils.data.TensorDataset(torch.ones(80, 1), torch.ones(80, 1))
+        >>> evaluate_often = StepBasedEvaluationCallback(4)
+        >>> trainer = Trainer(model, torch.nn.MSELoss(), optimizer, callbacks=[evaluate_often])
+        >>> trainer.train(samples, num_epochs=1, eval_dataset=samples, per_device_batch_size=8)
+        >>> [record.update for record in trainer.run_history.records("intermediate_eval_loss_epoch")]
+        [4, 8]
+        >>> [record.update for record in trainer.run_history.records("eval_loss_epoch")]
+        [10]
+    """
+
+    def __init__(self, eval_every_n_steps: int) -> None:
+        check_count("eval_every_n_steps", eval_every_n_steps)
+        self.eval_every_n_steps = eval_every_n_steps
+
+    @override
+    def on_training_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        """Refuse a run that has nothing to evaluate."""
+        if trainer.eval_dataloader is None:
+            raise ConfigurationError(
+                "There is nothing to evaluate in the middle of the epochs.",
+                given="StepBasedEvaluationCallback in a run without an evaluation dataset",
+                expected="an evaluation dataset",
+                do="Pass eval_dataset to train(), or leave the callback out.",
+            )
+
+    @override
+    def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
+        """Evaluate if it is time."""
+        config = trainer.run_config
+        ends_an_epoch = update % config.num_update_steps_per_epoch == 0 or update == config.max_num_train_steps
+        if update % self.eval_every_n_steps == 0 and not ends_an_epoch:
+            trainer.run_evaluation_epoch(is_intermediate=True)

@@ -1,0 +1,143 @@
+"""Limits on the batches of an epoch: the first batches of a loader, and the environment variable that asks for them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from itertools import islice
+from types import TracebackType
+from typing import Any, Generic, Self
+
+from typing_extensions import TypeVar
+
+from pa_core.errors import ConfigurationError
+from pa_core.run_config import check_count
+from pa_core.types import SizedIterable
+
+__all__ = ["BATCH_LIMIT_VARIABLE", "DataLoaderSlice", "LimitBatches", "batch_limit_from_environment"]
+
+_BatchT_co = TypeVar("_BatchT_co", covariant=True, default=Any)
+
+BATCH_LIMIT_VARIABLE = "PT_ACC_LIMIT_BATCHES"
+
+
+class DataLoaderSlice(Generic[_BatchT_co]):
+    """Yields the first batches of a loader each time it is iterated.
+
+    Every other attribute, such as ``dataset``, ``device`` or ``batch_size``, is read from the loader itself.
+
+    Args:
+        dl: Any iterable of batches that has a length.
+        slice_size: The number of batches, at least 1; a shorter loader is iterated to its end.
+
+    Attributes:
+        wrapped: The loader.
+        slice_size: The number of batches asked for.
+
+    Raises:
+        ConfigurationError: If ``slice_size`` is less than 1.
+
+    Example:
+        >>> first_two = DataLoaderSlice(["a", "b", "c"], slice_size=2)
+        >>> len(first_two), list(first_two)
+        (2, ['a', 'b'])
+    """
+
+    def __init__(self, dl: SizedIterable[_BatchT_co], slice_size: int) -> None:
+        if slice_size < 1:
+            raise ConfigurationError(
+                "A slice of a loader holds at least one batch.",
+                given=f"slice_size={slice_size}",
+                expected="an integer of at least 1",
+                do="Pass the number of batches to keep, for example slice_size=1.",
+            )
+        self.wrapped: SizedIterable[_BatchT_co] = dl
+        self.slice_size: int = slice_size
+
+    def __len__(self) -> int:
+        """Return the number of batches that an iteration yields."""
+        return min(self.slice_size, len(self.wrapped))
+
+    def __iter__(self) -> Iterator[_BatchT_co]:
+        """Iterate the loader, and stop after ``slice_size`` batches."""
+        return islice(iter(self.wrapped), self.slice_size)
+
+    def __getattr__(self, name: str) -> Any:
+        """Read what is not found here from the loader."""
+        if name == "wrapped":  # not set yet: the slice is being copied or unpickled
+            raise AttributeError(name)
+        return getattr(self.wrapped, name)
+
+
+class LimitBatches:
+    """Limits every training and evaluation epoch of the trainers that are made within the context.
+
+    Such a trainer has a ``LimitBatchesCallback``, which limits it wherever it is trained. A trainer that was made
+    before is limited, with a warning, in the runs that start within the context.
+
+    The context sets the environment variable ``PT_ACC_LIMIT_BATCHES``, which processes started within it see too,
+    and restores its former value. Setting the variable for a script limits all of its trainers.
+
+    Args:
+        num_batches: The number of batches of each process in an epoch.
+
+    Raises:
+        ConfigurationError: ``num_batches`` is no positive whole number.
+
+    Example:
+        >>> import torch
+        >>> from pa_core import LimitBatches, Trainer
+        >>> model = torch.nn.Linear(1, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> samples = torch.utils.data.TensorDataset(torch.ones(80, 1), torch.ones(80, 1))
+        >>> with LimitBatches(3):
+        ...     trainer = Trainer(model, torch.nn.MSELoss(), optimizer, callbacks=[])
+        >>> trainer.train(samples, num_epochs=1, per_device_batch_size=8)
+        >>> trainer.num_updates_completed
+        3
+    """
+
+    def __init__(self, num_batches: int) -> None:
+        check_count("num_batches", num_batches)
+        self.num_batches = num_batches
+        self._before: list[str | None] = []
+
+    def __enter__(self) -> Self:
+        self._before.append(os.environ.get(BATCH_LIMIT_VARIABLE))
+        os.environ[BATCH_LIMIT_VARIABLE] = str(self.num_batches)
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        before = self._before.pop()
+        if before is None:
+            os.environ.pop(BATCH_LIMIT_VARIABLE, None)
+        else:
+            os.environ[BATCH_LIMIT_VARIABLE] = before
+
+
+def batch_limit_from_environment() -> int | None:
+    """Return the number of batches that ``PT_ACC_LIMIT_BATCHES`` limits an epoch to; None if it is not set.
+
+    Raises:
+        ConfigurationError: The variable holds something else than a positive whole number.
+
+    Example:
+        >>> batch_limit_from_environment() is None
+        True
+    """
+    text = os.environ.get(BATCH_LIMIT_VARIABLE, "").strip()
+    if not text:
+        return None
+    if not (text.isascii() and text.isdigit() and int(text) > 0):
+        raise ConfigurationError(
+            f"The environment variable {BATCH_LIMIT_VARIABLE} is not usable.",
+            given=f"{BATCH_LIMIT_VARIABLE}={os.environ[BATCH_LIMIT_VARIABLE]!r}",
+            expected="a whole number of at least 1",
+            do=f"Set it to the number of batches of an epoch, or unset it: unset {BATCH_LIMIT_VARIABLE}",
+        )
+    return int(text)
