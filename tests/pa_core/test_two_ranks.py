@@ -22,8 +22,8 @@ from pa_core import (
     TrainerCallback,
     gather_objects,
 )
-from pa_core.agreement import LateReader
 from pa_core.data import epoch_order
+from pa_core.distributed.gradient_agreement import LateReader
 from pa_core.testing import RecordingCallback, TinyClassifier, make_classification, make_regression
 
 pytestmark = pytest.mark.runs_on("two_ranks")

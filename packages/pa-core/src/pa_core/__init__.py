@@ -22,6 +22,8 @@ from pa_core.callbacks import (
 )
 from pa_core.data import DataLoaderSlice, KeyedDataLoader
 from pa_core.distributed import gather_objects
+from pa_core.distributed.launch import notebook_launcher
+from pa_core.distributed.processes import local_process_zero_first, local_process_zero_only, world_process_zero_only
 from pa_core.errors import (
     ArgumentTypeError,
     BatchMismatchError,
@@ -38,9 +40,7 @@ from pa_core.errors import (
     TrainingPreempted,
     UnsupportedConfigurationError,
 )
-from pa_core.launch import notebook_launcher
 from pa_core.placeholders import TrainerPlaceholderValues
-from pa_core.process_zero import local_process_zero_first, local_process_zero_only, world_process_zero_only
 from pa_core.run_config import TrainerRunConfig
 from pa_core.timm_trainer import TimmSchedulerLike, TrainerWithTimmScheduler
 from pa_core.tracking import InMemoryRunHistory, LossTracker, MetricRecord, RunClock, RunHistory, StepMeans

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
-from pa_core import _accelerate, process_zero
+from pa_core import _accelerate
+from pa_core.distributed import processes
 from pa_core.errors import ConfigurationError
 from pa_core.progress import Progress
 from pa_core.run_config import TrainerRunConfig
@@ -132,7 +133,7 @@ class AnyTrainer(ABC):
             ConfigurationError: This process runs a function that the others do not, such as one that
                 ``on_main_process`` decorates, and would wait for ever.
         """
-        process_zero.require_all_processes("wait_for_everyone()")
+        processes.require_all_processes("wait_for_everyone()")
         self._accelerator.wait_for_everyone()
 
     def on_main_process(self, function: Callable[_P, _R]) -> Callable[_P, _R | None]:
@@ -154,7 +155,7 @@ class AnyTrainer(ABC):
             >>> describe(0.5)
             'loss 0.5'
         """
-        return process_zero.run_if(self.is_main_process, function)
+        return processes.run_if(self.is_main_process, function)
 
     def on_local_main_process(self, function: Callable[_P, _R]) -> Callable[_P, _R | None]:
         """Make a function run on the first process of each machine only; see ``on_main_process``.
@@ -162,7 +163,7 @@ class AnyTrainer(ABC):
         Args:
             function: What is decorated.
         """
-        return process_zero.run_if(self.is_local_main_process, function)
+        return processes.run_if(self.is_local_main_process, function)
 
     def on_process(self, *, process_index: int) -> Callable[[Callable[_P, _R]], Callable[_P, _R | None]]:
         """Make a function run on one process only, or on the only one there is; see ``on_main_process``.
@@ -180,9 +181,9 @@ class AnyTrainer(ABC):
                 expected=f"a rank from 0 to {self.num_processes - 1}",
                 do="Choose one of them, for example trainer.num_processes - 1 for the last process.",
             )
-        return partial(process_zero.run_if, process_index == self.process_index or self.num_processes == 1)
+        return partial(processes.run_if, process_index == self.process_index or self.num_processes == 1)
 
-    def main_process_first(self) -> process_zero.BlockOrDecorator:
+    def main_process_first(self) -> processes.BlockOrDecorator:
         """Let the process of rank zero run a block before all others; every process must come to it.
 
         Example:
@@ -193,11 +194,11 @@ class AnyTrainer(ABC):
             ...     print("downloaded once to a shared disk, then read by all")
             downloaded once to a shared disk, then read by all
         """
-        return process_zero.world_process_zero_first()
+        return processes.world_process_zero_first()
 
-    def local_main_process_first(self) -> process_zero.BlockOrDecorator:
+    def local_main_process_first(self) -> processes.BlockOrDecorator:
         """Let the first process of each machine run a block before the others, as ``local_process_zero_first``."""
-        return process_zero.local_process_zero_first()
+        return processes.local_process_zero_first()
 
     # Precision
 

@@ -17,12 +17,9 @@ from typing_extensions import override
 from pa_core import (
     _accelerate,
     accelerator_settings,
-    agreement,
     checkpoint,
     default_step,
     distributed,
-    failures,
-    forks,
     overrides,
     run_scheduler,
     supported,
@@ -56,6 +53,10 @@ from pa_core.data.custom_loader import (
 from pa_core.data.given_data import DEFAULT_BATCH_SIZE, GivenData, batch_size_of, check_arguments_of_loaders
 from pa_core.data.loader_defaults import describe_missing_workers
 from pa_core.data.split_sampler import check_share, split_sampler, warn_of_filling_up, warn_of_repeated_samples
+from pa_core.distributed import fail_fast, gloo_forks, gradient_agreement
+from pa_core.distributed.gradient_exchange import GradientExchange
+from pa_core.distributed.shared_errors import showing_errors_once
+from pa_core.distributed.zero_pass import CallsOfStep, zero_pass
 from pa_core.errors import (
     ConfigurationError,
     NonFiniteLossError,
@@ -63,7 +64,6 @@ from pa_core.errors import (
     TrainingPreempted,
 )
 from pa_core.exports import save_safetensors
-from pa_core.gradient_exchange import GradientExchange
 from pa_core.misspelt_overrides import warn_of_misspelt_overrides
 from pa_core.placeholders import placeholder_values, resolve_placeholders
 from pa_core.progress import Phase, Position, Progress
@@ -75,7 +75,6 @@ from pa_core.run_config import (
     describe_run_config,
 )
 from pa_core.scheduler_stepping import SchedulerStepping
-from pa_core.shared_errors import showing_errors_once
 from pa_core.state_dicts import supports_state_dict
 from pa_core.step_failures import name_step
 from pa_core.step_output import check_step_output, count_items, no_sample_counted
@@ -103,7 +102,6 @@ from pa_core.types import (
     SupportsStateDict,
     TensorsT,
 )
-from pa_core.zero_pass import CallsOfStep, zero_pass
 
 __all__ = ["Trainer"]
 
@@ -229,7 +227,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self._seed: int | None = None
         self._users_model: ModelT_co | None = None
         self._undo_preparation: Callable[[], None] | None = None
-        self._agreement: agreement.GradientAgreement | None = None
+        self._agreement: gradient_agreement.GradientAgreement | None = None
         self._calls_of_step: CallsOfStep | None = None
         self._gradient_exchange: GradientExchange | None = None
         self._wrapped_trainable: list[bool] = []
@@ -244,7 +242,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             self.callback_handler = self._create_callback_handler(callbacks)
         add_limit_of_environment(self.callback_handler)
         if distributed.runs_on_gloo():
-            forks.fork_between_collectives()
+            gloo_forks.fork_between_collectives()
         supported.require_supported(self._accelerator)
         accelerator_settings.require_usable_settings(self._accelerator, arguments)
         if self._accelerator.num_processes > 1:
@@ -919,7 +917,9 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         missing: float = 0 if count is None else count.missing
         if self._accelerator.num_processes > 1:
             totals = self._loss_tracker.totals().to(self.device)
-            news = agreement.to_device([*self._news(), len(self._step_means), missing], totals.dtype, self.device)
+            news = gradient_agreement.to_device(
+                [*self._news(), len(self._step_means), missing], totals.dtype, self.device
+            )
             sums = distributed.sum_over_processes(torch.cat((totals, news))).cpu()
             self._heed(cast("list[float]", sums[2:].tolist()))  # pyright: ignore[reportUnknownMemberType]  # not annotated by torch
             self._loss_tracker.load_totals(sums[:2])
@@ -1036,7 +1036,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             raise _agreed_stop(self._stop, not_finite=not_finite > 0)
 
     def _sum_of_news(self) -> Tensor:
-        return distributed.sum_over_processes(agreement.to_device(self._news(), torch.float32, self.device))
+        return distributed.sum_over_processes(gradient_agreement.to_device(self._news(), torch.float32, self.device))
 
     @contextmanager
     def _stopping_together(self) -> Generator[None]:
@@ -1343,10 +1343,10 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         plain_model = _accelerate.unwrap(self.model, keep_torch_compile=False)
         counts_are_exact = _accelerate.exchanges_exact_gradients(
             self._accelerator
-        ) and agreement.gradients_carry_counts(plain_model)
+        ) and gradient_agreement.gradients_carry_counts(plain_model)
         runs_own_epochs = type(self)._run_train_epoch is not Trainer._run_train_epoch
         if self._is_training and self._accelerator.num_processes > 1 and counts_are_exact and not runs_own_epochs:
-            self._agreement = agreement.GradientAgreement(plain_model, num_values=len(self._news()))
+            self._agreement = gradient_agreement.GradientAgreement(plain_model, num_values=len(self._news()))
         hidden = frozenset[str]() if self._agreement is None else frozenset({self._agreement.NAME})
         exchange = GradientExchange(plain_model, hidden)
         try:
@@ -1360,7 +1360,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         if self._is_training and self._accelerator.num_processes > 1:
             self._calls_of_step = CallsOfStep(self.model)
             self._gradient_exchange = exchange
-        if not agreement.synchronises_every_parameter(self.model):
+        if not gradient_agreement.synchronises_every_parameter(self.model):
             self._agreement = None
         if self._agreement is not None:
             self._agreement.join_backward_passes_of(self.model)
@@ -1405,7 +1405,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             yield
         except BaseException as exception:
             self._safe_point.end(exception, self.device)
-            with failures.ending_process_unless_all_fail(exception):
+            with fail_fast.ending_process_unless_all_fail(exception):
                 self._close_after(exception)
             raise
         finally:
@@ -1455,7 +1455,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self._told: set[str] = set()
         self._accumulation = Accumulation(self._accelerator.num_processes)
         self._stop = None
-        self._late_reader = agreement.LateReader(delay=0 if self.device.type == "cpu" else _UPDATES_UNTIL_READ)
+        self._late_reader = gradient_agreement.LateReader(delay=0 if self.device.type == "cpu" else _UPDATES_UNTIL_READ)
         self._saving = Wish()
         self._leaving = Wish()
         self._checks_state_of_optimizer = False

@@ -12,7 +12,7 @@ from typing import ParamSpec, Protocol, TypeVar, overload
 import torch
 
 from pa_core import _accelerate
-from pa_core.distributed import num_processes, sum_over_processes
+from pa_core.distributed.collectives import num_processes, sum_over_processes
 from pa_core.errors import ConfigurationError, OtherProcessError, StopTrainingError
 
 __all__ = [

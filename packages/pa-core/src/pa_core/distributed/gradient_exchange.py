@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from pa_core.distributed import synchronising_wrapper, values_of_all
+from pa_core.distributed.collectives import synchronising_wrapper, values_of_all
 from pa_core.errors import UnsupportedConfigurationError
 
 __all__ = ["GradientExchange"]

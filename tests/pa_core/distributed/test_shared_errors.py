@@ -16,7 +16,8 @@ from pathlib import Path
 import torch
 from torch import nn
 from torch.utils.data import TensorDataset
-from pa_core import PrintProgressCallback, Trainer, shared_errors
+from pa_core import PrintProgressCallback, Trainer
+from pa_core.distributed import shared_errors
 
 
 class Failing(Trainer):

@@ -10,7 +10,7 @@ from typing import Any, Final, cast
 import torch
 from torch import Tensor, nn
 
-from pa_core.distributed import num_processes, synchronising_wrapper
+from pa_core.distributed.collectives import num_processes, synchronising_wrapper
 from pa_core.errors import UnsupportedConfigurationError
 
 __all__ = [

@@ -14,7 +14,8 @@ from typing import NoReturn
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
-from pa_core import distributed, shared_errors
+from pa_core.distributed import shared_errors
+from pa_core.distributed.collectives import num_processes
 
 __all__ = ["SECONDS_TO_CLEAN_UP", "SECONDS_TO_FAIL_TOGETHER", "ending_process_unless_all_fail"]
 
@@ -53,7 +54,7 @@ def ending_process_unless_all_fail(exception: BaseException) -> Generator[None]:
         ...         print("closing files")
         closing files
     """
-    if distributed.num_processes() == 1:
+    if num_processes() == 1:
         yield
         return
     deadline = threading.Timer(SECONDS_TO_FAIL_TOGETHER + SECONDS_TO_CLEAN_UP, _show_and_exit, [exception])

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from pa_core.distributed import synchronising_wrapper
+from pa_core.distributed.collectives import synchronising_wrapper
 
 __all__ = ["CallsOfStep", "zero_pass"]
 
