@@ -18,7 +18,7 @@ from pa_core import (
     Trainer,
 )
 from pa_core.callbacks import CallbackLike
-from pa_core.callbacks.scalar_transfer import ScalarTransfer
+from pa_core.device_reads import ScalarTransfer
 from pa_core.testing import RecordingCallback, make_regression
 from pa_core.types import LossFunction
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from pa_core.any_trainer import AnyTrainer
-from pa_core.callbacks.scalar_transfer import ScalarTransfer
+from pa_core.device_reads import ScalarTransfer
 from pa_core.tracking import LossTracker
 
 __all__ = ["EpochProgress", "PlainLines", "ProgressDisplay", "format_rate"]

@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from pa_core.any_trainer import AnyTrainer
 from pa_core.callbacks.base import TrainerCallback
-from pa_core.callbacks.scalar_transfer import ScalarTransfer
+from pa_core.device_reads import ScalarTransfer
 from pa_core.errors import NonFiniteLossError
 from pa_core.types import BatchOutput
 
