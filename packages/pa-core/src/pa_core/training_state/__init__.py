@@ -14,7 +14,6 @@ from pa_core.training_state.run_loaders import RunLoaders
 from pa_core.training_state.safe_point import SafePoint
 from pa_core.training_state.saving import StateRequest, StateSaver, Wish
 from pa_core.training_state.settings import check_allowed_names, describe_differences, describe_settings
-from pa_core.training_state.signals import SignalWatch
 from pa_core.training_state.snapshotable import Snapshotable
 
 __all__ = [
@@ -24,7 +23,6 @@ __all__ = [
     "RunState",
     "SafePoint",
     "SavedRun",
-    "SignalWatch",
     "Snapshotable",
     "StateRequest",
     "StateSaver",
