@@ -248,7 +248,7 @@ def test_logging_reads_no_tensor_in_a_step() -> None:
     """What is logged is read when the epoch ends: an accelerator is never waited for in a step."""
     reads_by_length: list[int] = []
     for num_batches in (2, 5):
-        reads = Reads()
+        reads = Reads(as_on_accelerator=True)
         with reads:
             trainer = make_trainer(kind=LogsTensors)
             trainer.train(make_data(num_batches * BATCH_SIZE), 1, per_device_batch_size=BATCH_SIZE)

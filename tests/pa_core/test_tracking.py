@@ -618,6 +618,20 @@ def test_a_sum_that_goes_on_is_added_up_in_the_same_order(losses: list[float], d
     assert after.total_loss == whole.total_loss
 
 
+_dtypes = st.sampled_from([torch.float32, torch.bfloat16, torch.float16, torch.float64])
+
+
+@given(batches=st.lists(st.tuples(st.floats(-1e4, 1e4), st.integers(0, 2**20), _dtypes), min_size=1, max_size=30))
+def test_losses_add_up_as_in_a_tensor_of_doubles(batches: list[tuple[float, int, torch.dtype]]) -> None:
+    """To the last bit, whatever their precision, also where it changes within the epoch."""
+    tracker, total = LossTracker(), torch.zeros((), dtype=torch.float64)
+    for loss, batch_size, dtype in batches:
+        tracker.update(torch.tensor(loss, dtype=dtype), batch_size)
+        total.add_(torch.tensor(loss, dtype=dtype), alpha=batch_size)
+
+    assert tracker.total_loss == total.item()
+
+
 def test_many_small_losses_keep_their_precision() -> None:
     """An epoch of very many batches in half precision is summed without drift."""
     tracker = LossTracker()

@@ -113,6 +113,8 @@ def _inputs_and_targets(model: nn.Module, batch: Any, method: str) -> tuple[Any,
 
 
 def _is_one_thing(batch: object) -> bool:
+    if batch.__class__ is list or batch.__class__ is tuple:
+        return False
     if is_mapping(batch):
         return not {0, 1} <= set(keys_of(batch))
     return is_array(batch) or isinstance(batch, str | bytes)

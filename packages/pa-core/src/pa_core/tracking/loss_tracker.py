@@ -10,6 +10,10 @@ from pa_core.tracking.metric_values import MetricValue
 __all__ = ["LossTracker"]
 
 
+_EXACT_IN_DOUBLES = frozenset({torch.float32, torch.bfloat16, torch.float16})
+"""Such a loss times a number of samples is a double without being rounded, whichever instruction multiplies."""
+
+
 class LossTracker:
     """The mean loss over samples, accumulated without waiting for an accelerator.
 
@@ -43,6 +47,10 @@ class LossTracker:
         """
         self._count += batch_size
         if isinstance(loss, Tensor):
+            if loss.is_cpu and self._device_total is None and loss.dtype in _EXACT_IN_DOUBLES:
+                # Nobody waits for a tensor of the CPU, and adding it to another one takes several times as long.
+                self._host_total += float(loss.item() * batch_size)
+                return
             loss = loss.detach()
             self._add_on_device(loss if loss.dim() == 0 else loss.reshape(()), batch_size)
         else:

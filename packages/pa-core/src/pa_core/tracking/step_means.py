@@ -60,25 +60,31 @@ class StepMeans(Mapping[str, LossTracker]):
     @contextmanager
     def step(self) -> Generator[None]:
         """Within the context, values can be logged."""
-        self._names_of_step.clear()
-        self._samples = None
-        self._is_in_step = True
+        self.start_step()
         try:
             yield
         finally:
             self.end_step()
 
+    def start_step(self) -> None:
+        """Begin a step: until ``end_step``, values can be logged."""
+        self._names_of_step.clear()
+        self._samples = None
+        self._is_in_step = True
+
     def end_step(self) -> None:
-        """End the step before its context does."""
+        """End the step; does nothing when it has ended already."""
         self._is_in_step = False
-        self._pending.clear()
+        if self._pending:
+            self._pending.clear()
 
     def count_samples(self, samples: int) -> None:
         """Take note of the number of samples of the step, which what it logs counts for."""
         self._samples = samples
-        for name, value in self._pending.items():
-            self._add(name, value, samples)
-        self._pending.clear()
+        if self._pending:
+            for name, value in self._pending.items():
+                self._add(name, value, samples)
+            self._pending.clear()
 
     def log(self, name: str, value: MetricValue) -> None:
         """Add a value to a mean.
