@@ -6,12 +6,11 @@ import multiprocessing
 from typing import Any
 
 import pytest
-import torch
 from torch import nn
 from torch.optim import SGD
 
 from pa_core import Trainer
-from pa_core.data import default_loader_options, default_num_workers
+from pa_core.data import default_num_workers
 from pa_core.data.workers import start_method
 from tests.launching import Launch
 from tests.pa_core.data.drawing import Drawing
@@ -86,14 +85,9 @@ def spawned(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("spawned")
 def test_there_are_no_workers_by_default(capsys: pytest.CaptureFixture[str]) -> None:
-    """Neither for a trainer nor for the options of a loader; who asks for some gets them, and no line."""
+    """A trainer says once what would be faster; who asks for workers gets them, and no line."""
     assert start_method() == "spawn"
     assert default_num_workers(Drawing(4), local_processes=1) == 0
-    assert default_loader_options(Drawing(4), 1) == {
-        "num_workers": 0,
-        "persistent_workers": False,
-        "pin_memory": torch.cuda.is_available(),
-    }
     model = nn.Linear(1, 1)
     trainer = Trainer(model, nn.MSELoss(), SGD(model.parameters(), lr=0.1), callbacks=[])
     trainer.train_dataset = Drawing(4)

@@ -22,7 +22,7 @@ from pa_core.data.split_sampler import split_sampler
 from pa_core.errors import BatchOutputError
 from pa_core.types import SizedIterable
 
-__all__ = ["Accumulation", "MicroBatch", "count_steps", "micro_batches"]
+__all__ = ["Accumulation", "MicroBatch", "micro_batches"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,19 +172,6 @@ class Accumulation:
 
 def _power_of_two(number: float) -> float:
     return 2.0 ** round(math.log2(number)) if number > 0 else 1.0
-
-
-def count_steps(loader: SizedIterable) -> int:
-    """Return the number of steps of an epoch, which is the same on every process.
-
-    Args:
-        loader: Any loader with a length.
-    """
-    keyed, limit = innermost(loader), batches_of_slices(loader)
-    if not is_keyed(keyed):
-        return len(loader)
-    steps = len(keyed.split)
-    return steps if limit is None else min(steps, limit)
 
 
 def micro_batches(

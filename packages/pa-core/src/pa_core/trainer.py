@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import islice
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec,
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset
 from typing_extensions import override
 
 from pa_core import (
@@ -27,32 +27,22 @@ from pa_core import (
     training_state,
 )
 from pa_core._tqdm import bars_hidden
-from pa_core.accumulation import Accumulation, MicroBatch, count_steps, micro_batches
+from pa_core.accumulation import Accumulation, MicroBatch, micro_batches
 from pa_core.any_trainer import AnyTrainer
 from pa_core.beside_model import require_one_trained_module
 from pa_core.callbacks.base import EVENT_NAMES, CallbackHandler, CallbackLike, TrainerCallback
 from pa_core.callbacks.defaults import DEFAULT_CALLBACKS
 from pa_core.callbacks.limit_batches import add_limit_of_environment, apply_limit_of_environment
-from pa_core.data import (
-    DataLoaderSlice,
-    KeyedDataLoader,
-    default_num_workers,
-    move_to_device,
-)
-from pa_core.data.batch_count import BatchCount, require_same_lengths
+from pa_core.data.batch_count import BatchCount
 from pa_core.data.custom_loader import (
     batches_of_slices,
-    check_loader,
     innermost,
     is_dataloader,
     is_keyed,
-    is_slice,
-    plain_dataloader,
     set_epoch,
 )
-from pa_core.data.given_data import DEFAULT_BATCH_SIZE, GivenData, batch_size_of, check_arguments_of_loaders
-from pa_core.data.loader_defaults import describe_missing_workers
-from pa_core.data.split_sampler import check_share, split_sampler, warn_of_filling_up, warn_of_repeated_samples
+from pa_core.data.given_data import DEFAULT_BATCH_SIZE, GivenData, check_arguments_of_loaders
+from pa_core.data.loaders import Loaders, Purpose, batches_on_device, count_steps, end_workers
 from pa_core.distributed import fail_fast, gloo_forks, gradient_agreement
 from pa_core.distributed.gradient_exchange import GradientExchange
 from pa_core.distributed.shared_errors import showing_errors_once
@@ -68,7 +58,6 @@ from pa_core.misspelt_overrides import warn_of_misspelt_overrides
 from pa_core.placeholders import placeholder_values, resolve_placeholders
 from pa_core.progress import Phase, Position, Progress
 from pa_core.run_config import (
-    LoaderSettings,
     TrainerRunConfig,
     check_clip_threshold,
     check_count,
@@ -218,9 +207,6 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self.gradient_norm: Tensor | None = None
         self.train_dataloader: SizedIterable = _unset()
         self.eval_dataloader: SizedIterable | None = None
-        self._eval_loader: DataLoader[Any] | None = None
-        self._train_dl_kwargs: dict[str, Any] = {}
-        self._eval_dl_kwargs: dict[str, Any] = {}
         self._gradient_clip_norm: float | None = None
         self._loss_tracker = LossTracker()
         self._step_means = StepMeans()
@@ -250,6 +236,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             cast("Any", self._accelerator).gather = distributed.gather
         supported.require_whole_model(model)
         accelerator_settings.warn_of_ignored_settings(self._accelerator)
+        self._loaders = Loaders(self._accelerator)
         self._running = None
         self._begin_bookkeeping(is_training=False)
         self.callback_handler.call_event(TrainerCallback.on_init_end, self)
@@ -348,9 +335,9 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             trainer_inputs.check_optimizer(self.model, self.optimizer)
             training_state.check_allowed_names(resume_allow)
             self._stepping = SchedulerStepping(step_scheduler, watch_metric)
-            train_data = self._given_data(train_dataset, "train_dataset", train_dataloader_kwargs)
-            eval_data = self._given_data(eval_dataset, "eval_dataset", eval_dataloader_kwargs)
-            check_arguments_of_loaders([train_data, eval_data], per_device_batch_size, collate_fn)
+            train_data = GivenData(train_dataset, "train_dataset", train_dataloader_kwargs)
+            eval_data = GivenData(eval_dataset, "eval_dataset", eval_dataloader_kwargs)
+            self._check_data([train_data, eval_data], per_device_batch_size, collate_fn)
         self.train_dataset = cast("Dataset[Any]", train_data.dataset)
         self.eval_dataset = eval_data.dataset
         self.collate_fn = collate_fn
@@ -359,8 +346,9 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self._gradient_clip_norm = gradient_clip_norm
         with self._run(is_training=True):
             self._find_saved_run(resume_from, resume_missing)
-            self._make_train_dataloader(train_data, per_device_batch_size)
-            self._make_eval_dataloader(eval_data, per_device_batch_size)
+            train_dl = self._loaders.take(train_data, self.create_train_dataloader, per_device_batch_size)
+            self.train_dataloader = cast("SizedIterable[BatchT]", train_dl)
+            self.eval_dataloader = self._loaders.take(eval_data, self.create_eval_dataloader, per_device_batch_size)
             self.callback_handler.call_event(TrainerCallback.on_prepare_start, self)
             apply_limit_of_environment(self)
             self._prepare_model_optimizer_and_dataloaders()
@@ -417,8 +405,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         with showing_errors_once():
             check_count("per_device_batch_size", per_device_batch_size)
             if dataset is None:
-                loader = self._eval_loader
-                dataset = self.eval_dataset if loader is None or loader.dataset is not self.eval_dataset else loader
+                dataset = self._loaders.last_given(self.eval_dataset)
             if dataset is None:
                 raise ConfigurationError(
                     "There is nothing to evaluate.",
@@ -426,12 +413,12 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
                     expected="a dataset",
                     do="Call evaluate(dataset).",
                 )
-            data = self._given_data(dataset, "dataset", dataloader_kwargs)
-            check_arguments_of_loaders([data], per_device_batch_size, collate_fn)
+            data = GivenData(dataset, "dataset", dataloader_kwargs)
+            self._check_data([data], per_device_batch_size, collate_fn)
         self.eval_dataset = data.dataset
         self.collate_fn = self.collate_fn if collate_fn is None else collate_fn
         with self._run(is_training=False):
-            self._make_eval_dataloader(data, per_device_batch_size)
+            self.eval_dataloader = self._loaders.take(data, self.create_eval_dataloader, per_device_batch_size)
             self.callback_handler.call_event(TrainerCallback.on_prepare_start, self)
             apply_limit_of_environment(self)
             self._prepare_model_optimizer_and_dataloaders()
@@ -440,6 +427,14 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
                 self._reset_run_history()
             self._run_evaluation()
         self._raise_if_not_finite()
+
+    def _check_data(
+        self, data: Sequence[GivenData], per_device_batch_size: int, collate_fn: Callable[[list[Any]], Any] | None
+    ) -> None:
+        for one in data:
+            one.require_default_loader(type(self), Trainer)
+            one.require_rank(self._accelerator.process_index, self._accelerator.num_processes)
+        check_arguments_of_loaders(data, per_device_batch_size, collate_fn)
 
     # What a run is made of
 
@@ -457,9 +452,8 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             A ``KeyedDataLoader``, or a plain ``DataLoader`` where the order is the user's own: with a sampler, or for
             an ``IterableDataset``. An override may return any iterable with a length.
         """
-        self._train_dl_kwargs = self.get_default_train_dl_kwargs(batch_size) | (train_dl_kwargs or {})
-        self._tell_of_missing_workers(self.train_dataset, self._train_dl_kwargs, train_dl_kwargs)
-        return self._create_dataloader(self.train_dataset, self._train_dl_kwargs, split="train")
+        defaults = self.get_default_train_dl_kwargs(batch_size)
+        return self._create_dataloader(self.train_dataset, "train", defaults, train_dl_kwargs)
 
     def get_default_train_dl_kwargs(self, batch_size: int) -> dict[str, Any]:
         """Return the default arguments of the training loader: shuffled, pinned where there is an accelerator.
@@ -467,7 +461,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         Args:
             batch_size: Samples in a batch of one process.
         """
-        return {"shuffle": True, **self._default_dl_kwargs(self.train_dataset, batch_size)}
+        return {"shuffle": True, **self._loaders.default_kwargs(self.train_dataset, batch_size)}
 
     def create_eval_dataloader(
         self, batch_size: int, eval_dl_kwargs: dict[str, Any] | None = None
@@ -482,10 +476,8 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         Returns:
             As ``create_train_dataloader``; the samples of ours are split over the processes without padding.
         """
-        self._eval_dl_kwargs = self.get_default_eval_dl_kwargs(batch_size) | (eval_dl_kwargs or {})
-        dataset = cast("Dataset[Any]", self.eval_dataset)
-        self._tell_of_missing_workers(dataset, self._eval_dl_kwargs, eval_dl_kwargs)
-        return self._create_dataloader(dataset, self._eval_dl_kwargs, split="eval")
+        dataset, defaults = cast("Dataset[Any]", self.eval_dataset), self.get_default_eval_dl_kwargs(batch_size)
+        return self._create_dataloader(dataset, "eval", defaults, eval_dl_kwargs)
 
     def get_default_eval_dl_kwargs(self, batch_size: int) -> dict[str, Any]:
         """Return the default arguments of the evaluation loader: in order, pinned where there is an accelerator.
@@ -493,10 +485,15 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         Args:
             batch_size: Samples in a batch of one process.
         """
-        return {
-            "shuffle": False,
-            **self._default_dl_kwargs(cast("Dataset[Any]", self.eval_dataset), batch_size),
-        }
+        dataset = cast("Dataset[Any]", self.eval_dataset)
+        return {"shuffle": False, **self._loaders.default_kwargs(dataset, batch_size)}
+
+    def _create_dataloader(
+        self, dataset: Dataset[Any], purpose: Purpose, defaults: dict[str, Any], asked: dict[str, Any] | None
+    ) -> SizedIterable[Any]:
+        return self._loaders.create(
+            dataset, purpose, defaults, asked, collate_fn=self.collate_fn, seed=self._seed or 0, say=self.print
+        )
 
     def create_scheduler(self) -> SchedulerT | None:
         """Create the scheduler of the run from ``create_scheduler_fn``, with its placeholders filled in.
@@ -662,7 +659,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         if self._accelerator.num_processes > 1:
             require_one_trained_module(vars(self), self.get_model())
         self._go_on_in_mid_epoch(train_dl)
-        count = self._count_batches(train_dl, "training")
+        count = self._loaders.count_batches(train_dl, "training")
         # No name for the iterator: the traceback of an error would keep it alive, and the workers with it.
         for part, batch in self._micro_batches(train_dl, count):
             with self._step_means.step(), self._naming_unused_parameters():
@@ -827,8 +824,8 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             with self._stopping_together():
                 # A callback may have limited the loader for this epoch.
                 loader = self.eval_dataloader if is_own_loader and self.eval_dataloader is not None else valid_dl
-                count = self._count_batches(loader, "evaluation")
-                for step, batch in enumerate(self._batches(loader, count), start=1):
+                count = self._loaders.count_batches(loader, "evaluation")
+                for step, batch in enumerate(batches_on_device(loader, self.device, count), start=1):
                     with self._step_means.step():
                         self._run_eval_step(batch, step)
                     self._leave_evaluation_if_asked()
@@ -864,15 +861,6 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         elif self._is_training:
             set_epoch(loader, epoch)
 
-    def _count_batches(
-        self, loader: SizedIterable[BatchT], phase: Literal["training", "evaluation"]
-    ) -> BatchCount | None:
-        """What counts the batches of an epoch; None for a loader of the trainer, whose length is true."""
-        if is_keyed(innermost(loader)):
-            return None
-        is_per_process = self._accelerator.num_processes > 1 and not _accelerate.is_split(innermost(loader))
-        return BatchCount(loader, phase, is_per_process=is_per_process)
-
     def _micro_batches(
         self, train_dl: SizedIterable[BatchT], count: BatchCount | None
     ) -> Iterator[tuple[MicroBatch, BatchT]]:
@@ -893,7 +881,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         """The batches of the rest of the epoch on the device; of a loader of the user's own, none is read ahead."""
         loader = self._run_loaders.of_users_own(train_dl)
         if loader is None:
-            return self._batches(train_dl)
+            return batches_on_device(train_dl, self.device)
         limit = batches_of_slices(train_dl)
         batches = self._leaving_safe_point(loader.batches())
         return islice(batches, None if limit is None else max(0, limit - self._progress.steps_in_epoch))
@@ -903,14 +891,6 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         for batch in batches:
             yield batch
             self._safe_point.leave()
-
-    def _batches(self, loader: SizedIterable[BatchT], count: BatchCount | None = None) -> Iterable[BatchT]:
-        """The batches on the device, to which our own loaders bring them; those of others are counted."""
-        keyed = innermost(loader)
-        if is_keyed(keyed) and keyed.device is not None:
-            return loader
-        moved = (move_to_device(batch, self.device) for batch in _accelerate.explain_dispatching(loader))
-        return moved if count is None else count.over(moved)
 
     def _record_epoch_loss(self, metric_name: str, count: BatchCount | None) -> None:
         """Record the means over all samples of the epoch on all processes, unless one of them asked to stop."""
@@ -927,21 +907,11 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             if num_logged > 0:
                 self._step_means.load_totals(distributed.gather_objects(self._step_means.totals()))
         if count is not None:
-            self._check_count(count, missing)
+            self._loaders.check_count(count, missing, is_empty=self._loss_tracker.running_count == 0)
         if self._loss_tracker.running_count == 0:
             raise no_sample_counted(metric_name)
         self.run_history.update_metric(metric_name, self._loss_tracker.average)
         self._step_means.record(self.run_history, metric_name)
-
-    def _check_count(self, count: BatchCount, missing: float) -> None:
-        """Compare the batches of an epoch with the length of its loader, when all processes know what is missing."""
-        if self._loss_tracker.running_count == 0 and count.has_ended and count.given == 0:
-            raise count.nothing_counted()
-        if missing > 0 and count.is_per_process and count.phase == "training":
-            raise count.too_few_on_a_process()
-        speaks = count.is_per_process or self._accelerator.is_main_process
-        if speaks and count.phase not in self._miscounted and count.warn_of_difference():
-            self._miscounted.add(count.phase)
 
     # What the loop stands on: several processes
 
@@ -1281,14 +1251,12 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             max_num_train_steps: Updates after which the run ends; None for all of the epochs.
             gradient_clip_value: The bound on each element of the gradients.
         """
-        train_batch_size = batch_size_of(self.train_dataloader, self._train_dl_kwargs, per_device_batch_size)
-        eval_batch_size = batch_size_of(self.eval_dataloader, self._eval_dl_kwargs, per_device_batch_size)
         return describe_run_config(
             self._accelerator,
             mixed_precision=_accelerate.computed_precision(self._accelerator),
             seed=self._seed,
-            training=LoaderSettings(train_batch_size, self._train_dl_kwargs),
-            evaluation=LoaderSettings(eval_batch_size, self._eval_dl_kwargs),
+            training=self._loaders.settings("train", self.train_dataloader, per_device_batch_size),
+            evaluation=self._loaders.settings("eval", self.eval_dataloader, per_device_batch_size),
             num_steps_per_epoch=count_steps(self.train_dataloader) if self._is_training else 0,
             num_epochs=num_epochs,
             max_num_train_steps=max_num_train_steps,
@@ -1331,11 +1299,9 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         """
         self._wrap_model()
         if self._is_training:
-            self.train_dataloader = self._prepare_loader(self.train_dataloader)
-            if not is_keyed(innermost(self.train_dataloader)):
-                require_same_lengths(distributed.gather_objects(count_steps(self.train_dataloader)))
+            self.train_dataloader = self._loaders.split_for_training(self.train_dataloader)
         if self.eval_dataloader is not None:
-            self.eval_dataloader = self._prepare_loader(self.eval_dataloader)
+            self.eval_dataloader = self._loaders.split(self.eval_dataloader)
 
     def _wrap_model(self) -> None:
         supported.require_whole_model(self.model)
@@ -1415,7 +1381,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
                     asked_settings.end_run(optimizer)
             self._is_training = False
             self.run_history.clock.stop()
-            self._end_workers()
+            end_workers(self.train_dataloader, self.eval_dataloader)
             self._unwrap_model()
             self._forget_gradients()
         self.callback_handler.warn_of_unfired_events()
@@ -1441,7 +1407,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             except BaseException as problem:
                 problems.append(problem)
         self._state_saver.abandon(exception)
-        self._end_workers()
+        end_workers(self.train_dataloader, self.eval_dataloader)
         if problems:
             raise problems[0]
 
@@ -1451,8 +1417,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self._progress = Progress()
         self._is_at_update = False
         self._checked_steps: set[str] = set()
-        self._miscounted: set[str] = set()
-        self._told: set[str] = set()
+        self._loaders.start_run()
         self._accumulation = Accumulation(self._accelerator.num_processes)
         self._stop = None
         self._late_reader = gradient_agreement.LateReader(delay=0 if self.device.type == "cpu" else _UPDATES_UNTIL_READ)
@@ -1471,11 +1436,6 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self._run_loaders = RunLoaders(self.device)
         self._safe_point = SafePoint()
 
-    def _end_workers(self) -> None:
-        for loader in map(innermost, (self.train_dataloader, self.eval_dataloader)):
-            if is_keyed(loader):
-                loader.close()
-
     @contextmanager
     def _evaluating(self) -> Generator[None]:
         """Within the context the model is the module without wrappers; means and modes of training come back."""
@@ -1493,88 +1453,6 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             self._loss_tracker, self._step_means = losses_of_training, means_of_training
             for module, training in modes:
                 module.training = training
-
-    # Creating loaders
-
-    def _given_data(
-        self, data: Dataset[Any] | DataLoader[Any] | None, argument: str, kwargs: dict[str, Any] | None
-    ) -> GivenData:
-        """Check one of the arguments for data, and the arguments for its loader."""
-        given = GivenData(data, argument, kwargs)
-        given.require_default_loader(type(self), Trainer)
-        given.require_rank(self._accelerator.process_index, self._accelerator.num_processes)
-        return given
-
-    def _make_train_dataloader(self, data: GivenData, batch_size: int) -> None:
-        self._train_dl_kwargs = {}
-        if data.loader is None:
-            self.train_dataloader = self.create_train_dataloader(batch_size, data.kwargs)
-        else:
-            self.train_dataloader = data.loader
-        check_loader(self.train_dataloader, data.origin)
-
-    def _make_eval_dataloader(self, data: GivenData, batch_size: int) -> None:
-        self.eval_dataloader, self._eval_loader, self._eval_dl_kwargs = data.loader, data.loader, {}
-        if data.data is None:
-            return
-        if data.loader is None:
-            self.eval_dataloader = self.create_eval_dataloader(batch_size, data.kwargs)
-        check_loader(self.eval_dataloader, data.origin)
-
-    def _default_dl_kwargs(self, dataset: Dataset[Any], batch_size: int) -> dict[str, Any]:
-        return {
-            "batch_size": batch_size,
-            "pin_memory": self.device.type == "cuda",
-            "num_workers": default_num_workers(dataset, distributed.num_local_processes()),
-        }
-
-    def _tell_of_missing_workers(
-        self, dataset: Dataset[Any], kwargs: Mapping[str, Any], asked: Mapping[str, Any] | None
-    ) -> None:
-        """Print, once in a run, why there are no workers where nobody said how many."""
-        if kwargs.get("num_workers") or "num_workers" in (asked or {}):
-            return
-        line = describe_missing_workers(dataset, distributed.num_local_processes())
-        if line is not None and line not in self._told:
-            self._told.add(line)
-            self.print(line)
-
-    def _create_dataloader(
-        self, dataset: Dataset[Any], kwargs: dict[str, Any], split: Literal["train", "eval"]
-    ) -> SizedIterable[Any]:
-        kwargs = {"collate_fn": self.collate_fn, **kwargs}
-        if isinstance(dataset, IterableDataset) or not kwargs.keys().isdisjoint(("sampler", "batch_sampler")):
-            return plain_dataloader(dataset, kwargs)
-        kwargs = {"persistent_workers": kwargs["num_workers"] > 0, **kwargs}
-        return KeyedDataLoader(
-            dataset,
-            split=split,
-            seed=self._seed or 0,
-            rank=self._accelerator.process_index,
-            num_processes=self._accelerator.num_processes,
-            device=self.device,
-            **kwargs,
-        )
-
-    def _prepare_loader(self, loader: SizedIterable[Any]) -> SizedIterable[Any]:
-        """On several processes accelerate splits a DataLoader that is neither ours nor split by its sampler."""
-        if is_slice(loader):
-            return DataLoaderSlice(self._prepare_loader(loader.wrapped), loader.slice_size)
-        if is_keyed(loader) or not is_dataloader(loader):
-            return loader
-        rank, num_processes = self._accelerator.process_index, self._accelerator.num_processes
-        sampler = split_sampler(loader)
-        if sampler is not None:
-            check_share(loader, sampler, rank=rank, num_processes=num_processes)
-            warn_of_repeated_samples(loader, sampler)
-            return loader
-        if num_processes == 1:
-            return loader
-        accelerator_settings.require_even_batches(self._accelerator)
-        warn_of_filling_up(loader)
-        share = _accelerate.split_loader(self._accelerator, loader)
-        check_loader(share, "accelerate, which split the loader over the processes")
-        return share
 
     def _placeholder_values(self) -> dict[str, float]:
         return placeholder_values(

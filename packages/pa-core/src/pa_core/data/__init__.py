@@ -6,7 +6,7 @@ from pa_core.data.batch_limit import DataLoaderSlice
 from pa_core.data.device import move_to_device
 from pa_core.data.fetching import SupportsFetchBatch
 from pa_core.data.keyed_loader import KeyedDataLoader
-from pa_core.data.loader_defaults import default_loader_options, default_num_workers
+from pa_core.data.loaders import default_num_workers
 from pa_core.data.order import EpochOrder, epoch_order
 from pa_core.data.padding import remove_padding
 from pa_core.data.split import EvalSplit, Split, TrainSplit
@@ -21,7 +21,6 @@ __all__ = [
     "Split",
     "SupportsFetchBatch",
     "TrainSplit",
-    "default_loader_options",
     "default_num_workers",
     "epoch_order",
     "extend_key",

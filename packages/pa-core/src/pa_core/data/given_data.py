@@ -5,7 +5,7 @@ from __future__ import annotations
 import numbers
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
@@ -54,9 +54,14 @@ class GivenData:
         return self.data.dataset if is_dataloader(self.data) else self.data
 
     @property
+    def purpose(self) -> Literal["train", "eval"]:
+        """What the data is for."""
+        return "train" if self.argument == "train_dataset" else "eval"
+
+    @property
     def method(self) -> str:
         """The method of the trainer that creates the loader of a dataset."""
-        return f"create_{'train' if self.argument == 'train_dataset' else 'eval'}_dataloader"
+        return f"create_{self.purpose}_dataloader"
 
     @property
     def origin(self) -> str:

@@ -230,7 +230,7 @@ def test_an_iterable_dataset_is_named_where_it_is_split() -> None:
 
 
 DYNAMIC_PADDING = """
-from tests.pa_core.test_split_loaders import Texts, Trainer, train_on_texts
+from tests.pa_core.data.test_split_sampler import Texts, Trainer, train_on_texts
 
 train_on_texts(Trainer, Texts())
 """

@@ -1,0 +1,331 @@
+"""The loaders of a run: made or taken as given, split over the processes, counted and closed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal
+
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from pa_core import _accelerate, accelerator_settings, distributed
+from pa_core.data.batch_count import BatchCount, require_same_lengths
+from pa_core.data.batch_limit import DataLoaderSlice
+from pa_core.data.custom_loader import (
+    batches_of_slices,
+    check_loader,
+    innermost,
+    is_dataloader,
+    is_keyed,
+    is_slice,
+    plain_dataloader,
+)
+from pa_core.data.device import move_to_device
+from pa_core.data.fetching import is_in_memory
+from pa_core.data.given_data import GivenData, batch_size_of
+from pa_core.data.keyed_loader import KeyedDataLoader
+from pa_core.data.split_sampler import check_share, split_sampler, warn_of_filling_up, warn_of_repeated_samples
+from pa_core.data.workers import start_method
+from pa_core.run_config import LoaderSettings
+from pa_core.types import SizedIterable
+
+__all__ = [
+    "MAX_DEFAULT_WORKERS",
+    "Loaders",
+    "Purpose",
+    "batches_on_device",
+    "count_steps",
+    "default_num_workers",
+    "describe_missing_workers",
+    "end_workers",
+    "workers_if_forked",
+]
+
+Purpose = Literal["train", "eval"]
+"""What a loader is for."""
+
+MAX_DEFAULT_WORKERS = 16
+"""More worker processes are started only when asked for: each costs memory and start-up time."""
+
+
+def default_num_workers(dataset: Dataset[Any], local_processes: int) -> int:
+    """Return how many worker processes a loader gets when nobody says.
+
+    The cores that this process may use (its affinity, not the size of the machine) are shared between the
+    processes that train on this machine. Data that is in memory already gets none: sending it from another
+    process costs more than indexing it. An iterable dataset gets at most one: unless it was written for several,
+    each of them would yield all of its samples. Where processes are not forked (on macOS and Windows, and from Python
+    3.14 on), there are none: a worker would need a script with a main guard, and a dataset that can be sent to it.
+
+    Args:
+        dataset: The dataset to load.
+        local_processes: The number of training processes on this machine, at least 1.
+
+    Returns:
+        A number from 0 to `MAX_DEFAULT_WORKERS`.
+
+    Example:
+        >>> from torch.utils.data import TensorDataset
+        >>> default_num_workers(TensorDataset(torch.zeros(10, 3)), local_processes=1)
+        0
+    """
+    return workers_if_forked(dataset, local_processes) if start_method() == "fork" else 0
+
+
+def workers_if_forked(dataset: Dataset[Any], local_processes: int) -> int:
+    """Return as `default_num_workers` how many processes would be started where they are forked."""
+    if is_in_memory(dataset):
+        return 0
+    most = 1 if isinstance(dataset, IterableDataset) else MAX_DEFAULT_WORKERS
+    return min(most, _usable_cores() // local_processes)
+
+
+def describe_missing_workers(dataset: Dataset[Any], local_processes: int) -> str | None:
+    """Return a line about the workers that a loader does not get, as processes are not forked; None if it gets them."""
+    number = workers_if_forked(dataset, local_processes)
+    if number == 0 or start_method() == "fork":
+        return None
+    return (
+        f"Loading {type(dataset).__name__} without workers: processes are started by {start_method()!r} here. To load "
+        f'with workers, put the run under if __name__ == "__main__": and pass num_workers={number} to the loader.'
+    )
+
+
+class Loaders:
+    """Makes, splits and counts the loaders of one trainer, and remembers what they were made with.
+
+    Args:
+        accelerator: That of the trainer.
+    """
+
+    def __init__(self, accelerator: _accelerate.AcceleratorLike) -> None:
+        self._accelerator = accelerator
+        self._kwargs: dict[Purpose, dict[str, Any]] = {"train": {}, "eval": {}}
+        self._given: dict[Purpose, DataLoader[Any] | None] = {"train": None, "eval": None}
+        self._said: set[str] = set()
+
+    def start_run(self) -> None:
+        """Forget what was printed and warned of, so that each run says it once."""
+        self._said.clear()
+
+    def default_kwargs(self, dataset: Dataset[Any], batch_size: int) -> dict[str, Any]:
+        """Return the default arguments of a loader of a dataset, whatever it is for.
+
+        Args:
+            dataset: The samples.
+            batch_size: Samples in a batch of one process.
+        """
+        return {
+            "batch_size": batch_size,
+            "pin_memory": _accelerate.device_of(self._accelerator).type == "cuda",
+            "num_workers": default_num_workers(dataset, distributed.num_local_processes()),
+        }
+
+    def take(
+        self, data: GivenData, create: Callable[[int, dict[str, Any] | None], SizedIterable[Any]], batch_size: int
+    ) -> SizedIterable[Any] | None:
+        """Return the loader of a run: the one that was given, or one that is created; None where there is no data.
+
+        Args:
+            data: What was given to the run.
+            create: Called with the batch size and the arguments for the loader if a dataset was given.
+            batch_size: Samples in a batch of one process.
+
+        Raises:
+            ConfigurationError: The loader has no length.
+            EmptyDatasetError: It has no batch.
+        """
+        self._kwargs[data.purpose], self._given[data.purpose] = {}, data.loader
+        if data.data is None:
+            return None
+        loader = create(batch_size, data.kwargs) if data.loader is None else data.loader
+        check_loader(loader, data.origin)
+        return loader
+
+    def last_given(self, dataset: Dataset[Any] | None) -> Dataset[Any] | DataLoader[Any] | None:
+        """Return what stands for the evaluation dataset of the run before: the DataLoader, if one was given for it.
+
+        Args:
+            dataset: The dataset of the trainer, which a script may have replaced since.
+        """
+        loader = self._given["eval"]
+        return dataset if loader is None or loader.dataset is not dataset else loader
+
+    def create(
+        self,
+        dataset: Dataset[Any],
+        purpose: Purpose,
+        defaults: Mapping[str, Any],
+        asked: Mapping[str, Any] | None,
+        *,
+        collate_fn: Callable[[list[Any]], Any] | None,
+        seed: int,
+        say: Callable[[str], object],
+    ) -> SizedIterable[Any]:
+        """Create a loader of a dataset.
+
+        Args:
+            dataset: The samples.
+            purpose: What the loader is for.
+            defaults: The arguments where nobody asked for others.
+            asked: The arguments that were asked for, which win.
+            collate_fn: Makes a batch of a list of samples, unless the arguments have one.
+            seed: What the order of the samples follows from.
+            say: Called with a line, once in a run, if workers that would help are not started.
+
+        Returns:
+            A ``KeyedDataLoader``; a plain ``DataLoader`` with a custom sampler, or for an ``IterableDataset``.
+        """
+        kwargs: dict[str, Any] = {**defaults, **(asked or {})}
+        self._kwargs[purpose] = kwargs
+        if not kwargs.get("num_workers") and "num_workers" not in (asked or {}):
+            line = describe_missing_workers(dataset, distributed.num_local_processes())
+            if line is not None and line not in self._said:
+                self._said.add(line)
+                say(line)
+        kwargs = {"collate_fn": collate_fn, **kwargs}
+        if isinstance(dataset, IterableDataset) or not kwargs.keys().isdisjoint(("sampler", "batch_sampler")):
+            return plain_dataloader(dataset, kwargs)
+        kwargs = {"persistent_workers": kwargs["num_workers"] > 0, **kwargs}
+        return KeyedDataLoader(
+            dataset,
+            split=purpose,
+            seed=seed,
+            rank=self._accelerator.process_index,
+            num_processes=self._accelerator.num_processes,
+            device=_accelerate.device_of(self._accelerator),
+            **kwargs,
+        )
+
+    def settings(self, purpose: Purpose, loader: object, per_device_batch_size: int) -> LoaderSettings:
+        """Return what the run config says about a loader.
+
+        Args:
+            purpose: What the loader is for.
+            loader: The loader, None where there is none.
+            per_device_batch_size: Samples in a batch of one process, where the loader does not say.
+        """
+        kwargs = self._kwargs[purpose]
+        return LoaderSettings(batch_size_of(loader, kwargs, per_device_batch_size), kwargs)
+
+    def split(self, loader: SizedIterable[Any]) -> SizedIterable[Any]:
+        """Return the share of this process: accelerate splits what neither is keyed nor has a sampler that splits.
+
+        Args:
+            loader: The loader. Anything but a ``DataLoader`` is taken to be a share already.
+
+        Raises:
+            ConfigurationError: A sampler makes the share of another process, or unequal shares.
+        """
+        if is_slice(loader):
+            return DataLoaderSlice(self.split(loader.wrapped), loader.slice_size)
+        if is_keyed(loader) or not is_dataloader(loader):
+            return loader
+        rank, num_processes = self._accelerator.process_index, self._accelerator.num_processes
+        sampler = split_sampler(loader)
+        if sampler is not None:
+            check_share(loader, sampler, rank=rank, num_processes=num_processes)
+            warn_of_repeated_samples(loader, sampler)
+            return loader
+        if num_processes == 1:
+            return loader
+        accelerator_settings.require_even_batches(self._accelerator)
+        warn_of_filling_up(loader)
+        share = _accelerate.split_loader(self._accelerator, loader)
+        check_loader(share, "accelerate, which split the loader over the processes")
+        return share
+
+    def split_for_training(self, loader: SizedIterable[Any]) -> SizedIterable[Any]:
+        """Return the share of this process in a training loader; every process must call this.
+
+        Args:
+            loader: As for ``split``.
+
+        Raises:
+            ConfigurationError: As for ``split``, or some process has more batches than another.
+        """
+        share = self.split(loader)
+        if not is_keyed(innermost(share)):
+            require_same_lengths(distributed.gather_objects(count_steps(share)))
+        return share
+
+    def count_batches(self, loader: SizedIterable[Any], phase: Literal["training", "evaluation"]) -> BatchCount | None:
+        """Return what counts the batches of an epoch; None for a keyed loader, whose length is true.
+
+        Args:
+            loader: The loader of the epoch.
+            phase: What the epoch is for.
+        """
+        own = innermost(loader)
+        if is_keyed(own):
+            return None
+        is_per_process = self._accelerator.num_processes > 1 and not _accelerate.is_split(own)
+        return BatchCount(loader, phase, is_per_process=is_per_process)
+
+    def check_count(self, count: BatchCount, missing: float, *, is_empty: bool) -> None:
+        """Compare the batches of an epoch with the length of its loader; warn once in a run if they differ.
+
+        Args:
+            count: The batches that this process had.
+            missing: By how many batches the loaders of all processes ended too early.
+            is_empty: Whether no process had a sample.
+
+        Raises:
+            EmptyDatasetError: There was no batch at all.
+            ConfigurationError: A process had fewer training batches than the others were to have.
+        """
+        if is_empty and count.has_ended and count.given == 0:
+            raise count.nothing_counted()
+        if missing > 0 and count.is_per_process and count.phase == "training":
+            raise count.too_few_on_a_process()
+        speaks = count.is_per_process or self._accelerator.is_main_process
+        if speaks and count.phase not in self._said and count.warn_of_difference():
+            self._said.add(count.phase)
+
+
+def count_steps(loader: SizedIterable[Any]) -> int:
+    """Return the number of steps of an epoch, which is the same on every process.
+
+    Args:
+        loader: Any loader with a length.
+    """
+    keyed, limit = innermost(loader), batches_of_slices(loader)
+    if not is_keyed(keyed):
+        return len(loader)
+    steps = len(keyed.split)
+    return steps if limit is None else min(steps, limit)
+
+
+def batches_on_device(
+    loader: SizedIterable[Any], device: torch.device, count: BatchCount | None = None
+) -> Iterable[Any]:
+    """Return what to iterate for the batches of an epoch on the device, to which keyed loaders bring theirs.
+
+    Args:
+        loader: The loader.
+        device: The device of the run.
+        count: Counts the batches of a custom loader, if they are to be counted.
+    """
+    keyed = innermost(loader)
+    if is_keyed(keyed) and keyed.device is not None:
+        return loader
+    moved = (move_to_device(batch, device) for batch in _accelerate.explain_dispatching(loader))
+    return moved if count is None else count.over(moved)
+
+
+def end_workers(*loaders: object) -> None:
+    """End the workers of keyed loaders, which would otherwise stay for the next epoch.
+
+    Args:
+        *loaders: Loaders of any kind, or None.
+    """
+    for loader in map(innermost, loaders):
+        if is_keyed(loader):
+            loader.close()
+
+
+def _usable_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
