@@ -10,10 +10,10 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DataParallel, DistributedDataParallel
 from typing_extensions import override
 
 from pa_callbacks_extra.tensor_pairs import TensorPairs, named_tensors
+from pa_core import unwrap_model
 from pa_core.errors import ConfigurationError
 from pa_core.types import ModelT_co
 
@@ -78,8 +78,8 @@ class ModelEma(nn.Module, Generic[ModelT_co]):
         self.decay = decay
         self.warm_up = warm_up
         self.num_updates: int = 0
-        self.module: ModelT_co = cast("ModelT_co", _independent_copy(_without_wrappers(model)))
-        self._copied = _names_without_average(_without_wrappers(model))
+        self.module: ModelT_co = cast("ModelT_co", _independent_copy(unwrap_model(model, keep_torch_compile=False)))
+        self._copied = _names_without_average(unwrap_model(model, keep_torch_compile=False))
         self._pairs: WeakKeyDictionary[nn.Module, TensorPairs] | None = None
 
     @override
@@ -111,7 +111,7 @@ class ModelEma(nn.Module, Generic[ModelT_co]):
         """
         self._pairs_with(model).copy()
         self.num_updates = 0
-        self._copied = _names_without_average(_without_wrappers(model))
+        self._copied = _names_without_average(unwrap_model(model, keep_torch_compile=False))
         self._pairs = None
 
     @contextmanager
@@ -154,9 +154,9 @@ class ModelEma(nn.Module, Generic[ModelT_co]):
     def _pairs_with(self, model: nn.Module) -> TensorPairs:
         """Finding the tensors takes longer than averaging those of a small model, so they are kept while they last."""
         known = self._pairs
-        pairs = None if known is None else known.get(model) or known.get(_without_wrappers(model))
+        pairs = None if known is None else known.get(model) or known.get(unwrap_model(model, keep_torch_compile=False))
         if pairs is None or not pairs.are_current():
-            inner = _without_wrappers(model)
+            inner = unwrap_model(model, keep_torch_compile=False)
             pairs = TensorPairs(self.module, inner, self._copied)
             self._pairs = WeakKeyDictionary({inner: pairs})
         return pairs
@@ -178,19 +178,6 @@ def check_decay(decay: float) -> None:
             expected="a number from 0 to 1",
             do="Pass how much of the average each update keeps, for example 0.999.",
         )
-
-
-def _without_wrappers(model: nn.Module) -> nn.Module:
-    while True:
-        attributes = vars(model)
-        # First, since wrappers for several processes may have been compiled as well.
-        compiled_from = attributes.get("_modules", {}).get("_orig_mod", attributes.get("_orig_mod"))
-        if compiled_from is not None:
-            model = compiled_from
-        elif isinstance(model, DistributedDataParallel | DataParallel):
-            model = cast("nn.Module", model.module)
-        else:
-            return model
 
 
 def _independent_copy(model: nn.Module) -> nn.Module:

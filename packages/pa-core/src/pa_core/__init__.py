@@ -47,6 +47,7 @@ from pa_core.tracking import InMemoryRunHistory, LossTracker, MetricRecord, RunC
 from pa_core.tracking.plot import plot_run_history
 from pa_core.trainer import Trainer
 from pa_core.types import BatchOutput, SchedulerLike, SizedIterable, StatefulScheduler, SupportsStateDict
+from pa_core.unwrapping import unwrap_model
 
 __all__ = [
     "DEFAULT_CALLBACKS",
@@ -102,5 +103,6 @@ __all__ = [
     "local_process_zero_only",
     "notebook_launcher",
     "plot_run_history",
+    "unwrap_model",
     "world_process_zero_only",
 ]

@@ -12,9 +12,10 @@ from typing import Any, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.nn.parallel import DistributedDataParallel
 
 from pa_core.errors import UnsupportedConfigurationError
+from pa_core.unwrapping import compiled_from
 
 __all__ = [
     "AcceleratorLike",
@@ -44,7 +45,6 @@ __all__ = [
     "process_state",
     "split_loader",
     "start_tracker",
-    "unwrap",
     "without_read_ahead",
 ]
 
@@ -292,8 +292,8 @@ def keep_gradients_local(accelerator: AcceleratorLike, model: nn.Module) -> Abst
     With ``static_graph=True``, torch wants the same collectives in each backward pass. What is averaged already stays
     what it is when it is averaged again, so that the result is the same.
     """
-    compiled_from = _compiled_from(model)
-    wrapper = model if compiled_from is None else compiled_from
+    inside = compiled_from(model)
+    wrapper = model if inside is None else inside
     if isinstance(wrapper, DistributedDataParallel) and wrapper.static_graph:
         return nullcontext()
     return accelerator.no_sync(model)
@@ -304,8 +304,8 @@ _FORWARD = ("forward", "_original_forward", "_is_accelerate_prepared")
 
 def _patched_modules(model: nn.Module) -> list[nn.Module]:
     """The modules whose ``forward`` accelerate may replace: the model, and what a compiled model compiles."""
-    compiled_from = _compiled_from(model)
-    return [model] if compiled_from is None else [model, compiled_from]
+    inside = compiled_from(model)
+    return [model] if inside is None else [model, inside]
 
 
 def place_and_wrap(
@@ -345,30 +345,6 @@ def _restore_forward(module: nn.Module, attributes: dict[str, Any]) -> None:
     for key in _FORWARD:
         vars(module).pop(key, None)
     vars(module).update(attributes)
-
-
-def unwrap(model: nn.Module, *, keep_torch_compile: bool = True) -> nn.Module:
-    """Return the module inside distributed wrappers, and inside ``torch.compile`` where that is not kept.
-
-    A compiled wrapper around a distributed one is never kept: accelerate would change what it compiles.
-    """
-    compiled_from = _compiled_from(model)
-    if compiled_from is not None:
-        inner = unwrap(compiled_from, keep_torch_compile=keep_torch_compile)
-        return model if keep_torch_compile and inner is compiled_from else inner
-    if isinstance(model, (DistributedDataParallel, DataParallel)):
-        return unwrap(cast("Any", model).module, keep_torch_compile=keep_torch_compile)
-    return model
-
-
-def _compiled_from(model: nn.Module) -> nn.Module | None:
-    """What ``torch.compile``, or accelerate's regional compilation, made this module from.
-
-    Asking by class would import the compiler. A copy of a module whose repeated blocks are compiled notes its original
-    as a plain attribute.
-    """
-    compiled_from = vars(model).get("_modules", {}).get("_orig_mod", vars(model).get("_orig_mod"))
-    return cast("nn.Module | None", compiled_from)
 
 
 def describe_processes(accelerator: AcceleratorLike) -> str:

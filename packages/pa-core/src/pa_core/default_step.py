@@ -9,12 +9,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from pa_core import _accelerate
 from pa_core.batch_structure import describe_batch, is_array, is_mapping, keys_of
 from pa_core.errors import BatchMismatchError, ConfigurationError
 from pa_core.layer_mismatches import explain_failed_layer
 from pa_core.loss_mismatches import explain_failed_loss, explain_silent_mismatch
 from pa_core.types import LossFunction
+from pa_core.unwrapping import unwrap_model
 
 __all__ = ["calculate_batch_loss"]
 
@@ -69,7 +69,7 @@ def _raise_known(mismatch: BatchMismatchError | None, error: Exception | None = 
 
 
 def _mismatch_of_inputs(model: nn.Module, batch: Any, method: str, error: Exception) -> BatchMismatchError | None:
-    plain = _accelerate.unwrap(model, keep_torch_compile=False)
+    plain = unwrap_model(model, keep_torch_compile=False)
     if isinstance(error, TypeError):
         return _number_of_inputs(plain, batch, method)
     return explain_failed_layer(error, plain, batch[0])
@@ -184,11 +184,11 @@ def _takes(model: nn.Module, name: str) -> bool:
 
 def _parameters(model: nn.Module) -> Mapping[str, inspect.Parameter]:
     """Those of the class: mixed precision replaces the method of the instance."""
-    return inspect.signature(type(_accelerate.unwrap(model, keep_torch_compile=False)).forward).parameters
+    return inspect.signature(type(unwrap_model(model, keep_torch_compile=False)).forward).parameters
 
 
 def _name_of(model: nn.Module) -> str:
-    return type(_accelerate.unwrap(model, keep_torch_compile=False)).__name__
+    return type(unwrap_model(model, keep_torch_compile=False)).__name__
 
 
 def _no_loss_function(batch: object) -> ConfigurationError:

@@ -91,6 +91,7 @@ from pa_core.types import (
     SupportsStateDict,
     TensorsT,
 )
+from pa_core.unwrapping import unwrap_model
 
 __all__ = ["Trainer"]
 
@@ -1306,7 +1307,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
     def _wrap_model(self) -> None:
         supported.require_whole_model(self.model)
         self._users_model = self.model
-        plain_model = _accelerate.unwrap(self.model, keep_torch_compile=False)
+        plain_model = unwrap_model(self.model, keep_torch_compile=False)
         counts_are_exact = _accelerate.exchanges_exact_gradients(
             self._accelerator
         ) and gradient_agreement.gradients_carry_counts(plain_model)
@@ -1442,7 +1443,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         wrapped, losses_of_training, means_of_training = self.model, self._loss_tracker, self._step_means
         modes = [(module, module.training) for module in wrapped.modules()]
         self._num_evaluations_under_way += 1
-        self.model = cast("ModelT_co", _accelerate.unwrap(wrapped))
+        self.model = cast("ModelT_co", unwrap_model(wrapped))
         self._loss_tracker, self._step_means = LossTracker(), StepMeans()
         try:
             distributed.broadcast_buffers(self.model)
@@ -1538,7 +1539,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             Args:
                 keep_torch_compile: False also returns what is inside a compiled model.
             """
-            return _accelerate.unwrap(self.model, keep_torch_compile=keep_torch_compile)
+            return unwrap_model(self.model, keep_torch_compile=keep_torch_compile)
 
     @override
     def gather(self, tensor: TensorsT, padding_value: float | None = None) -> TensorsT:

@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from pa_core.errors import ConfigurationError
 from pa_core.types import TensorsT
+from pa_core.unwrapping import compiled_from
 
 __all__ = [
     "agree_on_integer",
@@ -220,6 +221,6 @@ def gather_objects(value: _R) -> list[_R]:
 
 def synchronising_wrapper(model: nn.Module) -> DistributedDataParallel | None:
     """Return the wrapper that exchanges gradients, also from within a compiled model; None where there is none."""
-    compiled_from = model.__dict__.get("_modules", {}).get("_orig_mod")
-    wrapper = model if compiled_from is None else compiled_from
+    inside = compiled_from(model)
+    wrapper = model if inside is None else inside
     return wrapper if isinstance(wrapper, DistributedDataParallel) else None
