@@ -7,7 +7,7 @@ import random
 import numpy
 import torch
 
-from pa_core.data import mix, seed_streams
+from pa_core.data import mix, seed_rng
 
 
 def draw() -> tuple[float, float, float]:
@@ -19,7 +19,7 @@ def test_a_key_decides_every_draw() -> None:
     """The same key gives the same draws from all three streams, another key gives others."""
     draws: list[tuple[float, float, float]] = []
     for key in (mix(1, 2, 3), mix(1, 2, 4), mix(1, 2, 3)):
-        seed_streams(key)
+        seed_rng(key)
         draws.append(draw())
     first, other, again = draws
     assert first == again
@@ -28,7 +28,7 @@ def test_a_key_decides_every_draw() -> None:
 
 def test_numpy_and_torch_do_not_repeat_each_other() -> None:
     """Both make their numbers with a Mersenne twister; seeded alike, their draws would be the same."""
-    seed_streams(mix(0, 0, 0))
+    seed_rng(mix(0, 0, 0))
     numpy_words = numpy.random.randint(0, 2**32, 8, dtype=numpy.uint32) % 2**31
     torch_words = torch.empty(8, dtype=torch.int64).random_(0, 2**31)
     assert not set(map(int, numpy_words)) & set(map(int, torch_words))

@@ -13,18 +13,18 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from typing_extensions import override
 
-from pa_core.data import KeyedDataLoader, seed_streams
-from pa_core.rng import capture_streams, restore_streams
+from pa_core.data import KeyedDataLoader, seed_rng
+from pa_core.rng import capture_rng_state, restore_rng_state
 
 
 @contextmanager
 def preserved_streams() -> Generator[None]:
     """Go on with the global streams of python, numpy and torch within the context, and put them back behind it."""
-    streams = capture_streams(torch.device("cpu"))
+    streams = capture_rng_state(torch.device("cpu"))
     try:
         yield
     finally:
-        restore_streams(streams, torch.device("cpu"))
+        restore_rng_state(streams, torch.device("cpu"))
 
 
 class Drawing(Dataset[Tensor]):
@@ -84,7 +84,7 @@ def samples_by_index(batches: Iterable[Tensor]) -> dict[int, tuple[float, ...]]:
 
 def draw_after(iterated: Iterable[Any]) -> tuple[float, float, float]:
     """Return what the main process draws from its three streams after something was iterated."""
-    seed_streams(1)
+    seed_rng(1)
     for _ in iterated:
         pass
     return random.random(), float(numpy.random.rand()), torch.rand(()).item()

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 from typing_extensions import override
 
-from pa_core.data import KeyedDataLoader, seed_streams
+from pa_core.data import KeyedDataLoader, seed_rng
 from tests.pa_core.data.drawing import Drawing, draw_after, preserved_streams, ranks_of, samples_by_index
 
 
@@ -90,9 +90,9 @@ def test_the_streams_of_the_main_process_are_undisturbed(dataset: Dataset[Any], 
 def test_the_streams_are_undisturbed_between_batches() -> None:
     """What the main process draws between two batches neither changes the batches nor is changed by them."""
     with preserved_streams():
-        seed_streams(0)
+        seed_rng(0)
         expected = [torch.rand(()).item() for _ in range(5)]
-        seed_streams(0)
+        seed_rng(0)
         loader = KeyedDataLoader(Drawing(20), batch_size=4, shuffle=True)
         between: list[float] = []
         batches: list[Tensor] = []
@@ -106,9 +106,9 @@ def test_the_streams_are_undisturbed_between_batches() -> None:
 def test_the_streams_are_undisturbed_by_a_dataset_that_raises() -> None:
     """After an error in the dataset the streams are as before the batch."""
     with preserved_streams():
-        seed_streams(0)
+        seed_rng(0)
         expected = torch.rand(()).item()
-        seed_streams(0)
+        seed_rng(0)
         with pytest.raises(OSError, match="sample 5"):
             list(KeyedDataLoader(Failing(20), batch_size=20))
         assert torch.rand(()).item() == expected
@@ -180,7 +180,7 @@ def test_without_keys_the_dataset_draws_as_under_a_plain_loader() -> None:
             DataLoader(Drawing(8), batch_size=4, generator=torch.Generator()),
             KeyedDataLoader(Drawing(8), batch_size=4, keyed_augmentation=False),
         ):
-            seed_streams(1)
+            seed_rng(1)
             batches.append(list(loader))
     assert all(torch.equal(plain, keyed) for plain, keyed in zip(*batches, strict=True))
 

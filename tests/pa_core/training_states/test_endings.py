@@ -117,7 +117,7 @@ open("ended.json", "w").write(json.dumps(ended))
 
 
 def test_a_script_that_is_started_again_does_what_the_table_says(launch: Launch, tmp_path: Path) -> None:
-    """In processes of their own: it returns at once, goes on to the same weights, or raises the same error."""
+    """In processes of their own: it returns at once, resumes to the same weights, or raises the same error."""
     assert launch(SCRIPT).status == 0
     ended: dict[str, list[dict[str, Any]]] = json.loads((tmp_path / "ended.json").read_text())
     whole, _ = ended.pop("nothing")
@@ -131,7 +131,7 @@ def test_a_script_that_is_started_again_does_what_the_table_says(launch: Launch,
             case "raises the same error":
                 assert first["by"] == "NonFiniteLossError"
                 assert again == first
-            case "goes on":
+            case "resumes":
                 assert first["by"] != "returns", way
                 assert again == whole, way
             case other:

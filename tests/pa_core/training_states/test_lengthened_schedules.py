@@ -94,7 +94,7 @@ def said(output: str, setting: str = "length of the schedule") -> list[str]:
     return re.split(r"  +", row)[1:]
 
 
-CLIMBS, STAYS, FALLS = ("8; then the rate " + what for what in ("climbs again", "stays as it is", "goes on falling"))
+CLIMBS, STAYS, FALLS = ("8; then the rate " + what for what in ("climbs again", "stays as it is", "keeps falling"))
 OF_SCRIPT = "16, as far as the function of the script depends on it"
 SCHEDULES: dict[str, tuple[Any, str]] = {
     "cosine of torch": (partial(CosineAnnealingLR, T_max=UPDATES), CLIMBS),

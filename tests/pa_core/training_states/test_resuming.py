@@ -339,10 +339,10 @@ def test_what_could_not_be_saved_is_an_error_before_the_first_step(tmp_path: Pat
 def test_states_of_callbacks_that_come_or_go_are_warned_of(tmp_path: Path) -> None:
     """A callback that the state does not know begins anew, and a state without a callback is left out."""
     train(make_trainer(saving(tmp_path), best=tmp_path / "best.pt"), num_epochs=1)
-    with pytest.warns(UserWarning, match="SaveBestModelCallback .* is left out: the run has no such callback"):
+    with pytest.warns(UserWarning, match="SaveBestModelCallback .* is ignored: the run has no such callback"):
         train(make_trainer(), num_epochs=2, resume_from=tmp_path)
     train(make_trainer(saving(tmp_path / "without")), num_epochs=1)
-    with pytest.warns(UserWarning, match="SaveBestModelCallback has no state .* begins anew"):
+    with pytest.warns(UserWarning, match="SaveBestModelCallback has no state .* starts over"):
         train(make_trainer(best=tmp_path / "best.pt"), num_epochs=2, resume_from=tmp_path / "without")
 
 

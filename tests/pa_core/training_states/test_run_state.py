@@ -62,7 +62,7 @@ def test_models_optimizers_and_schedulers_go_on_bit_for_bit(tmp_path: Path) -> N
     resumed = TwoModels(seed=1)
     saved = SavedRun(read_state(tmp_path / "state"))
     assert saved.restore(resumed, state_of(resumed), ()) == []
-    saved.restore_streams(resumed)
+    saved.restore_rng_state(resumed)
 
     assert resumed.train(4) == expected
     assert all(map(torch.equal, resumed.weights(), run.weights()))

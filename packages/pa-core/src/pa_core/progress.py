@@ -23,11 +23,11 @@ class Phase(StrEnum):
     """An evaluation between two training steps, which was cut short; then the next training step."""
     EVALUATION = "evaluation"
     """The evaluation after a training epoch, which was cut short."""
-    NOTHING = "nothing"
+    COMPLETE = "nothing"  # as training states have always stored it
     """The run was complete."""
 
     @property
-    def is_in_mid_epoch(self) -> bool:
+    def is_mid_epoch(self) -> bool:
         """Whether training steps of an epoch come next, perhaps after an evaluation."""
         return self in (Phase.STEP, Phase.INTERMEDIATE_EVALUATION)
 
@@ -57,7 +57,7 @@ class Position:
     @property
     def current_epoch(self) -> int:
         """The number of the epoch that the state is of, from 1; between two epochs, the one that is complete."""
-        return self.epochs if self.phase in (Phase.EPOCH, Phase.NOTHING) else self.epochs + 1
+        return self.epochs if self.phase in (Phase.EPOCH, Phase.COMPLETE) else self.epochs + 1
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values."""
@@ -149,6 +149,6 @@ class Progress:
         Args:
             phase: What comes next.
         """
-        if not phase.is_in_mid_epoch:
+        if not phase.is_mid_epoch:
             return Position(phase, epochs=self.epochs, updates=self.updates)
         return Position(phase, self.epochs, self.updates, samples=self.samples_in_epoch, steps=self.steps_in_epoch)

@@ -16,14 +16,14 @@ from typing import Any
 import torch
 
 __all__ = [
-    "capture_streams",
+    "capture_rng_state",
     "extend_key",
     "mix",
     "numpy_random",
-    "restore_streams",
-    "seed_streams",
-    "start_streams",
-    "streams_set_aside",
+    "preserve_rng_state",
+    "restore_rng_state",
+    "seed_rng",
+    "seed_rng_of_rank",
 ]
 
 _MASK_64 = 0xFFFF_FFFF_FFFF_FFFF
@@ -79,19 +79,19 @@ _generators_of_numpy: dict[type[Any], list[Any]] = {}
 """By their kind, those that no context has in use."""
 
 
-def seed_streams(key: int) -> None:
-    """Seed the global streams of python, of numpy and of torch on the CPU.
+def seed_rng(key: int) -> None:
+    """Seed the global generators of Python, of NumPy and of torch on the CPU.
 
-    Streams of accelerators are left alone, and so are generators that a dataset owns itself.
+    Those of accelerators are left alone, and so are generators that a dataset owns.
 
     Args:
         key: A well-mixed 64-bit integer, such as ``mix(seed, epoch, index)``.
 
     Example:
         >>> from pa_core.data import mix
-        >>> seed_streams(mix(0, 3, 12))
+        >>> seed_rng(mix(0, 3, 12))
         >>> first = random.random(), torch.rand(()).item()
-        >>> seed_streams(mix(0, 3, 12))
+        >>> seed_rng(mix(0, 3, 12))
         >>> first == (random.random(), torch.rand(()).item())
         True
     """
@@ -103,17 +103,17 @@ def seed_streams(key: int) -> None:
 
 
 @contextmanager
-def streams_set_aside() -> Generator[None]:
-    """Put the global streams back as they were, whatever happens inside, where they are to be seeded before all draws.
+def preserve_rng_state() -> Generator[None]:
+    """Save the global RNG states and restore them on exit.
 
-    Until then it is not defined where they stand. Numpy's functions draw from another generator within the context,
-    since putting the state of their own one back would take as long as all the rest.
+    Seed them before drawing: inside the context their state is undefined. NumPy's functions draw from another generator
+    there, since restoring the state of their own would take as long as all the rest.
     """
     random_of_numpy = numpy_random()
     of_python, of_torch = random.getstate(), torch.default_generator.get_state()
     of_numpy = random_of_numpy.get_state(legacy=False)
     generator: object = random_of_numpy.get_bit_generator()
-    # Of the same kind, which may be the user's choice: workers, where nothing is set aside, draw from that one.
+    # Of the same kind, which may be the user's choice: workers, where nothing is restored, draw from that one.
     kind: type[Any] = type(generator)
     others = _generators_of_numpy.setdefault(kind, [])
     other = others.pop() if others else kind(0)
@@ -136,54 +136,54 @@ def numpy_random() -> ModuleType:
     return importlib.import_module("numpy.random")
 
 
-def capture_streams(device: torch.device) -> dict[str, Any]:
-    """Return the states of the global streams of Python, numpy, torch, and torch on the accelerator.
+def capture_rng_state(device: torch.device) -> dict[str, Any]:
+    """Return the RNG states of Python, NumPy, torch, and torch on the accelerator.
 
     Args:
         device: The device of the run.
 
     Example:
         >>> import torch
-        >>> streams = capture_streams(torch.device("cpu"))
+        >>> state = capture_rng_state(torch.device("cpu"))
         >>> first = torch.rand(1)
-        >>> restore_streams(streams, torch.device("cpu"))
+        >>> restore_rng_state(state, torch.device("cpu"))
         >>> bool(torch.rand(1) == first)
         True
     """
-    streams = {
+    state = {
         "python": random.getstate(),
         "numpy": numpy_random().get_state(),
         "torch": torch.default_generator.get_state(),
     }
     if device.type != "cpu":
-        streams["device"] = torch.get_device_module(device).get_rng_state(device)
-    return streams
+        state["device"] = torch.get_device_module(device).get_rng_state(device)
+    return state
 
 
-def restore_streams(streams: Mapping[str, Any], device: torch.device) -> None:
-    """Put the global streams back to where they were.
+def restore_rng_state(state: Mapping[str, Any], device: torch.device) -> None:
+    """Restore the RNG states of this process.
 
     Args:
-        streams: What ``capture_streams`` returned.
-        device: The device of the run. The stream of an accelerator is left alone if the states were captured without.
+        state: What ``capture_rng_state`` returned.
+        device: The device of the run. The RNG of an accelerator is left alone if the states were captured without one.
     """
-    random.setstate(streams["python"])
-    numpy_random().set_state(streams["numpy"])
-    torch.default_generator.set_state(streams["torch"])
-    if device.type != "cpu" and "device" in streams:
-        torch.get_device_module(device).set_rng_state(streams["device"], device)
+    random.setstate(state["python"])
+    numpy_random().set_state(state["numpy"])
+    torch.default_generator.set_state(state["torch"])
+    if device.type != "cpu" and "device" in state:
+        torch.get_device_module(device).set_rng_state(state["device"], device)
 
 
-def start_streams(seed: int, update: int, rank: int, device: torch.device) -> None:
-    """Begin streams of their own on a process that has none to go on with, because there were more or fewer of them.
+def seed_rng_of_rank(seed: int, update: int, rank: int, device: torch.device) -> None:
+    """Seed the RNGs of a process that resumes without a state of its own: there were more or fewer processes.
 
     Args:
         seed: The seed of the run.
-        update: The number of updates after which the run goes on.
-        rank: The number of this process.
+        update: The number of updates after which the run resumes.
+        rank: The rank of this process.
         device: The device of the run.
     """
     key = mix(mix(seed, update), rank)
-    seed_streams(key)
+    seed_rng(key)
     if device.type != "cpu":
         torch.get_device_module(device).manual_seed(key)

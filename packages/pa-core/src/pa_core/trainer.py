@@ -334,7 +334,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             check_clip_threshold("gradient_clip_norm", gradient_clip_norm)
             check_trainer_arguments(self.model, self.loss_func, self.optimizer)  # a script may have replaced them
             trainer_inputs.check_optimizer(self.model, self.optimizer)
-            training_state.check_allowed_names(resume_allow)
+            training_state.check_resume_overrides(resume_allow)
             self._stepping = SchedulerStepping(step_scheduler, watch_metric)
             train_data = GivenData(train_dataset, "train_dataset", train_dataloader_kwargs)
             eval_data = GivenData(eval_dataset, "eval_dataset", eval_dataloader_kwargs)
@@ -608,11 +608,11 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             self._state_saver.drop_requests(self._stop)
             return
         self._go_on_from_the_end()
-        self._reach_safe_point(Phase.NOTHING)
+        self._reach_safe_point(Phase.COMPLETE)
 
     def _is_complete(self) -> bool:
         """Whether no epoch is left, for a run that goes on perhaps before its first one."""
-        return self._begins_at is Phase.NOTHING or self.num_epochs_completed >= self.run_config.num_epochs
+        return self._begins_at is Phase.COMPLETE or self.num_epochs_completed >= self.run_config.num_epochs
 
     @property
     def _is_at_last_update(self) -> bool:
@@ -880,7 +880,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
 
     def _training_batches(self, train_dl: SizedIterable[BatchT]) -> Iterable[BatchT]:
         """The batches of the rest of the epoch on the device; of a loader of the user's own, none is read ahead."""
-        loader = self._run_loaders.of_users_own(train_dl)
+        loader = self._run_loaders.custom_state(train_dl)
         if loader is None:
             return batches_on_device(train_dl, self.device)
         limit = batches_of_slices(train_dl)
@@ -1051,7 +1051,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         differences = saved.compare(self._settings, allowed)
         differences += saved.restore(self, self._describe_run_to_save(saved.position), allowed)
         steps_done = self._stepping.count(saved.position.updates, saved.position.epochs)
-        differences = training_state.say_what_schedules_do(
+        differences = training_state.with_schedule_lengths(
             differences,
             training_state.schedules(self),
             is_new="scheduler" in allowed,
@@ -1062,7 +1062,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self._progress.updates, self._progress.epochs = saved.position.updates, saved.position.epochs
         self._accumulation.nominal = saved.nominal_items.get("optimizer")
         self._begins_at = saved.position.phase
-        self.was_complete = self._begins_at is Phase.NOTHING
+        self.was_complete = self._begins_at is Phase.COMPLETE
         self.print(training_state.describe_start(saved.path, saved.position))
         if differences:
             self.print(training_state.describe_differences(differences))
@@ -1072,7 +1072,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
 
     @property
     def _begins_in_mid_epoch(self) -> bool:
-        return self._begins_at is not None and self._begins_at.is_in_mid_epoch
+        return self._begins_at is not None and self._begins_at.is_mid_epoch
 
     def _begins(self, phase: Phase) -> bool:
         """Whether the run goes on in a phase; asked once, when it is reached."""
@@ -1085,9 +1085,9 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         """Give callbacks and random streams what they had, in the place where the saved run had got to."""
         if self._saved_run is None or self._begins_in_mid_epoch:
             return
-        self._run_loaders.go_on_between_epochs(self, self._saved_run, self._settings or {})
+        self._run_loaders.resume_between_epochs(self, self._saved_run, self._settings or {})
         self._saved_run.restore_callbacks(self)
-        self._saved_run.restore_streams(self)
+        self._saved_run.restore_rng_state(self)
         self._begins(Phase.EPOCH)
 
     def _go_on_in_mid_epoch(self, train_dl: SizedIterable[BatchT]) -> None:
@@ -1098,7 +1098,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         settings = self._settings or {}
         self._progress.samples_in_epoch = saved.position.samples
         self._progress.steps_in_epoch = saved.steps_in_epoch(settings)
-        self._run_loaders.go_on_in_mid_epoch(
+        self._run_loaders.resume_mid_epoch(
             self,
             train_dl,
             saved,
@@ -1110,7 +1110,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         if not saved.is_extended:
             saved.restore_losses(self)
         saved.restore_callbacks(self)
-        saved.restore_streams(self)
+        saved.restore_rng_state(self)
         if saved.position.phase is Phase.INTERMEDIATE_EVALUATION:
             self._is_at_update = True
             try:
@@ -1122,8 +1122,8 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
 
     def _go_on_from_the_end(self) -> None:
         """Leave the random streams as a run that was complete had left them."""
-        if self._saved_run is not None and self._begins(Phase.NOTHING):
-            self._saved_run.restore_streams(self)
+        if self._saved_run is not None and self._begins(Phase.COMPLETE):
+            self._saved_run.restore_rng_state(self)
 
     def _reach_safe_point(self, phase: Phase) -> None:
         """Save what was asked for: here, everything that the run consists of belongs to the same update.
@@ -1150,7 +1150,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self._interrupted_evaluation = None
 
     def _save_requested_states(self, phase: Phase) -> None:
-        if phase is not Phase.NOTHING:
+        if phase is not Phase.COMPLETE:
             with self._stopping_together():
                 self._call_event(TrainerCallback.on_training_state_save)
         position = self._progress.position(self._interrupted_evaluation or phase)
@@ -1180,12 +1180,12 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             nominal_items={"optimizer": self._accumulation.nominal},
             loaders=self._run_loaders.capture(
                 self,
-                in_mid_epoch=position.phase.is_in_mid_epoch
-                or (extension is not None and extension.position.phase.is_in_mid_epoch),
+                mid_epoch=position.phase.is_mid_epoch
+                or (extension is not None and extension.position.phase.is_mid_epoch),
             ),
             scaler=self._accelerator.scaler,
             objects=self._saved_along,
-            streams=self._streams_before_evaluation if self._interrupted_evaluation else self._safe_point.streams,
+            rng_state=self._streams_before_evaluation if self._interrupted_evaluation else self._safe_point.streams,
             extension=extension,
         )
 
@@ -1196,7 +1196,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             yield
             return
         self._interruptible = phase
-        self._streams_before_evaluation = training_state.capture_streams(self.device)
+        self._streams_before_evaluation = training_state.capture_rng_state(self.device)
         try:
             yield
         except _EvaluationInterrupted:

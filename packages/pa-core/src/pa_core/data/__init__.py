@@ -11,7 +11,7 @@ from pa_core.data.order import EpochOrder, epoch_order
 from pa_core.data.padding import remove_padding
 from pa_core.data.split import EvalSplit, Split, TrainSplit
 from pa_core.data.workers import worker_init_fn
-from pa_core.rng import extend_key, mix, seed_streams
+from pa_core.rng import extend_key, mix, seed_rng
 
 __all__ = [
     "DataLoaderSlice",
@@ -27,6 +27,6 @@ __all__ = [
     "mix",
     "move_to_device",
     "remove_padding",
-    "seed_streams",
+    "seed_rng",
     "worker_init_fn",
 ]

@@ -13,7 +13,7 @@ from typing_extensions import TypeVar, override
 
 from pa_core.data.order import index_list
 from pa_core.data.sample_notes import describe_collation, describe_samples
-from pa_core.rng import extend_key, seed_streams
+from pa_core.rng import extend_key, seed_rng
 
 __all__ = [
     "BatchFetcher",
@@ -79,7 +79,7 @@ class SampleFetcher:
 
     def _sample(self, key: int, index: int) -> Any:
         if self.keyed:
-            seed_streams(extend_key(key, index))
+            seed_rng(extend_key(key, index))
         try:
             return self.dataset[index]
         except Exception as error:

@@ -26,7 +26,7 @@ from pa_core.data.order import EpochOrder
 from pa_core.data.split import EvalSplit, Split, TrainSplit
 from pa_core.data.workers import WorkerStart, explaining_failed_start, sigterm_held_back
 from pa_core.errors import ConfigurationError
-from pa_core.rng import extend_key, streams_set_aside
+from pa_core.rng import extend_key, preserve_rng_state
 
 __all__ = ["KeyedDataLoader"]
 
@@ -261,7 +261,7 @@ class KeyedDataLoader(DataLoader[_SampleT_co]):
                 yield fetch(key, indices)
             return
         for indices in plan.batches():
-            with streams_set_aside():
+            with preserve_rng_state():
                 batch = fetch(key, indices)
             yield batch
 

@@ -18,7 +18,7 @@ import torch
 from torch.utils.data import get_worker_info
 
 from pa_core.errors import ConfigurationError
-from pa_core.rng import mix, seed_streams
+from pa_core.rng import mix, seed_rng
 
 __all__ = ["WorkerStart", "explaining_failed_start", "sigterm_held_back", "start_method", "worker_init_fn"]
 
@@ -181,4 +181,4 @@ def worker_init_fn(worker_id: int) -> None:
     """
     # From the environment, as a worker is no member of the process group.
     rank = int(os.environ.get("RANK", "0"))
-    seed_streams(mix(torch.initial_seed(), worker_id, rank))
+    seed_rng(mix(torch.initial_seed(), worker_id, rank))

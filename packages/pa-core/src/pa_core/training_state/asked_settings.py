@@ -1,9 +1,9 @@
-"""What a script asks of its optimizer, told apart from what runs have made of it.
+"""What a script asks of its optimizer, as opposed to what runs have changed.
 
-A run changes the settings of its optimizer: schedulers the learning rate, callbacks the groups. A new process makes the
-optimizer anew; within one process, the next run finds what the last one left. So it is noted what was asked when a run
-began, and what was there when it had ended: a setting that is still as a run left it is the one that was asked before
-that run, and any other was changed by the script since.
+A run changes the settings of its optimizer: schedulers the learning rate, callbacks the groups. A new process creates
+a new optimizer; within one process, the next run finds what the last one left. So the settings are recorded when a run
+begins and when it ends. A setting that is still as the run left it counts as what was asked before that run; any other
+was changed by the script since.
 """
 
 from __future__ import annotations
@@ -70,12 +70,12 @@ def _asked_of_group(asked: Mapping[str, Any], left: Mapping[str, Any], now: Mapp
 
 
 def begin_run(optimizer: Optimizer, *, is_resumed: bool = False) -> list[dict[str, Any]]:
-    """Take note of what a script asks for when a run begins.
+    """Record what a script asks for when a run begins.
 
     Args:
         optimizer: The optimizer.
-        is_resumed: Whether the run goes on with a training state. Then the groups become what they would be in a new
-            process: those that an earlier run added are taken away, and the resumed run adds them again in their time.
+        is_resumed: Whether the run resumes from a training state. Then the groups become what they would be in a new
+            process: those that an earlier run added are removed, and restoring the state adds them again.
 
     Returns:
         What ``asked_settings`` returns.
@@ -101,7 +101,7 @@ def _write(optimizer: Optimizer, asked: Sequence[Mapping[str, Any]]) -> None:
 
 
 def end_run(optimizer: Optimizer) -> None:
-    """Take note of how a run left the settings; nothing where none was begun."""
+    """Record how a run left the settings; nothing where none was begun."""
     note = _notes.get(optimizer)
     if note is not None and note.left is None:
         note.left = hyperparameters(optimizer)

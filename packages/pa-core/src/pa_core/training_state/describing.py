@@ -1,4 +1,4 @@
-"""The line with which a run that was told to resume begins: what it resumes from, and where."""
+"""What a run prints when it resumes: from which state, and where."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SHOWN_STATES = 5
 
 
 def describe_start(path: Path, position: Position) -> str:
-    """Return which state a run resumes from, and where it goes on.
+    """Return which state a run resumes from, and where.
 
     Args:
         path: The state.
@@ -24,7 +24,7 @@ def describe_start(path: Path, position: Position) -> str:
         >>> describe_start(Path("step_500"), Position(Phase.STEP, epochs=2, updates=500))
         'Resuming from step_500: in epoch 3, after update 500.'
     """
-    if position.phase is Phase.NOTHING:
+    if position.phase is Phase.COMPLETE:
         return (
             f"Resuming from {path}: this run was complete after update {position.updates}, and nothing is left to "
             "train. Raise num_epochs or max_num_train_steps to train for longer."
@@ -37,7 +37,7 @@ def describe_start(path: Path, position: Position) -> str:
 
 
 def describe_missing(resume_from: str | Path) -> str:
-    """Return that there is nothing to resume from, and that a new run begins.
+    """Return that there is nothing to resume from and a new run begins.
 
     Example:
         >>> describe_missing("no folder at all")
@@ -47,7 +47,7 @@ def describe_missing(resume_from: str | Path) -> str:
 
 
 def describe_neighbours(path: str | Path) -> str:
-    """Return which states stand beside a path at which there is none; empty without any."""
+    """Return which states are next to a path that holds none; empty without any."""
     folder = Path(path).parent
     try:
         names = [record.path.name for record in StateFolder(folder).records() if record.problem is None]

@@ -1,4 +1,4 @@
-"""Where a run that has ended goes on if more epochs or updates are asked of it than before."""
+"""Where a run that has ended continues if more epochs or updates are asked for than before."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["EpochProgress", "Extension", "find_extension"]
 
 @dataclass(frozen=True, slots=True)
 class EpochProgress:
-    """How far a run has come in the epoch that it was in last.
+    """How far a run has come in its last epoch.
 
     Attributes:
         epoch: The number of the epoch, counted from 0, while it is under way; None after its last event.
@@ -30,14 +30,14 @@ class EpochProgress:
     number_in_history: int
 
     @property
-    def is_in_the_middle(self) -> bool:
+    def is_unfinished(self) -> bool:
         """Whether some training steps of the epoch are complete, and others are left."""
         return 0 < self.steps < self.num_steps
 
 
 @dataclass(frozen=True, slots=True)
 class Extension:
-    """Where a run goes on if more is asked of it.
+    """Where a run continues if more is asked for.
 
     Attributes:
         position: What comes then.
@@ -58,15 +58,15 @@ class Extension:
 
 
 def find_extension(position: Position, progress: EpochProgress, *, is_at_last_update: bool) -> Extension | None:
-    """Return where a run goes on that has ended within an epoch; None where it goes on at its position.
+    """Return where a run that has ended within an epoch continues; None where it continues at its position.
 
     Args:
         position: Where the run stands.
         progress: How far it has come in its last epoch.
-        is_at_last_update: Whether it has made all updates it was asked for, so that it left the epoch for that.
+        is_at_last_update: Whether all updates were made, so that the run left the epoch early.
 
     Example:
-        >>> ended = Position(Phase.NOTHING, epochs=2, updates=12)
+        >>> ended = Position(Phase.COMPLETE, epochs=2, updates=12)
         >>> progress = EpochProgress(epoch=None, samples=16, steps=2, num_steps=10, number_in_history=3)
         >>> extension = find_extension(ended, progress, is_at_last_update=True)
         >>> extension.position
@@ -74,23 +74,23 @@ def find_extension(position: Position, progress: EpochProgress, *, is_at_last_up
     """
     if progress.epoch is not None:
         return _of_stopped_epoch(position, progress, progress.epoch)
-    if position.phase.is_in_mid_epoch or not (is_at_last_update and progress.is_in_the_middle):
+    if position.phase.is_mid_epoch or not (is_at_last_update and progress.is_unfinished):
         return None
-    rest = replace(_in_mid_epoch(position, progress), epochs=position.epochs - 1)
+    rest = replace(_mid_epoch(position, progress), epochs=position.epochs - 1)
     return Extension(rest, progress.number_in_history - 1)
 
 
 def _of_stopped_epoch(position: Position, progress: EpochProgress, epoch: int) -> Extension | None:
     """As above, where the run was stopped at one of the steps or events of an epoch, or preempted there."""
     number = progress.number_in_history
-    if progress.is_in_the_middle and position.phase in (Phase.NOTHING, Phase.EVALUATION):
-        return Extension(_in_mid_epoch(position, progress), number)
-    if position.phase is not Phase.NOTHING:
+    if progress.is_unfinished and position.phase in (Phase.COMPLETE, Phase.EVALUATION):
+        return Extension(_mid_epoch(position, progress), number)
+    if position.phase is not Phase.COMPLETE:
         return None
     if position.epochs > epoch:
         return Extension(replace(position, phase=Phase.EPOCH), number + 1)
     return Extension(replace(position, phase=Phase.EVALUATION if progress.steps else Phase.EPOCH), number)
 
 
-def _in_mid_epoch(position: Position, progress: EpochProgress) -> Position:
+def _mid_epoch(position: Position, progress: EpochProgress) -> Position:
     return replace(position, phase=Phase.STEP, samples=progress.samples, steps=progress.steps)

@@ -10,28 +10,28 @@ from typing import Any, cast
 
 from torch.optim import Optimizer
 
-from pa_core.training_state.settings import LENGTH_OF_SCHEDULE, Difference
+from pa_core.training_state.run_settings import LENGTH_OF_SCHEDULE, Difference
 
-__all__ = ["say_what_schedules_do"]
+__all__ = ["with_schedule_lengths"]
 
 _LONGEST_LOOK = 10_000
 """Steps of the scheduler to look ahead; more would delay the start of a long run."""
 
 
-def say_what_schedules_do(
+def with_schedule_lengths(
     differences: Sequence[Difference],
     schedules: Mapping[str, tuple[object, Optimizer]],
     *,
     is_new: bool,
     steps_done: int | None,
 ) -> list[Difference]:
-    """Return the differences with what each scheduler really uses as its length, and what it does after that.
+    """Return the differences with the length that each scheduler really uses, and what follows after it.
 
     Args:
         differences: What differs from the saved run.
-        schedules: The schedulers, and the optimizer of each, with the states that the run resumes with, by name.
-        is_new: Whether the schedule begins anew instead.
-        steps_done: How often the scheduler has been stepped; None where a trainer steps it in a way of its own.
+        schedules: The schedulers and the optimizer of each, by name, with their restored states.
+        is_new: Whether the schedules start over instead.
+        steps_done: How often the scheduler has been stepped; None where an override of the trainer steps it.
     """
     said = list(differences)
     for index, one in enumerate(differences):
@@ -102,4 +102,4 @@ def _what_follows(rates: Sequence[Sequence[float]], at: int) -> str:
     # Some schedules use the value of a step in the update after it, and reach their end one update later.
     if all(list(one) == list(later[0]) for one in later):
         return "; then the rate stays as it is"
-    return "; then the rate goes on falling"
+    return "; then the rate keeps falling"

@@ -80,7 +80,7 @@ def _restore(optimizer: Optimizer, parameters: Mapping[str, nn.Parameter], captu
 
 
 def load_state(optimizer: Optimizer, state: dict[str, Any]) -> None:
-    """Give an optimizer what its ``state_dict`` returned, which may have a form of its own.
+    """Load what an optimizer's ``state_dict`` returned, which may have a form of its own.
 
     Args:
         optimizer: The optimizer.
@@ -106,9 +106,9 @@ def apply_hyperparameters(
     before: Sequence[Mapping[str, Any]],
     asked: Sequence[Mapping[str, Any]],
 ) -> None:
-    """Take over what a script asks of its optimizer now and did not before.
+    """Apply what a script asks of its optimizer now and did not before.
 
-    A learning rate is changed in proportion, so that a scheduler goes on from the same place of its curve.
+    A learning rate is changed in proportion, so that a scheduler continues from the same point of its curve.
 
     Args:
         optimizer: The optimizer with the state of the saved run.
@@ -174,7 +174,7 @@ def _list(names: Sequence[str | None]) -> str:
 
 
 def _keep_precision(optimizer: Optimizer, saved: Mapping[object, object]) -> None:
-    """Torch casts state to the precision of the parameter; an optimizer may keep its own in a higher one."""
+    """Torch casts state to the precision of the parameter; an optimizer may keep its state in a higher one."""
     for number, parameter in enumerate(_parameters(optimizer)):
         state, of_parameter = optimizer.state.get(parameter), saved.get(number)
         if state is None or not isinstance(of_parameter, Mapping):

@@ -1,4 +1,4 @@
-"""Whether what a run saves can be stored and loaded again, tried in memory before any time is spent on training."""
+"""Checks in memory, before training, that what a run saves can be stored and loaded again."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def check_scheduler(scheduler: object) -> None:
 def check_state_of_optimizer(optimizer: Optimizer) -> None:
     """Refuse an optimizer whose present state could not be stored, or not be loaded again.
 
-    Loading is tried where the optimizer has a form of its own, on a copy of the optimizer on the CPU, so that it
-    changes nothing about the optimizer itself. Until this returns, the state is in host memory once more.
+    Where the state has a form of its own, loading is tried on a copy of the optimizer on the CPU, which leaves the
+    optimizer itself unchanged. Until this returns, host memory holds the state once more.
 
     Args:
         optimizer: An optimizer that has made an update: most make their state with the first one.

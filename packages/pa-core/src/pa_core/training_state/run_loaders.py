@@ -1,4 +1,4 @@
-"""The two loaders of a run, as a training state sees them: where they stand, and how they come to stand there again."""
+"""Saving and restoring the positions of the training and evaluation loaders."""
 
 from __future__ import annotations
 
@@ -8,16 +8,20 @@ from typing import Any, cast
 import torch
 
 from pa_core.data.custom_loader import innermost, is_keyed
-from pa_core.training_state.content import SavedRun
+from pa_core.training_state.custom_loader_state import (
+    CustomLoaderState,
+    capture_between_epochs,
+    restore_between_epochs,
+)
+from pa_core.training_state.run_state import SavedRun
 from pa_core.training_state.snapshotable import Snapshotable
-from pa_core.training_state.users_loader import UsersLoader, capture_between_epochs, restore_between_epochs
 from pa_core.types import SizedIterable
 
 __all__ = ["RunLoaders"]
 
 
 class RunLoaders:
-    """What a run knows of its loaders whose order is the user's own; of keyed ones, a position says everything.
+    """The custom data loaders of a run; the position of a keyed one follows from the number of samples.
 
     Args:
         device: Where batches are moved.
@@ -25,10 +29,10 @@ class RunLoaders:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._in_training: UsersLoader | None = None
+        self._in_training: CustomLoaderState | None = None
 
-    def of_users_own(self, train_dl: object) -> UsersLoader | None:
-        """Return what is known of a training loader; None if its order is the trainer's.
+    def custom_state(self, train_dl: object) -> CustomLoaderState | None:
+        """Return the state of a custom training loader; None for a keyed one.
 
         Args:
             train_dl: The loader, perhaps with slices around it.
@@ -37,37 +41,37 @@ class RunLoaders:
         if is_keyed(loader):
             return None
         if self._in_training is None or self._in_training.loader is not loader:
-            self._in_training = UsersLoader(cast("SizedIterable", loader), self._device)
+            self._in_training = CustomLoaderState(cast("SizedIterable", loader), self._device)
         return self._in_training
 
-    def capture(self, run: Snapshotable, *, in_mid_epoch: bool) -> dict[str, Any]:
+    def capture(self, run: Snapshotable, *, mid_epoch: bool) -> dict[str, Any]:
         """Return what a training state holds of the loaders of this process.
 
         Args:
             run: The run.
-            in_mid_epoch: Whether training steps of the epoch may follow.
+            mid_epoch: Whether training steps of the epoch may follow.
         """
-        in_training = self.of_users_own(run.train_dataloader)
-        captured = {"training": None if in_training is None else in_training.capture(in_mid_epoch=in_mid_epoch)}
+        in_training = self.custom_state(run.train_dataloader)
+        captured = {"training": None if in_training is None else in_training.capture(mid_epoch=mid_epoch)}
         in_evaluation = innermost(run.eval_dataloader)
         if not (run.eval_dataloader is None or is_keyed(in_evaluation)):
             captured["evaluation"] = capture_between_epochs(in_evaluation)
         return captured
 
-    def go_on_between_epochs(self, run: Snapshotable, saved: SavedRun, settings: Mapping[str, Any]) -> None:
-        """Bring the loaders to where they were between two epochs; this draws from the random streams.
+    def resume_between_epochs(self, run: Snapshotable, saved: SavedRun, settings: Mapping[str, Any]) -> None:
+        """Restore the loaders to where they were between two epochs; this may draw random numbers.
 
         Args:
             run: The run.
-            saved: The run that goes on.
-            settings: Those that it goes on with.
+            saved: The saved run.
+            settings: Those of the present run.
         """
-        in_training, state = self.of_users_own(run.train_dataloader), saved.state_of_loader("training", settings)
+        in_training, state = self.custom_state(run.train_dataloader), saved.state_of_loader("training", settings)
         if in_training is not None and state is not None:
-            in_training.go_on_between_epochs(state)
-        self._go_on_in_evaluation(run, saved, settings)
+            in_training.resume_between_epochs(state)
+        self._resume_evaluation(run, saved, settings)
 
-    def go_on_in_mid_epoch(
+    def resume_mid_epoch(
         self,
         run: Snapshotable,
         train_dl: object,
@@ -78,32 +82,32 @@ class RunLoaders:
         is_at_end: bool,
         report: Callable[[int], object],
     ) -> None:
-        """Bring the loaders to their place in an epoch, if any of it is left; this draws from the random streams.
+        """Restore the loaders to their position within an epoch; this may draw random numbers.
 
         Args:
             run: The run.
             train_dl: The training loader of the epoch.
-            saved: The run that goes on.
-            settings: Those that it goes on with.
+            saved: The saved run.
+            settings: Those of the present run.
             steps: The number of batches of the epoch that were trained on.
             is_at_end: Whether none is left to be trained on.
-            report: Called with the number of batches that lie behind.
+            report: Called with the number of batches passed over so far.
 
         Raises:
             CheckpointError: The training loader has fewer batches.
         """
-        self._go_on_in_evaluation(run, saved, settings)
-        in_training, state = self.of_users_own(train_dl), saved.state_of_loader("training", settings)
+        self._resume_evaluation(run, saved, settings)
+        in_training, state = self.custom_state(train_dl), saved.state_of_loader("training", settings)
         if in_training is None:
             report(steps)
         elif is_at_end:
-            in_training.go_on_at_the_end(state)
+            in_training.resume_at_epoch_end(state)
             report(steps)
         else:
-            run.print(f"Going on in mid-epoch. {in_training.describe_way(state, steps)}")
-            in_training.go_on_in_mid_epoch(state, steps, report)
+            run.print(f"Resuming mid-epoch. {in_training.describe_resumption(state, steps)}")
+            in_training.resume_mid_epoch(state, steps, report)
 
-    def _go_on_in_evaluation(self, run: Snapshotable, saved: SavedRun, settings: Mapping[str, Any]) -> None:
+    def _resume_evaluation(self, run: Snapshotable, saved: SavedRun, settings: Mapping[str, Any]) -> None:
         state = saved.state_of_loader("evaluation", settings)
         if state is not None:
             restore_between_epochs(innermost(run.eval_dataloader), state)

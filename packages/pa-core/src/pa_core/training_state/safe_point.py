@@ -10,7 +10,7 @@ import torch
 from pa_core import distributed
 from pa_core.errors import CheckpointError, NonFiniteLossError, TrainingPreempted
 from pa_core.progress import Phase
-from pa_core.rng import capture_streams
+from pa_core.rng import capture_rng_state
 
 __all__ = ["SafePoint"]
 
@@ -42,7 +42,7 @@ class SafePoint:
         """Take note of the exception that ends the run, and of the random streams, which the script may draw from."""
         self.ended_by = type(exception)
         if self.phase is not None:
-            self.streams = capture_streams(device)
+            self.streams = capture_rng_state(device)
 
     def require(self) -> Phase:
         """Return what comes next in a run that has ended.

@@ -193,7 +193,7 @@ class StateSaver:
             "sequence": request.sequence,
             "update": position.updates,
             "epoch": position.epochs,
-            "complete": position.phase is Phase.NOTHING,
+            "complete": position.phase is Phase.COMPLETE,
             "saved_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "torch": str(torch.__version__),
         }

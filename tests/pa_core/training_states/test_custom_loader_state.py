@@ -145,10 +145,10 @@ def test_a_run_goes_on_in_mid_epoch_as_the_page_says(
     """The second epoch goes on, and the third one follows; a line says which way was taken."""
     whole, resumed = compare(tmp_path, ON_ONE_PROCESS[row], ("on_train_step_end", 9))
     check_row(row, whole, resumed)
-    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Going on in mid-epoch")]
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Resuming mid-epoch")]
     assert len(lines) == 1
     ways = {
-        "its state": "has a state, from which it goes on",
+        "its state": "resumes from its own state",
         "start of the epoch": "Fetching 2 batches of .* again",
     }
     assert re.search(ways[ROWS[row][0]], lines[0])
@@ -388,7 +388,7 @@ SCRIPT = """
 from pathlib import Path
 import pytest
 from tests.pa_core.training_states.own_loaders import ON_ONE_PROCESS
-from tests.pa_core.training_states.test_users_loaders import interrupt
+from tests.pa_core.training_states.test_custom_loader_state import interrupt
 interrupt(Path("states"), ON_ONE_PROCESS["random"], ("on_train_step_end", 5))
 """
 
@@ -401,7 +401,7 @@ def test_another_number_of_processes_is_refused(launch: Launch) -> None:
     with pytest.raises(CheckpointError, match="on 1 process") as refused:
         run(ON_ONE_PROCESS["random"], **options)
     assert "on 2 processes" in refused.value.expected
-    assert "Only the trainer's own order goes on with other processes" in refused.value.do
+    assert "Only the trainer's own order can continue with other processes" in refused.value.do
     resumed = run(ON_ONE_PROCESS["random"], **options, resume_allow=("loader",))
     assert len(resumed.order) == 3 * SAMPLES
 

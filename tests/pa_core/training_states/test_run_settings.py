@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from pa_core import AnyTrainer, CheckpointError, ConfigurationError, SaveTrainingStateCallback, Trainer, TrainerCallback
 from pa_core.testing import RecordingCallback, TinyClassifier, make_classification
-from pa_core.training_state.settings import ALLOWABLE
+from pa_core.training_state.run_settings import RESUME_OVERRIDES
 from tests.pa_core.training_states.small_runs import (
     DrawingDataset,
     InterruptAt,
@@ -94,7 +94,7 @@ def test_the_message_says_how_the_samples_of_an_update_stay_as_many(folder: Path
 def test_the_documentation_lists_each_name_with_its_reason() -> None:
     """The page on resuming and the messages say the same."""
     page = (Path(__file__).parents[3] / "docs" / "resuming.md").read_text()
-    assert dict(re.findall(r"^\| `(\w+)` \| (.+) \|$", page, flags=re.MULTILINE)) == ALLOWABLE
+    assert dict(re.findall(r"^\| `(\w+)` \| (.+) \|$", page, flags=re.MULTILINE)) == RESUME_OVERRIDES
 
 
 def test_names_that_allow_nothing_are_refused(folder: Path) -> None:

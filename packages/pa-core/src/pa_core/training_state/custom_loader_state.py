@@ -1,12 +1,15 @@
-"""Training loaders whose order is the user's own: what a training state holds of them, and how a run goes on."""
+"""Custom data loaders in training states: what is saved of them, and how they get back to their position."""
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import random
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from itertools import islice
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch.utils.data import IterableDataset
@@ -15,20 +18,26 @@ from pa_core import _accelerate
 from pa_core.data import move_to_device
 from pa_core.data.custom_loader import describe_loader, is_dataloader, loader_parts
 from pa_core.errors import CheckpointError
-from pa_core.rng import capture_streams, restore_streams
+from pa_core.rng import capture_rng_state, restore_rng_state
 from pa_core.state_dicts import supports_state_dict
-from pa_core.training_state.generators import capture_generators, restore_generators
 from pa_core.types import SizedIterable, SupportsStateDict
 
-__all__ = ["UsersLoader", "capture_between_epochs", "restore_between_epochs"]
+__all__ = [
+    "CustomLoaderState",
+    "capture_between_epochs",
+    "capture_generators",
+    "restore_between_epochs",
+    "restore_generators",
+]
 
 
-class UsersLoader:
-    """The training loader of a run whose order is the user's own.
+class CustomLoaderState:
+    """The position of a custom training loader.
 
-    Its batches are fetched one at a time, and none is fetched before the one before it was trained on. Between two
-    updates, loader and random streams therefore stand where the training does. A loader with a state goes on from it;
-    of any other, the batches of the epoch are fetched again from the first one on, from the same random streams.
+    Its batches are fetched one at a time, each after the batch before it was trained on. Between two updates, the
+    loader and the RNG state are therefore those of the last batch that was trained on. A loader with a ``state_dict``
+    resumes from its state; of any other, the batches of the epoch are fetched again from the first one on, from the
+    same RNG state.
 
     Args:
         loader: The loader, without slices around it.
@@ -45,7 +54,7 @@ class UsersLoader:
         self._iterates_to_load = is_dataloader(self._stateful)
         self._was_iterated = False
         self._epoch_start: dict[str, Any] | None = None
-        self._put_back: Mapping[str, Any] | None = None
+        self._loaded: Mapping[str, Any] | None = None
         self._at_position: Iterator[Any] | None = None
 
     def batches(self) -> Iterator[Any]:
@@ -58,38 +67,38 @@ class UsersLoader:
         for batch in self._open() if arriving is None else arriving:
             yield move_to_device(batch, self._device)
 
-    def capture(self, *, in_mid_epoch: bool) -> dict[str, Any]:
+    def capture(self, *, mid_epoch: bool) -> dict[str, Any]:
         """Return what a training state holds of the loader.
 
         Args:
-            in_mid_epoch: Whether training steps of the epoch may follow.
+            mid_epoch: Whether training steps of the epoch may follow.
         """
         return {
             **capture_between_epochs(self.loader),
             "state": self._state(),
-            "epoch_start": self._epoch_start if in_mid_epoch else None,
+            "epoch_start": self._epoch_start if mid_epoch else None,
         }
 
-    def describe_way(self, saved: Mapping[str, Any] | None, steps: int) -> str:
-        """Return how the loader will come to its position, and what that promises.
+    def describe_resumption(self, saved: Mapping[str, Any] | None, steps: int) -> str:
+        """Return how the loader will get to its position, and what that promises.
 
         Args:
-            saved: As for ``go_on_in_mid_epoch``.
+            saved: As for ``resume_mid_epoch``.
             steps: The number of batches.
         """
         name = describe_loader(self.loader)
         if self._takes_over(saved):
-            return f"The loader has a state, from which it goes on: {name}."
+            return f"The loader resumes from its own state: {name}."
         replayed = f"Fetching {steps} batch{'' if steps == 1 else 'es'} of {name} again, without training on them."
         if saved is None:
             return f"{replayed} They are those of another loader, or shared otherwise: samples may come twice or never."
         return (
-            f"{replayed} What follows is what would have followed, if their order depends only on the random streams "
-            "at the start of the epoch or on generators of the loader's own."
+            f"{replayed} What follows is what would have followed, if their order depends only on the RNG state at the "
+            "start of the epoch or on generators of the loader's own."
         )
 
-    def go_on_between_epochs(self, saved: Mapping[str, Any]) -> None:
-        """Put the loader back to where it was after an epoch; this draws from the random streams.
+    def resume_between_epochs(self, saved: Mapping[str, Any]) -> None:
+        """Restore the loader to where it was after an epoch; this may draw random numbers.
 
         Args:
             saved: What ``capture`` returned.
@@ -101,13 +110,13 @@ class UsersLoader:
                 iter(_accelerate.fetching_loader(self.loader))
         restore_between_epochs(self.loader, saved)
 
-    def go_on_in_mid_epoch(self, saved: Mapping[str, Any] | None, steps: int, report: Callable[[int], object]) -> None:
-        """Put the loader back to its position within an epoch; this draws from the random streams.
+    def resume_mid_epoch(self, saved: Mapping[str, Any] | None, steps: int, report: Callable[[int], object]) -> None:
+        """Restore the loader to its position within an epoch; this may draw random numbers.
 
         Args:
             saved: What ``capture`` returned; None for another loader, of which only batches can be counted.
             steps: The number of batches that were trained on.
-            report: Called with the number of batches that lie behind.
+            report: Called with the number of batches passed over so far.
 
         Raises:
             CheckpointError: The loader has fewer batches.
@@ -121,14 +130,14 @@ class UsersLoader:
             self._epoch_start = saved["epoch_start"]
             restore_generators(self.loader, saved["generators"])
 
-    def go_on_at_the_end(self, saved: Mapping[str, Any] | None) -> None:
-        """Put the loader back to where it was when the last batch of an epoch was trained on; fetch nothing.
+    def resume_at_epoch_end(self, saved: Mapping[str, Any] | None) -> None:
+        """Restore the loader to where it was when the last batch of an epoch was trained on; fetch nothing.
 
         Args:
-            saved: As for ``go_on_in_mid_epoch``.
+            saved: As for ``resume_mid_epoch``.
         """
         if saved is not None:
-            self.go_on_between_epochs(saved)
+            self.resume_between_epochs(saved)
             self._epoch_start = saved["epoch_start"]
         self._at_position = iter(())
 
@@ -140,7 +149,7 @@ class UsersLoader:
         self._restore_start(start)
         self._load(saved)
         workers_are_older = start["has_workers"] and self._iterates_to_load
-        with _seeding_workers_aside(self.loader) if workers_are_older else nullcontext():
+        with _preserving_worker_seeds(self.loader) if workers_are_older else nullcontext():
             self._at_position = self._open()
         _start_sampler(self._at_position)
 
@@ -162,27 +171,27 @@ class UsersLoader:
 
     def _restore_start(self, start: Mapping[str, Any]) -> None:
         restore_generators(self.loader, start["generators"])
-        restore_streams(start["streams"], self._device)
+        restore_rng_state(start["streams"], self._device)
 
     def _open(self) -> Iterator[Any]:
-        self._epoch_start = {**capture_between_epochs(self.loader), "streams": capture_streams(self._device)}
+        self._epoch_start = {**capture_between_epochs(self.loader), "streams": capture_rng_state(self._device)}
         self._was_iterated = True
         return iter(_accelerate.without_read_ahead(self.loader))
 
     def _load(self, saved: Mapping[str, Any]) -> None:
         cast("SupportsStateDict", self._stateful).load_state_dict(saved["state"])
-        self._put_back = saved["state"]
+        self._loaded = saved["state"]
 
     def _state(self) -> Mapping[str, Any] | None:
         if self._stateful is None:
             return None
         if self._iterates_to_load and not self._was_iterated:
-            return self._put_back  # asked for its state now, it would start its workers
+            return self._loaded  # asked for its state now, it would start its workers
         return self._stateful.state_dict()
 
 
 def capture_between_epochs(loader: object) -> dict[str, Any]:
-    """Return what outlives an epoch of a loader of the user's own, for training or evaluation.
+    """Return what outlives an epoch of a custom data loader, for training or evaluation.
 
     Args:
         loader: The loader, without slices around it.
@@ -196,7 +205,7 @@ def capture_between_epochs(loader: object) -> dict[str, Any]:
 
 
 def restore_between_epochs(loader: object, saved: Mapping[str, Any]) -> None:
-    """Put back what ``capture_between_epochs`` returned; this draws from the random streams.
+    """Restore what ``capture_between_epochs`` returned; this may draw random numbers.
 
     Args:
         loader: The loader.
@@ -208,15 +217,14 @@ def restore_between_epochs(loader: object, saved: Mapping[str, Any]) -> None:
 
 
 def _start_persistent_workers(loader: object) -> None:
-    """Have the seed of the workers drawn now: epochs after their first one do without, and draw nothing for it."""
+    """Have the seed of the workers drawn now: epochs after their first one draw none."""
     iter(_accelerate.fetching_loader(loader))
 
 
 def _start_sampler(batches: Any) -> None:
-    """Have a sampler draw its order now, from the streams of the start of the epoch, and not with the next batch.
+    """Have a sampler draw its order now, from the RNG state of the start of the epoch, and not with the next batch.
 
-    Without workers, torchdata passes over what a sampler without a state has yielded only when the next batch is
-    asked for.
+    Without workers, torchdata skips what a sampler without a state has yielded only when the next batch is asked for.
     """
     if isinstance(getattr(batches, "_sampler_iter", None), islice):
         indices = iter(batches._index_sampler)
@@ -226,8 +234,8 @@ def _start_sampler(batches: Any) -> None:
 
 
 @contextmanager
-def _seeding_workers_aside(loader: object) -> Generator[None]:
-    """As above, for a loader that starts its workers only when it takes over a state: draw their seed elsewhere."""
+def _preserving_worker_seeds(loader: object) -> Generator[None]:
+    """For a loader that starts its workers when it takes over a state: draw their seed from another generator."""
     fetching = _accelerate.fetching_loader(loader)
     before, fetching.generator = fetching.generator, torch.Generator()
     try:
@@ -254,10 +262,71 @@ def _samplers(loader: object) -> list[Any]:
 
 
 def _draws_late(sampler: Any) -> bool:
-    """Whether nothing is drawn by ``iter(sampler)`` alone, which torchdata calls several times to take over a state."""
+    """Whether ``iter(sampler)`` alone draws nothing; torchdata calls it several times to take over a state."""
     kind: Any = sampler.__class__
     is_known = kind.__module__.split(".")[0] in {"accelerate", "torch", "torchdata"}
     return is_known or supports_state_dict(sampler) or inspect.isgeneratorfunction(kind.__iter__)
+
+
+def capture_generators(loader: object) -> dict[str, Any]:
+    """Return the states of all generators that are attributes of a loader, its samplers or its dataset.
+
+    Generators of torch, NumPy and Python are found.
+
+    Args:
+        loader: A custom data loader.
+
+    Example:
+        >>> import torch
+        >>> from torch.utils.data import DataLoader
+        >>> loader = DataLoader(range(8), shuffle=True, generator=torch.Generator())
+        >>> states = capture_generators(loader)
+        >>> first = [int(sample) for sample in loader]
+        >>> restore_generators(loader, states)
+        >>> [int(sample) for sample in loader] == first
+        True
+    """
+    return {name: generator.get() for name, generator in _generators(loader)}
+
+
+def restore_generators(loader: object, states: Mapping[str, Any]) -> None:
+    """Restore the states of generators; those without a saved state stay as they are.
+
+    Args:
+        loader: A loader that is made as the one whose generators were captured.
+        states: What ``capture_generators`` returned.
+    """
+    for name, generator in _generators(loader):
+        if name in states:
+            generator.set(states[name])
+
+
+class _Generator(NamedTuple):
+    """A torch, NumPy or Python generator behind one interface."""
+
+    get: Callable[[], Any]
+    set: Callable[[Any], object]
+
+
+def _generators(loader: object) -> Iterator[tuple[str, _Generator]]:
+    for path, part in loader_parts(loader).items():
+        for name, value in getattr(part, "__dict__", {}).items():
+            generator = _as_generator(value)
+            if generator is not None:
+                yield f"{path}.{name}", generator
+
+
+def _as_generator(value: Any) -> _Generator | None:
+    numpy_random: Any = importlib.import_module("numpy.random")  # comes with accelerate
+    if isinstance(value, (torch.Generator, numpy_random.RandomState)):
+        of_torch_or_numpy: Any = value
+        return _Generator(of_torch_or_numpy.get_state, of_torch_or_numpy.set_state)
+    if isinstance(value, random.Random):
+        return _Generator(value.getstate, value.setstate)
+    if isinstance(value, numpy_random.Generator):
+        bits = value.bit_generator
+        return _Generator(partial(getattr, bits, "state"), partial(setattr, bits, "state"))
+    return None
 
 
 _END = object()

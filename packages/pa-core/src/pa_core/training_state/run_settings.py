@@ -1,4 +1,4 @@
-"""What may differ between a run and the one that goes on with its training state, and what may not."""
+"""What may differ between a saved run and the one that resumes it, and what may not."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from pa_core.errors import CheckpointError, ConfigurationError
 from pa_core.run_config import TrainerRunConfig
 
 __all__ = [
-    "ALLOWABLE",
     "LENGTH_OF_SCHEDULE",
+    "RESUME_OVERRIDES",
     "Difference",
-    "check_allowed_names",
+    "check_resume_overrides",
     "compare_settings",
     "describe_differences",
     "describe_settings",
     "refuse_differences",
 ]
 
-ALLOWABLE = {
+RESUME_OVERRIDES = {
     "samples_per_update": "the updates of an epoch would lie elsewhere, and schedules count updates",
     "dataset_length": "the order of the samples is another one, and a position in it means other samples",
     "shuffle": "the order of the samples is another one, and some would be seen twice and others never",
@@ -31,13 +31,13 @@ ALLOWABLE = {
     "loader": "a position in the order of one loader means nothing in that of another",
     "model": "weights that the state does not have, or has in another shape, stay as the script made them",
     "optimizer": "what the optimizer has gathered, such as momentum, cannot be taken over",
-    "scheduler": "the schedule begins anew",
+    "scheduler": "the schedule starts over",
 }
 """Differences that change what a run means, by the name that allows each, and why they are refused otherwise."""
 
 LENGTH_OF_SCHEDULE = "length of the schedule"
 _KEPT = {"seed", LENGTH_OF_SCHEDULE}
-"""Settings that stay what they were, whatever is asked."""
+"""Settings that stay what they were, whatever is asked for."""
 
 
 def describe_settings(
@@ -48,7 +48,7 @@ def describe_settings(
     stepping: str,
     num_scheduler_steps: int,
 ) -> dict[str, Any]:
-    """Return the settings of a run that one that goes on with it is compared with, as plain values.
+    """Return the settings by which a run is compared with one that resumes it, as plain values.
 
     Args:
         config: The run config.
@@ -94,10 +94,10 @@ def _kinds(by_name: Mapping[str, object], name_of_single: str) -> str | None:
 
 @dataclass(frozen=True)
 class Difference:
-    """One setting that is not what it was when the state was saved.
+    """A setting that is not what it was when the state was saved.
 
     Attributes:
-        name: The setting; that of one in ``ALLOWABLE`` has to be allowed.
+        name: The setting; one of ``RESUME_OVERRIDES`` has to be allowed.
         saved: What it was.
         asked: What the script asks for now.
         used: What the run will use.
@@ -118,7 +118,7 @@ def compare_settings(saved: Mapping[str, Any], asked: Mapping[str, Any]) -> list
 
     Args:
         saved: The settings of the run that was saved.
-        asked: Those of the run that goes on with it.
+        asked: Those of the run that resumes it.
 
     Example:
         >>> compare_settings({"num_epochs": 3, "seed": 7}, {"num_epochs": 5, "seed": 8})
@@ -132,17 +132,17 @@ def compare_settings(saved: Mapping[str, Any], asked: Mapping[str, Any]) -> list
     return differences
 
 
-def check_allowed_names(allowed: Collection[str]) -> None:
-    """Refuse names that allow nothing.
+def check_resume_overrides(allowed: Collection[str]) -> None:
+    """Refuse unknown names.
 
     Raises:
-        ConfigurationError: A name is no key of ``ALLOWABLE``.
+        ConfigurationError: A name is not a key of ``RESUME_OVERRIDES``.
     """
-    if isinstance(allowed, str) or not set(allowed) <= ALLOWABLE.keys():
+    if isinstance(allowed, str) or not set(allowed) <= RESUME_OVERRIDES.keys():
         raise ConfigurationError(
-            "This is no list of differences that can be allowed.",
+            "resume_allow contains names that cannot be allowed.",
             given=f"resume_allow={allowed!r}",
-            expected=f"a collection of some of: {', '.join(ALLOWABLE)}",
+            expected=f"a collection of some of: {', '.join(RESUME_OVERRIDES)}",
             do='Write for example resume_allow=("samples_per_update",).',
         )
 
@@ -152,20 +152,20 @@ def refuse_differences(differences: Iterable[Difference], allowed: Collection[st
 
     Args:
         differences: What differs.
-        allowed: Names of ``ALLOWABLE``.
-        advice: By name, what to do so that a difference goes away.
+        allowed: Names of ``RESUME_OVERRIDES``.
+        advice: By name, how to avoid a difference.
 
     Raises:
         CheckpointError: At least one is not allowed.
     """
-    refused = [one for one in differences if one.name in ALLOWABLE and one.name not in allowed]
+    refused = [one for one in differences if one.name in RESUME_OVERRIDES and one.name not in allowed]
     if not refused:
         return
     names = ", ".join(f'"{one.name}"' for one in refused)
-    reasons = "; ".join(f"{one.name}: {ALLOWABLE[one.name]}" for one in refused)
+    reasons = "; ".join(f"{one.name}: {RESUME_OVERRIDES[one.name]}" for one in refused)
     ways = " ".join(advice[one.name] for one in refused if one.name in advice)
     raise CheckpointError(
-        "The run would not go on as the one that was saved.",
+        "The run would not continue as the one that was saved.",
         given=", ".join(f"{one.name}={one.asked}" for one in refused),
         expected=f"{', '.join(f'{one.name}={one.saved}' for one in refused)} ({reasons})",
         do=f"{ways} Or allow it by name: resume_allow=({names},).".strip(),

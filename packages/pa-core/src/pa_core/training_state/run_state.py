@@ -1,4 +1,4 @@
-"""What a training state holds: taken from a run, and given to one that goes on with it."""
+"""What a training state holds, how it is captured from a run, and how it is restored."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from pa_core import distributed
 from pa_core.errors import CheckpointError
 from pa_core.progress import Phase, Position
-from pa_core.rng import capture_streams, restore_streams, start_streams
+from pa_core.rng import capture_rng_state, restore_rng_state, seed_rng_of_rank
 from pa_core.state_dicts import supports_state_dict
 from pa_core.storage import State
 from pa_core.tracking import RunHistory
@@ -27,7 +27,7 @@ from pa_core.training_state.optimizer_state import (
     capture_optimizer,
     restore_optimizers,
 )
-from pa_core.training_state.settings import Difference, compare_settings, refuse_differences
+from pa_core.training_state.run_settings import Difference, compare_settings, refuse_differences
 from pa_core.training_state.snapshotable import Snapshotable
 from pa_core.types import StatefulScheduler, SupportsStateDict
 
@@ -43,16 +43,16 @@ class RunState:
     Attributes:
         position: Where it stands.
         seed: The number that the order of the data and the augmentation follow from.
-        algorithm: The name of the order of the data; None where it is the user's own.
-        settings: What it was asked for, as plain values.
+        algorithm: The name of the order of the data; None for a custom data loader.
+        settings: What the run was asked for, as plain values.
         hyperparameters: What was asked of each optimizer when the run began, by name.
         nominal_items: The nominal number of items of an update of each optimizer, by name; None where samples are
             counted.
-        loaders: What this process' loaders of the user's own hold, by what they are for.
+        loaders: What is saved of the custom data loaders of this process, by what they are for.
         scaler: The gradient scaler of fp16.
-        objects: What was registered to be saved too.
-        streams: The random streams to save; None for those of this moment.
-        extension: Where it goes on if more is asked of it; None where it goes on at its position.
+        objects: What was registered to be saved with the run.
+        rng_state: The RNG state to save; None for the present one.
+        extension: Where the run continues if more is asked for; None where it continues at its position.
     """
 
     position: Position
@@ -64,7 +64,7 @@ class RunState:
     loaders: Mapping[str, Any] = field(default_factory=dict[str, Any])
     scaler: SupportsStateDict | None = None
     objects: Sequence[SupportsStateDict] = ()
-    streams: Mapping[str, Any] | None = None
+    rng_state: Mapping[str, Any] | None = None
     extension: Extension | None = None
 
 
@@ -103,7 +103,7 @@ def capture(run: Snapshotable, state: RunState) -> dict[str, Any]:
         },
         "ranks": distributed.gather_objects(
             {
-                "streams": state.streams or capture_streams(run.device),
+                "streams": state.rng_state or capture_rng_state(run.device),
                 "losses": run.loss_tracker.totals().cpu(),
                 "step_means": run.step_means.totals(),
                 "loaders": dict(state.loaders),
@@ -122,7 +122,7 @@ def _unpack(saved: Any) -> dict[str, Any]:
 
 
 class SavedRun:
-    """A run that was saved, and goes on in another process, or in other processes.
+    """A saved run, to be resumed in other processes.
 
     Args:
         state: The training state, whole and verified.
@@ -150,7 +150,7 @@ class SavedRun:
         return bool(self._state.summary["complete"])
 
     def extend(self, history: RunHistory) -> None:
-        """Go on with more epochs or updates than the saved run was asked for; no change where some were left.
+        """Continue with more epochs or updates than the saved run was asked for; no change where some were left.
 
         Args:
             history: The restored history of the run.
@@ -158,7 +158,7 @@ class SavedRun:
         if self.extension is not None:
             self.position, self.is_extended = self.extension.position, True
             history.clock.epoch = self.extension.number_in_history
-        elif self.position.phase is Phase.NOTHING:
+        elif self.position.phase is Phase.COMPLETE:
             self.position = replace(self.position, phase=Phase.EPOCH)
 
     def compare(self, settings: Mapping[str, Any], allowed: Collection[str]) -> list[Difference]:
@@ -170,7 +170,7 @@ class SavedRun:
         differences = compare_settings(self.settings, settings)
         advice = {
             "samples_per_update": self._how_to_keep_the_updates(settings),
-            "loader": "Only the trainer's own order goes on with other processes and other batches.",
+            "loader": "Only the trainer's own order can continue with other processes and other batches.",
         }
         refuse_differences(differences, allowed, advice)
         return differences
@@ -232,27 +232,27 @@ class SavedRun:
             scaler.load_state_dict(self._parts["scalers"]["scaler"])
 
     def restore_callbacks(self, run: Snapshotable) -> None:
-        """Give each callback the state that it had; warn of those that have none, and of states without a callback."""
+        """Restore the states of callbacks; warn of callbacks without a state, and of states without a callback."""
         saved = dict(self._parts["callbacks"])
         for callback in _stateful(run.callback_handler.callbacks):
             name = _name(callback)
             if name in saved:
                 callback.load_state_dict(saved.pop(name))
             else:
-                _warn(f"The callback {name} has no state in {self._state.path}, and begins anew.")
+                _warn(f"The callback {name} has no state in {self._state.path}, and starts over.")
         for name in saved:
-            _warn(f"The state of the callback {name} in {self._state.path} is left out: the run has no such callback.")
+            _warn(f"The state of the callback {name} in {self._state.path} is ignored: the run has no such callback.")
 
-    def restore_streams(self, run: Snapshotable) -> None:
-        """Put the random streams of this process back; begin others where there were more or fewer processes."""
+    def restore_rng_state(self, run: Snapshotable) -> None:
+        """Restore the RNG state of this process; seed another where there were more or fewer processes."""
         rank = distributed.rank()
         if self._is_split_as_before():
-            restore_streams(self._parts["ranks"][rank]["streams"], run.device)
+            restore_rng_state(self._parts["ranks"][rank]["streams"], run.device)
         else:
-            start_streams(self.seed, self.position.updates, rank, run.device)
+            seed_rng_of_rank(self.seed, self.position.updates, rank, run.device)
 
     def restore_losses(self, run: Snapshotable) -> None:
-        """Go on with the means of the epoch: each process with its own, or the first one with all of them."""
+        """Restore the means of the epoch: each process its own, or the first one all of them."""
         rank, ranks = distributed.rank(), self._parts["ranks"]
         losses: list[Tensor] = [one["losses"] for one in ranks]
         if self._is_split_as_before():
@@ -263,11 +263,11 @@ class SavedRun:
         run.step_means.load_totals([means[rank]] if self._is_split_as_before() else means if rank == 0 else [])
 
     def state_of_loader(self, name: str, settings: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """Return what a loader of this process held; None where there was none, or where it cannot be taken over.
+        """Return what is saved of a loader of this process; None where there is nothing, or nothing that can be used.
 
         Args:
             name: What the loader is for.
-            settings: Those of the run that goes on.
+            settings: Those of the present run.
         """
         if not self._is_split_as_before() or settings["loader"] != self.settings["loader"]:
             return None
@@ -275,10 +275,10 @@ class SavedRun:
         return loaders.get(name)
 
     def steps_in_epoch(self, settings: Mapping[str, Any]) -> int:
-        """Return the number of batches of each process that were trained on, in those of the run that goes on.
+        """Return how many batches of each process were trained on, in batches of the present run.
 
         Args:
-            settings: Those of the run that goes on.
+            settings: Those of the present run.
         """
         if settings["loader"] != "keyed" and settings["loader"] == self.settings["loader"]:
             return self.position.steps
