@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,6 +17,7 @@ from torch.utils.data import BatchSampler
 
 from pa_core.data.batch_count import BatchCount
 from pa_core.data.custom_loader import batches_of_slices, innermost, is_keyed
+from pa_core.data.split import Split
 from pa_core.data.split_sampler import split_sampler
 from pa_core.errors import BatchOutputError
 from pa_core.types import SizedIterable
@@ -25,8 +25,7 @@ from pa_core.types import SizedIterable
 __all__ = ["Accumulation", "MicroBatch", "micro_batches"]
 
 
-@dataclass(frozen=True, slots=True)
-class MicroBatch:
+class MicroBatch(NamedTuple):
     """The part that one process has in one step of an epoch.
 
     Attributes:
@@ -205,21 +204,31 @@ def micro_batches(
         if count.is_per_process:
             yield from _without_samples(count, steps_done, accumulation_steps)
         return
+    limit = None if limit is None else limit - steps_done
+    yield from _of_keyed_loader(keyed.split, limit, batches, accumulation_steps, rank, steps_done)
+
+
+def _of_keyed_loader(
+    split: Split, limit: int | None, batches: Iterable[Any], accumulation_steps: int, rank: int, steps_done: int
+) -> Iterator[tuple[MicroBatch, Any]]:
+    """Where the split tells the sizes: asked only of steps that are not full, as asking takes as long as fetching."""
     arriving = iter(batches)
-    steps = len(keyed.split) if limit is None else min(len(keyed.split), limit - steps_done)
+    steps = len(split) if limit is None else min(len(split), limit)
+    full, size_of_full = split.num_full_steps, split.batch_size * split.num_processes
     for first in range(0, steps, accumulation_steps):
         group = range(first, min(first + accumulation_steps, steps))
-        total = sum(keyed.split.size(step) for step in group)
-        for step in group:
-            mine = len(keyed.split.piece(step, rank))
+        sizes = [size_of_full if step < full else split.size(step) for step in group]
+        total = sum(sizes)
+        for step, size in zip(group, sizes, strict=True):
+            mine = split.batch_size if step < full else len(split.piece(step, rank))
             part = MicroBatch(
                 steps_done + step + 1,
-                weight=mine * num_processes / total,
+                weight=mine * split.num_processes / total,
                 ends_group=step == group[-1],
-                global_samples=keyed.split.size(step),
+                global_samples=size,
                 is_empty=mine == 0,
             )
-            yield part, None if part.is_empty else next(arriving)
+            yield part, None if mine == 0 else next(arriving)
 
 
 def _known_sizes(loader: SizedIterable, num_processes: int) -> Callable[[int], int] | None:
