@@ -124,7 +124,7 @@ SETTINGS: dict[str, Callable[[], Any]] = {
 ELSEWHERE = {
     "split_batches": "test_what_is_refused_on_several_processes",
     "DataLoaderConfiguration.split_batches": "test_what_is_refused_on_several_processes",
-    # In tests/pa_core/test_beyond_ddp.py, by the environment or the kind of process that they make.
+    # In tests/pa_core/test_compatibility.py, by the environment or the kind of process that they make.
     "deepspeed_plugin": "test_what_is_refused",
     "deepspeed_plugins": "test_what_is_refused",
     "megatron_lm_plugin": "test_what_is_refused",

@@ -43,6 +43,7 @@ __all__ = [
     "place_and_wrap",
     "precision_of_process",
     "process_state",
+    "replace_gather",
     "split_loader",
     "start_tracker",
     "without_read_ahead",
@@ -234,6 +235,19 @@ def noting_arguments() -> Generator[dict[str, Any]]:
         yield noted
     finally:
         kind.__init__ = create
+
+
+def replace_gather(accelerator: AcceleratorLike, gather: Callable[..., Any]) -> None:
+    """Have ``accelerator.gather`` take tensors with different numbers of rows, as the last batches of an epoch have.
+
+    Scripts and libraries that are handed the Accelerator of a trainer call it in evaluations, where no sample is padded
+    or repeated. Accelerate's own needs the same shape on each process.
+
+    Args:
+        accelerator: That of a trainer; other Accelerators keep their own.
+        gather: What is called instead.
+    """
+    cast("Any", accelerator).gather = gather
 
 
 def process_state() -> ProcessState:

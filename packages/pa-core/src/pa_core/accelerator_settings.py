@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from typing import Any, cast
 
 from pa_core import _accelerate
 from pa_core.errors import UnsupportedConfigurationError
+from pa_core.user_warnings import warn_user
 
 __all__ = ["require_even_batches", "require_usable_settings", "warn_of_ignored_settings"]
 
@@ -70,7 +70,7 @@ def warn_of_ignored_settings(accelerator: _accelerate.AcceleratorLike) -> None:
         accelerator: What ``Trainer._create_accelerator`` returned.
     """
     for text in _ignored(accelerator):
-        warnings.warn(text, UserWarning, stacklevel=3)
+        warn_user(text)
 
 
 def _ignored(accelerator: _accelerate.AcceleratorLike) -> Iterator[str]:

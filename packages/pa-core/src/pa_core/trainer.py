@@ -16,13 +16,12 @@ from typing_extensions import override
 
 from pa_core import (
     _accelerate,
-    accelerator_settings,
     checkpoint,
+    compatibility,
     default_step,
     distributed,
     overrides,
     run_scheduler,
-    supported,
     trainer_inputs,
     training_state,
 )
@@ -43,8 +42,9 @@ from pa_core.data.custom_loader import (
 )
 from pa_core.data.given_data import DEFAULT_BATCH_SIZE, GivenData, check_arguments_of_loaders
 from pa_core.data.loaders import Loaders, Purpose, batches_on_device, count_steps, end_workers
-from pa_core.distributed import fail_fast, gloo_forks, gradient_agreement
+from pa_core.distributed import fail_fast, gradient_agreement
 from pa_core.distributed.gradient_exchange import GradientExchange
+from pa_core.distributed.processes import prepare_process
 from pa_core.distributed.shared_errors import showing_errors_once
 from pa_core.distributed.zero_pass import CallsOfStep, zero_pass
 from pa_core.errors import (
@@ -222,21 +222,13 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self._settings: dict[str, Any] | None = None
         self._asked_of_optimizers: dict[str, list[dict[str, Any]]] = {}
         self._saved_along: list[SupportsStateDict] = []
-        self._accelerator, arguments = supported.create_accelerator(self._create_accelerator, mixed_precision, cpu)
-        distributed.leave_processes_at_exit()
+        self._accelerator, arguments = compatibility.create_accelerator(self._create_accelerator, mixed_precision, cpu)
+        prepare_process(self._accelerator)
         with showing_errors_once():  # from here on the processes are connected
             check_trainer_arguments(model, loss_func, optimizer)
             self.callback_handler = self._create_callback_handler(callbacks)
         add_limit_of_environment(self.callback_handler)
-        if distributed.runs_on_gloo():
-            gloo_forks.fork_between_collectives()
-        supported.require_supported(self._accelerator)
-        accelerator_settings.require_usable_settings(self._accelerator, arguments)
-        if self._accelerator.num_processes > 1:
-            # Accelerate's own wants equal shapes, and the last batches of an exact evaluation differ.
-            cast("Any", self._accelerator).gather = distributed.gather
-        supported.require_whole_model(model)
-        accelerator_settings.warn_of_ignored_settings(self._accelerator)
+        compatibility.require_usable(self._accelerator, arguments, model)
         self._loaders = Loaders(self._accelerator)
         self._running = None
         self._begin_bookkeeping(is_training=False)
@@ -1305,7 +1297,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             self.eval_dataloader = self._loaders.split(self.eval_dataloader)
 
     def _wrap_model(self) -> None:
-        supported.require_whole_model(self.model)
+        compatibility.require_whole_model(self.model)
         self._users_model = self.model
         plain_model = unwrap_model(self.model, keep_torch_compile=False)
         counts_are_exact = _accelerate.exchanges_exact_gradients(

@@ -51,14 +51,13 @@ def rank() -> int:
 
 
 def leave_processes_at_exit() -> None:
-    """Make this process leave the others in order when it ends.
+    """Make this process leave the others in order when it ends; for gloo.
 
     Threads of gloo that are still alive then abort some processes after their work is done, with an exit status that
     tells the launcher of a failure. Other backends are left alone: leaving may wait for what runs on the device.
     """
-    if runs_on_gloo():
-        atexit.unregister(_leave_processes)
-        atexit.register(_leave_processes)
+    atexit.unregister(_leave_processes)
+    atexit.register(_leave_processes)
 
 
 def runs_on_gloo() -> bool:

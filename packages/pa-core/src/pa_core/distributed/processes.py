@@ -12,13 +12,21 @@ from typing import ParamSpec, Protocol, TypeVar, overload
 import torch
 
 from pa_core import _accelerate
-from pa_core.distributed.collectives import num_processes, sum_over_processes
+from pa_core.distributed import gloo_forks
+from pa_core.distributed.collectives import (
+    gather,
+    leave_processes_at_exit,
+    num_processes,
+    runs_on_gloo,
+    sum_over_processes,
+)
 from pa_core.errors import ConfigurationError, OtherProcessError, StopTrainingError
 
 __all__ = [
     "BlockOrDecorator",
     "local_process_zero_first",
     "local_process_zero_only",
+    "prepare_process",
     "require_all_processes",
     "run_if",
     "world_process_zero_first",
@@ -30,6 +38,23 @@ _R = TypeVar("_R")
 
 _is_apart: ContextVar[bool] = ContextVar("_is_apart", default=False)
 """Whether this process is where the others are not, so that nobody may wait for anybody."""
+
+
+def prepare_process(accelerator: _accelerate.AcceleratorLike) -> None:
+    """Make the process of a trainer fit for a run on several processes; on one process nothing is changed.
+
+    What is changed stays until the process ends. With gloo, the process leaves the others in order at exit, and forks
+    workers only while gloo's threads rest. The ``gather`` of the Accelerator becomes that of the trainer.
+
+    Args:
+        accelerator: The Accelerator of the trainer, which has connected the processes.
+    """
+    if num_processes() == 1:
+        return
+    _accelerate.replace_gather(accelerator, gather)
+    if runs_on_gloo():
+        leave_processes_at_exit()
+        gloo_forks.fork_between_collectives()
 
 
 def world_process_zero_only(function: Callable[_P, _R]) -> Callable[_P, _R | None]:

@@ -1,4 +1,4 @@
-"""What accelerate and torch can be set up to do and a run of ours cannot: refused, or warned of, beforehand."""
+"""Configurations of accelerate and torch that a trainer does not support: refused, or warned of, beforehand."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from pa_core import _accelerate
+from pa_core import _accelerate, accelerator_settings
 from pa_core.errors import ConfigurationError, UnsupportedConfigurationError
 from pa_core.trainer_arguments import check_precision_and_device
 
-__all__ = ["create_accelerator", "require_supported", "require_whole_model"]
+__all__ = ["create_accelerator", "require_usable", "require_whole_model"]
 
 _SHARDING_VARIABLES = {
     "ACCELERATE_USE_DEEPSPEED": "DeepSpeed",
@@ -42,7 +42,7 @@ def create_accelerator(
     Raises:
         ConfigurationError: ``mixed_precision`` is none, or ``create`` set another one.
         ArgumentTypeError: ``cpu`` is no bool.
-        UnsupportedConfigurationError: The environment asks for what a run of ours cannot do, or an earlier Accelerator
+        UnsupportedConfigurationError: The environment asks for what a run cannot do, or an earlier Accelerator
             has fixed another precision or device for the whole process.
     """
     check_precision_and_device(mixed_precision, cpu)
@@ -108,15 +108,25 @@ def _require_supported_environment() -> None:
         raise _fp8(f"{_PRECISION_VARIABLE}={os.environ[_PRECISION_VARIABLE]}")
 
 
-def require_supported(accelerator: _accelerate.AcceleratorLike) -> None:
-    """Refuse what accelerate can be configured to do and a run of ours cannot.
+def require_usable(accelerator: _accelerate.AcceleratorLike, arguments: dict[str, Any], model: nn.Module) -> None:
+    """Refuse an Accelerator or a model that a run could not use, and warn of settings that have no effect.
 
     Args:
-        accelerator: What ``Trainer._create_accelerator`` returned.
+        accelerator: The Accelerator of the trainer.
+        arguments: What it was made with, from ``create_accelerator``.
+        model: The model of the trainer.
 
     Raises:
-        UnsupportedConfigurationError: The run would be sharded, pipelined or in fp8, or its processes not connected.
+        UnsupportedConfigurationError: The run would be sharded, pipelined or in fp8, its processes would not be
+            connected, or it would not do what a setting asks for.
     """
+    _require_supported(accelerator)
+    accelerator_settings.require_usable_settings(accelerator, arguments)
+    require_whole_model(model)
+    accelerator_settings.warn_of_ignored_settings(accelerator)
+
+
+def _require_supported(accelerator: _accelerate.AcceleratorLike) -> None:
     _require_supported_environment()
     _require_connected(accelerator)
     kind = str(accelerator.distributed_type.value)
