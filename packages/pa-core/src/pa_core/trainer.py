@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, Self, cast
@@ -43,10 +43,9 @@ from pa_core.data.custom_loader import (
 from pa_core.data.given_data import DEFAULT_BATCH_SIZE, GivenData, check_arguments_of_loaders
 from pa_core.data.loaders import Loaders, Purpose, batches_on_device, count_steps, end_workers
 from pa_core.distributed import fail_fast, gradient_agreement
-from pa_core.distributed.gradient_exchange import GradientExchange
 from pa_core.distributed.processes import prepare_process
 from pa_core.distributed.shared_errors import showing_errors_once
-from pa_core.distributed.zero_pass import CallsOfStep, zero_pass
+from pa_core.distributed.wrapping import ModelWrapping
 from pa_core.errors import (
     ConfigurationError,
     NonFiniteLossError,
@@ -212,12 +211,6 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self._loss_tracker = LossTracker()
         self._step_means = StepMeans()
         self._seed: int | None = None
-        self._users_model: ModelT_co | None = None
-        self._undo_preparation: Callable[[], None] | None = None
-        self._agreement: gradient_agreement.GradientAgreement | None = None
-        self._calls_of_step: CallsOfStep | None = None
-        self._gradient_exchange: GradientExchange | None = None
-        self._wrapped_trainable: list[bool] = []
         self._state_saver = StateSaver()
         self._settings: dict[str, Any] | None = None
         self._asked_of_optimizers: dict[str, list[dict[str, Any]]] = {}
@@ -648,14 +641,15 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self._accumulation.start_epoch()
         self._call_hook(self.train_epoch_start)
         self._call_event(TrainerCallback.on_train_epoch_start)
-        self._wrap_again_if_parameters_were_frozen()
+        if self._wrapping.is_outdated:
+            self.model = cast("ModelT_co", self._wrapping.renew())
         if self._accelerator.num_processes > 1:
             require_one_trained_module(vars(self), self.get_model())
         self._go_on_in_mid_epoch(train_dl)
         count = self._loaders.count_batches(train_dl, "training")
         # No name for the iterator: the traceback of an error would keep it alive, and the workers with it.
         for part, batch in self._micro_batches(train_dl, count):
-            with self._step_means.step(), self._naming_unused_parameters():
+            with self._step_means.step(), self._wrapping.naming_unused_parameters():
                 self._run_train_step(batch, part)
             if self._is_at_last_update:
                 break
@@ -667,33 +661,33 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
 
     def _run_train_step(self, batch: BatchT, part: MicroBatch) -> None:
         self._safe_point.leave()
-        with self._gradient_synchronisation(part):
-            loss = self._accumulation.weigh(self._forward(batch, part), part)
-            if self._calls_of_step is not None:
-                self._calls_of_step.end_step()
-            if part.ends_group and self._agreement is not None:
-                loss = self._agreement.add_to(loss, self._news())
+        with self._wrapping.step(exchanges_gradients=part.ends_group):
+            # forward
+            with self._wrapping.forward_pass():
+                loss = self._forward(batch, part)
+
+            # backward
+            loss = self._accumulation.weigh(loss, part)
+            if part.ends_group and self._wrapping.carrier is not None:
+                loss = self._wrapping.carrier.add_to(loss, self._news())
             self.backward_step(loss)
         self._progress.count_samples(self._accumulation.samples_of(part))
         if part.ends_group:
             self._progress.steps_in_epoch = part.step
-            if self._gradient_exchange is not None:
-                self._gradient_exchange.check(self.model)
+            self._wrapping.check_exchange()
             self._agree_on_update()
             self._update()
 
     def _forward(self, batch: BatchT, part: MicroBatch) -> Tensor:
         """Calculate the loss of one batch and report it."""
-        if self._calls_of_step is not None:
-            self._calls_of_step.start_step()
         if part.is_empty:
-            return self._loss_of_nothing()
+            return self._wrapping.loss_without_samples()
         self._call_event(TrainerCallback.on_train_step_start)
         try:
             output = self.calculate_train_batch_loss(batch)
         except StopTrainingError as error:
             self._stop_at_the_next_agreement(error)
-            return self._loss_of_nothing()
+            return self._wrapping.loss_without_samples()
         except Exception as error:
             name_step(error, f"training step {part.step} of epoch {self.num_epochs_completed + 1}", batch)
             raise
@@ -908,20 +902,6 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
 
     # What the loop stands on: several processes
 
-    def _gradient_synchronisation(self, part: MicroBatch) -> AbstractContextManager[None]:
-        """Gradients are exchanged once per update, in the backward pass of the last batch of its group."""
-        if part.ends_group or self._accelerator.num_processes == 1:
-            return nullcontext()
-        return _accelerate.keep_gradients_local(self._accelerator, self.model)
-
-    def _naming_unused_parameters(self) -> AbstractContextManager[None]:
-        exchange = self._gradient_exchange
-        return nullcontext() if exchange is None else exchange.naming_unused_parameters()
-
-    def _loss_of_nothing(self) -> Tensor:
-        """Take part in the collectives of a step without a sample: the gradients of this loss are zero."""
-        return zero_pass(self.model, calls=1 if self._calls_of_step is None else self._calls_of_step.missing)
-
     def _news(self) -> list[float]:
         """What all processes must know before an update: what this one wishes for and why, and its items."""
         return [
@@ -984,7 +964,8 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         if self._accelerator.num_processes == 1:
             self._accumulation.normalise(self._updated_parameters(), self._accumulation.items)
             return
-        sums = self._sum_of_news() if self._agreement is None else self._agreement.sums()
+        carrier = self._wrapping.carrier
+        sums = self._sum_of_news() if carrier is None else carrier.sums()
         answers = self._late_reader.read(sums, at_once=self._progress.starts_epoch)
         if answers is not None:
             self._heed(answers)
@@ -1298,48 +1279,17 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
 
     def _wrap_model(self) -> None:
         compatibility.require_whole_model(self.model)
-        self._users_model = self.model
-        plain_model = unwrap_model(self.model, keep_torch_compile=False)
-        counts_are_exact = _accelerate.exchanges_exact_gradients(
-            self._accelerator
-        ) and gradient_agreement.gradients_carry_counts(plain_model)
+        # An epoch of a subclass's own need not send anything along with the gradients.
         runs_own_epochs = type(self)._run_train_epoch is not Trainer._run_train_epoch
-        if self._is_training and self._accelerator.num_processes > 1 and counts_are_exact and not runs_own_epochs:
-            self._agreement = gradient_agreement.GradientAgreement(plain_model, num_values=len(self._news()))
-        hidden = frozenset[str]() if self._agreement is None else frozenset({self._agreement.NAME})
-        exchange = GradientExchange(plain_model, hidden)
-        try:
-            wrapped, self._undo_preparation = _accelerate.place_and_wrap(
-                self._accelerator, self.model, for_training=self._is_training
-            )
-        finally:
-            if self._agreement is not None:
-                self._agreement.hide_from(plain_model)
+        wrapped = self._wrapping.wrap(
+            self.model, for_training=self._is_training, num_carried=0 if runs_own_epochs else len(self._news())
+        )
         self.model = cast("ModelT_co", wrapped)
-        if self._is_training and self._accelerator.num_processes > 1:
-            self._calls_of_step = CallsOfStep(self.model)
-            self._gradient_exchange = exchange
-        if not gradient_agreement.synchronises_every_parameter(self.model):
-            self._agreement = None
-        if self._agreement is not None:
-            self._agreement.join_backward_passes_of(self.model)
-        self._wrapped_trainable = [parameter.requires_grad for parameter in plain_model.parameters()]
-
-    def _wrap_again_if_parameters_were_frozen(self) -> None:
-        """Wrap anew: gradients of parameters that were frozen when the model was wrapped would not be exchanged."""
-        if self._accelerator.num_processes == 1 or self._undo_preparation is None:
-            return
-        if self._wrapped_trainable != [parameter.requires_grad for parameter in self.get_model(False).parameters()]:
-            self._unwrap_model()
-            self._wrap_model()
 
     def _unwrap_model(self) -> None:
-        if self._undo_preparation is not None:
-            self._undo_preparation()
-            self.model = cast("ModelT_co", self._users_model)
-        self._undo_preparation = self._users_model = None
-        self._agreement = self._calls_of_step = self._gradient_exchange = None
-        _accelerate.forget_prepared_objects(self._accelerator)
+        model = self._wrapping.unwrap()
+        if model is not None:
+            self.model = cast("ModelT_co", model)
 
     def _forget_gradients(self) -> None:
         """Clear what a run that stopped left behind, also for parameters that the optimizer does not hold."""
@@ -1412,6 +1362,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self._checked_steps: set[str] = set()
         self._loaders.start_run()
         self._accumulation = Accumulation(self._accelerator.num_processes)
+        self._wrapping = ModelWrapping(self._accelerator)
         self._stop = None
         self._late_reader = gradient_agreement.LateReader(delay=0 if self.device.type == "cpu" else _UPDATES_UNTIL_READ)
         self._saving = Wish()

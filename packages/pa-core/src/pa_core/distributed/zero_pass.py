@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from typing import cast
 
 import torch
@@ -47,28 +48,33 @@ class CallsOfStep:
         >>> import torch
         >>> model = torch.nn.Linear(1, 1)
         >>> calls = CallsOfStep(model)
-        >>> for inputs in torch.ones(2, 1):  # a step that compares two views
-        ...     _ = model(inputs)
-        >>> calls.start_step()
-        >>> calls.missing
+        >>> with calls.counting():
+        ...     for inputs in torch.ones(2, 1):  # a step that compares two views
+        ...         _ = model(inputs)
+        >>> with calls.counting():
+        ...     calls.missing
         2
     """
 
     def __init__(self, model: nn.Module) -> None:
         self._in_this_step = 0
         self._in_a_step = 1
-        self._is_in_step = True
+        self._is_in_step = False
         model.register_forward_pre_hook(self._count)
 
-    def start_step(self) -> None:
-        """Begin to count the calls of the next step, which is expected to make as many as the last one."""
+    @contextmanager
+    def counting(self) -> Generator[None]:
+        """Count the calls of the next step within the context; it is expected to make as many as the last one.
+
+        Not those of the optimizer: it makes them on each process, with samples or without.
+        """
         self._in_a_step = self._in_this_step or self._in_a_step
         self._in_this_step = 0
         self._is_in_step = True
-
-    def end_step(self) -> None:
-        """Do not count what the optimizer calls; it does so on each process, with samples or without."""
-        self._is_in_step = False
+        try:
+            yield
+        finally:
+            self._is_in_step = False
 
     @property
     def missing(self) -> int:
