@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from pa_core import _accelerate, accelerator_settings
 from pa_core.errors import ConfigurationError, UnsupportedConfigurationError
-from pa_core.trainer_arguments import check_precision_and_device
+from pa_core.input_checks import check_precision_and_device
 
 __all__ = ["create_accelerator", "require_usable", "require_whole_model"]
 

@@ -20,9 +20,9 @@ from pa_core import (
     compatibility,
     default_step,
     distributed,
+    input_checks,
     overrides,
     run_scheduler,
-    trainer_inputs,
     training_state,
 )
 from pa_core._tqdm import bars_hidden
@@ -58,8 +58,8 @@ from pa_core.placeholders import placeholder_values, resolve_placeholders
 from pa_core.progress import Phase, Position, Progress
 from pa_core.run_config import (
     TrainerRunConfig,
-    check_clip_threshold,
     check_count,
+    check_run_arguments,
     describe_run_config,
 )
 from pa_core.scheduler_stepping import SchedulerStepping
@@ -69,7 +69,6 @@ from pa_core.step_output import check_step_output, count_items, no_sample_counte
 from pa_core.storage.encoding import encode
 from pa_core.tracking import InMemoryRunHistory, LossTracker, MetricValue, RunHistory, StepMeans
 from pa_core.tracking.metric_prefix import INTERMEDIATE_PREFIX, recording_with_prefix
-from pa_core.trainer_arguments import check_trainer_arguments
 from pa_core.training_state import (
     RunLoaders,
     SafePoint,
@@ -218,7 +217,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self._accelerator, arguments = compatibility.create_accelerator(self._create_accelerator, mixed_precision, cpu)
         prepare_process(self._accelerator)
         with showing_errors_once():  # from here on the processes are connected
-            check_trainer_arguments(model, loss_func, optimizer)
+            input_checks.check_trainer_arguments(model, loss_func, optimizer)
             self.callback_handler = self._create_callback_handler(callbacks)
         add_limit_of_environment(self.callback_handler)
         compatibility.require_usable(self._accelerator, arguments, model)
@@ -308,17 +307,20 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             TrainingPreempted: All processes were asked to make room; a training state was saved.
             NonFiniteLossError: ``TerminateOnNaNCallback`` ended the run; its last events have been called.
         """
-        trainer_inputs.refuse_run_within_run("train", self._running)
+        input_checks.refuse_run_within_run("train", self._running)
         with showing_errors_once():
-            check_count("num_epochs", num_epochs)
-            check_count("gradient_accumulation_steps", gradient_accumulation_steps)
-            check_count("per_device_batch_size", per_device_batch_size)
-            if max_num_train_steps is not None:
-                check_count("max_num_train_steps", max_num_train_steps)
-            check_clip_threshold("gradient_clip_value", gradient_clip_value)
-            check_clip_threshold("gradient_clip_norm", gradient_clip_norm)
-            check_trainer_arguments(self.model, self.loss_func, self.optimizer)  # a script may have replaced them
-            trainer_inputs.check_optimizer(self.model, self.optimizer)
+            check_run_arguments(
+                num_epochs=num_epochs,
+                per_device_batch_size=per_device_batch_size,
+                gradient_accumulation_steps=gradient_accumulation_steps,
+                max_num_train_steps=max_num_train_steps,
+                gradient_clip_value=gradient_clip_value,
+                gradient_clip_norm=gradient_clip_norm,
+            )
+            input_checks.check_trainer_arguments(
+                self.model, self.loss_func, self.optimizer
+            )  # a script may have replaced them
+            input_checks.check_optimizer(self.model, self.optimizer)
             training_state.check_resume_overrides(resume_allow)
             self._stepping = SchedulerStepping(step_scheduler, watch_metric)
             train_data = GivenData(train_dataset, "train_dataset", train_dataloader_kwargs)
@@ -387,18 +389,12 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             ConfigurationError: There is no dataset, or an argument cannot work.
             NonFiniteLossError: ``TerminateOnNaNCallback`` ended the run; its last events have been called.
         """
-        trainer_inputs.refuse_run_within_run("evaluate", self._running)
+        input_checks.refuse_run_within_run("evaluate", self._running)
         with showing_errors_once():
             check_count("per_device_batch_size", per_device_batch_size)
             if dataset is None:
                 dataset = self._loaders.last_given(self.eval_dataset)
-            if dataset is None:
-                raise ConfigurationError(
-                    "There is nothing to evaluate.",
-                    given="evaluate() without a dataset, on a trainer that has no evaluation dataset from train()",
-                    expected="a dataset",
-                    do="Call evaluate(dataset).",
-                )
+            input_checks.require_evaluation_data(dataset)
             data = GivenData(dataset, "dataset", dataloader_kwargs)
             self._check_data([data], per_device_batch_size, collate_fn)
         self.eval_dataset = data.dataset
@@ -496,9 +492,9 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         factory = self.create_scheduler_fn
         if factory is None:
             return None
-        trainer_inputs.check_scheduler_factory(factory)
+        input_checks.check_scheduler_factory(factory)
         scheduler = resolve_placeholders(factory, self._placeholder_values())(self.optimizer)
-        trainer_inputs.check_scheduler(scheduler)
+        input_checks.check_scheduler(scheduler)
         return scheduler
 
     def calculate_train_batch_loss(self, batch: BatchT) -> OutputT_co:
