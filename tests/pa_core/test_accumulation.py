@@ -17,6 +17,7 @@ from typing_extensions import override
 from pa_core import BatchOutput, BatchOutputError, Trainer
 from pa_core.accumulation import Accumulation, MicroBatch
 from pa_core.data import epoch_order
+from tests.support.models import weights_of
 
 LENGTH = 6
 
@@ -61,11 +62,6 @@ def optimizer_of(kind: str, model: nn.Module) -> Optimizer:
     """SGD with momentum, or Adam."""
     parameters = model.parameters()
     return SGD(parameters, lr=0.1, momentum=0.9) if kind == "sgd" else Adam(parameters, lr=0.01)
-
-
-def weights_of(model: nn.Module) -> Tensor:
-    """All parameters as one vector."""
-    return torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
 
 
 @pytest.mark.runs_on("one_process", "two_ranks")

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import copy
-import resource
 from collections import Counter
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -19,6 +17,7 @@ from typing_extensions import override
 
 from pa_core import AnyTrainer, CheckpointError, Trainer, TrainerCallback, gather_objects
 from pa_core.testing import TinyClassifier, make_classification
+from tests.support.disks import full_disk
 
 DATA = make_classification(24)
 
@@ -251,17 +250,6 @@ def test_entries_that_could_not_be_loaded_are_refused_when_they_are_saved(
 
     assert trainer.load_checkpoint(tmp_path / "checkpoint.pt")["good"] is True
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint.pt"]
-
-
-@contextmanager
-def full_disk(free_bytes: int) -> Generator[None]:
-    """Within the context no file can grow beyond a size, as on a disk that is full."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (free_bytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @pytest.mark.parametrize("missing_bytes", [1, 1000, 4000, 6000])

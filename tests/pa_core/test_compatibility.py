@@ -41,6 +41,7 @@ from pa_core import (
 )
 from pa_core.data import epoch_order
 from pa_core.testing import RecordingCallback
+from tests.support.models import weights_of
 
 DOCS = Path(__file__).parents[2] / "docs" / "beyond-ddp.md"
 CLIP_AT = 0.3
@@ -178,11 +179,6 @@ def small_network() -> nn.Module:
     """A network in double precision, the same on each rank."""
     torch.manual_seed(0)
     return Blocks().double()
-
-
-def weights_of(model: nn.Module) -> Tensor:
-    """All parameters of a model as one vector."""
-    return torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
 
 
 def train_by_hand(model: nn.Module, data: InMemory, seed: int, samples_per_update: int) -> None:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import resource
-from collections.abc import Generator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,6 +15,7 @@ from typing_extensions import override
 
 from pa_core import AnyTrainer, Trainer, TrainerCallback
 from pa_core.testing import TinyClassifier, make_classification
+from tests.support.disks import full_disk
 
 DATA = make_classification(24)
 
@@ -125,17 +123,6 @@ def test_a_new_export_leaves_nothing_of_the_old_one(tmp_path: Path, first: int |
     else:
         named = set(json.loads((tmp_path / "model.safetensors.index.json").read_text())["weight_map"].values())
         assert exported == named | {"model.safetensors.index.json"}
-
-
-@contextmanager
-def full_disk(free_bytes: int) -> Generator[None]:
-    """Within the context no file can grow beyond a size, as on a disk that is full."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (free_bytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @pytest.mark.parametrize("size", ["5GB", "1KB"])

@@ -27,6 +27,7 @@ from pa_core import (
     UnsupportedConfigurationError,
 )
 from pa_core.testing import TinyClassifier, make_classification
+from tests.support.models import weights_of
 
 on_one_and_two_ranks = pytest.mark.runs_on("one_process", "two_ranks")
 
@@ -75,11 +76,6 @@ def computes_in(model: nn.Module) -> torch.dtype:
     model(torch.zeros(2, 4))
     handle.remove()
     return seen[0]
-
-
-def weights_of(model: nn.Module) -> Tensor:
-    """All parameters of a model as one vector."""
-    return torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
 
 
 def fail() -> None:

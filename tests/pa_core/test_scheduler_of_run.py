@@ -23,6 +23,7 @@ from pa_core import (
     Trainer,
     TrainerCallback,
 )
+from tests.support.models import weights_of
 
 HALVING = partial(ExponentialLR, gamma=0.5)
 
@@ -49,11 +50,6 @@ def make_trainer(*callbacks: TrainerCallback, trainer_class: type[Trainer] = Tra
     torch.manual_seed(0)
     model = nn.Linear(1, 1)
     return trainer_class(model, nn.MSELoss(), SGD(model.parameters(), lr=lr), callbacks=callbacks)
-
-
-def weights_of(trainer: AnyTrainer) -> torch.Tensor:
-    """A copy of all weights."""
-    return nn.utils.parameters_to_vector(trainer.model.parameters()).detach().clone()
 
 
 def train(trainer: Trainer, updates: int = 4, **options: Any) -> None:
@@ -149,20 +145,20 @@ def test_an_override_that_needs_no_factory_makes_the_scheduler_of_each_run() -> 
 def test_a_scheduler_of_another_optimizer_is_refused() -> None:
     """Assigned, or kept after the optimizer was replaced, it would change the rates of one that is not used."""
     trainer = make_trainer()
-    weight = weights_of(trainer)
+    weight = weights_of(trainer.get_model())
     other = SGD(trainer.model.parameters(), lr=1.0)
 
     trainer.scheduler = HALVING(other)
     with pytest.raises(ConfigurationError, match="another optimizer"):
         train(trainer)
     train(trainer, create_scheduler_fn=HALVING)
-    trained = weights_of(trainer)
+    trained = weights_of(trainer.get_model())
     trainer.optimizer = other
     with pytest.raises(ConfigurationError, match=r"trainer.scheduler = None"):
         train(trainer)
 
     assert not torch.equal(weight, trained)
-    assert torch.equal(weights_of(trainer), trained)
+    assert torch.equal(weights_of(trainer.get_model()), trained)
 
 
 def test_a_scheduler_made_before_a_group_was_added_is_refused() -> None:
@@ -179,11 +175,11 @@ def test_a_schedule_that_is_too_short_is_refused_before_the_first_update() -> No
     """Torch's one-cycle schedule ends with an error at its last update, and is kept from run to run."""
     trainer = make_trainer()
     train(trainer, create_scheduler_fn=partial(OneCycleLR, max_lr=1.0, total_steps=4))
-    trained = weights_of(trainer)
+    trained = weights_of(trainer.get_model())
 
     with pytest.raises(ConfigurationError, match="OneCycleLR of 4 updates, 4 of which are done"):
         train(trainer)
-    assert torch.equal(weights_of(trainer), trained)
+    assert torch.equal(weights_of(trainer.get_model()), trained)
 
 
 class StopAfter(TrainerCallback):

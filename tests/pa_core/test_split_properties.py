@@ -20,6 +20,7 @@ from typing_extensions import override
 from pa_core import AnyTrainer, BatchOutput, Trainer, TrainerCallback, gather_objects
 from pa_core.data import epoch_order
 from pa_core.testing import make_classification, make_regression
+from tests.support.models import weights_of
 
 pytestmark = pytest.mark.runs_on("one_process", "two_ranks")
 
@@ -34,11 +35,6 @@ def optimizer_of(kind: str, model: nn.Module) -> Optimizer:
     """SGD with momentum, or Adam."""
     parameters = model.parameters()
     return SGD(parameters, lr=0.1, momentum=0.9) if kind == "sgd" else Adam(parameters, lr=0.01)
-
-
-def weights_of(model: nn.Module) -> Tensor:
-    """All parameters as one vector."""
-    return torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
 
 
 @settings(max_examples=40)

@@ -29,11 +29,7 @@ from pa_core import (
 )
 from pa_core.data import epoch_order
 from pa_core.testing import RecordingCallback, TinyClassifier, make_classification, make_regression
-
-
-def weights_of(model: nn.Module) -> Tensor:
-    """All parameters of a model as one vector."""
-    return torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
+from tests.support.models import weights_of
 
 
 def linear_trainer(

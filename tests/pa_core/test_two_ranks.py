@@ -25,13 +25,9 @@ from pa_core import (
 from pa_core.data import epoch_order
 from pa_core.distributed.gradient_agreement import LateReader
 from pa_core.testing import RecordingCallback, TinyClassifier, make_classification, make_regression
+from tests.support.models import weights_of
 
 pytestmark = pytest.mark.runs_on("two_ranks")
-
-
-def weights_of(model: nn.Module) -> Tensor:
-    """All parameters of a model as one vector."""
-    return torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
 
 
 def regression(num_samples: int) -> TensorDataset:

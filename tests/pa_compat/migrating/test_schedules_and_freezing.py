@@ -21,11 +21,7 @@ from pytorch_accelerated.finetuning import LayerGroup, ModelFreezer
 from pytorch_accelerated.schedulers import CosineLrScheduler, StatefulSchedulerBase, WSDLrScheduler
 from tests.launching import Launch
 from tests.small_runs import linear, make_trainer, samples
-
-
-def weights_of(trainer: AnyTrainer) -> torch.Tensor:
-    """A copy of all weights."""
-    return nn.utils.parameters_to_vector(trainer.model.parameters()).detach().clone()
+from tests.support.models import weights_of
 
 
 @pytest.mark.parametrize("wrong", [{"lr_min": 1.0}, {"num_warmup_epochs": 5}])
@@ -156,11 +152,11 @@ def test_same_start() -> None:
 def test_other_schedule() -> None:
     """A scheduler that was assigned for an optimizer that has been replaced is an error, and nothing is trained."""
     trainer = make_trainer()
-    weight = weights_of(trainer)
+    weight = weights_of(trainer.get_model())
     trainer.scheduler = ExponentialLR(torch.optim.SGD(trainer.model.parameters(), lr=0.1), gamma=0.5)
     with pytest.raises(ConfigurationError, match="another optimizer"):
         trainer.train(samples(4), 1)
-    assert torch.equal(weights_of(trainer), weight)
+    assert torch.equal(weights_of(trainer.get_model()), weight)
 
 
 def test_create_without_factory() -> None:

@@ -11,7 +11,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.optim import SGD
 from torch.utils.data import TensorDataset
 from typing_extensions import override
 
@@ -24,19 +23,12 @@ from pa_core import (
     SaveBestModelCallback,
     StepBasedEvaluationCallback,
     TerminateOnNaNCallback,
-    Trainer,
     TrainerCallback,
 )
-from pa_core.callbacks import CallbackLike
 from pa_core.testing import RecordingCallback, make_regression
+from tests.support.trainers import linear_trainer
 
 pytestmark = pytest.mark.runs_on("two_ranks")
-
-
-def linear_trainer(*callbacks: CallbackLike) -> Trainer[nn.Linear]:
-    """A trainer of a linear model."""
-    model = nn.Linear(4, 1)
-    return Trainer(model, nn.MSELoss(), SGD(model.parameters(), lr=0.01), callbacks=callbacks)
 
 
 def test_ranks_agree_on_the_limit_where_their_loaders_differ() -> None:

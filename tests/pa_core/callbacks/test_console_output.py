@@ -9,13 +9,11 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from torch import nn
-from torch.optim import SGD
 from typing_extensions import override
 
 from pa_core import (
@@ -25,7 +23,6 @@ from pa_core import (
     ProgressBarCallback,
     StepBasedEvaluationCallback,
     StopTrainingError,
-    Trainer,
     TrainerCallback,
     get_default_callbacks,
 )
@@ -33,14 +30,9 @@ from pa_core.callbacks import CallbackLike
 from pa_core.callbacks.epoch_progress import EpochProgress, PlainLines
 from pa_core.testing import make_regression
 from tests import launching
+from tests.support.trainers import linear_trainer
 
 DATA = make_regression(40)
-
-
-def linear_trainer(callbacks: Iterable[CallbackLike]) -> Trainer[nn.Linear]:
-    """A trainer of a linear model."""
-    model = nn.Linear(4, 1)
-    return Trainer(model, nn.MSELoss(), SGD(model.parameters(), lr=0.01), callbacks)
 
 
 class SlowSteps(TrainerCallback):
@@ -120,7 +112,7 @@ def _read_or_nothing(descriptor: int) -> bytes:
 
 def test_a_terminal_shows_bars_and_whole_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each epoch leaves one complete bar with its figures, and every printed line stands on its own."""
-    trainer = linear_trainer([*DEFAULT_CALLBACKS, SlowSteps])
+    trainer = linear_trainer(*DEFAULT_CALLBACKS, SlowSteps)
     lines = lines_on_screen(on_terminal(monkeypatch, lambda: trainer.train(DATA, 2, DATA)))
     figures = r"\[00:0\d<00:00, loss=[\d.e-]+, lr=0\.01, [\d,.]+ samples/s\]"
     expected = [
@@ -147,7 +139,7 @@ def test_a_terminal_shows_bars_and_whole_lines(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_terminal_that_does_not_know_its_size_shows_bars(monkeypatch: pytest.MonkeyPatch) -> None:
     """Terminals of CI systems and of containers report 0 x 0; the bars are then as wide as those of 80 columns."""
-    trainer = linear_trainer([ProgressBarCallback, SlowSteps])
+    trainer = linear_trainer(ProgressBarCallback, SlowSteps)
     lines = lines_on_screen(on_terminal(monkeypatch, lambda: trainer.train(DATA, 1, DATA), size=(0, 0)))
     assert [re.split(r"[|]", line)[0].strip() for line in lines] == ["Epoch 1", "Epoch 1 eval"], lines
     for line in lines:
@@ -157,7 +149,7 @@ def test_a_terminal_that_does_not_know_its_size_shows_bars(monkeypatch: pytest.M
 
 def test_the_last_figures_of_a_bar_are_those_of_the_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
     """The loss that a finished bar shows is the one that is recorded."""
-    trainer = linear_trainer([ProgressBarCallback])
+    trainer = linear_trainer(ProgressBarCallback)
     (bar,) = lines_on_screen(on_terminal(monkeypatch, lambda: trainer.train(DATA, 1)))
     assert f"loss={float(trainer.run_history.get_latest_metric('train_loss_epoch')):.4g}," in bar
 
@@ -165,7 +157,7 @@ def test_the_last_figures_of_a_bar_are_those_of_the_epoch(monkeypatch: pytest.Mo
 def test_the_bar_of_the_training_survives_evaluations_in_between(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bars of evaluations within an epoch vanish, and their metrics stay above the bar that goes on."""
     callbacks: list[CallbackLike] = [*DEFAULT_CALLBACKS, SlowSteps, StepBasedEvaluationCallback(2)]
-    trainer = linear_trainer(callbacks)
+    trainer = linear_trainer(*callbacks)
     lines = lines_on_screen(on_terminal(monkeypatch, lambda: trainer.train(DATA, 1, DATA)))
     kinds = [re.split(r"[:|]", line)[0].strip() for line in lines]
     assert kinds[1:7] == [
@@ -188,7 +180,7 @@ def test_evaluations_in_between_do_not_count_as_training_time(monkeypatch: pytes
             time.sleep(0.5)
 
     callbacks: list[CallbackLike] = [PrintProgressCallback, ProgressBarCallback, SlowSteps, SlowEvaluation]
-    trainer = linear_trainer([*callbacks, StepBasedEvaluationCallback(1)])
+    trainer = linear_trainer(*callbacks, StepBasedEvaluationCallback(1))
     output = on_terminal(monkeypatch, lambda: trainer.train(DATA, 1, make_regression(8)))
     rates = {
         line.split()[0]: float(found[1].replace(",", ""))
@@ -203,7 +195,7 @@ def test_evaluations_in_between_do_not_count_as_training_time(monkeypatch: pytes
 
 def test_a_bar_is_refreshed_at_its_own_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thousand fast steps refresh the bar ten times a second, not a thousand times."""
-    trainer = linear_trainer([ProgressBarCallback])
+    trainer = linear_trainer(ProgressBarCallback)
     started = time.monotonic()
     output = on_terminal(monkeypatch, lambda: trainer.train(make_regression(1000), 1, per_device_batch_size=1))
     assert output.count("\r") < 6 + 10 * (time.monotonic() - started)
@@ -212,7 +204,7 @@ def test_a_bar_is_refreshed_at_its_own_rate(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("error", [RuntimeError("broken"), KeyboardInterrupt(), StopTrainingError("enough")])
 def test_a_bar_is_closed_when_the_run_breaks_off(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is printed afterwards, a traceback for example, starts on a line of its own below the bar."""
-    trainer = linear_trainer([ProgressBarCallback, FailAtStep(3, error)])
+    trainer = linear_trainer(ProgressBarCallback, FailAtStep(3, error))
 
     def train_and_report() -> None:
         with contextlib.suppress(RuntimeError, KeyboardInterrupt):
@@ -284,7 +276,7 @@ def test_a_file_has_the_line_of_each_epoch_while_the_terminal_has_the_bar(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """With standard output in a file, a bar is drawn on the terminal, and the file is as without a terminal."""
-    trainer = linear_trainer([*DEFAULT_CALLBACKS, StepBasedEvaluationCallback(2)])
+    trainer = linear_trainer(*DEFAULT_CALLBACKS, StepBasedEvaluationCallback(2))
 
     def train() -> None:
         with (tmp_path / "out.txt").open("w") as file, monkeypatch.context() as patch:
@@ -311,7 +303,7 @@ def test_a_dumb_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> No
 
     def train() -> None:
         monkeypatch.setenv("TERM", "dumb")
-        linear_trainer([ProgressBarCallback]).train(DATA, 1)
+        linear_trainer(ProgressBarCallback).train(DATA, 1)
 
     output = on_terminal(monkeypatch, train)
     assert output.replace("\r\n", "\n").count("\r") == 0
@@ -326,14 +318,14 @@ def test_a_notebook_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
 
     stream = OutStream()
     monkeypatch.setattr(sys, "stderr", stream)
-    linear_trainer([ProgressBarCallback]).train(DATA, 1)
+    linear_trainer(ProgressBarCallback).train(DATA, 1)
     (bar,) = lines_on_screen(stream.getvalue())
     assert re.match(r"Epoch 1 \|[█#]+\| 5/5 \[", bar)
 
 
 def test_a_run_that_ends_within_an_epoch_fills_its_bar(capsys: pytest.CaptureFixture[str]) -> None:
     """Of 5 batches in each epoch, 7 updates leave 2 for the second one."""
-    linear_trainer([ProgressBarCallback]).train(DATA, 1, max_num_train_steps=7)
+    linear_trainer(ProgressBarCallback).train(DATA, 1, max_num_train_steps=7)
     counts = [line.split()[2] for line in capsys.readouterr().out.splitlines()]
     assert counts == ["5/5", "2/2"]
 
@@ -346,7 +338,7 @@ class PlainLinesAtOnce(PlainLines):
 
 def test_plain_lines_come_rarely() -> None:
     """Steps within half a minute add no line of their own; the display decides how often it is refreshed."""
-    trainer = linear_trainer([])
+    trainer = linear_trainer()
     trainer.train(DATA, 1)
     for display, expected in ((PlainLines, 1), (PlainLinesAtOnce, 6)):
         stream = io.StringIO()
@@ -360,7 +352,7 @@ def test_plain_lines_come_rarely() -> None:
 
 def test_an_early_stop_says_why(capsys: pytest.CaptureFixture[str]) -> None:
     """The reason is printed, and what was done until then."""
-    trainer = linear_trainer([PrintProgressCallback, FailAtStep(3, StopTrainingError("good enough"))])
+    trainer = linear_trainer(PrintProgressCallback, FailAtStep(3, StopTrainingError("good enough")))
     trainer.train(DATA, 2)
     printed = capsys.readouterr().out
     assert "Stopping early: good enough\n" in printed

@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
-from torch.optim import SGD
 from torch.optim.lr_scheduler import LinearLR
 from typing_extensions import override
 
@@ -23,20 +21,13 @@ from pa_core import (
     LimitEvalStepsCallback,
     StepBasedEvaluationCallback,
     StopTrainingError,
-    Trainer,
     TrainerCallback,
 )
-from pa_core.callbacks import CallbackLike
 from pa_core.data.batch_limit import batch_limit_from_environment
 from pa_core.testing import RecordingCallback, make_regression
+from tests.support.trainers import linear_trainer
 
 VARIABLE = "PT_ACC_LIMIT_BATCHES"
-
-
-def linear_trainer(*callbacks: CallbackLike) -> Trainer[nn.Linear]:
-    """A trainer of a linear model."""
-    model = nn.Linear(4, 1)
-    return Trainer(model, nn.MSELoss(), SGD(model.parameters(), lr=0.1), callbacks=callbacks)
 
 
 def updates_at(trainer: AnyTrainer, metric: str) -> list[int]:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
-from torch.optim import SGD
 from typing_extensions import override
 
 from pa_core import (
@@ -18,19 +15,12 @@ from pa_core import (
     LogMetricsCallback,
     PrintProgressCallback,
     RunHistory,
-    Trainer,
     TrainerCallback,
 )
-from pa_core.callbacks import CallbackLike
 from pa_core.testing import make_regression
+from tests.support.trainers import linear_trainer
 
 DATA = make_regression(40)
-
-
-def linear_trainer(callbacks: Iterable[CallbackLike], history: RunHistory | None = None) -> Trainer[nn.Linear]:
-    """A trainer of a linear model."""
-    model = nn.Linear(4, 1)
-    return Trainer(model, nn.MSELoss(), SGD(model.parameters(), lr=0.01), callbacks, history)
 
 
 class LogToList(LogMetricsCallback):
@@ -81,7 +71,7 @@ def test_metrics_are_logged_when_they_belong_to_the_phase() -> None:
     """Metrics with train in their name come after the training epoch, all others after the evaluation."""
     logger = LogToList()
     record = RecordTensors(accuracy="train", my_train_accuracy="train", precision="eval")
-    linear_trainer([record, logger]).train(DATA, 2, DATA)
+    linear_trainer(record, logger).train(DATA, 2, DATA)
     assert logger.names == 2 * [
         {"my_train_accuracy", "train_loss_epoch"},
         {"accuracy", "eval_loss_epoch", "precision"},
@@ -92,7 +82,7 @@ def test_metrics_are_logged_when_they_belong_to_the_phase() -> None:
 def test_trackers_are_given_plain_floats() -> None:
     """Values that were recorded as tensors arrive as numbers that every tracker takes."""
     logger = LogToList()
-    linear_trainer([RecordTensors(accuracy="eval"), logger]).train(DATA, 1, DATA)
+    linear_trainer(RecordTensors(accuracy="eval"), logger).train(DATA, 1, DATA)
     assert all(type(value) is float for _, metrics in logger.logged for value in metrics.values())
 
 
@@ -100,7 +90,7 @@ def test_a_metric_is_logged_once_and_none_is_forgotten() -> None:
     """What is recorded behind the logger, or without any evaluation, is logged at the end of its epoch or run."""
     logger = LogToList()
     late = RecordTensors(late="end", behind="eval")
-    linear_trainer([logger, late]).train(DATA, 2, DATA)
+    linear_trainer(logger, late).train(DATA, 2, DATA)
     assert logger.names == [
         {"train_loss_epoch"},
         {"eval_loss_epoch"},
@@ -112,14 +102,14 @@ def test_a_metric_is_logged_once_and_none_is_forgotten() -> None:
     ]
 
     logger = LogToList()
-    linear_trainer([RecordTensors(accuracy="train"), logger]).train(DATA, 1)
+    linear_trainer(RecordTensors(accuracy="train"), logger).train(DATA, 1)
     assert logger.names == [{"train_loss_epoch"}, {"accuracy"}]
 
 
 def test_a_later_run_logs_its_own_metrics_only() -> None:
     """Old metrics are not logged again, and new values are, even if there are as many of them as before."""
     logger = LogToList()
-    trainer = linear_trainer([logger])
+    trainer = linear_trainer(logger)
     trainer.train(DATA, 1, DATA)
     trainer.train(DATA, 1, reset_run_history=False)
     trainer.evaluate(DATA)
@@ -144,7 +134,7 @@ def test_the_closing_table_names_the_best_epoch(capsys: pytest.CaptureFixture[st
                 trainer.run_history.update_metric(name, value)
 
     summary = PrintProgressCallback(greater_is_better={"beauty": True})
-    linear_trainer([Record, summary]).train(DATA, 3)
+    linear_trainer(Record, summary).train(DATA, 3)
     table = {line.split()[0]: line.split()[1:] for line in capsys.readouterr().out.splitlines()[-6:]}
     assert table["metric"] == ["last", "best", "epoch"]
     assert table["accuracy"] == ["0.25", "0.75", "2"]
@@ -192,7 +182,7 @@ class LastValues(RunHistory):
 
 def test_a_history_of_the_users_own_is_enough(capsys: pytest.CaptureFixture[str]) -> None:
     """Everything on the console works with a history that has the documented methods only."""
-    linear_trainer(DEFAULT_CALLBACKS, LastValues()).train(DATA, 1, DATA)
+    linear_trainer(*DEFAULT_CALLBACKS, run_history=LastValues()).train(DATA, 1, DATA)
     printed = capsys.readouterr().out
     assert re.search(r"^  eval_loss_epoch +[\d.e-]+ +[\d.e-]+ +-$", printed, re.M)
     assert "train_loss_epoch: " in printed

@@ -7,7 +7,6 @@ import math
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD
 from torch.utils.data import TensorDataset
 from typing_extensions import override
 
@@ -15,18 +14,10 @@ from pa_core import (
     BatchOutput,
     NonFiniteLossError,
     TerminateOnNaNCallback,
-    Trainer,
 )
-from pa_core.callbacks import CallbackLike
 from pa_core.device_reads import ScalarTransfer
 from pa_core.testing import RecordingCallback, make_regression
-from pa_core.types import LossFunction
-
-
-def linear_trainer(*callbacks: CallbackLike, loss_func: LossFunction | None = None) -> Trainer[nn.Linear]:
-    """A trainer of a linear model."""
-    model = nn.Linear(4, 1)
-    return Trainer(model, loss_func or nn.MSELoss(), SGD(model.parameters(), lr=0.01), callbacks=callbacks)
+from tests.support.trainers import linear_trainer
 
 
 def with_a_broken_sample(value: float, position: int = 20) -> TensorDataset:

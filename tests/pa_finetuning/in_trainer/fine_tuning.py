@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import TensorDataset
 
 from pa_core import TrainerCallback
@@ -39,8 +39,3 @@ def make_frozen(dtype: torch.dtype = torch.float32) -> tuple[nn.Sequential, Mode
     freezer = ModelFreezer(model, freeze_batch_norms=True)
     freezer.freeze(set_modules_as_eval=True)
     return model, freezer
-
-
-def weights_of(model: nn.Module) -> Tensor:
-    """All parameters of a model as one vector."""
-    return torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])

@@ -30,7 +30,8 @@ from pa_core.data import epoch_order
 from pa_finetuning import ModelFreezer
 from pa_schedulers import CosineLrScheduler
 from tests.pa_finetuning.conv_net import changed, entries_below, trainable
-from tests.pa_finetuning.in_trainer.fine_tuning import Unfreezing, make_frozen, make_images, weights_of
+from tests.pa_finetuning.in_trainer.fine_tuning import Unfreezing, make_frozen, make_images
+from tests.support.models import weights_of
 
 RATES = [0.001, 0.004, 0.01]
 ALL_CELLS = pytest.mark.runs_on("one_process", "two_ranks", "bf16")
