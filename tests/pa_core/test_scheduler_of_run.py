@@ -271,6 +271,6 @@ def test_a_state_that_the_run_cannot_go_on_with_costs_nothing_that_was_recorded(
     train(trainer)
     trainer.save_training_state(tmp_path / "state")
     losses = trainer.run_history.get_metric_values("train_loss_epoch")
-    with pytest.raises(CheckpointError, match="would not go on"):
+    with pytest.raises(CheckpointError, match="would not continue"):
         train(trainer, updates=8, resume_from=tmp_path / "state")
     assert trainer.run_history.get_metric_values("train_loss_epoch") == losses
