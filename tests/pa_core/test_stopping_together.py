@@ -25,7 +25,7 @@ from pa_core import (
     TrainerCallback,
     gather_objects,
 )
-from pa_core.callbacks.base import EVENT_NAMES
+from pa_core.events import EVENT_NAMES
 from pa_core.testing import RecordingCallback, TinyClassifier, make_classification
 
 pytestmark = pytest.mark.runs_on("two_ranks")

@@ -9,9 +9,9 @@ from typing_extensions import override
 
 from pa_callbacks_extra.sync_batch_norm_layers import Participants, restore_layers, synchronise_layers
 from pa_core.any_trainer import AnyTrainer
-from pa_core.callbacks.base import TrainerCallback
 from pa_core.data.custom_loader import innermost, is_keyed
 from pa_core.distributed import num_processes
+from pa_core.events import TrainerCallback
 
 __all__ = ["ConvertSyncBatchNormCallback"]
 

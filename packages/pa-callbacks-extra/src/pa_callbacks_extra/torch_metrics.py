@@ -20,9 +20,9 @@ from pa_callbacks_extra.metric_states import (
     take_out,
 )
 from pa_core.any_trainer import AnyTrainer
-from pa_core.callbacks.base import TrainerCallback
 from pa_core.distributed import gather_objects, num_processes, rank
 from pa_core.errors import ConfigurationError, UnsupportedConfigurationError
+from pa_core.events import TrainerCallback
 
 if TYPE_CHECKING:
     from torchmetrics import Metric, MetricCollection

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,13 +17,11 @@ from torch.utils.data import Dataset
 from pa_core import _accelerate
 from pa_core.distributed import processes
 from pa_core.errors import ConfigurationError
+from pa_core.events import CallbackHandler
 from pa_core.progress import Progress
 from pa_core.run_config import TrainerRunConfig
 from pa_core.tracking import LossTracker, MetricValue, RunHistory, StepMeans
 from pa_core.types import LossFunction, SizedIterable, StatefulScheduler, SupportsStateDict, TensorsT
-
-if TYPE_CHECKING:
-    from pa_core.callbacks.base import CallbackHandler
 
 __all__ = ["AnyTrainer"]
 

@@ -29,7 +29,6 @@ from pa_core._tqdm import bars_hidden
 from pa_core.accumulation import Accumulation, MicroBatch, micro_batches
 from pa_core.any_trainer import AnyTrainer
 from pa_core.beside_model import require_one_trained_module
-from pa_core.callbacks.base import EVENT_NAMES, CallbackHandler, CallbackLike, TrainerCallback
 from pa_core.callbacks.defaults import DEFAULT_CALLBACKS
 from pa_core.callbacks.limit_batches import add_limit_of_environment, apply_limit_of_environment
 from pa_core.data.batch_count import BatchCount
@@ -52,6 +51,7 @@ from pa_core.errors import (
     StopTrainingError,
     TrainingPreempted,
 )
+from pa_core.events import EVENT_NAMES, CallbackHandler, CallbackLike, TrainerCallback
 from pa_core.exports import save_safetensors
 from pa_core.misspelt_overrides import warn_of_misspelt_overrides
 from pa_core.placeholders import placeholder_values, resolve_placeholders

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pa_core.callbacks.base import CallbackHandler, CallbackLike, TrainerCallback
 from pa_core.callbacks.best_metric import BestMetric, watched_value
 from pa_core.callbacks.best_model import SaveBestModelCallback
 from pa_core.callbacks.defaults import DEFAULT_CALLBACKS, get_default_callbacks
@@ -16,6 +15,7 @@ from pa_core.callbacks.step_based_evaluation import StepBasedEvaluationCallback
 from pa_core.callbacks.terminate_on_nan import TerminateOnNaNCallback
 from pa_core.data.batch_limit import LimitBatches
 from pa_core.errors import StopTrainingError
+from pa_core.events import CallbackHandler, CallbackLike, TrainerCallback
 
 __all__ = [
     "DEFAULT_CALLBACKS",

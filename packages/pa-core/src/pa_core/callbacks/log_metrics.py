@@ -8,7 +8,7 @@ from typing import Any
 from typing_extensions import override
 
 from pa_core.any_trainer import AnyTrainer
-from pa_core.callbacks.base import TrainerCallback
+from pa_core.events import TrainerCallback
 from pa_core.tracking import RunHistory
 from pa_core.tracking.metric_values import as_number
 

@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from pa_core.any_trainer import AnyTrainer
 from pa_core.beside_model import named_modules_of
-from pa_core.callbacks.base import TrainerCallback
+from pa_core.events import TrainerCallback
 
 __all__ = ["MoveModulesToDeviceCallback"]
 

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 from typing_extensions import override
 
 from pa_core.any_trainer import AnyTrainer
-from pa_core.callbacks.base import TrainerCallback
 from pa_core.callbacks.epoch_progress import format_rate
 from pa_core.callbacks.metric_direction import JudgesMetric
 from pa_core.callbacks.run_summary import format_duration, format_table, summarise
 from pa_core.errors import StopTrainingError
+from pa_core.events import TrainerCallback
 
 __all__ = ["PrintProgressCallback"]
 

@@ -11,8 +11,8 @@ from typing_extensions import override
 
 from pa_core._tqdm import bar_class
 from pa_core.any_trainer import AnyTrainer
-from pa_core.callbacks.base import TrainerCallback
 from pa_core.callbacks.epoch_progress import EpochProgress, PlainLines, ProgressDisplay
+from pa_core.events import TrainerCallback
 from pa_core.types import BatchOutput
 
 __all__ = ["ProgressBarCallback"]

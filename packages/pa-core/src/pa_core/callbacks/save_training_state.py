@@ -12,9 +12,9 @@ from typing_extensions import override
 
 from pa_core import distributed
 from pa_core.any_trainer import AnyTrainer
-from pa_core.callbacks.base import TrainerCallback
 from pa_core.callbacks.signal_watch import SignalWatch
 from pa_core.errors import CheckpointError, ConfigurationError, NonFiniteLossError
+from pa_core.events import TrainerCallback
 from pa_core.run_config import check_count
 from pa_core.storage import StateFolder
 

@@ -49,19 +49,21 @@ import warnings
 from abc import ABC
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
-from typing import Any, Concatenate, Generic, ParamSpec, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeAlias, overload
 
 from typing_extensions import TypeVar
 
-from pa_core.any_trainer import AnyTrainer
 from pa_core.errors import ArgumentTypeError, StopTrainingError
+
+if TYPE_CHECKING:
+    from pa_core.any_trainer import AnyTrainer
 
 __all__ = ["CallbackHandler", "CallbackLike", "StopTrainingError", "TrainerCallback"]
 
-TrainerT_contra = TypeVar("TrainerT_contra", bound=AnyTrainer, default=AnyTrainer, contravariant=True)
+TrainerT_contra = TypeVar("TrainerT_contra", bound="AnyTrainer", default="AnyTrainer", contravariant=True)
 BatchT_contra = TypeVar("BatchT_contra", default=Any, contravariant=True)
 OutputT_contra = TypeVar("OutputT_contra", default=Any, contravariant=True)
-_TrainerT = TypeVar("_TrainerT", bound=AnyTrainer, default=AnyTrainer)
+_TrainerT = TypeVar("_TrainerT", bound="AnyTrainer", default="AnyTrainer")
 _P = ParamSpec("_P")
 
 
