@@ -23,7 +23,7 @@ from pa_core import (
     gather_objects,
 )
 from pa_core.data import epoch_order
-from pa_core.distributed.gradient_agreement import LateReader
+from pa_core.distributed.late_reader import LateReader
 from pa_core.testing import RecordingCallback, TinyClassifier, make_classification, make_regression
 from tests.support.models import weights_of
 
@@ -40,7 +40,7 @@ class ReadsLate(Trainer):
 
     @override
     def training_run_start(self) -> None:
-        self._late_reader = LateReader(delay=2)
+        self._agreement.reader = LateReader(delay=2)
 
 
 def small_network(seed: int = 0) -> nn.Module:

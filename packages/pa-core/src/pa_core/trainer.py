@@ -41,7 +41,8 @@ from pa_core.data.custom_loader import (
 )
 from pa_core.data.given_data import DEFAULT_BATCH_SIZE, GivenData, check_arguments_of_loaders
 from pa_core.data.loaders import Loaders, Purpose, batches_on_device, count_steps, end_workers
-from pa_core.distributed import fail_fast, gradient_agreement
+from pa_core.distributed import fail_fast
+from pa_core.distributed.agreement import Agreement
 from pa_core.distributed.processes import prepare_process
 from pa_core.distributed.shared_errors import showing_errors_once
 from pa_core.distributed.wrapping import ModelWrapping
@@ -75,7 +76,6 @@ from pa_core.training_state import (
     SavedRun,
     StateRequest,
     StateSaver,
-    Wish,
     asked_settings,
 )
 from pa_core.types import (
@@ -94,9 +94,6 @@ from pa_core.unwrapping import unwrap_model
 __all__ = ["Trainer"]
 
 _P = ParamSpec("_P")
-
-_UPDATES_UNTIL_READ = 2
-"""On an accelerator: the copy of what the processes agreed on has arrived by then, and nobody waits for it."""
 
 
 class _EvaluationInterrupted(BaseException):
@@ -169,9 +166,9 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
     scheduler: SchedulerT | None
     create_scheduler_fn: SchedulerFactory[SchedulerT] | None
     callback_handler: CallbackHandler[Self]
-    _stop: StopTrainingError | None
     _checks_state_of_optimizer: bool
     _saved_run: SavedRun | None
+    _agreement: Agreement
     _begins_at: Phase | None
     _running: Literal["train", "evaluate"] | None
     _is_training: bool
@@ -364,7 +361,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
                 self._reset_run_history()
             self._run_training()
             self._state_saver.settle()
-        self._raise_if_not_finite()
+        self._agreement.raise_non_finite_loss()
 
     def evaluate(
         self,
@@ -408,7 +405,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             if reset_run_history:
                 self._reset_run_history()
             self._run_evaluation()
-        self._raise_if_not_finite()
+        self._agreement.raise_non_finite_loss()
 
     def _check_data(
         self, data: Sequence[GivenData], per_device_batch_size: int, collate_fn: Callable[[list[Any]], Any] | None
@@ -571,7 +568,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
     def _run_training(self) -> None:
         """Run the epochs, and end the run through its last events however it stopped."""
         try:
-            with self._stopping_together():
+            with self._agreement.together():
                 self.training_run_start()
                 self._call_event(TrainerCallback.on_training_run_start)
             self._go_on_between_epochs()
@@ -579,14 +576,14 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
                 self._choose_epoch(self.num_epochs_completed)
                 self._run_epoch()
         except StopTrainingError as error:
-            self._stop = error
+            self._agreement.stop = error
             self.callback_handler.call_event(TrainerCallback.on_stop_training_error, self, error=error)
         self._safe_point.leave()
         self.training_run_end()
         self.callback_handler.call_event(TrainerCallback.on_training_run_end, self)
-        if isinstance(self._stop, NonFiniteLossError):
-            self._safe_point.end(self._stop, self.device)
-            self._state_saver.drop_requests(self._stop)
+        if isinstance(self._agreement.stop, NonFiniteLossError):
+            self._safe_point.end(self._agreement.stop, self.device)
+            self._state_saver.drop_requests(self._agreement.stop)
             return
         self._go_on_from_the_end()
         self._reach_safe_point(Phase.COMPLETE)
@@ -616,9 +613,9 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             self._evaluate_epoch(self.eval_dataloader)
         self._progress.finish_epoch()
         if self.scheduler is not None and self._stepping.after == "epoch" and not self._ends_within_epoch:
-            with self._stopping_together():
+            with self._agreement.together():
                 self.scheduler_step()
-        with self._stopping_together():
+        with self._agreement.together():
             self.training_run_epoch_end()
             self._call_event(TrainerCallback.on_training_run_epoch_end)
         self.run_history._increment_epoch()  # pyright: ignore[reportPrivateUsage]  # only trainers count epochs
@@ -652,27 +649,36 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self._safe_point.leave()
         self._call_hook(self.train_epoch_end)
         self._record_epoch_loss("train_loss_epoch", count)
-        with self._stopping_together():
+        with self._agreement.together():
             self._call_event(TrainerCallback.on_train_epoch_end)
 
     def _run_train_step(self, batch: BatchT, part: MicroBatch) -> None:
+        """Train on one batch; after the last one of an accumulation group, update the weights."""
         self._safe_point.leave()
         with self._wrapping.step(exchanges_gradients=part.ends_group):
             # forward
             with self._wrapping.forward_pass():
                 loss = self._forward(batch, part)
 
-            # backward
+            # backward; what all processes must know before the update travels with the gradients
             loss = self._accumulation.weigh(loss, part)
-            if part.ends_group and self._wrapping.carrier is not None:
-                loss = self._wrapping.carrier.add_to(loss, self._news())
+            if part.ends_group:
+                loss = self._agreement.add_to(self._wrapping.carrier, loss, self._accumulation.items)
             self.backward_step(loss)
         self._progress.count_samples(self._accumulation.samples_of(part))
-        if part.ends_group:
-            self._progress.steps_in_epoch = part.step
-            self._wrapping.check_exchange()
-            self._agree_on_update()
-            self._update()
+        if not part.ends_group:
+            return
+        self._progress.steps_in_epoch = part.step
+
+        # agree: every process stops, saves or is preempted at the same update
+        self._wrapping.check_exchange()
+        items = self._agreement.before_update(
+            self._wrapping.carrier, self._accumulation.items, at_once=self._progress.starts_epoch
+        )
+        self._accumulation.normalise(self._updated_parameters(), items)
+
+        # update
+        self._update()
 
     def _forward(self, batch: BatchT, part: MicroBatch) -> Tensor:
         """Calculate the loss of one batch and report it."""
@@ -682,7 +688,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         try:
             output = self.calculate_train_batch_loss(batch)
         except StopTrainingError as error:
-            self._stop_at_the_next_agreement(error)
+            self._agreement.ask_to_stop(error)
             return self._wrapping.loss_without_samples()
         except Exception as error:
             name_step(error, f"training step {part.step} of epoch {self.num_epochs_completed + 1}", batch)
@@ -712,7 +718,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
                 if self.scheduler is not None and self._stepping.after == "update":
                     self.scheduler_step()
         except StopTrainingError as error:
-            self._stop_at_the_next_agreement(error)
+            self._agreement.ask_to_stop(error)
         self.optimizer_zero_grad()
         clock = self.run_history.clock
         self._progress.finish_group(clock)
@@ -771,12 +777,12 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
     def _run_evaluation(self) -> None:
         """Run one evaluation epoch between the events of an evaluation run."""
         try:
-            with self._stopping_together():
+            with self._agreement.together():
                 self.evaluation_run_start()
                 self._call_event(TrainerCallback.on_evaluation_run_start)
             self._run_eval_epoch(cast("SizedIterable[BatchT]", self.eval_dataloader), is_training=False)
         except StopTrainingError as error:
-            self._stop = error
+            self._agreement.stop = error
             self.callback_handler.call_event(TrainerCallback.on_stop_training_error, self, error=error)
         self.evaluation_run_end()
         self.callback_handler.call_event(TrainerCallback.on_evaluation_run_end, self)
@@ -801,10 +807,10 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         """
         is_own_loader = valid_dl is self.eval_dataloader
         with self._evaluating(), torch.no_grad():
-            with self._stopping_together():
+            with self._agreement.together():
                 self.eval_epoch_start()
                 self._call_event_of_evaluation(TrainerCallback.on_eval_epoch_start, is_intermediate)
-            with self._stopping_together():
+            with self._agreement.together():
                 # A callback may have limited the loader for this epoch.
                 loader = self.eval_dataloader if is_own_loader and self.eval_dataloader is not None else valid_dl
                 count = self._loaders.count_batches(loader, "evaluation")
@@ -814,7 +820,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
                     self._leave_evaluation_if_asked()
             self._call_hook(self.eval_epoch_end)
             self._record_epoch_loss("eval_loss_epoch" if is_training else "evaluation_loss", count)
-            with self._stopping_together():
+            with self._agreement.together():
                 self._call_event_of_evaluation(TrainerCallback.on_eval_epoch_end, is_intermediate)
 
     def _run_eval_step(self, batch: BatchT, step: int) -> None:
@@ -822,7 +828,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         try:
             output = self.calculate_eval_batch_loss(batch)
         except StopTrainingError as error:
-            self._stop_at_the_next_agreement(error)
+            self._agreement.ask_to_stop(error)
             return
         except Exception as error:
             name_step(error, f"evaluation step {step}", batch)
@@ -877,18 +883,8 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
 
     def _record_epoch_loss(self, metric_name: str, count: BatchCount | None) -> None:
         """Record the means over all samples of the epoch on all processes, unless one of them asked to stop."""
-        missing: float = 0 if count is None else count.missing
-        if self._accelerator.num_processes > 1:
-            totals = self._loss_tracker.totals().to(self.device)
-            news = gradient_agreement.to_device(
-                [*self._news(), len(self._step_means), missing], totals.dtype, self.device
-            )
-            sums = distributed.sum_over_processes(torch.cat((totals, news))).cpu()
-            self._heed(cast("list[float]", sums[2:].tolist()))  # pyright: ignore[reportUnknownMemberType]  # not annotated by torch
-            self._loss_tracker.load_totals(sums[:2])
-            num_logged, missing = sums[-2].item(), sums[-1].item()
-            if num_logged > 0:
-                self._step_means.load_totals(distributed.gather_objects(self._step_means.totals()))
+        missing = 0.0 if count is None else count.missing
+        missing = self._agreement.add_up(self._loss_tracker, self._step_means, missing)
         if count is not None:
             self._loaders.check_count(count, missing, is_empty=self._loss_tracker.running_count == 0)
         if self._loss_tracker.running_count == 0:
@@ -898,22 +894,12 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
 
     # What the loop stands on: several processes
 
-    def _news(self) -> list[float]:
-        """What all processes must know before an update: what this one wishes for and why, and its items."""
-        return [
-            self._stop is not None,
-            _is_not_finite(self._stop),
-            self._saving.is_asked,
-            self._leaving.is_asked,
-            self._accumulation.items,
-        ]
-
     def _call_hook(self, hook: Callable[[], None]) -> None:
         """Call a method of the trainer that may stop the run."""
         try:
             hook()
         except StopTrainingError as error:
-            self._stop_at_the_next_agreement(error)
+            self._agreement.ask_to_stop(error)
 
     def _call_event(
         self, event: Callable[Concatenate[Any, Any, _P], None], *args: _P.args, **kwargs: _P.kwargs
@@ -927,7 +913,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             try:
                 listener(self, *args, **kwargs)
             except StopTrainingError as error:
-                self._stop_at_the_next_agreement(error)
+                self._agreement.ask_to_stop(error)
             except _EvaluationInterrupted:
                 if not self._is_at_update:
                     raise
@@ -940,56 +926,6 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             self._call_event(event, is_intermediate=True)
         else:
             self._call_event(event)
-
-    def _stop_at_the_next_agreement(self, error: StopTrainingError) -> None:
-        """Stop at once on one process; of several, take part in what the others have begun until all know."""
-        if self._accelerator.num_processes == 1:
-            try:
-                raise error
-            finally:
-                del error  # the traceback has this frame, too
-        if self._stop is None or (_is_not_finite(error) and not _is_not_finite(self._stop)):
-            self._stop = error
-
-    def _agree_on_update(self) -> None:
-        """Stop all processes before the same update, if one asked for it, and divide by the items of all of them.
-
-        On an accelerator the answer is read two updates later, so that nothing waits for it; not after the first
-        update of an epoch, which is not to be made if a process asked to stop when the epoch started.
-        """
-        if self._accelerator.num_processes == 1:
-            self._accumulation.normalise(self._updated_parameters(), self._accumulation.items)
-            return
-        carrier = self._wrapping.carrier
-        sums = self._sum_of_news() if carrier is None else carrier.sums()
-        answers = self._late_reader.read(sums, at_once=self._progress.starts_epoch)
-        if answers is not None:
-            self._heed(answers)
-        self._accumulation.normalise(self._updated_parameters(), sums[-1])
-
-    def _heed(self, answers: list[float]) -> None:
-        """Do what some process wishes for, on this one too."""
-        stop, not_finite, saving, leaving, *_ = answers
-        self._saving.agree(saving)
-        self._leaving.agree(leaving)
-        if stop > 0:
-            raise _agreed_stop(self._stop, not_finite=not_finite > 0)
-
-    def _sum_of_news(self) -> Tensor:
-        return distributed.sum_over_processes(gradient_agreement.to_device(self._news(), torch.float32, self.device))
-
-    @contextmanager
-    def _stopping_together(self) -> Generator[None]:
-        """Let a ``StopTrainingError`` that one process raises within the context end it on all of them."""
-        try:
-            yield
-        except StopTrainingError as error:
-            self._stop_at_the_next_agreement(error)
-        if self._accelerator.num_processes > 1:
-            self._heed(self._exchange_news())
-
-    def _exchange_news(self) -> list[float]:
-        return cast("list[float]", self._sum_of_news()[:-1].tolist())  # pyright: ignore[reportUnknownMemberType]  # not annotated by torch
 
     # What the loop stands on: training states
 
@@ -1101,14 +1037,15 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             phase: What comes next.
         """
         self._safe_point.reach(phase)
-        if not (self._saving.is_pending or self._leaving.is_pending or self._state_saver.has_requests):
+        save, preempt = self._agreement.save, self._agreement.preempt
+        if not (save.is_pending or preempt.is_pending or self._state_saver.has_requests):
             return
         if self._accelerator.num_processes == 1:
-            self._saving.agree(self._saving.is_asked)
-            self._leaving.agree(self._leaving.is_asked)
-        if self._saving.take():
+            save.agree(save.is_asked)
+            preempt.agree(preempt.is_asked)
+        if save.take():
             self._call_event(TrainerCallback.on_training_state_request, update=self.num_updates_completed)
-        is_leaving = self._leaving.take()
+        is_leaving = preempt.take()
         if is_leaving:
             self._call_event(TrainerCallback.on_preemption)
         if self._state_saver.has_requests:
@@ -1120,7 +1057,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
 
     def _save_requested_states(self, phase: Phase) -> None:
         if phase is not Phase.COMPLETE:
-            with self._stopping_together():
+            with self._agreement.together():
                 self._call_event(TrainerCallback.on_training_state_save)
         position = self._progress.position(self._interrupted_evaluation or phase)
         parts = training_state.capture(self, self._describe_run_to_save(position))
@@ -1179,10 +1116,10 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         if self._interruptible is None or self._num_evaluations_under_way > 1:
             return
         if self._accelerator.num_processes == 1:
-            self._leaving.agree(self._leaving.is_asked)
+            self._agreement.preempt.agree(self._agreement.preempt.is_asked)
         elif is_dataloader(innermost(self.eval_dataloader)):
-            self._leaving.agree(self._exchange_news()[-1])
-        if self._leaving.is_agreed:
+            self._agreement.agree_on_preemption()
+        if self._agreement.preempt.is_agreed:
             raise _EvaluationInterrupted
 
     # What the loop stands on: preparing a run, and leaving everything as it was
@@ -1278,7 +1215,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         # An epoch of a subclass's own need not send anything along with the gradients.
         runs_own_epochs = type(self)._run_train_epoch is not Trainer._run_train_epoch
         wrapped = self._wrapping.wrap(
-            self.model, for_training=self._is_training, num_carried=0 if runs_own_epochs else len(self._news())
+            self.model, for_training=self._is_training, num_carried=0 if runs_own_epochs else Agreement.NUM_VALUES
         )
         self.model = cast("ModelT_co", wrapped)
 
@@ -1325,18 +1262,6 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             self._forget_gradients()
         self.callback_handler.warn_of_unfired_events()
 
-    def _raise_if_not_finite(self) -> None:
-        """Raise what ended the run if it was a loss that is not finite, and keep it in no case.
-
-        Its traceback holds the batch and the graph of the last step, which would stay in memory.
-        """
-        stop, self._stop = self._stop, None
-        try:
-            if isinstance(stop, NonFiniteLossError):
-                raise stop
-        finally:
-            del stop  # the traceback has this frame, too
-
     def _close_after(self, exception: BaseException) -> None:
         """Close what is open when an exception ends the run: all of it, whatever one of the callbacks raises."""
         problems: list[BaseException] = []
@@ -1359,10 +1284,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self._loaders.start_run()
         self._accumulation = Accumulation(self._accelerator.num_processes)
         self._wrapping = ModelWrapping(self._accelerator)
-        self._stop = None
-        self._late_reader = gradient_agreement.LateReader(delay=0 if self.device.type == "cpu" else _UPDATES_UNTIL_READ)
-        self._saving = Wish()
-        self._leaving = Wish()
+        self._agreement = Agreement(self.device, self._accelerator.num_processes)
         self._checks_state_of_optimizer = False
         self._saved_run = None
         self._begins_at = None
@@ -1707,7 +1629,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
 
         One process may ask alone, for example because some time has passed on its clock.
         """
-        self._saving.is_asked = True
+        self._agreement.save.is_asked = True
 
     @override
     def request_preemption(self) -> None:
@@ -1715,7 +1637,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
 
         One process may ask alone, also from a signal handler. ``train()`` then raises ``TrainingPreempted``.
         """
-        self._leaving.is_asked = True
+        self._agreement.preempt.is_asked = True
 
     @override
     def register_for_checkpointing(self, *objects: SupportsStateDict) -> None:
@@ -1740,19 +1662,3 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
 def _unset() -> Any:
     """The value of attributes that have one from the first run on, and are typed as if they always had."""
     return None
-
-
-def _is_not_finite(stop: StopTrainingError | None) -> bool:
-    return isinstance(stop, NonFiniteLossError)
-
-
-def _agreed_stop(own: StopTrainingError | None, not_finite: bool) -> StopTrainingError:
-    """What this process ends the run for; that a loss is not finite matters more than another request."""
-    if not_finite and not _is_not_finite(own):
-        return NonFiniteLossError(
-            "A loss on another process is not finite.",
-            given="NaN or infinity there",
-            expected="a finite loss",
-            do="See the message of that process.",
-        )
-    return own or StopTrainingError("Another process asked to stop.")

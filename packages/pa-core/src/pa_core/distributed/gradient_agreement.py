@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, cast
 
@@ -11,14 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from pa_core.distributed.collectives import num_processes, synchronising_wrapper
+from pa_core.distributed.late_reader import to_device
 from pa_core.errors import UnsupportedConfigurationError
 
 __all__ = [
     "GradientAgreement",
-    "LateReader",
     "gradients_carry_counts",
     "synchronises_every_parameter",
-    "to_device",
 ]
 
 
@@ -73,6 +71,7 @@ class GradientAgreement:
         self._values = nn.Parameter(torch.zeros(num_values, dtype=trainable.dtype, device=trainable.device))
         self._num_processes = num_processes()
         self._last: tuple[Sequence[float], Tensor] = [0.0] * num_values, torch.zeros_like(self._values)
+        self._sent: Sequence[float] | None = None
         self._has_joined = False
         self._trained: list[nn.Parameter] = []
         module.register_parameter(self.NAME, self._values)
@@ -110,7 +109,13 @@ class GradientAgreement:
                 torch.autograd.backward(self._values.sum() * 0)
 
     def add_to(self, loss: Tensor, values: Sequence[float]) -> Tensor:
-        """Return the loss of a synchronised backward pass with the numbers of this process; its value is kept."""
+        """Return the loss of a synchronised backward pass with the numbers of this process; its value is kept.
+
+        A further pass of the same update sends what was added to the numbers since.
+        """
+        sent, self._sent = self._sent, values
+        if sent is not None:
+            values = [value - before for value, before in zip(values, sent, strict=True)]
         if values != self._last[0]:  # mostly nothing is asked for, as in the update before
             # Gradients are averaged: the mean of so many times the values is their sum.
             times = [value * self._num_processes for value in values]
@@ -121,7 +126,7 @@ class GradientAgreement:
     def sums(self) -> Tensor:
         """Return the sums over all processes after the synchronised backward pass, on the device."""
         gradient = self._values.grad
-        self._values.grad = None
+        self._values.grad = self._sent = None
         return torch.zeros_like(self._values) if gradient is None else gradient
 
 
@@ -149,59 +154,3 @@ def _tensors_in(output: object) -> Iterator[Tensor]:
     elif dataclasses.is_dataclass(output):
         for field in dataclasses.fields(output):
             yield from _tensors_in(getattr(output, field.name))
-
-
-class LateReader:
-    """Reads small tensors of an accelerator without waiting: a fixed number of calls after they were handed in.
-
-    All processes read what belongs to the same update, because each counts its own calls. On the CPU nothing has to be
-    waited for, and what was handed in is read at once.
-
-    Args:
-        delay: After how many further calls a tensor is read. Two updates are enough for the copy to have arrived.
-
-    Example:
-        >>> import torch
-        >>> reader = LateReader(delay=1)
-        >>> [reader.read(torch.tensor([value])) for value in (1.0, 2.0, 3.0)]
-        [None, [1.0], [2.0]]
-    """
-
-    def __init__(self, delay: int) -> None:
-        self._delay = delay
-        self._under_way: deque[tuple[Tensor, torch.Event | None]] = deque()
-
-    def read(self, values: Tensor, *, at_once: bool = False) -> list[float] | None:
-        """Hand in the values of this call, and return those of the call ``delay`` calls ago, if there was one.
-
-        Args:
-            values: A small tensor.
-            at_once: Waits for these values, returns them, and forgets what is still under way.
-        """
-        if at_once:
-            self._under_way.clear()
-            return cast("list[float]", values.tolist())  # pyright: ignore[reportUnknownMemberType]  # not annotated by torch
-        self._under_way.append(_copy_to_host(values))
-        if len(self._under_way) <= self._delay:
-            return None
-        on_host, copied = self._under_way.popleft()
-        if copied is not None:
-            copied.synchronize()
-        return cast("list[float]", on_host.tolist())  # pyright: ignore[reportUnknownMemberType]  # not annotated by torch
-
-
-def to_device(values: Sequence[float], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return a small tensor on the device; on CUDA, nothing waits for the copy, since it starts in pinned memory."""
-    if device.type != "cuda":
-        return torch.tensor(values, dtype=dtype, device=device)
-    return torch.tensor(values, dtype=dtype, pin_memory=True).to(device, non_blocking=True)
-
-
-def _copy_to_host(values: Tensor) -> tuple[Tensor, torch.Event | None]:
-    if values.device.type == "cpu":
-        return values, None
-    on_host = torch.empty_like(values, device="cpu", pin_memory=values.device.type == "cuda")
-    on_host.copy_(values, non_blocking=True)
-    copied = torch.Event(values.device)
-    copied.record()
-    return on_host, copied

@@ -13,7 +13,7 @@ from pa_core.training_state.run_loaders import RunLoaders
 from pa_core.training_state.run_settings import check_resume_overrides, describe_differences, describe_settings
 from pa_core.training_state.run_state import RunState, SavedRun, capture, schedules
 from pa_core.training_state.safe_point import SafePoint
-from pa_core.training_state.saving import StateRequest, StateSaver, Wish
+from pa_core.training_state.saving import StateRequest, StateSaver
 from pa_core.training_state.snapshotable import Snapshotable
 
 __all__ = [
@@ -26,7 +26,6 @@ __all__ = [
     "Snapshotable",
     "StateRequest",
     "StateSaver",
-    "Wish",
     "asked_settings",
     "capture",
     "capture_rng_state",

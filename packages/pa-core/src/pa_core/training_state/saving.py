@@ -19,35 +19,7 @@ from pa_core.storage.background import BackgroundWriter, HostPool
 from pa_core.storage.encoding import Encoded, encode
 from pa_core.storage.state import write_state
 
-__all__ = ["StateRequest", "StateSaver", "Wish"]
-
-
-@dataclass
-class Wish:
-    """Something that any process may ask for, and that all of them then do after the same update.
-
-    Attributes:
-        is_asked: Whether this process asks for it.
-        is_agreed: Whether all processes know.
-    """
-
-    is_asked: bool = False
-    is_agreed: bool = False
-
-    @property
-    def is_pending(self) -> bool:
-        """Whether there is anything to heed."""
-        return self.is_asked or self.is_agreed
-
-    def agree(self, number_asking: float) -> None:
-        """Take note of how many processes ask."""
-        if number_asking > 0:
-            self.is_asked, self.is_agreed = False, True
-
-    def take(self) -> bool:
-        """Return whether all are to do it now, and begin anew."""
-        agreed, self.is_agreed = self.is_agreed, False
-        return agreed
+__all__ = ["StateRequest", "StateSaver"]
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,248 @@
+"""What all processes of a run decide together: to stop, to save a training state, to be preempted."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, cast
+
+import torch
+from torch import Tensor
+
+from pa_core.distributed.collectives import gather_objects, sum_over_processes
+from pa_core.distributed.gradient_agreement import GradientAgreement
+from pa_core.distributed.late_reader import LateReader, to_device
+from pa_core.errors import NonFiniteLossError, StopTrainingError
+
+if TYPE_CHECKING:
+    from pa_core.tracking import LossTracker, StepMeans
+
+__all__ = ["Agreement", "Request"]
+
+_UPDATES_UNTIL_READ = 2
+"""Updates to wait on an accelerator before agreed flags are read, so that reading does not synchronise."""
+
+
+@dataclass
+class Request:
+    """Something that any process may ask for, and that all of them then do after the same update.
+
+    Attributes:
+        is_asked: Whether this process asks for it.
+        is_agreed: Whether all processes know.
+    """
+
+    is_asked: bool = False
+    is_agreed: bool = False
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether this process or all of them are to do it."""
+        return self.is_asked or self.is_agreed
+
+    def agree(self, number_asking: float) -> None:
+        """Take note of how many processes ask.
+
+        Args:
+            number_asking: Of all processes, this one included.
+        """
+        if number_asking > 0:
+            self.is_asked, self.is_agreed = False, True
+
+    def take(self) -> bool:
+        """Return whether all processes are to do it now, and start over."""
+        agreed, self.is_agreed = self.is_agreed, False
+        return agreed
+
+
+class Agreement:
+    """Keeps what the processes of a run ask for, and has all of them act on it at the same update.
+
+    Before an update, the flags of all processes and their numbers of items are added up. They travel with the gradients
+    where a carrier can take them, and otherwise in a small collective.
+
+    Args:
+        device: The device of the run.
+        num_processes: The number of processes; one alone acts on its own flags at once.
+
+    Attributes:
+        stop: What ends the run, or is about to.
+        save: The request for a training state.
+        preempt: The request to save a training state and end.
+        reader: Reads what was agreed on before each update.
+
+    Example:
+        >>> import torch
+        >>> agreement = Agreement(torch.device("cpu"), num_processes=1)
+        >>> agreement.save.is_asked = True
+        >>> agreement.local_flags(items=12.0)  # stop, a loss that is not finite, save, preempt, items
+        [False, False, True, False, 12.0]
+        >>> agreement.before_update(None, items=12.0, at_once=False)
+        12.0
+    """
+
+    NUM_VALUES: Final = 5
+    """How many numbers ``local_flags`` has."""
+
+    def __init__(self, device: torch.device, num_processes: int) -> None:
+        self._device = device
+        self._num_processes = num_processes
+        self.stop: StopTrainingError | None = None
+        self.save = Request()
+        self.preempt = Request()
+        self.reader = LateReader(delay=0 if device.type == "cpu" else _UPDATES_UNTIL_READ)
+
+    def local_flags(self, items: float) -> list[float]:
+        """Return what the other processes must know before an update.
+
+        Args:
+            items: The items of this process in the update.
+        """
+        return [self.stop is not None, _is_not_finite(self.stop), self.save.is_asked, self.preempt.is_asked, items]
+
+    def ask_to_stop(self, error: StopTrainingError) -> None:
+        """Stop at once on one process; of several, take part in what the others have begun until all know.
+
+        Args:
+            error: Why this process asks.
+
+        Raises:
+            StopTrainingError: The error itself, on one process.
+        """
+        if self._num_processes == 1:
+            try:
+                raise error
+            finally:
+                del error  # the traceback has this frame, too
+        if self.stop is None or (_is_not_finite(error) and not _is_not_finite(self.stop)):
+            self.stop = error
+
+    @contextmanager
+    def together(self) -> Generator[None]:
+        """Let a ``StopTrainingError`` that one process raises within the context end it on all of them.
+
+        Raises:
+            StopTrainingError: A process asked to stop, within the context or before.
+        """
+        try:
+            yield
+        except StopTrainingError as error:
+            self.ask_to_stop(error)
+        if self._num_processes > 1:
+            self._apply(_to_list(self._add_up_flags()))
+
+    def add_to(self, carrier: GradientAgreement | None, loss: Tensor, items: float) -> Tensor:
+        """Return the loss of the backward pass before an update, with what the other processes must know.
+
+        Args:
+            carrier: What lets numbers travel with the gradients of this pass; with None, they are exchanged later.
+            loss: The loss; its value is kept.
+            items: The items of this process in the update so far.
+        """
+        return loss if carrier is None else carrier.add_to(loss, self.local_flags(items))
+
+    def before_update(self, carrier: GradientAgreement | None, items: float, *, at_once: bool) -> float | Tensor:
+        """Act on what the processes ask for, and return the items of all of them; every process must call this.
+
+        On an accelerator the flags are read two updates later, so that nothing waits for them.
+
+        Args:
+            carrier: What ``add_to`` was given in the backward pass of this update.
+            items: The items of this process in the update.
+            at_once: Whether to wait for the flags. The first update of an epoch is not to be made if a process asked to
+                stop when the epoch started.
+
+        Returns:
+            A number on one process, and a tensor on the device on several.
+
+        Raises:
+            StopTrainingError: A process asked to stop.
+        """
+        if self._num_processes == 1:
+            return items
+        sums = self._add_up_flags(items) if carrier is None else carrier.sums()
+        flags = self.reader.read(sums, at_once=at_once)
+        if flags is not None:
+            self._apply(flags)
+        return sums[-1]
+
+    def agree_on_preemption(self) -> None:
+        """Let all processes know now whether one asked for preemption; every process must call this.
+
+        What else a process asks for waits for the next update.
+        """
+        asking = self.preempt.is_asked if self._num_processes == 1 else self._add_up_flags()[3].item()
+        self.preempt.agree(asking)
+
+    def add_up(self, losses: LossTracker, means: StepMeans, missing: float) -> float:
+        """Add up what was tracked in an epoch over all processes; every process must call this.
+
+        Args:
+            losses: The losses of the epoch.
+            means: What the steps of the epoch logged.
+            missing: A number of this process.
+
+        Returns:
+            The sum of ``missing``.
+
+        Raises:
+            StopTrainingError: A process asked to stop.
+        """
+        if self._num_processes == 1:
+            return missing
+        totals = losses.totals().to(self._device)
+        values = to_device([*self.local_flags(items=0.0), len(means), missing], totals.dtype, self._device)
+        sums = sum_over_processes(torch.cat((totals, values))).cpu()
+        self._apply(_to_list(sums[2:]))
+        losses.load_totals(sums[:2])
+        num_logged, all_missing = _to_list(sums[-2:])
+        if num_logged > 0:
+            means.load_totals(gather_objects(means.totals()))
+        return all_missing
+
+    def raise_non_finite_loss(self) -> None:
+        """Raise what ended the run if it was a loss that is not finite, and forget it in any case.
+
+        Its traceback holds the batch and the graph of the last step, which would stay in memory.
+
+        Raises:
+            NonFiniteLossError: A loss was not finite.
+        """
+        stop, self.stop = self.stop, None
+        try:
+            if isinstance(stop, NonFiniteLossError):
+                raise stop
+        finally:
+            del stop  # the traceback has this frame, too
+
+    def _add_up_flags(self, items: float = 0.0) -> Tensor:
+        return sum_over_processes(to_device(self.local_flags(items), torch.float32, self._device))
+
+    def _apply(self, flags: list[float]) -> None:
+        """Act on the flags of all processes."""
+        stop, not_finite, save, preempt, *_ = flags
+        self.save.agree(save)
+        self.preempt.agree(preempt)
+        if stop > 0:
+            raise _agreed_stop(self.stop, not_finite=not_finite > 0)
+
+
+def _to_list(values: Tensor) -> list[float]:
+    return cast("list[float]", values.tolist())  # pyright: ignore[reportUnknownMemberType]  # not annotated by torch
+
+
+def _is_not_finite(stop: StopTrainingError | None) -> bool:
+    return isinstance(stop, NonFiniteLossError)
+
+
+def _agreed_stop(own: StopTrainingError | None, *, not_finite: bool) -> StopTrainingError:
+    """What this process ends the run for; that a loss is not finite matters more than another request."""
+    if not_finite and not _is_not_finite(own):
+        return NonFiniteLossError(
+            "A loss on another process is not finite.",
+            given="NaN or infinity there",
+            expected="a finite loss",
+            do="See the message of that process.",
+        )
+    return own or StopTrainingError("Another process asked to stop.")
