@@ -23,20 +23,10 @@ from pa_core import (
     Trainer,
     TrainerCallback,
 )
+from tests.support.callbacks import RatesUsed
 from tests.support.models import weights_of
 
 HALVING = partial(ExponentialLR, gamma=0.5)
-
-
-class RatesUsed(TrainerCallback):
-    """Notes the rate that each update is made with."""
-
-    def __init__(self) -> None:
-        self.rates: list[float] = []
-
-    @override
-    def on_train_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
-        self.rates.append(trainer.optimizer.param_groups[0]["lr"])
 
 
 def samples(number: int = 4) -> TensorDataset:

@@ -23,6 +23,7 @@ from pa_core import (
     TrainerWithTimmScheduler,
 )
 from pa_core.testing import TinyClassifier, make_classification
+from tests.support.callbacks import RatesUsed
 
 DATA = make_classification(16)
 EVAL_DATA = make_classification(8, seed=1)
@@ -70,17 +71,6 @@ class CosineWithWarmup:
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over a state."""
         vars(self).update(state_dict)
-
-
-class RateOfEachUpdate(TrainerCallback):
-    """Notes the rate that each update is made with."""
-
-    def __init__(self) -> None:
-        self.rates: list[float] = []
-
-    @override
-    def on_train_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
-        self.rates.append(trainer.optimizer.param_groups[0]["lr"])
 
 
 def make_trainer(*callbacks: TrainerCallback) -> TrainerWithTimmScheduler[TinyClassifier]:
@@ -134,7 +124,7 @@ def test_without_an_evaluation_there_is_no_metric() -> None:
 @pytest.mark.parametrize("in_epochs", [True, False])
 def test_each_update_is_made_with_the_rate_of_the_updates_before_it(in_epochs: bool) -> None:
     """The first update has the rate at 0, and a schedule over epochs changes between them only."""
-    rates = RateOfEachUpdate()
+    rates = RatesUsed()
     trainer = make_trainer(rates)
     trainer.train(
         DATA,

@@ -25,19 +25,9 @@ from torch.utils.data import TensorDataset
 from typing_extensions import override
 
 from pa_core import AnyTrainer, ConfigurationError, Trainer, TrainerCallback, TrainerPlaceholderValues
+from tests.support.callbacks import RatesUsed
 
 UPDATES = TrainerPlaceholderValues.NUM_EPOCHS * TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH
-
-
-class Rates(TrainerCallback):
-    """Notes the rate of each update."""
-
-    def __init__(self) -> None:
-        self.rates: list[float] = []
-
-    @override
-    def on_train_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
-        self.rates.append(trainer.optimizer.param_groups[0]["lr"])
 
 
 def half_a_cosine(step: int, total: int) -> float:
@@ -111,7 +101,7 @@ def test_the_table_says_what_the_schedule_does(name: str, tmp_path: Path, capsys
     """A run of two epochs that goes on for two more: the column of what is used is what is used."""
     create, expected = SCHEDULES[name]
     train(0.1, num_epochs=2, create_scheduler_fn=create).save_training_state(tmp_path / "state")
-    longer, rates = Rates(), Rates()
+    longer, rates = RatesUsed(), RatesUsed()
     train(0.1, longer, num_epochs=4, create_scheduler_fn=create)
     capsys.readouterr()
 
@@ -129,7 +119,7 @@ def test_the_table_says_what_the_schedule_does(name: str, tmp_path: Path, capsys
 def test_a_run_that_is_made_longer_in_its_middle(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Also where the cosine is not over yet, the table says what comes after it; looking ahead changes no rate."""
     create = partial(CosineAnnealingLR, T_max=UPDATES)
-    whole, rates = Rates(), Rates()
+    whole, rates = RatesUsed(), RatesUsed()
 
     class SaveAfterThree(TrainerCallback):
         @override
@@ -183,8 +173,8 @@ def test_another_rate_reaches_nested_schedulers(tmp_path: Path) -> None:
     """The rates of a cosine within a sequence are in proportion to the new rate of the optimizer."""
     create = partial(after_a_warmup, total=UPDATES)
     train(0.1, num_epochs=2, create_scheduler_fn=create).save_training_state(tmp_path / "state")
-    rates: list[Rates] = []
+    rates: list[RatesUsed] = []
     for lr in (0.1, 0.2):
-        rates.append(Rates())
+        rates.append(RatesUsed())
         train(lr, rates[-1], num_epochs=4, create_scheduler_fn=create, resume_from=tmp_path / "state")
     assert rates[1].rates == pytest.approx([2 * rate for rate in rates[0].rates], abs=1e-12)
