@@ -6,7 +6,7 @@ from torch import nn
 from torch.optim import SGD
 
 from pa_core import RunHistory, Trainer
-from pa_core.callbacks.base import CallbackLike
+from pa_core.callbacks import CallbackLike
 from pa_core.types import LossFunction
 
 
