@@ -17,6 +17,7 @@ MODULES = (
     "pa_core",
     "pa_core.callbacks",
     "pa_core.data",
+    "pa_core.distributed",
     "pa_core.experiment_trackers",
     "pa_core.storage",
     "pa_core.testing",

@@ -7,11 +7,8 @@ from typing import Any
 
 from typing_extensions import override
 
-from pa_core.any_trainer import AnyTrainer
-from pa_core.callbacks.best_metric import BestMetric, watched_value
-from pa_core.callbacks.metric_direction import FALSE_BY_DEFAULT, resolve_direction
-from pa_core.errors import ConfigurationError, StopTrainingError
-from pa_core.events import TrainerCallback
+from pa_core import AnyTrainer, ConfigurationError, StopTrainingError, TrainerCallback
+from pa_core.callbacks import FALSE_BY_DEFAULT, BestMetric, resolve_direction, watched_value
 
 __all__ = ["EarlyStoppingCallback"]
 

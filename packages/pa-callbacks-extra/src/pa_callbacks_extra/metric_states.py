@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 import torch
 from torch import Tensor
 
-from pa_core.distributed import gather_objects
+from pa_core import gather_objects
 
 if TYPE_CHECKING:
     from torchmetrics import Metric, MetricCollection

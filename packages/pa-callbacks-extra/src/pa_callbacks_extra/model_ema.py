@@ -10,14 +10,14 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from typing_extensions import override
+from typing_extensions import TypeVar, override
 
 from pa_callbacks_extra.tensor_pairs import TensorPairs, named_tensors
-from pa_core import unwrap_model
-from pa_core.errors import ConfigurationError
-from pa_core.types import ModelT_co
+from pa_core import ConfigurationError, unwrap_model
 
 __all__ = ["ModelEma", "check_decay"]
+
+ModelT_co = TypeVar("ModelT_co", bound=nn.Module, default=nn.Module, covariant=True)
 
 
 class ModelEma(nn.Module, Generic[ModelT_co]):

@@ -15,15 +15,16 @@ from typing_extensions import override
 from pa_callbacks_extra.model_ema import ModelEma, check_decay
 from pa_callbacks_extra.sync_batch_norm_layers import restore_layers
 from pa_callbacks_extra.tensor_pairs import named_tensors
-from pa_core.any_trainer import AnyTrainer
-from pa_core.callbacks.best_model import SaveBestModelCallback
-from pa_core.callbacks.log_metrics import LogMetricsCallback
-from pa_core.callbacks.metric_direction import FALSE_BY_DEFAULT, resolve_direction
+from pa_core import (
+    AnyTrainer,
+    CallbackHandler,
+    ConfigurationError,
+    LogMetricsCallback,
+    SaveBestModelCallback,
+    TrainerCallback,
+)
+from pa_core.callbacks import FALSE_BY_DEFAULT, CallbackLike, check_count, recording_with_prefix, resolve_direction
 from pa_core.distributed import broadcast_buffers
-from pa_core.errors import ConfigurationError
-from pa_core.events import CallbackHandler, CallbackLike, TrainerCallback
-from pa_core.run_config import check_count
-from pa_core.tracking.metric_prefix import recording_with_prefix
 
 __all__ = ["ModelEmaCallback", "ModelEmaFactory"]
 

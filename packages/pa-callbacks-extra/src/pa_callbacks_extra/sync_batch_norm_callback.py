@@ -8,10 +8,9 @@ from torch import nn
 from typing_extensions import override
 
 from pa_callbacks_extra.sync_batch_norm_layers import Participants, restore_layers, synchronise_layers
-from pa_core.any_trainer import AnyTrainer
-from pa_core.data.custom_loader import innermost, is_keyed
+from pa_core import AnyTrainer, TrainerCallback
+from pa_core.data import DataLoaderSlice, KeyedDataLoader
 from pa_core.distributed import num_processes
-from pa_core.events import TrainerCallback
 
 __all__ = ["ConvertSyncBatchNormCallback"]
 
@@ -72,9 +71,9 @@ class ConvertSyncBatchNormCallback(TrainerCallback):
     def on_train_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         """Begin to count steps, and prepare for the last one, which may not reach all processes."""
         self._next_step = 0
-        loader = innermost(trainer.train_dataloader)
-        # A run may go on from the very end of an epoch.
-        if self._participants is not None and is_keyed(loader) and len(loader.split) > 0:
+        loader = _keyed_loader(trainer)
+        # A run may resume at the very end of an epoch.
+        if self._participants is not None and loader is not None and len(loader.split) > 0:
             self._participants.connect_first(_processes_with_samples(trainer, len(loader.split) - 1))
 
     @override
@@ -113,9 +112,17 @@ class ConvertSyncBatchNormCallback(TrainerCallback):
 
 def _processes_with_samples(trainer: AnyTrainer, step: int) -> int:
     """The number of processes that have samples in a step; they are the first ones, and in most steps all."""
-    loader = innermost(trainer.train_dataloader)
+    loader = _keyed_loader(trainer)
     count = num_processes()
-    # Loaders of the user's own give each process a batch in each step.
-    while is_keyed(loader) and count > 1 and len(loader.split.piece(step, count - 1)) == 0:
+    # Custom data loaders give each process a batch in each step.
+    while loader is not None and count > 1 and len(loader.split.piece(step, count - 1)) == 0:
         count -= 1
     return count
+
+
+def _keyed_loader(trainer: AnyTrainer) -> KeyedDataLoader[Any] | None:
+    """The training loader whose order is the trainer's, without the limits around it; None for a custom one."""
+    loader: object = trainer.train_dataloader
+    while isinstance(loader, DataLoaderSlice):
+        loader = loader.wrapped
+    return loader if isinstance(loader, KeyedDataLoader) else None  # pyright: ignore[reportUnknownVariableType]  # samples of any type

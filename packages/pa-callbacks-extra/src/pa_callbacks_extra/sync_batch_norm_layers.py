@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from pa_callbacks_extra.sync_batch_norm import BatchStatistics, normalise
-from pa_core.errors import UnsupportedConfigurationError
+from pa_core import UnsupportedConfigurationError
 
 __all__ = ["Participants", "restore_layers", "synchronise_layers"]
 

@@ -11,7 +11,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
-from pa_core.errors import ConfigurationError
+from pa_core import ConfigurationError
 
 __all__ = ["TensorPairs", "named_tensors"]
 

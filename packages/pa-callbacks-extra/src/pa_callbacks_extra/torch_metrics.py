@@ -19,15 +19,13 @@ from pa_callbacks_extra.metric_states import (
     put_back,
     take_out,
 )
-from pa_core.any_trainer import AnyTrainer
-from pa_core.distributed import gather_objects, num_processes, rank
-from pa_core.errors import ConfigurationError, UnsupportedConfigurationError
-from pa_core.events import TrainerCallback
+from pa_core import AnyTrainer, ConfigurationError, TrainerCallback, UnsupportedConfigurationError, gather_objects
+from pa_core.distributed import num_processes, rank
 
 if TYPE_CHECKING:
     from torchmetrics import Metric, MetricCollection
 
-    from pa_core.tracking import RunHistory
+    from pa_core import RunHistory
 
 __all__ = ["TorchMetricsCallback"]
 

@@ -13,12 +13,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from pa_core.any_trainer import AnyTrainer
-from pa_core.callbacks.log_metrics import LogMetricsCallback
-from pa_core.device_reads import ScalarTransfer
+from pa_core import AnyTrainer, LogMetricsCallback
+from pa_core.callbacks import ScalarTransfer, check_count
 from pa_core.distributed import sum_over_processes
 from pa_core.experiment_trackers import ExperimentTrackers, flatten_config, open_trackers, require_trackers
-from pa_core.run_config import check_count
 
 __all__ = ["TrackerCallback"]
 

@@ -40,7 +40,7 @@ from pa_core.errors import (
     TrainingPreempted,
     UnsupportedConfigurationError,
 )
-from pa_core.placeholders import TrainerPlaceholderValues
+from pa_core.placeholders import TrainerPlaceholderValues, resolve_placeholders
 from pa_core.run_config import TrainerRunConfig
 from pa_core.timm_trainer import TimmSchedulerLike, TrainerWithTimmScheduler
 from pa_core.tracking import InMemoryRunHistory, LossTracker, MetricRecord, RunClock, RunHistory, StepMeans
@@ -103,6 +103,7 @@ __all__ = [
     "local_process_zero_only",
     "notebook_launcher",
     "plot_run_history",
+    "resolve_placeholders",
     "unwrap_model",
     "world_process_zero_only",
 ]

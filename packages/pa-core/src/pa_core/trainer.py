@@ -43,6 +43,7 @@ from pa_core.data.given_data import DEFAULT_BATCH_SIZE, GivenData, check_argumen
 from pa_core.data.loaders import Loaders, Purpose, batches_on_device, count_steps, end_workers
 from pa_core.distributed import fail_fast
 from pa_core.distributed.agreement import Agreement
+from pa_core.distributed.collectives import agree_on_integer
 from pa_core.distributed.processes import prepare_process
 from pa_core.distributed.shared_errors import showing_errors_once
 from pa_core.distributed.wrapping import ModelWrapping
@@ -1240,7 +1241,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         """Begin a run, and leave the user's objects as they were however it ends."""
         self._begin_bookkeeping(is_training=is_training)
         drawn = int(torch.randint(2**63 - 1, ()).item())
-        self._seed = distributed.agree_on_integer(drawn, self.device)
+        self._seed = agree_on_integer(drawn, self.device)
         self.run_history.clock.start()
         self._running = "train" if is_training else "evaluate"
         try:

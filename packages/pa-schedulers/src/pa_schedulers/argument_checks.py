@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from pa_core.errors import ConfigurationError
+from pa_core import ConfigurationError
 
 __all__ = [
     "refuse",

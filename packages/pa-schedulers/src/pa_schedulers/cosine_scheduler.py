@@ -10,8 +10,7 @@ from typing import Self
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from pa_core.errors import ConfigurationError
-from pa_core.placeholders import TrainerPlaceholderValues
+from pa_core import ConfigurationError, TrainerPlaceholderValues
 from pa_schedulers.argument_checks import require_at_most, require_not_negative, require_positive, require_ratio
 from pa_schedulers.scheduler_base import StatefulSchedulerBase
 

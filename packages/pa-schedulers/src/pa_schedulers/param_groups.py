@@ -10,7 +10,7 @@ from typing import Any, cast
 from torch import Tensor
 from torch.optim import Optimizer
 
-from pa_core.errors import ConfigurationError
+from pa_core import ConfigurationError
 
 __all__ = ["plain_number", "read_field", "write_field"]
 

@@ -18,9 +18,9 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from typing_extensions import override
 
-from pa_core.placeholders import TrainerPlaceholderValues, resolve_placeholders
-from pa_core.run_config import check_count
+from pa_core import TrainerPlaceholderValues, resolve_placeholders
 from pa_core.storage import atomic_write
+from pa_schedulers.argument_checks import whole_number
 from pa_schedulers.param_groups import read_field
 
 if TYPE_CHECKING:
@@ -120,11 +120,11 @@ def plot_schedule(
         3 2 [0.854]
         4 2 [0.5]
     """
-    check_count("num_epochs", num_epochs)
-    check_count("num_update_steps_per_epoch", num_update_steps_per_epoch)
+    num_epochs = whole_number("num_epochs", num_epochs, minimum=1)
+    num_update_steps_per_epoch = whole_number("num_update_steps_per_epoch", num_update_steps_per_epoch, minimum=1)
     num_updates = num_epochs * num_update_steps_per_epoch
     if max_num_train_steps is not None:
-        check_count("max_num_train_steps", max_num_train_steps)
+        max_num_train_steps = whole_number("max_num_train_steps", max_num_train_steps, minimum=1)
         num_updates, num_epochs = max_num_train_steps, math.ceil(max_num_train_steps / num_update_steps_per_epoch)
     placeholder_values = {
         TrainerPlaceholderValues.NUM_EPOCHS: num_epochs,

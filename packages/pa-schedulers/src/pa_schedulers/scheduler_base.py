@@ -11,7 +11,7 @@ from typing import Any, cast
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from pa_core.errors import ConfigurationError
+from pa_core import ConfigurationError
 from pa_schedulers.param_groups import plain_number, read_field, write_field
 
 __all__ = ["SchedulerBase", "StatefulSchedulerBase"]

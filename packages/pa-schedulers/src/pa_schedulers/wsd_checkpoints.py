@@ -7,10 +7,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from pa_core import distributed
-from pa_core.any_trainer import AnyTrainer
-from pa_core.callbacks import TrainerCallback
-from pa_core.errors import ConfigurationError
+from pa_core import AnyTrainer, ConfigurationError, TrainerCallback, distributed
 from pa_core.storage import StateFolder
 from pa_schedulers.wsd_scheduler import WSDLrScheduler
 

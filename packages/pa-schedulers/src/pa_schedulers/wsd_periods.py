@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 
-from pa_core.errors import ConfigurationError
+from pa_core import ConfigurationError
 
 __all__ = ["Period", "checkpoint_steps", "plan_periods"]
 

@@ -10,8 +10,7 @@ from typing import Any, Literal, Self, TypedDict, cast
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from pa_core.errors import ConfigurationError
-from pa_core.placeholders import TrainerPlaceholderValues
+from pa_core import ConfigurationError, TrainerPlaceholderValues
 from pa_schedulers.argument_checks import (
     require_at_most,
     require_fraction,

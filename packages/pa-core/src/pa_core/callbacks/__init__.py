@@ -1,4 +1,4 @@
-"""Callbacks: what listens to the events of a run."""
+"""Callbacks, which listen to the events of a run, and what helps to write one."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pa_core.callbacks.best_model import SaveBestModelCallback
 from pa_core.callbacks.defaults import DEFAULT_CALLBACKS, get_default_callbacks
 from pa_core.callbacks.limit_batches import LimitBatchesCallback, LimitEvalStepsCallback
 from pa_core.callbacks.log_metrics import LogMetricsCallback
+from pa_core.callbacks.metric_direction import FALSE_BY_DEFAULT, resolve_direction
 from pa_core.callbacks.move_modules import MoveModulesToDeviceCallback
 from pa_core.callbacks.print_progress import PrintProgressCallback
 from pa_core.callbacks.progress_bar import ProgressBarCallback
@@ -14,11 +15,15 @@ from pa_core.callbacks.save_training_state import SaveTrainingStateCallback
 from pa_core.callbacks.step_based_evaluation import StepBasedEvaluationCallback
 from pa_core.callbacks.terminate_on_nan import TerminateOnNaNCallback
 from pa_core.data.batch_limit import LimitBatches
+from pa_core.device_reads import ScalarTransfer
 from pa_core.errors import StopTrainingError
 from pa_core.events import CallbackHandler, CallbackLike, TrainerCallback
+from pa_core.run_config import check_count
+from pa_core.tracking.metric_prefix import recording_with_prefix
 
 __all__ = [
     "DEFAULT_CALLBACKS",
+    "FALSE_BY_DEFAULT",
     "BestMetric",
     "CallbackHandler",
     "CallbackLike",
@@ -31,10 +36,14 @@ __all__ = [
     "ProgressBarCallback",
     "SaveBestModelCallback",
     "SaveTrainingStateCallback",
+    "ScalarTransfer",
     "StepBasedEvaluationCallback",
     "StopTrainingError",
     "TerminateOnNaNCallback",
     "TrainerCallback",
+    "check_count",
     "get_default_callbacks",
+    "recording_with_prefix",
+    "resolve_direction",
     "watched_value",
 ]

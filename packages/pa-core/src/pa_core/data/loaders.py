@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from pa_core import _accelerate, accelerator_settings, distributed
+from pa_core import _accelerate, accelerator_settings
 from pa_core.data.batch_count import BatchCount, require_same_lengths
 from pa_core.data.batch_limit import DataLoaderSlice
 from pa_core.data.custom_loader import (
@@ -27,6 +27,7 @@ from pa_core.data.given_data import GivenData, batch_size_of
 from pa_core.data.keyed_loader import KeyedDataLoader
 from pa_core.data.split_sampler import check_share, split_sampler, warn_of_filling_up, warn_of_repeated_samples
 from pa_core.data.workers import start_method
+from pa_core.distributed import collectives
 from pa_core.run_config import LoaderSettings
 from pa_core.types import SizedIterable
 
@@ -119,7 +120,7 @@ class Loaders:
         return {
             "batch_size": batch_size,
             "pin_memory": _accelerate.device_of(self._accelerator).type == "cuda",
-            "num_workers": default_num_workers(dataset, distributed.num_local_processes()),
+            "num_workers": default_num_workers(dataset, collectives.num_local_processes()),
         }
 
     def take(
@@ -180,7 +181,7 @@ class Loaders:
         kwargs: dict[str, Any] = {**defaults, **(asked or {})}
         self._kwargs[purpose] = kwargs
         if not kwargs.get("num_workers") and "num_workers" not in (asked or {}):
-            line = describe_missing_workers(dataset, distributed.num_local_processes())
+            line = describe_missing_workers(dataset, collectives.num_local_processes())
             if line is not None and line not in self._said:
                 self._said.add(line)
                 say(line)
@@ -247,7 +248,7 @@ class Loaders:
         """
         share = self.split(loader)
         if not is_keyed(innermost(share)):
-            require_same_lengths(distributed.gather_objects(count_steps(share)))
+            require_same_lengths(collectives.gather_objects(count_steps(share)))
         return share
 
     def count_batches(self, loader: SizedIterable[Any], phase: Literal["training", "evaluation"]) -> BatchCount | None:
