@@ -7,7 +7,7 @@ import random
 import numpy
 import torch
 
-from pa_core.data import mix, seed_rng
+from pa_core.rng import mix, seed_rng
 
 
 def draw() -> tuple[float, float, float]:

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from typing_extensions import override
 
-from pa_core.data import KeyedDataLoader, seed_rng
-from pa_core.rng import capture_rng_state, restore_rng_state
+from pa_core.data import KeyedDataLoader
+from pa_core.rng import capture_rng_state, restore_rng_state, seed_rng
 
 
 @contextmanager

@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 from typing_extensions import override
 
-from pa_core.data import KeyedDataLoader, seed_rng
+from pa_core.data import KeyedDataLoader
+from pa_core.rng import seed_rng
 from tests.pa_core.data.drawing import Drawing, draw_after, preserved_streams, ranks_of, samples_by_index
 
 

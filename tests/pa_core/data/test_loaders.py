@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader, Subset, TensorDataset
 from typing_extensions import override
 
 from pa_core import AnyTrainer, ConfigurationError, Trainer, TrainerCallback
-from pa_core.data import DataLoaderSlice, KeyedDataLoader, default_num_workers
-from pa_core.data.loaders import count_steps
+from pa_core.data import DataLoaderSlice, KeyedDataLoader
+from pa_core.data.loaders import count_steps, default_num_workers
 from pa_core.distributed import rank
 from tests.pa_core.data.drawing import Drawing
 from tests.small_runs import NoteBatches, make_trainer, samples

@@ -9,9 +9,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pa_core.data import epoch_order, extend_key, mix
+from pa_core.data import epoch_order
 from pa_core.data.order import RANDPERM_LIMIT
 from pa_core.errors import ConfigurationError
+from pa_core.rng import extend_key, mix
 
 ALGORITHMS = ["identity", "randperm-v1", "feistel-v1"]
 SHUFFLES = ALGORITHMS[1:]

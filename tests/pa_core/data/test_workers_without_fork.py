@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import SGD
 
 from pa_core import Trainer
-from pa_core.data import default_num_workers
+from pa_core.data.loaders import default_num_workers
 from pa_core.data.workers import start_method
 from tests.launching import Launch
 from tests.pa_core.data.drawing import Drawing

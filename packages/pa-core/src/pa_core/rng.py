@@ -88,7 +88,7 @@ def seed_rng(key: int) -> None:
         key: A well-mixed 64-bit integer, such as ``mix(seed, epoch, index)``.
 
     Example:
-        >>> from pa_core.data import mix
+        >>> from pa_core.rng import mix
         >>> seed_rng(mix(0, 3, 12))
         >>> first = random.random(), torch.rand(()).item()
         >>> seed_rng(mix(0, 3, 12))

@@ -1,4 +1,4 @@
-"""Data loading: keyed orders, exact splits, and loaders that begin anywhere; usable without a trainer."""
+"""Data loading: keyed orders, exact splits, and loaders that start anywhere; usable without a trainer."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ from pa_core.data.batch_limit import DataLoaderSlice
 from pa_core.data.device import move_to_device
 from pa_core.data.fetching import SupportsFetchBatch
 from pa_core.data.keyed_loader import KeyedDataLoader
-from pa_core.data.loaders import default_num_workers
 from pa_core.data.order import EpochOrder, epoch_order
 from pa_core.data.padding import remove_padding
 from pa_core.data.split import EvalSplit, Split, TrainSplit
 from pa_core.data.workers import worker_init_fn
-from pa_core.rng import extend_key, mix, seed_rng
 
 __all__ = [
     "DataLoaderSlice",
@@ -21,12 +19,8 @@ __all__ = [
     "Split",
     "SupportsFetchBatch",
     "TrainSplit",
-    "default_num_workers",
     "epoch_order",
-    "extend_key",
-    "mix",
     "move_to_device",
     "remove_padding",
-    "seed_rng",
     "worker_init_fn",
 ]
