@@ -13,6 +13,7 @@ from pa_core.distributed.collectives import (
     rank,
     sum_over_processes,
 )
+from pa_core.distributed.padding import remove_padding
 
 __all__ = [
     "broadcast_buffers",
@@ -20,5 +21,6 @@ __all__ = [
     "gather_objects",
     "num_processes",
     "rank",
+    "remove_padding",
     "sum_over_processes",
 ]
