@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any, ParamSpec, Self, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
-from pa_core import _accelerate
+from pa_core import _accelerate, checkpoint, compatibility, distributed, input_checks
+from pa_core._tqdm import bars_hidden
+from pa_core.data.loaders import Loaders
 from pa_core.distributed import processes
+from pa_core.distributed.shared_errors import showing_errors_once
 from pa_core.errors import ConfigurationError
-from pa_core.events import CallbackHandler
+from pa_core.events import CallbackHandler, CallbackLike
+from pa_core.exports import save_safetensors
 from pa_core.progress import Progress
 from pa_core.run_config import TrainerRunConfig
-from pa_core.tracking import LossTracker, MetricValue, RunHistory, StepMeans
+from pa_core.tracking import InMemoryRunHistory, LossTracker, MetricValue, RunHistory, StepMeans
+from pa_core.training_state import asked_settings
 from pa_core.types import LossFunction, SizedIterable, StatefulScheduler, SupportsStateDict, TensorsT
+from pa_core.unwrapping import unwrap_model
 
 __all__ = ["AnyTrainer"]
 
@@ -86,6 +92,44 @@ class AnyTrainer(ABC):
     preemptible: bool
     _accelerator: _accelerate.AcceleratorLike
     _progress: Progress
+
+    _loss_tracker: LossTracker
+    _step_means: StepMeans
+    _loaders: Loaders
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_func: LossFunction | None,
+        optimizer: Optimizer | None,
+        callbacks: Iterable[CallbackLike[Self]],
+        run_history: RunHistory | None,
+        *,
+        mixed_precision: str | None,
+        cpu: bool | None,
+    ) -> None:
+        self.model = model
+        self.loss_func = cast("LossFunction", loss_func)
+        self.optimizer = cast("Optimizer", optimizer)
+        self.run_history = InMemoryRunHistory() if run_history is None else run_history
+        self.run_config = _unset()
+        self.train_dataset = _unset()
+        self.eval_dataset = None
+        self.collate_fn = None
+        self.create_scheduler_fn = None
+        self.scheduler = None
+        self.gradient_norm = None
+        self.train_dataloader = _unset()
+        self.eval_dataloader = None
+        self._loss_tracker = LossTracker()
+        self._step_means = StepMeans()
+        self._accelerator, arguments = compatibility.create_accelerator(self._create_accelerator, mixed_precision, cpu)
+        processes.prepare_process(self._accelerator)
+        with showing_errors_once():  # from here on the processes are connected
+            input_checks.check_trainer_arguments(model, loss_func, optimizer)
+            self.callback_handler = self._create_callback_handler(callbacks)
+        compatibility.require_usable(self._accelerator, arguments, model)
+        self._loaders = Loaders(self._accelerator)
 
     @property
     def num_updates_completed(self) -> int:
@@ -198,7 +242,12 @@ class AnyTrainer(ABC):
         """Let the first process of each machine run a block before the others, as ``local_process_zero_first``."""
         return processes.local_process_zero_first()
 
-    # Precision
+    # Precision and device
+
+    @property
+    def device(self) -> torch.device:
+        """The device that this process computes on."""
+        return _accelerate.device_of(self._accelerator)
 
     @property
     def mixed_precision(self) -> str:
@@ -222,28 +271,15 @@ class AnyTrainer(ABC):
         """
         return self._accelerator.autocast()
 
-    @property
-    @abstractmethod
-    def device(self) -> torch.device:
-        """The device that this process computes on."""
+    # The model
 
-    @property
-    @abstractmethod
-    def loss_tracker(self) -> LossTracker:
-        """The losses of the current epoch so far, of this process."""
-
-    @property
-    @abstractmethod
-    def step_means(self) -> StepMeans:
-        """The means of what the steps of the current epoch have logged so far, of this process."""
-
-    @abstractmethod
-    def log(self, name: str, value: MetricValue) -> None:
-        """Log a value of the present step, the mean of which over the samples of the epoch is recorded."""
-
-    @abstractmethod
     def get_model(self, keep_torch_compile: bool = True) -> nn.Module:
-        """Return the model without its distributed wrappers."""
+        """Return the model without its distributed wrappers.
+
+        Args:
+            keep_torch_compile: False also returns what is inside a compiled model.
+        """
+        return unwrap_model(self.model, keep_torch_compile=keep_torch_compile)
 
     def named_models(self) -> dict[str, nn.Module]:
         """Return everything that the run trains, without wrappers, by name: "model", and what stands beside it."""
@@ -258,23 +294,74 @@ class AnyTrainer(ABC):
         """Return the schedulers of the run by name: "scheduler", and any others; empty without one."""
         return {} if self.scheduler is None else {"scheduler": self.scheduler}
 
-    @abstractmethod
+    # Metrics, and what the processes tell each other
+
+    @property
+    def loss_tracker(self) -> LossTracker:
+        """The losses of the current epoch so far, of this process."""
+        return self._loss_tracker
+
+    @property
+    def step_means(self) -> StepMeans:
+        """The means of what the steps of the current epoch have logged so far, of this process."""
+        return self._step_means
+
+    def log(self, name: str, value: MetricValue) -> None:
+        """Log a value of the present step: its mean over all samples of the epoch, on all processes, is recorded.
+
+        The metric is called ``train_NAME_epoch``, ``eval_NAME_epoch`` or, in ``evaluate()``, ``evaluation_NAME``; it is
+        recorded with the loss of the epoch, and the mean so far is on the progress bar. Call this in a step: from
+        ``calculate_train_batch_loss`` or ``calculate_eval_batch_loss``, or from a callback between the start of the
+        step and ``on_optimizer_step_end`` or ``on_eval_step_end``. A tensor stays on its device, and nothing waits for
+        it before the epoch ends.
+
+        A value counts for the ``batch_size`` samples of its step, also where the loss is a mean over other items. Steps
+        that do not log a name do not count for its mean.
+
+        Args:
+            name: A name such as "kl", letters, digits and underscores; once in a step.
+            value: A number, or a tensor with one element: a mean over the samples of the step.
+
+        Raises:
+            ConfigurationError: There is no step under way, the name cannot be used or was logged in this step already,
+                or the value is no single number.
+        """
+        self._step_means.log(name, value)
+
     def gather(self, tensor: TensorsT, padding_value: float | None = None) -> TensorsT:
-        """Return the tensors of all processes, concatenated along the first dimension."""
+        """Return the tensors of all processes, concatenated along the first dimension; every process must call this.
 
-    @abstractmethod
-    def print(self, *args: object, **kwargs: Any) -> None:
-        """Print once per node."""
+        Args:
+            tensor: A tensor, or a nested list, tuple or mapping of tensors; first dimensions may differ.
+            padding_value: Only needed where other dimensions differ too, which are filled up with it to the longest of
+                all processes. Rows of padding are never in the result.
 
-    @abstractmethod
+        Returns:
+            The same structure, with the rows of all processes in the order of the ranks; it carries no gradient.
+
+        Raises:
+            TypeError: Something in it is neither a tensor nor a container of tensors.
+            ConfigurationError: The tensors of the processes do not fit together.
+        """
+        return distributed.gather(tensor, padding_value)
+
     def describe_run(self) -> str:
         """Return one line that says what runs: processes, backend, device and precision."""
+        return _accelerate.describe_processes(self._accelerator)
+
+    def print(self, *args: object, **kwargs: Any) -> None:
+        """Print once per node; a progress bar makes room."""
+        if self._accelerator.is_local_main_process:
+            with bars_hidden():
+                print(*args, **kwargs)  # noqa: T201  # printing is what this method is for
 
     @abstractmethod
     def run_evaluation_epoch(self, *, is_intermediate: bool = False) -> None:
         """Evaluate ``eval_dataset`` once in the middle of a training run, and go on training as before."""
 
-    @abstractmethod
+    # Checkpoints and training states
+
+    @checkpoint.refusing_ambiguous_flag
     def save_checkpoint(
         self,
         save_path: str | Path,
@@ -283,17 +370,73 @@ class AnyTrainer(ABC):
         save_scheduler: bool = True,
         save_per_node: bool = True,
     ) -> None:
-        """Write the weights, and what belongs to them, to one file."""
+        """Write the weights, and what belongs to them, to one file, which is whole or is not there.
 
-    @abstractmethod
+        Args:
+            save_path: The file, by convention ending in ``.pt``.
+            checkpoint_kwargs: Further entries: tensors, numbers, strings and containers of them.
+            save_optimizer: Whether the optimizer's state is included.
+            save_scheduler: Whether the scheduler's state is included, if there is one.
+            save_per_node: True writes once on each machine, False once in the whole run.
+
+        Raises:
+            ConfigurationError: The fourth argument is False and has no name: it was ``save_per_node`` in early releases
+                of pytorch-accelerated.
+            CheckpointError: Something in it could not be loaded again; a file that is there already stays as it is.
+        """
+        content = checkpoint.build_checkpoint(
+            self.get_model(keep_torch_compile=False),
+            self.optimizer if save_optimizer else None,
+            self.scheduler if save_scheduler else None,
+            checkpoint_kwargs,
+        )
+        writes = self._accelerator.is_local_main_process if save_per_node else self._accelerator.is_main_process
+        if writes:
+            checkpoint.write_checkpoint(save_path, content)
+
     def load_checkpoint(
         self, checkpoint_path: str | Path, load_optimizer: bool = True, load_scheduler: bool = True
     ) -> dict[str, Any]:
-        """Read a file that ``save_checkpoint`` wrote, and return its whole content."""
+        """Read a file that ``save_checkpoint`` wrote; every process must call this.
 
-    @abstractmethod
+        Args:
+            checkpoint_path: The file.
+            load_optimizer: Whether the optimizer's state is loaded, if the file has one.
+            load_scheduler: Whether the scheduler's state is loaded, if the file and the trainer have one.
+
+        Returns:
+            The whole content of the file, with its tensors on the CPU.
+
+        Raises:
+            FileNotFoundError: There is no such file.
+            CheckpointError: The file is damaged, needs code to be unpickled, or is that of another model; nothing was
+                loaded.
+        """
+        self._accelerator.wait_for_everyone()
+        # Not on the device of the run, which may have no room for everything a second time.
+        content = checkpoint.read_checkpoint(checkpoint_path, torch.device("cpu"))
+        with asked_settings.not_asking(*self.named_optimizers().values()):
+            checkpoint.load_checkpoint_into(
+                content,
+                self.get_model(keep_torch_compile=False),
+                self.optimizer if load_optimizer else None,
+                self.scheduler if load_scheduler else None,
+                needs_optimizer=load_optimizer,
+                source=checkpoint_path,
+            )
+        return content
+
     def save_model(self, save_directory: str | Path, max_shard_size: int | str = "5GB") -> None:
-        """Export the weights as safetensors."""
+        """Export the weights as safetensors; every process may call this, the first one of all writes.
+
+        Args:
+            save_directory: The folder of the files, made if it is missing.
+            max_shard_size: Weights of more than this are split into several files, with an index beside them.
+        """
+        if self._accelerator.is_main_process:
+            save_safetensors(
+                self._accelerator, self.get_model(keep_torch_compile=False), save_directory, max_shard_size
+            )
 
     @abstractmethod
     def save_training_state(
@@ -327,3 +470,47 @@ class AnyTrainer(ABC):
     @abstractmethod
     def register_for_checkpointing(self, *objects: SupportsStateDict) -> None:
         """Make objects a part of training states."""
+
+    # What a subclass may create in another way
+
+    def _create_accelerator(self) -> _accelerate.AcceleratorLike:
+        """Create the ``accelerate.Accelerator`` that places and wraps what a run needs.
+
+        Precision and device are those that the trainer was asked for, and otherwise what the script was launched with.
+        Override this to pass arguments of your own; an Accelerator made here follows the trainer's ``mixed_precision``
+        and ``cpu`` where it is not told otherwise.
+        """
+        return _accelerate.create_accelerator()
+
+    def _create_callback_handler(self, callbacks: Iterable[CallbackLike[Self]]) -> CallbackHandler[Self]:
+        """Create what calls the callbacks; override this for a ``CallbackHandler`` of your own.
+
+        Args:
+            callbacks: What was given to the trainer.
+        """
+        return CallbackHandler(callbacks)
+
+    # The names under which scripts know the loaders
+
+    @property
+    def _train_dataloader(self) -> SizedIterable:
+        """The name under which scripts know ``train_dataloader``."""
+        return self.train_dataloader
+
+    @_train_dataloader.setter
+    def _train_dataloader(self, loader: SizedIterable) -> None:
+        self.train_dataloader = loader
+
+    @property
+    def _eval_dataloader(self) -> SizedIterable | None:
+        """The name under which scripts know ``eval_dataloader``."""
+        return self.eval_dataloader
+
+    @_eval_dataloader.setter
+    def _eval_dataloader(self, loader: SizedIterable | None) -> None:
+        self.eval_dataloader = loader
+
+
+def _unset() -> Any:
+    """The value of attributes that have one from the first run on, and are typed as if they always had."""
+    return None

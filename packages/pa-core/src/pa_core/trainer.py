@@ -16,7 +16,6 @@ from typing_extensions import override
 
 from pa_core import (
     _accelerate,
-    checkpoint,
     compatibility,
     default_step,
     distributed,
@@ -25,7 +24,6 @@ from pa_core import (
     run_scheduler,
     training_state,
 )
-from pa_core._tqdm import bars_hidden
 from pa_core.accumulation import Accumulation, MicroBatch, micro_batches
 from pa_core.any_trainer import AnyTrainer
 from pa_core.beside_model import require_one_trained_module
@@ -40,11 +38,10 @@ from pa_core.data.custom_loader import (
     set_epoch,
 )
 from pa_core.data.given_data import DEFAULT_BATCH_SIZE, GivenData, check_arguments_of_loaders
-from pa_core.data.loaders import Loaders, Purpose, batches_on_device, count_steps, end_workers
+from pa_core.data.loaders import Purpose, batches_on_device, count_steps, end_workers
 from pa_core.distributed import fail_fast
 from pa_core.distributed.agreement import Agreement
 from pa_core.distributed.collectives import agree_on_integer
-from pa_core.distributed.processes import prepare_process
 from pa_core.distributed.shared_errors import showing_errors_once
 from pa_core.distributed.wrapping import ModelWrapping
 from pa_core.errors import (
@@ -54,7 +51,6 @@ from pa_core.errors import (
     TrainingPreempted,
 )
 from pa_core.events import EVENT_NAMES, CallbackHandler, CallbackLike, TrainerCallback
-from pa_core.exports import save_safetensors
 from pa_core.misspelt_overrides import warn_of_misspelt_overrides
 from pa_core.placeholders import placeholder_values, resolve_placeholders
 from pa_core.progress import Phase, Position, Progress
@@ -69,7 +65,7 @@ from pa_core.state_dicts import supports_state_dict
 from pa_core.step_failures import name_step
 from pa_core.step_output import check_step_output, count_items, no_sample_counted
 from pa_core.storage.encoding import encode
-from pa_core.tracking import InMemoryRunHistory, LossTracker, MetricValue, RunHistory, StepMeans
+from pa_core.tracking import LossTracker, RunHistory, StepMeans
 from pa_core.tracking.metric_prefix import INTERMEDIATE_PREFIX, recording_with_prefix
 from pa_core.training_state import (
     RunLoaders,
@@ -88,7 +84,6 @@ from pa_core.types import (
     SchedulerT,
     SizedIterable,
     SupportsStateDict,
-    TensorsT,
 )
 from pa_core.unwrapping import unwrap_model
 
@@ -167,6 +162,10 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
     scheduler: SchedulerT | None
     create_scheduler_fn: SchedulerFactory[SchedulerT] | None
     callback_handler: CallbackHandler[Self]
+    train_dataset: Dataset[Any]
+    train_dataloader: SizedIterable
+    run_config: TrainerRunConfig
+    gradient_norm: Tensor | None
     _checks_state_of_optimizer: bool
     _saved_run: SavedRun | None
     _agreement: Agreement
@@ -189,37 +188,16 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         mixed_precision: Literal["no", "bf16", "fp16"] | None = None,
         cpu: bool | None = None,
     ) -> None:
-        self.model = model
-        self.loss_func: LossFunction = cast("LossFunction", loss_func)
-        self.optimizer: Optimizer = cast("Optimizer", optimizer)
-        self.run_history: RunHistory = InMemoryRunHistory() if run_history is None else run_history
-        self.run_config: TrainerRunConfig = _unset()
-        self.train_dataset: Dataset[Any] = _unset()
-        self.eval_dataset: Dataset[Any] | None = None
-        self.collate_fn: Callable[[list[Any]], Any] | None = None
-        self.create_scheduler_fn = None
-        self.scheduler = None
+        super().__init__(model, loss_func, optimizer, callbacks, run_history, mixed_precision=mixed_precision, cpu=cpu)
+        add_limit_of_environment(self.callback_handler)
         self._created_scheduler: SchedulerT | None = None
         self._stepping = SchedulerStepping()
-        self.gradient_norm: Tensor | None = None
-        self.train_dataloader: SizedIterable = _unset()
-        self.eval_dataloader: SizedIterable | None = None
         self._gradient_clip_norm: float | None = None
-        self._loss_tracker = LossTracker()
-        self._step_means = StepMeans()
         self._seed: int | None = None
         self._state_saver = StateSaver()
         self._settings: dict[str, Any] | None = None
         self._asked_of_optimizers: dict[str, list[dict[str, Any]]] = {}
         self._saved_along: list[SupportsStateDict] = []
-        self._accelerator, arguments = compatibility.create_accelerator(self._create_accelerator, mixed_precision, cpu)
-        prepare_process(self._accelerator)
-        with showing_errors_once():  # from here on the processes are connected
-            input_checks.check_trainer_arguments(model, loss_func, optimizer)
-            self.callback_handler = self._create_callback_handler(callbacks)
-        add_limit_of_environment(self.callback_handler)
-        compatibility.require_usable(self._accelerator, arguments, model)
-        self._loaders = Loaders(self._accelerator)
         self._running = None
         self._begin_bookkeeping(is_training=False)
         self.callback_handler.call_event(TrainerCallback.on_init_end, self)
@@ -228,7 +206,8 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Refuse or warn of methods that would replace a private part of the loop, or that it would never call."""
         super().__init_subclass__(**kwargs)
-        parts = {name for name in vars(Trainer) if name.startswith("_") and not name.startswith("__")}
+        names = (*vars(AnyTrainer), *vars(Trainer))
+        parts = {name for name in names if name.startswith("_") and not name.startswith("__")}
         overrides.check_overrides(cls, Trainer, parts)
         warn_of_misspelt_overrides(cls, Trainer, overrides.OVERRIDABLE, EVENT_NAMES)
 
@@ -1125,23 +1104,6 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
 
     # What the loop stands on: preparing a run, and leaving everything as it was
 
-    def _create_callback_handler(self, callbacks: Iterable[CallbackLike[Self]]) -> CallbackHandler[Self]:
-        """Create what calls the callbacks; override this for a ``CallbackHandler`` of your own.
-
-        Args:
-            callbacks: What was given to the trainer.
-        """
-        return CallbackHandler(callbacks)
-
-    def _create_accelerator(self) -> _accelerate.AcceleratorLike:
-        """Create the ``accelerate.Accelerator`` that places and wraps what a run needs.
-
-        Precision and device are those that the trainer was asked for, and otherwise what the script was launched with.
-        Override this to pass arguments of your own; an Accelerator made here follows the trainer's ``mixed_precision``
-        and ``cpu`` where it is not told otherwise.
-        """
-        return _accelerate.create_accelerator()
-
     def _create_run_config(
         self,
         per_device_batch_size: int,
@@ -1325,108 +1287,12 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             eval_dataloader_len=0 if self.eval_dataloader is None else count_steps(self.eval_dataloader),
         )
 
-    # What scripts and callbacks call
-
-    @property
-    @override
-    def device(self) -> torch.device:
-        return _accelerate.device_of(self._accelerator)
-
-    @property
-    def _train_dataloader(self) -> SizedIterable:
-        """The name under which scripts know ``train_dataloader``."""
-        return self.train_dataloader
-
-    @_train_dataloader.setter
-    def _train_dataloader(self, loader: SizedIterable) -> None:
-        self.train_dataloader = loader
-
-    @property
-    def _eval_dataloader(self) -> SizedIterable | None:
-        """The name under which scripts know ``eval_dataloader``."""
-        return self.eval_dataloader
-
-    @_eval_dataloader.setter
-    def _eval_dataloader(self, loader: SizedIterable | None) -> None:
-        self.eval_dataloader = loader
-
-    @property
-    @override
-    def loss_tracker(self) -> LossTracker:
-        return self._loss_tracker
-
-    @property
-    @override
-    def step_means(self) -> StepMeans:
-        return self._step_means
-
-    @override
-    def log(self, name: str, value: MetricValue) -> None:
-        """Log a value of the present step: its mean over all samples of the epoch, on all processes, is recorded.
-
-        The metric is called ``train_NAME_epoch``, ``eval_NAME_epoch`` or, in ``evaluate()``, ``evaluation_NAME``; it is
-        recorded with the loss of the epoch, and the mean so far is on the progress bar. Call this in a step: from
-        ``calculate_train_batch_loss`` or ``calculate_eval_batch_loss``, or from a callback between the start of the
-        step and ``on_optimizer_step_end`` or ``on_eval_step_end``. A tensor stays on its device, and nothing waits for
-        it before the epoch ends.
-
-        A value counts for the ``batch_size`` samples of its step, also where the loss is a mean over other items. Steps
-        that do not log a name do not count for its mean.
-
-        Args:
-            name: A name such as "kl", letters, digits and underscores; once in a step.
-            value: A number, or a tensor with one element: a mean over the samples of the step.
-
-        Raises:
-            ConfigurationError: There is no step under way, the name cannot be used or was logged in this step already,
-                or the value is no single number.
-        """
-        self._step_means.log(name, value)
-
-    @override
-    def describe_run(self) -> str:
-        """Return one line that says what runs: processes, backend, device and precision."""
-        return _accelerate.describe_processes(self._accelerator)
-
     if TYPE_CHECKING:
 
         @override
         def get_model(self, keep_torch_compile: bool = True) -> ModelT_co: ...
 
-    else:
-
-        def get_model(self, keep_torch_compile: bool = True) -> nn.Module:
-            """Return the model without its distributed wrappers.
-
-            Args:
-                keep_torch_compile: False also returns what is inside a compiled model.
-            """
-            return unwrap_model(self.model, keep_torch_compile=keep_torch_compile)
-
-    @override
-    def gather(self, tensor: TensorsT, padding_value: float | None = None) -> TensorsT:
-        """Return the tensors of all processes, concatenated along the first dimension; every process must call this.
-
-        Args:
-            tensor: A tensor, or a nested list, tuple or mapping of tensors; first dimensions may differ.
-            padding_value: Only needed where other dimensions differ too, which are filled up with it to the longest of
-                all processes. Rows of padding are never in the result.
-
-        Returns:
-            The same structure, with the rows of all processes in the order of the ranks; it carries no gradient.
-
-        Raises:
-            TypeError: Something in it is neither a tensor nor a container of tensors.
-            ConfigurationError: The tensors of the processes do not fit together.
-        """
-        return distributed.gather(tensor, padding_value)
-
-    @override
-    def print(self, *args: object, **kwargs: Any) -> None:
-        """Print once per node; a progress bar makes room."""
-        if self._accelerator.is_local_main_process:
-            with bars_hidden():
-                print(*args, **kwargs)  # noqa: T201  # printing is what this method is for
+    # What scripts and callbacks call
 
     @override
     def run_evaluation_epoch(self, *, is_intermediate: bool = False) -> None:
@@ -1453,86 +1319,6 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             self._interruptible_evaluation(Phase.INTERMEDIATE_EVALUATION) if is_between_steps else nullcontext(),
         ):
             self._run_eval_epoch(self.eval_dataloader, is_intermediate=is_intermediate)
-
-    @override
-    @checkpoint.refusing_ambiguous_flag
-    def save_checkpoint(
-        self,
-        save_path: str | Path,
-        checkpoint_kwargs: dict[str, Any] | None = None,
-        save_optimizer: bool = True,
-        save_scheduler: bool = True,
-        save_per_node: bool = True,
-    ) -> None:
-        """Write the weights, and what belongs to them, to one file, which is whole or is not there.
-
-        Args:
-            save_path: The file, by convention ending in ``.pt``.
-            checkpoint_kwargs: Further entries: tensors, numbers, strings and containers of them.
-            save_optimizer: Whether the optimizer's state is included.
-            save_scheduler: Whether the scheduler's state is included, if there is one.
-            save_per_node: True writes once on each machine, False once in the whole run.
-
-        Raises:
-            ConfigurationError: The fourth argument is False and has no name: it was ``save_per_node`` in early releases
-                of pytorch-accelerated.
-            CheckpointError: Something in it could not be loaded again; a file that is there already stays as it is.
-        """
-        content = checkpoint.build_checkpoint(
-            self.get_model(keep_torch_compile=False),
-            self.optimizer if save_optimizer else None,
-            self.scheduler if save_scheduler else None,
-            checkpoint_kwargs,
-        )
-        writes = self._accelerator.is_local_main_process if save_per_node else self._accelerator.is_main_process
-        if writes:
-            checkpoint.write_checkpoint(save_path, content)
-
-    @override
-    def load_checkpoint(
-        self, checkpoint_path: str | Path, load_optimizer: bool = True, load_scheduler: bool = True
-    ) -> dict[str, Any]:
-        """Read a file that ``save_checkpoint`` wrote; every process must call this.
-
-        Args:
-            checkpoint_path: The file.
-            load_optimizer: Whether the optimizer's state is loaded, if the file has one.
-            load_scheduler: Whether the scheduler's state is loaded, if the file and the trainer have one.
-
-        Returns:
-            The whole content of the file, with its tensors on the CPU.
-
-        Raises:
-            FileNotFoundError: There is no such file.
-            CheckpointError: The file is damaged, needs code to be unpickled, or is that of another model; nothing was
-                loaded.
-        """
-        self._accelerator.wait_for_everyone()
-        # Not on the device of the run, which may have no room for everything a second time.
-        content = checkpoint.read_checkpoint(checkpoint_path, torch.device("cpu"))
-        with asked_settings.not_asking(*self.named_optimizers().values()):
-            checkpoint.load_checkpoint_into(
-                content,
-                self.get_model(keep_torch_compile=False),
-                self.optimizer if load_optimizer else None,
-                self.scheduler if load_scheduler else None,
-                needs_optimizer=load_optimizer,
-                source=checkpoint_path,
-            )
-        return content
-
-    @override
-    def save_model(self, save_directory: str | Path, max_shard_size: int | str = "5GB") -> None:
-        """Export the weights as safetensors; every process may call this, the first one of all writes.
-
-        Args:
-            save_directory: The folder of the files, made if it is missing.
-            max_shard_size: Weights of more than this are split into several files, with an index beside them.
-        """
-        if self._accelerator.is_main_process:
-            save_safetensors(
-                self._accelerator, self.get_model(keep_torch_compile=False), save_directory, max_shard_size
-            )
 
     @override
     def save_training_state(
@@ -1658,8 +1444,3 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
                     "load_state_dict(). Give its class these methods."
                 )
         self._saved_along.extend(objects)
-
-
-def _unset() -> Any:
-    """The value of attributes that have one from the first run on, and are typed as if they always had."""
-    return None
