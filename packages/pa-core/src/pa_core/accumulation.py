@@ -8,7 +8,7 @@ holds the mean over its own samples, so it weighs as much as its share of them; 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -141,11 +141,12 @@ class Accumulation:
         """
         return part.global_samples or self._last_batch_size * self._num_processes
 
-    def normalise(self, parameters: Sequence[Tensor], total: float | Tensor) -> None:
+    def normalise(self, parameters: Iterable[Tensor], total: float | Tensor) -> None:
         """Turn the gradients of an update into those of the mean over its items, if it counts items.
 
         Args:
-            parameters: The parameters whose gradients were accumulated, and averaged over the processes.
+            parameters: The parameters whose gradients were accumulated, and averaged over the processes; not looked at
+                in an update that counts no items.
             total: The items of the update on all processes. A tensor on the device is not waited for, except after the
                 first update.
         """

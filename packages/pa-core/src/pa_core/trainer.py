@@ -575,7 +575,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
     @property
     def _is_at_last_update(self) -> bool:
         """Whether all updates are made, perhaps in mid-epoch."""
-        return self.num_updates_completed == self.run_config.max_num_train_steps
+        return self._progress.updates == self.run_config.max_num_train_steps
 
     @property
     def _ends_within_epoch(self) -> bool:
@@ -620,12 +620,13 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             require_one_trained_module(vars(self), self.get_model())
         self._go_on_in_mid_epoch(train_dl)
         count = self._loaders.count_batches(train_dl, "training")
-        # No name for the iterator: the traceback of an error would keep it alive, and the workers with it.
-        for part, batch in self._micro_batches(train_dl, count):
-            with self._step_means.step(), self._wrapping.naming_unused_parameters():
-                self._run_train_step(batch, part)
-            if self._is_at_last_update:
-                break
+        with self._wrapping.naming_unused_parameters():
+            # No name for the iterator: the traceback of an error would keep it alive, and the workers with it.
+            for part, batch in self._micro_batches(train_dl, count):
+                with self._step_means.step():
+                    self._run_train_step(batch, part)
+                if self._is_at_last_update:
+                    break
         self._safe_point.leave()
         self._call_hook(self.train_epoch_end)
         self._record_epoch_loss("train_loss_epoch", count)
@@ -734,9 +735,9 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         if norm is not None:
             self.gradient_norm = nn.utils.clip_grad_norm_(self._updated_parameters(), norm)
 
-    def _updated_parameters(self) -> list[Tensor]:
+    def _updated_parameters(self) -> Iterator[Tensor]:
         """Others of the model may have gradients too, which nobody clears and which must not count."""
-        return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        return (parameter for group in self.optimizer.param_groups for parameter in group["params"])
 
     def optimizer_step(self) -> None:
         """Update the parameters by their gradients; not called where those of fp16 overflowed."""
