@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
@@ -283,14 +283,26 @@ def computed_precision(accelerator: AcceleratorLike) -> str:
     return "no" if ignored else accelerator.mixed_precision
 
 
-def backward(accelerator: AcceleratorLike, loss: Tensor) -> None:
+def backward(
+    accelerator: AcceleratorLike,
+    loss: Tensor,
+    *,
+    inputs: Sequence[Tensor] | None = None,
+    retain_graph: bool | None = None,
+) -> None:
     """Run the backward pass, scaled where the precision needs it.
 
     Accelerate's own would divide the loss by its accumulation steps, and the last Accelerator that a process makes
     decides them for all.
+
+    Args:
+        accelerator: The accelerator of the run.
+        loss: What to differentiate.
+        inputs: The tensors that get gradients; None for all.
+        retain_graph: Whether another backward pass goes through the graph of this one.
     """
     scaled: Any = loss if accelerator.scaler is None else accelerator.scaler.scale(loss)
-    scaled.backward()
+    scaled.backward(inputs=inputs, retain_graph=retain_graph)
 
 
 def exchanges_exact_gradients(accelerator: AcceleratorLike) -> bool:

@@ -76,6 +76,11 @@ class GradientAgreement:
         self._trained: list[nn.Parameter] = []
         module.register_parameter(self.NAME, self._values)
 
+    @property
+    def parameter(self) -> nn.Parameter:
+        """The parameter whose gradient the numbers are."""
+        return self._values
+
     def hide_from(self, module: nn.Module) -> None:
         """Take the parameter out of the module again, once it is wrapped."""
         delattr(module, self.NAME)

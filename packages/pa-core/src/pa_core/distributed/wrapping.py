@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any, cast
 
 from torch import Tensor, nn
 
 from pa_core import _accelerate
+from pa_core.distributed.collectives import synchronising_wrapper
 from pa_core.distributed.gradient_agreement import (
     GradientAgreement,
     gradients_carry_counts,
@@ -16,6 +18,7 @@ from pa_core.distributed.gradient_agreement import (
 )
 from pa_core.distributed.gradient_exchange import GradientExchange
 from pa_core.distributed.zero_pass import CallsOfStep, zero_pass
+from pa_core.errors import UnsupportedConfigurationError
 from pa_core.unwrapping import unwrap_model
 
 __all__ = ["ModelWrapping"]
@@ -37,9 +40,14 @@ class _Unwrapped:
 class ModelWrapping:
     """Places and wraps one model for a run, and makes it what it was when the run ends.
 
-    A training step on several processes calls the model within ``step`` and ``forward_pass``. A process that has no
-    sample, or no loss to show for it, runs its backward pass on ``loss_without_samples`` instead, so that the others
+    There are two ways to exchange gradients. A training step that calls the wrapped model does so within ``step`` and
+    ``forward_pass``: the forward pass prepares the exchange for the one backward pass that follows. A process that has
+    no sample, or no loss to show for it, runs its backward pass on ``loss_without_samples`` instead, so that the others
     need not wait for it.
+
+    A loop that calls models in an order of its own calls the user's module, and ``backward``: it prepares the exchange
+    by itself, so that any number of forward passes may come before any number of backward passes, also with several
+    models in one graph. No forward pass has a collective then.
 
     Args:
         accelerator: The accelerator of the run.
@@ -148,6 +156,45 @@ class ModelWrapping:
         """Return a loss whose gradients are zero, and take part in what the others exchange in their forward pass."""
         return zero_pass(self.model, calls=1 if self._calls is None else self._calls.missing)
 
+    def backward(
+        self,
+        loss: Tensor,
+        inputs: Sequence[Tensor] | None = None,
+        *,
+        exchanges_gradients: bool,
+        retain_graph: bool | None = None,
+    ) -> None:
+        """Run a backward pass whose graph was made by calls of the user's module, and exchange the gradients if asked.
+
+        A second exchange in the same update adds to the first one: averaging what is averaged changes nothing.
+
+        Args:
+            loss: What to differentiate. With an exchange, what ``carrier`` returned for it, if there is one.
+            inputs: The parameters of this model; others in the graph, of other models, get no gradients. None gives
+                all of them gradients.
+            exchanges_gradients: Whether to exchange them; every process must call this then. A process without a
+                sample passes ``zero_loss``.
+            retain_graph: Whether another backward pass goes through the graph of this one.
+
+        Raises:
+            UnsupportedConfigurationError: A parameter got no gradient, the gradients were not exchanged, or the wrapper
+                was told that its graph is static, and prepares no exchange outside of its forward pass.
+        """
+        wrapper = synchronising_wrapper(self.model) if exchanges_gradients else None
+        if wrapper is None:
+            _accelerate.backward(self._accelerator, loss, inputs=inputs, retain_graph=retain_graph)
+            return
+        if wrapper.static_graph:
+            raise _static_graph()
+        if inputs is not None and self.carrier is not None:
+            inputs = [*inputs, self.carrier.parameter]
+        # The same as the wrapper does in its forward pass; torch has no public way to ask for it.
+        reducer: Any = cast("Any", wrapper).reducer
+        reducer._rebuild_buckets()
+        reducer.prepare_for_backward([loss] if wrapper.find_unused_parameters else [])
+        _accelerate.backward(self._accelerator, loss, inputs=inputs, retain_graph=retain_graph)
+        self.check_exchange()
+
     def check_exchange(self) -> None:
         """Check that the gradients of an update were exchanged; every process must call this.
 
@@ -168,3 +215,12 @@ class ModelWrapping:
 
 def _trainable(module: nn.Module) -> list[bool]:
     return [parameter.requires_grad for parameter in module.parameters()]
+
+
+def _static_graph() -> UnsupportedConfigurationError:
+    return UnsupportedConfigurationError(
+        "With a static graph, torch exchanges gradients only after a forward pass of its own wrapper.",
+        given="static_graph=True",
+        expected="a wrapper whose exchange each backward pass can prepare",
+        do="Leave static_graph out of the DistributedDataParallelKwargs.",
+    )

@@ -12,11 +12,25 @@ from typing_extensions import override
 
 from pa_core.distributed.collectives import synchronising_wrapper
 
-__all__ = ["CallsOfStep", "zero_pass"]
+__all__ = ["CallsOfStep", "zero_loss", "zero_pass"]
+
+
+def zero_loss(module: nn.Module) -> Tensor:
+    """Return a loss that depends on every trainable parameter, and has gradients of zero.
+
+    Args:
+        module: A module with trainable parameters.
+
+    Example:
+        >>> import torch
+        >>> zero_loss(torch.nn.Linear(2, 1)).requires_grad
+        True
+    """
+    return torch.stack([parameter.sum() for parameter in module.parameters() if parameter.requires_grad]).sum() * 0.0
 
 
 class _Zero(nn.Module):
-    """Stands in for a module on a process without a sample: its trainable parameters, summed, times zero."""
+    """Stands in for a module on a process without a sample, and returns its ``zero_loss``."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -24,8 +38,7 @@ class _Zero(nn.Module):
 
     @override
     def forward(self) -> Tensor:
-        trainable = [parameter for parameter in self._stands_in_for[0].parameters() if parameter.requires_grad]
-        return torch.stack([parameter.sum() for parameter in trainable]).sum() * 0.0
+        return zero_loss(self._stands_in_for[0])
 
     @override
     def named_buffers(
