@@ -64,17 +64,17 @@ def test_callbacks_of_any_kind_would_be_noticed(spoilt: TypedEnvironment, code: 
 
 def test_a_function_without_types_would_be_noticed(spoilt: TypedEnvironment) -> None:
     """One public function without annotations is named, and the score is no longer full."""
-    with (spoilt.site_packages / "pa_core" / "exports.py").open("a") as file:
+    with (spoilt.site_packages / "pa_core" / "checkpoint.py").open("a") as file:
         file.write("\n\ndef convert(weights):\n    return weights\n")
     completeness = spoilt.completeness("pa_core")
     assert completeness.score < 1
-    assert [line for line in completeness.incomplete if line.startswith("pa_core.exports.convert")] != []
+    assert [line for line in completeness.incomplete if line.startswith("pa_core.checkpoint.convert")] != []
 
 
 def test_an_attribute_without_a_type_would_be_noticed(spoilt: TypedEnvironment) -> None:
     """A public attribute whose type would have to be inferred is named: checkers need not infer the same."""
     _replace(
-        spoilt.site_packages / "pa_core" / "callbacks" / "saving.py",
+        spoilt.site_packages / "pa_core" / "callbacks" / "best_model.py",
         "self.best: BestMetric = BestMetric(",
         "self.best = BestMetric(",
     )

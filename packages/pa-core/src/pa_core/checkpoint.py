@@ -1,4 +1,4 @@
-"""Checkpoint files: weights, and what belongs to them, in one file that is loaded without running any code."""
+"""Checkpoint files, which are loaded without running any code, and safetensors for other programs."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pickle
 import re
 import reprlib
 import shutil
+import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,6 +19,7 @@ from torch import nn
 from torch.optim import Optimizer
 from typing_extensions import TypeIs
 
+from pa_core import _accelerate
 from pa_core.errors import CheckpointError, ConfigurationError
 from pa_core.state_dicts import differences_of_weights, list_differences
 from pa_core.storage import atomic_write
@@ -31,6 +33,7 @@ __all__ = [
     "load_checkpoint_into",
     "read_checkpoint",
     "refusing_ambiguous_flag",
+    "save_safetensors",
     "write_checkpoint",
 ]
 
@@ -285,3 +288,42 @@ def _matching_optimizer(optimizer: Optimizer | None, state: dict[str, Any], sour
             do="Build the optimizer as it was, or pass load_optimizer=False.",
         )
     return optimizer
+
+
+def save_safetensors(
+    accelerator: _accelerate.AcceleratorLike,
+    model: nn.Module,
+    directory: str | Path,
+    max_shard_size: int | str,
+) -> None:
+    """Write the weights of a model as safetensors, one file or, with an index, several.
+
+    The files are made in a folder beside the target and moved into it when all are whole. A weight that is tied to
+    another is stored once, under the first of its names.
+
+    Args:
+        accelerator: The accelerator of the run.
+        model: The model without wrappers.
+        directory: The folder of the files, made if it is missing.
+        max_shard_size: The size of a file, in bytes or as in ``"5GB"``.
+
+    Raises:
+        NotADirectoryError: The target is a file.
+    """
+    target = Path(directory)
+    if target.exists() and not target.is_dir():
+        raise NotADirectoryError(
+            f"Given as a folder for weights: the file {target}. Expected: a folder. Choose another."
+        )
+    target.mkdir(parents=True, exist_ok=True)
+    staging = Path(tempfile.mkdtemp(prefix=".saving-", dir=target))
+    try:
+        accelerator.save_model(model, staging, max_shard_size=max_shard_size)
+        new = sorted(path.name for path in staging.iterdir())
+        for name in new:
+            (staging / name).replace(target / name)
+        for old in target.glob("model*.safetensors*"):
+            if old.name not in new:
+                old.unlink()
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
