@@ -23,7 +23,7 @@ from pa_core import (
     gather_objects,
 )
 from pa_core.data import epoch_order
-from pa_core.distributed.late_reader import LateReader
+from pa_core.device_reads import LateReader
 from pa_core.testing import RecordingCallback, TinyClassifier, make_classification, make_regression
 from tests.support.models import weights_of
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Final, cast
 import torch
 from torch import Tensor
 
+from pa_core.device_reads import LateReader, to_device
 from pa_core.distributed.collectives import gather_objects, sum_over_processes
 from pa_core.distributed.gradient_agreement import GradientAgreement
-from pa_core.distributed.late_reader import LateReader, to_device
 from pa_core.errors import NonFiniteLossError, StopTrainingError
 
 if TYPE_CHECKING:

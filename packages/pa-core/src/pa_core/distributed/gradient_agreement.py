@@ -9,8 +9,8 @@ from typing import Any, Final, cast
 import torch
 from torch import Tensor, nn
 
+from pa_core.device_reads import to_device
 from pa_core.distributed.collectives import num_processes, synchronising_wrapper
-from pa_core.distributed.late_reader import to_device
 from pa_core.errors import UnsupportedConfigurationError
 
 __all__ = [
