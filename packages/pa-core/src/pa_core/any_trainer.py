@@ -16,12 +16,12 @@ from torch.utils.data import Dataset
 
 from pa_core import _accelerate, checkpoint, compatibility, distributed, input_checks
 from pa_core._tqdm import bars_hidden
+from pa_core.checkpoint import save_safetensors
 from pa_core.data.loaders import Loaders
 from pa_core.distributed import processes
 from pa_core.distributed.shared_errors import showing_errors_once
 from pa_core.errors import ConfigurationError
 from pa_core.events import CallbackHandler, CallbackLike
-from pa_core.exports import save_safetensors
 from pa_core.progress import Progress
 from pa_core.run_config import TrainerRunConfig
 from pa_core.tracking import InMemoryRunHistory, LossTracker, MetricValue, RunHistory, StepMeans

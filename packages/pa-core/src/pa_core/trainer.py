@@ -29,7 +29,6 @@ from pa_core.any_trainer import AnyTrainer
 from pa_core.beside_model import require_one_trained_module
 from pa_core.callbacks.defaults import DEFAULT_CALLBACKS
 from pa_core.callbacks.limit_batches import add_limit_of_environment, apply_limit_of_environment
-from pa_core.checkpoint import save_safetensors
 from pa_core.data.batch_count import BatchCount
 from pa_core.data.custom_loader import (
     batches_of_slices,
