@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeVar, cast
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from pa_core.errors import UnsupportedConfigurationError
 from pa_core.unwrapping import compiled_from
@@ -46,6 +47,7 @@ __all__ = [
     "replace_gather",
     "split_loader",
     "start_tracker",
+    "unscale",
     "without_read_ahead",
 ]
 
@@ -303,6 +305,22 @@ def backward(
     """
     scaled: Any = loss if accelerator.scaler is None else accelerator.scaler.scale(loss)
     scaled.backward(inputs=inputs, retain_graph=retain_graph)
+
+
+def unscale(accelerator: AcceleratorLike, optimizer: Optimizer) -> bool:
+    """Undo the scale of fp16, and return whether any gradient overflowed, so that there is no update.
+
+    Args:
+        accelerator: The accelerator of the run.
+        optimizer: The optimizer whose gradients were accumulated.
+    """
+    scaler = accelerator.scaler
+    if scaler is None:
+        return False
+    scale = scaler.get_scale()
+    scaler.unscale_(optimizer)
+    scaler.update()
+    return scaler.get_scale() < scale
 
 
 def exchanges_exact_gradients(accelerator: AcceleratorLike) -> bool:

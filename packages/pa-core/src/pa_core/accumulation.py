@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.utils.data import BatchSampler
 
 from pa_core.data.batch_count import BatchCount
@@ -22,7 +23,7 @@ from pa_core.data.split_sampler import split_sampler
 from pa_core.errors import BatchOutputError
 from pa_core.types import SizedIterable
 
-__all__ = ["Accumulation", "MicroBatch", "micro_batches"]
+__all__ = ["Accumulation", "MicroBatch", "forget_gradients", "micro_batches"]
 
 
 class MicroBatch(NamedTuple):
@@ -168,6 +169,18 @@ class Accumulation:
         if isinstance(total, Tensor) and self._counts_items is not None:
             return self._counts_items
         return float(total) > 0
+
+
+def forget_gradients(model: nn.Module, optimizer: Optimizer | None) -> None:
+    """Clear what a run that stopped left behind, also for parameters that the optimizer does not hold.
+
+    Args:
+        model: The model of the run.
+        optimizer: Its optimizer, if it has one.
+    """
+    model.zero_grad()
+    if optimizer is not None:
+        optimizer.zero_grad()
 
 
 def _power_of_two(number: float) -> float:

@@ -24,7 +24,7 @@ from pa_core import (
     run_scheduler,
     training_state,
 )
-from pa_core.accumulation import Accumulation, MicroBatch, micro_batches
+from pa_core.accumulation import Accumulation, MicroBatch, forget_gradients, micro_batches
 from pa_core.any_trainer import AnyTrainer
 from pa_core.beside_model import require_one_trained_module
 from pa_core.callbacks.defaults import DEFAULT_CALLBACKS
@@ -691,7 +691,8 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
 
     def _update(self) -> None:
         """Change the weights by the gradients of one accumulation group."""
-        overflowed = self._unscale_gradients()
+        # Not in the methods that follow: those of a user may know nothing of a scaler.
+        overflowed = _accelerate.unscale(self._accelerator, self.optimizer)
         try:
             self._clip_gradients()
             if not overflowed:
@@ -713,19 +714,6 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             self._is_at_update = False
             self._step_means.end_step()
             self._reach_safe_point(Phase.STEP)
-
-    def _unscale_gradients(self) -> bool:
-        """Undo the scale of fp16, and return whether any gradient overflowed, so that there is no update.
-
-        Not in the methods that follow: those of a user may know nothing of a scaler.
-        """
-        scaler = self._accelerator.scaler
-        if scaler is None:
-            return False
-        scale = scaler.get_scale()
-        scaler.unscale_(self.optimizer)
-        scaler.update()
-        return scaler.get_scale() < scale
 
     def _clip_gradients(self) -> None:
         """Clip the gradients as ``train()`` was told to, once per update, after any scaling is undone."""
@@ -1188,13 +1176,6 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         if model is not None:
             self.model = cast("ModelT_co", model)
 
-    def _forget_gradients(self) -> None:
-        """Clear what a run that stopped left behind, also for parameters that the optimizer does not hold."""
-        self.model.zero_grad()
-        optimizer = cast("Optimizer | None", self.optimizer)
-        if optimizer is not None:
-            optimizer.zero_grad()
-
     def _reset_run_history(self) -> None:
         self.run_history.reset()
         self.run_history.clock.reset()
@@ -1223,7 +1204,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             self.run_history.clock.stop()
             end_workers(self.train_dataloader, self.eval_dataloader)
             self._unwrap_model()
-            self._forget_gradients()
+            forget_gradients(self.model, self.optimizer)
         self.callback_handler.warn_of_unfired_events()
 
     def _close_after(self, exception: BaseException) -> None:

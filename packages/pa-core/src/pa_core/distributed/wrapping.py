@@ -53,7 +53,7 @@ class ModelWrapping:
         accelerator: The accelerator of the run.
 
     Attributes:
-        model: The model as a training step calls it, from ``wrap`` on.
+        model: The model as a training step calls it, between ``wrap`` and ``unwrap``.
         carrier: What carries small numbers of all processes along with the gradients; None where nothing can.
 
     Example:
@@ -121,9 +121,7 @@ class ModelWrapping:
 
     def renew(self) -> nn.Module:
         """Wrap the model anew, as it was wrapped; return what a step calls."""
-        before = self._unwrapped
-        if before is None:
-            return self.model
+        before = cast("_Unwrapped", self._unwrapped)
         self.unwrap()
         return self.wrap(before.model, for_training=before.for_training, num_carried=before.num_carried)
 
@@ -132,7 +130,7 @@ class ModelWrapping:
         before, self._unwrapped = self._unwrapped, None
         if before is not None:
             before.undo()
-            self.model = before.model
+            del self.model
         self.carrier = self._calls = self._exchange = None
         _accelerate.forget_prepared_objects(self._accelerator)
         return None if before is None else before.model
