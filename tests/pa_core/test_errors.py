@@ -16,6 +16,7 @@ from pa_core.errors import (
     ExplainedError,
     MetricNotFoundError,
     NonFiniteLossError,
+    StateNotFoundError,
     StopTrainingError,
     UnsupportedConfigurationError,
 )
@@ -27,6 +28,7 @@ BUILT_IN_BASES: list[tuple[type[ExplainedError], type[Exception]]] = [
     (EmptyDatasetError, ValueError),
     (MetricNotFoundError, KeyError),
     (NonFiniteLossError, ArithmeticError),
+    (StateNotFoundError, FileNotFoundError),
     (UnsupportedConfigurationError, RuntimeError),
 ]
 

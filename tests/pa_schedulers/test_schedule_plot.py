@@ -255,10 +255,10 @@ def test_what_has_no_schedule_is_refused() -> None:
     """A scheduler in the place of its factory, or one that needs more than ``step()``, is an error that says so."""
     optimizer = two_groups(nn.Linear(4, 1))
     no_factories: dict[str, Any] = {
-        "an instance of StepLR. Expected: a function": StepLR(two_groups(nn.Linear(4, 1)), step_size=1),
-        "an instance of ReduceLROnPlateau. Expected: a scheduler that": ReduceLROnPlateau,
-        "an instance of Stateless. Expected: a scheduler that": Stateless,
-        "an instance of NoneType. Expected: a scheduler that": forget_to_return,
+        "an instance of StepLR\n  expected: a function": StepLR(two_groups(nn.Linear(4, 1)), step_size=1),
+        "an instance of ReduceLROnPlateau\n  expected: a scheduler that": ReduceLROnPlateau,
+        "an instance of Stateless\n  expected: a scheduler that": Stateless,
+        "an instance of NoneType\n  expected: a scheduler that": forget_to_return,
     }
     for message, factory in no_factories.items():
         with pytest.raises(TypeError, match=re.escape(message)):

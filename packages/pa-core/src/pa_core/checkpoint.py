@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from typing_extensions import TypeIs
 
 from pa_core import _accelerate
-from pa_core.errors import CheckpointError, ConfigurationError
+from pa_core.errors import CheckpointError, ConfigurationError, StateNotFoundError
 from pa_core.state_dicts import differences_of_weights, list_differences
 from pa_core.storage import atomic_write
 from pa_core.storage.accelerate_state import find_accelerate_state, refusal_of_accelerate_state
@@ -135,14 +135,19 @@ def read_checkpoint(path: str | Path, device: torch.device) -> dict[str, Any]:
         device: Where its tensors are put.
 
     Raises:
-        FileNotFoundError: There is no such file.
+        StateNotFoundError: There is no such file.
         CheckpointError: The file is damaged, is no checkpoint, or needs code to be unpickled; or it is a directory.
     """
     path = Path(path)
     if path.is_dir():
         raise _refusal_of_directory(path)
     if not path.is_file():
-        raise FileNotFoundError(f"Given as a checkpoint: {path}. Expected: an existing file. Check the path.")
+        raise StateNotFoundError(
+            "There is no such checkpoint.",
+            given=str(path),
+            expected="an existing file",
+            do="Check the path.",
+        )
     try:
         content: object = torch.load(path, map_location=device, weights_only=True)
     except pickle.UnpicklingError as error:

@@ -9,6 +9,7 @@ Each error also derives from the built-in exception a Python user would catch fo
 
 from __future__ import annotations
 
+import errno
 from typing import Any
 
 from typing_extensions import override
@@ -25,6 +26,7 @@ __all__ = [
     "NonFiniteLossError",
     "OtherProcessError",
     "OverrideError",
+    "StateNotFoundError",
     "StopTrainingError",
     "TrainingPreempted",
     "UnsupportedConfigurationError",
@@ -218,6 +220,21 @@ class CheckpointError(ExplainedError, RuntimeError):
         >>> issubclass(CheckpointError, RuntimeError)
         True
     """
+
+
+class StateNotFoundError(ExplainedError, FileNotFoundError):
+    """There is no checkpoint or training state where one was to be read.
+
+    Example:
+        >>> issubclass(StateNotFoundError, FileNotFoundError)
+        True
+    """
+
+    def __init__(self, problem: str, given: str, expected: str, do: str) -> None:
+        super().__init__(problem, given, expected, do)
+        # OSError takes several arguments for a number, a text and the name of a file.
+        self.args: tuple[Any, ...] = (problem, given, expected, do)
+        self.errno, self.strerror, self.filename = errno.ENOENT, problem, None
 
 
 class TrainingPreempted(SystemExit):  # it is no error, and a script ends by it as by SystemExit

@@ -53,7 +53,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeAlia
 
 from typing_extensions import TypeVar
 
-from pa_core.errors import ArgumentTypeError, StopTrainingError
+from pa_core.errors import ArgumentTypeError, ConfigurationError, StopTrainingError
 
 if TYPE_CHECKING:
     from pa_core.any_trainer import AnyTrainer
@@ -248,22 +248,24 @@ class CallbackHandler(Generic[_TrainerT]):
             self.add_callback(callback)
 
     def add_callback(self, callback: CallbackLike[_TrainerT]) -> None:
-        """Register one callback behind those that are registered already.
+        """Register a callback, to be called after those that are registered already.
 
         Args:
             callback: An instance, or a class that can be constructed without arguments.
 
         Raises:
-            ValueError: A callback of the same class is registered already.
+            ConfigurationError: A callback of the same class is registered already.
             ArgumentTypeError: The object is not a callback, or a class whose constructor needs arguments.
         """
         _require_callback(callback)
         instance = callback() if isinstance(callback, type) else callback
         if any(type(other) is type(instance) for other in self.callbacks):
             registered = ", ".join(type(other).__name__ for other in self.callbacks)
-            raise ValueError(
-                f"Given: a second callback of class {type(instance).__name__}. Expected: one of each class. "
-                f"Registered already: {registered}. Remove one of the two, or subclass it for the second use."
+            raise ConfigurationError(
+                "There is a callback of this class already.",
+                given=f"a second callback of class {type(instance).__name__}, beside {registered}",
+                expected="one callback of each class",
+                do="Remove one of the two, or subclass it for the second use.",
             )
         self.callbacks.append(instance)
         self._listeners.clear()

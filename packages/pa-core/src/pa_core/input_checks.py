@@ -154,14 +154,15 @@ def check_scheduler_factory(factory: object) -> None:
         factory: What was given as ``create_scheduler_fn``.
 
     Raises:
-        TypeError: It is not a factory.
+        ArgumentTypeError: It is not a factory.
     """
     if not callable(factory) or (hasattr(factory, "load_state_dict") and not isinstance(factory, type)):
         name = type(factory).__name__
-        raise TypeError(
-            f"Given as create_scheduler_fn: an instance of {name}. Expected: a function that takes the "
-            f"optimizer and returns a scheduler. Pass functools.partial({name}, ...) or "
-            f"lambda optimizer: {name}(optimizer, ...)."
+        raise ArgumentTypeError(
+            "create_scheduler_fn is not a function.",
+            given=f"an instance of {name}",
+            expected="a function that takes the optimizer and returns a scheduler",
+            do=f"Pass functools.partial({name}, ...) or lambda optimizer: {name}(optimizer, ...).",
         )
 
 
@@ -175,18 +176,22 @@ def check_scheduler(scheduler: object) -> None:
         scheduler: What the factory returned.
 
     Raises:
-        TypeError: It is None or a tuple.
+        ArgumentTypeError: It is None or a tuple.
     """
     if scheduler is None:
-        raise TypeError(
-            "Given as create_scheduler_fn: a function that returned None. Expected: the scheduler that it "
-            "made. Add the return statement, or leave create_scheduler_fn out to train without a scheduler."
+        raise ArgumentTypeError(
+            "create_scheduler_fn made no scheduler.",
+            given="a function that returned None",
+            expected="the scheduler that it made",
+            do="Add the return statement, or leave create_scheduler_fn out to train without a scheduler.",
         )
     if isinstance(scheduler, tuple):
         kinds = ", ".join(type(item).__name__ for item in cast("tuple[object, ...]", scheduler))
-        raise TypeError(
-            f"Given as create_scheduler_fn: a function that returned a tuple of {kinds}. Expected: the scheduler "
-            "alone. Return that item, for example with lambda optimizer: create(optimizer)[0]."
+        raise ArgumentTypeError(
+            "create_scheduler_fn returned more than the scheduler.",
+            given=f"a function that returned a tuple of {kinds}",
+            expected="the scheduler alone",
+            do="Return that item, for example with lambda optimizer: create(optimizer)[0].",
         )
 
 

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from typing_extensions import override
 
-from pa_core import TrainerPlaceholderValues, resolve_placeholders
+from pa_core import ArgumentTypeError, TrainerPlaceholderValues, resolve_placeholders
 from pa_core.storage import atomic_write
 from pa_schedulers.argument_checks import whole_number
 from pa_schedulers.param_groups import read_field
@@ -105,7 +105,7 @@ def plot_schedule(
     Raises:
         ImportError: A path is given, and matplotlib is not installed.
         ConfigurationError: A count is not positive, or the groups have no such field.
-        TypeError: What was given is no factory, or makes something that ``step()`` does not step.
+        ArgumentTypeError: What was given is not a factory, or it makes something that ``step()`` does not step.
 
     Example:
         >>> from pa_schedulers import CosineLrScheduler
@@ -165,17 +165,21 @@ class _OptimizerOfNothing(Optimizer):
 def _create(factory: Callable[[Optimizer], SteppedAlone], optimizer: Optimizer) -> SteppedAlone:
     given: object = factory
     if not callable(given):
-        raise TypeError(
-            f"Given as create_scheduler_fn: an instance of {type(given).__name__}. Expected: a function that takes the "
-            "optimizer and returns a scheduler. Pass the factory that Trainer.train is given."
+        raise ArgumentTypeError(
+            "create_scheduler_fn is not a function.",
+            given=f"an instance of {type(given).__name__}",
+            expected="a function that takes the optimizer and returns a scheduler",
+            do="Pass the factory that Trainer.train is given.",
         )
     scheduler = factory(optimizer)
     made: object = scheduler
     if not hasattr(made, "step") or isinstance(made, ReduceLROnPlateau):
-        raise TypeError(
-            f"Made by create_scheduler_fn: an instance of {type(made).__name__}. Expected: a scheduler that is stepped "
-            "by step() without arguments. What depends on the course of a run cannot be known before it; derive a "
-            "stateless scheduler of your own from StatefulSchedulerBase."
+        raise ArgumentTypeError(
+            "What create_scheduler_fn made cannot be drawn.",
+            given=f"an instance of {type(made).__name__}",
+            expected="a scheduler that is stepped by step() without arguments",
+            do="What depends on the course of a run cannot be known before it. To draw a schedule of your own, derive "
+            "a stateless scheduler from StatefulSchedulerBase.",
         )
     return scheduler
 

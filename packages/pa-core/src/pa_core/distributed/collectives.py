@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from pa_core.errors import ConfigurationError
+from pa_core.errors import ArgumentTypeError, ConfigurationError
 from pa_core.types import TensorsT
 from pa_core.unwrapping import compiled_from
 
@@ -140,7 +140,7 @@ def gather(data: TensorsT, padding_value: float | None = None) -> TensorsT:
             processes. Rows of padding are never in the result, and no row is left out for what it holds.
 
     Raises:
-        TypeError: Something in ``data`` is neither a tensor nor a container of tensors.
+        ArgumentTypeError: Something in ``data`` is neither a tensor nor a container of tensors.
         ConfigurationError: The tensors of the processes do not fit together.
     """
     return cast("TensorsT", _gather_nested(data, padding_value))
@@ -156,9 +156,11 @@ def _gather_nested(data: object, padding_value: float | None) -> Any:
         return type(container)(*(_gather_nested(value, padding_value) for value in container))
     if isinstance(data, (list, tuple)):
         return type(container)(_gather_nested(value, padding_value) for value in container)
-    raise TypeError(
-        f"Given to gather: an object of type {type(data).__name__}. Expected: a tensor, or a nested list, tuple or "
-        "mapping of tensors. Use gather_objects for other Python objects."
+    raise ArgumentTypeError(
+        "Only tensors can be gathered.",
+        given=f"an object of type {type(data).__name__}",
+        expected="a tensor, or a nested list, tuple or mapping of tensors",
+        do="Use gather_objects for other Python objects.",
     )
 
 
