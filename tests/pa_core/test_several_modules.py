@@ -126,14 +126,14 @@ class Adversarial(Trainer[Any]):
         return judgement
 
 
-def prepare(trainer: Adversarial) -> None:
-    """Wrap the discriminator as the error advises."""
-    trainer.discriminator = trainer._accelerator.prepare_model(trainer.discriminator)  # pyright: ignore[reportPrivateUsage]  # as users do
+def wrap(trainer: Adversarial) -> None:
+    """Wrap the discriminator as plain scripts do."""
+    trainer.discriminator = DistributedDataParallel(trainer.discriminator)
 
 
 @on_two_ranks
 def test_a_module_that_is_wrapped_already_is_trained_equally() -> None:
-    """As the error advises; without the wrapper it is refused."""
+    """It may have a loss and an optimizer of its own; without the wrapper it is refused."""
     torch.manual_seed(0)
     model, discriminator = nn.Linear(4, 1), nn.Linear(1, 1)
     trainer = Adversarial(model, None, SGD(model.parameters(), lr=0.1), callbacks=[])
@@ -141,8 +141,7 @@ def test_a_module_that_is_wrapped_already_is_trained_equally() -> None:
     trainer.discriminator_optimizer = SGD(discriminator.parameters(), lr=0.1)
     with pytest.raises(UnsupportedConfigurationError, match=r"self.discriminator\b"):
         trainer.train(make_regression(8), 1, per_device_batch_size=2)
-    prepare(trainer)
-    assert isinstance(trainer.discriminator, DistributedDataParallel)
+    wrap(trainer)
     trainer.train(make_regression(8), 2, per_device_batch_size=2)
     for module in (model, discriminator):
         assert len(set(gather_objects(str(list(module.parameters()))))) == 1

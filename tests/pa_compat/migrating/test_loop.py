@@ -284,12 +284,21 @@ def test_accelerator_settings() -> None:
 
 @pytest.mark.runs_on("two_ranks")
 def test_second_module() -> None:
-    """The error names the attribute; wrapped as it says, the module is trained."""
-    trainer: Any = make_trainer()
+    """The error names the attribute; added as it says, the module is trained."""
+
+    class WithCritic(Trainer):
+        critic: nn.Module
+
+        @override
+        def calculate_train_batch_loss(self, batch: Any) -> Any:
+            outputs = self.critic(self.model(batch[0]))
+            return {"loss": self.loss_func(outputs, batch[1]), "model_outputs": outputs, "batch_size": len(outputs)}
+
+    trainer: Any = make_trainer(WithCritic)
     trainer.critic = nn.Linear(1, 1).double()
-    with pytest.raises(UnsupportedConfigurationError, match=r"self\.critic\b"):
+    with pytest.raises(UnsupportedConfigurationError, match=r"self\.critic\b(.|\n)*add_module\('critic', \.\.\.\)"):
         trainer.train(samples(4), 1, per_device_batch_size=2)
-    trainer.critic = trainer._accelerator.prepare_model(trainer.critic)
+    trainer.add_module("critic", trainer.critic, torch.optim.SGD(trainer.critic.parameters(), lr=0.1))
     trainer.train(samples(4), 1, per_device_batch_size=2)
     assert trainer.num_updates_completed == 1
 

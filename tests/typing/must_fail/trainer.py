@@ -135,6 +135,9 @@ trainer.device = "cpu"  # type: ignore[assignment, misc]  # pyright: ignore[repo
 trainer.optimizer = None  # type: ignore[assignment]  # pyright: ignore[reportAttributeAccessIssue]  # pa_core.Trainer.optimizer: it cannot be taken away
 Trainer(net, None, optimizer, mixed_precision="bfloat16")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # pa_core.Trainer.mixed_precision: it is called bf16
 trainer.num_processes = 2  # type: ignore[misc]  # pyright: ignore[reportAttributeAccessIssue]  # pa_core.Trainer.num_processes: the launcher decides it
+trainer.add_module("critic", Net)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # pa_core.Trainer.add_module: an instance, not a class
+trainer.add_module("critic", net, optimizer, StepLR(optimizer, 1))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # pa_core.Trainer.add_module: a function that makes the scheduler
+trainer.modules["critic"] = net  # type: ignore[index]  # pyright: ignore[reportIndexIssue]  # pa_core.Trainer.modules: add_module adds to it
 trainer.on_main_process(describe)(1, loss="low")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # pa_core.Trainer.on_main_process: the arguments are those of the function
 described: str = trainer.on_process(process_index=1)(describe)(1, loss=0.5)  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]  # pa_core.Trainer.on_process: other processes get None
 trainer.on_process(2)(describe)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]  # pa_core.Trainer.on_process: a named argument

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, assert_type
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 from torch.utils.data import DataLoader, Dataset
 from typing_extensions import override
 
@@ -111,6 +113,18 @@ def test_a_function_for_one_process_keeps_its_signature() -> None:
         assert_type(trainer.mixed_precision, str)
 
     run(Trainer(Net(), None, None, callbacks=[], mixed_precision="no", cpu=True))
+
+
+def test_modules_beside_the_model() -> None:
+    """They go by name, each with an optimizer and a factory of its scheduler, or with neither."""
+    net, critic = Net(), Net()
+    trainer = Trainer(net, None, make_optimizer(net), callbacks=[])
+    trainer.add_module("critic", critic, make_optimizer(critic), partial(StepLR, step_size=1))
+    trainer.add_module("teacher", Net().requires_grad_(False))
+
+    assert_type(trainer.modules, Mapping[str, nn.Module])
+    assert_type(trainer.named_optimizers(), dict[str, Optimizer])
+    assert list(trainer.modules) == ["critic", "teacher"]
 
 
 def test_a_subclass_declares_batch_and_output() -> None:

@@ -307,18 +307,19 @@ def backward(
     scaled.backward(inputs=inputs, retain_graph=retain_graph)
 
 
-def unscale(accelerator: AcceleratorLike, optimizer: Optimizer) -> bool:
+def unscale(accelerator: AcceleratorLike, *optimizers: Optimizer) -> bool:
     """Undo the scale of fp16, and return whether any gradient overflowed, so that there is no update.
 
     Args:
         accelerator: The accelerator of the run.
-        optimizer: The optimizer whose gradients were accumulated.
+        *optimizers: The optimizers whose gradients were accumulated, for an update of all of them.
     """
     scaler = accelerator.scaler
     if scaler is None:
         return False
     scale = scaler.get_scale()
-    scaler.unscale_(optimizer)
+    for optimizer in optimizers:
+        scaler.unscale_(optimizer)
     scaler.update()
     return scaler.get_scale() < scale
 

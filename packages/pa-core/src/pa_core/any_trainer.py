@@ -16,6 +16,7 @@ from torch.utils.data import Dataset
 
 from pa_core import _accelerate, checkpoint, compatibility, distributed, input_checks
 from pa_core._tqdm import bars_hidden
+from pa_core.added_modules import AddedModules
 from pa_core.checkpoint import save_safetensors
 from pa_core.data.loaders import Loaders
 from pa_core.distributed import processes
@@ -123,6 +124,7 @@ class AnyTrainer(ABC):
         self.eval_dataloader = None
         self._loss_tracker = LossTracker()
         self._step_means = StepMeans()
+        self._added = AddedModules()
         self._accelerator, arguments = compatibility.create_accelerator(self._create_accelerator, mixed_precision, cpu)
         processes.prepare_process(self._accelerator)
         with showing_errors_once():  # from here on the processes are connected
@@ -283,16 +285,17 @@ class AnyTrainer(ABC):
 
     def named_models(self) -> dict[str, nn.Module]:
         """Return everything that the run trains, without wrappers, by name: "model", and what stands beside it."""
-        return {"model": self.get_model(keep_torch_compile=False)}
+        return {"model": self.get_model(keep_torch_compile=False), **self._added.trained(self.optimizer)}
 
     def named_optimizers(self) -> dict[str, Optimizer]:
         """Return the optimizers of the run by name: "optimizer", and any others; empty without one."""
         optimizer = cast("Optimizer | None", self.optimizer)
-        return {} if optimizer is None else {"optimizer": optimizer}
+        return ({} if optimizer is None else {"optimizer": optimizer}) | self._added.optimizers()
 
     def named_schedulers(self) -> dict[str, StatefulScheduler]:
         """Return the schedulers of the run by name: "scheduler", and any others; empty without one."""
-        return {} if self.scheduler is None else {"scheduler": self.scheduler}
+        own: dict[str, StatefulScheduler] = {} if self.scheduler is None else {"scheduler": self.scheduler}
+        return own | self._added.schedulers()
 
     # Metrics, and what the processes tell each other
 
@@ -384,12 +387,7 @@ class AnyTrainer(ABC):
                 of pytorch-accelerated.
             CheckpointError: Something in it could not be loaded again; a file that is there already stays as it is.
         """
-        content = checkpoint.build_checkpoint(
-            self.get_model(keep_torch_compile=False),
-            self.optimizer if save_optimizer else None,
-            self.scheduler if save_scheduler else None,
-            checkpoint_kwargs,
-        )
+        content = checkpoint.build_checkpoint(self._trained(save_optimizer, save_scheduler), checkpoint_kwargs)
         writes = self._accelerator.is_local_main_process if save_per_node else self._accelerator.is_main_process
         if writes:
             checkpoint.write_checkpoint(save_path, content)
@@ -418,13 +416,24 @@ class AnyTrainer(ABC):
         with asked_settings.not_asking(*self.named_optimizers().values()):
             checkpoint.load_checkpoint_into(
                 content,
-                self.get_model(keep_torch_compile=False),
-                self.optimizer if load_optimizer else None,
-                self.scheduler if load_scheduler else None,
+                self._trained(load_optimizer, load_scheduler),
                 needs_optimizer=load_optimizer,
                 source=checkpoint_path,
             )
         return content
+
+    def _trained(self, with_optimizers: bool, with_schedulers: bool) -> dict[str, checkpoint.Trained]:
+        """What a checkpoint holds: the model, and the modules that are trained beside it."""
+        optimizers = self._added.optimizers() if with_optimizers else {}
+        schedulers = self._added.schedulers() if with_schedulers else {}
+        own = checkpoint.Trained(
+            self.get_model(keep_torch_compile=False),
+            self.optimizer if with_optimizers else None,
+            self.scheduler if with_schedulers else None,
+        )
+        beside = self._added.trained(self.optimizer).items()
+        added = {name: checkpoint.Trained(one, optimizers.get(name), schedulers.get(name)) for name, one in beside}
+        return {"model": own, **added}
 
     def save_model(self, save_directory: str | Path, max_shard_size: int | str = "5GB") -> None:
         """Export the weights as safetensors; every process may call this, the first one of all writes.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import cast
 
 from torch import Tensor, nn
@@ -30,7 +30,9 @@ def named_modules_of(attributes: Mapping[str, object]) -> Iterator[tuple[str, nn
             yield name, item
 
 
-def require_one_trained_module(attributes: Mapping[str, object], model: nn.Module) -> None:
+def require_one_trained_module(
+    attributes: Mapping[str, object], model: nn.Module, added: Collection[nn.Module] = ()
+) -> None:
     """Refuse modules beside the model that would be trained on several processes: their gradients are not exchanged.
 
     Modules that are wrapped in ``DistributedDataParallel`` already are fine, and so are those without a trainable
@@ -40,11 +42,12 @@ def require_one_trained_module(attributes: Mapping[str, object], model: nn.Modul
     Args:
         attributes: The attributes of the trainer, where other modules and optimizers are looked for.
         model: The model, which the trainer wraps.
+        added: The modules that were given to ``add_module``, whose gradients the trainer averages.
 
     Raises:
         UnsupportedConfigurationError: There is such a module, or an optimizer of its parameters.
     """
-    synchronised = {id(parameter) for parameter in model.parameters()}
+    synchronised = {id(parameter) for module in (model, *added) for parameter in module.parameters()}
     found = list(_items_of(attributes))
     for _, item in found:
         if isinstance(item, nn.Module):
@@ -104,15 +107,19 @@ def _not_synchronised(name: str, item: object, own: list[Tensor]) -> Unsupported
     number = f"{len(own)} trainable parameter{'' if len(own) == 1 else 's'}"
     if isinstance(item, nn.Module):
         do = (
-            f"Make it a part of the model, for example of an nn.ModuleDict that holds both; or wrap it yourself, with "
-            f"self.{name} = self._accelerator.prepare_model(self.{name}); or, if it is not to be trained, call "
-            f"self.{name}.requires_grad_(False)."
+            f"Pass it and its optimizer to trainer.add_module({_short(name)!r}, ...) before train(); or, if it is not "
+            f"to be trained, call self.{name}.requires_grad_(False)."
         )
     else:
-        do = "Make what it trains a part of the model, for example of an nn.ModuleDict that holds both."
+        do = "Make what it trains a part of the model, or of a module that is given to trainer.add_module()."
     return UnsupportedConfigurationError(
-        "On several processes only the gradients of the model are exchanged: what else is trained would drift apart.",
+        "The gradients of this are not exchanged between the processes: it would drift apart.",
         given=f"self.{name}, of type {type(item).__name__}, with {number} that the model does not have",
-        expected="one module, the model, that holds everything that is trained",
+        expected="everything that is trained in the model, or in modules that the trainer was told of",
         do=do,
     )
+
+
+def _short(name: str) -> str:
+    """The name of an attribute, without what leads to an item of it."""
+    return name.partition("[")[0]

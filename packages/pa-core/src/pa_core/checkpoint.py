@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, ParamSpec, cast
+from typing import Any, NamedTuple, ParamSpec, cast
 
 import torch
 from torch import nn
@@ -29,6 +29,7 @@ from pa_core.storage.state import is_state
 from pa_core.types import StatefulScheduler, SupportsStateDict
 
 __all__ = [
+    "Trained",
     "build_checkpoint",
     "load_checkpoint_into",
     "read_checkpoint",
@@ -38,10 +39,35 @@ __all__ = [
 ]
 
 MODEL, OPTIMIZER, SCHEDULER = "model_state_dict", "optimizer_state_dict", "scheduler_state_dict"
+MODULES = "modules"
+"""The states of modules beside the model, by their names; each has the same keys as the file."""
 
 _P = ParamSpec("_P")
 
 _PLACE_OF_FLAG = 4
+
+
+class Trained(NamedTuple):
+    """A module, and what trains it.
+
+    Attributes:
+        model: The module without wrappers, whose keys are the plain ones.
+        optimizer: None leaves the optimizer out.
+        scheduler: None leaves the scheduler out.
+    """
+
+    model: nn.Module
+    optimizer: Optimizer | None = None
+    scheduler: StatefulScheduler | None = None
+
+    def states(self) -> dict[str, Any]:
+        """Return the state of each."""
+        states: dict[str, Any] = {MODEL: self.model.state_dict()}
+        if self.optimizer is not None:
+            states[OPTIMIZER] = self.optimizer.state_dict()
+        if self.scheduler is not None:
+            states[SCHEDULER] = self.scheduler.state_dict()
+        return states
 
 
 def refusing_ambiguous_flag(save_checkpoint: Callable[_P, None]) -> Callable[_P, None]:
@@ -70,35 +96,28 @@ def refusing_ambiguous_flag(save_checkpoint: Callable[_P, None]) -> Callable[_P,
     return checked
 
 
-def build_checkpoint(
-    model: nn.Module,
-    optimizer: Optimizer | None,
-    scheduler: StatefulScheduler | None,
-    extras: Mapping[str, Any] | None,
-) -> dict[str, Any]:
+def build_checkpoint(trained: Mapping[str, Trained], extras: Mapping[str, Any] | None) -> dict[str, Any]:
     """Collect what a checkpoint file holds.
 
     Args:
-        model: The model without wrappers, whose keys are the plain ones.
-        optimizer: None leaves the optimizer out.
-        scheduler: None leaves the scheduler out.
+        trained: What is trained, by name; first the model itself.
         extras: Further entries, which stand beside the states at the top level.
 
     Raises:
         CheckpointError: An extra entry has the name of a state, or something could not be loaded again without
             unpickling code.
     """
-    checkpoint: dict[str, Any] = {MODEL: model.state_dict()}
-    if optimizer is not None:
-        checkpoint[OPTIMIZER] = optimizer.state_dict()
-    if scheduler is not None:
-        checkpoint[SCHEDULER] = scheduler.state_dict()
-    taken = sorted(set(extras or ()) & {MODEL, OPTIMIZER, SCHEDULER})
+    own, modules = _apart(trained)
+    checkpoint = own.states()
+    if modules:
+        checkpoint[MODULES] = {name: one.states() for name, one in modules.items()}
+    names = [MODEL, OPTIMIZER, SCHEDULER, *([MODULES] if modules else [])]
+    taken = sorted(set(extras or ()).intersection(names))
     if taken:
         raise CheckpointError(
             "An extra entry would replace a state of the checkpoint.",
             given=f"checkpoint_kwargs with {', '.join(taken)}",
-            expected=f"names other than {MODEL}, {OPTIMIZER} and {SCHEDULER}",
+            expected=f"names other than {', '.join(names[:-1])} and {names[-1]}",
             do="Rename the entry.",
         )
     checkpoint.update(extras or {})
@@ -208,9 +227,7 @@ def _describe(content: object) -> str:
 
 def load_checkpoint_into(
     content: dict[str, Any],
-    model: nn.Module,
-    optimizer: Optimizer | None,
-    scheduler: StatefulScheduler | None,
+    trained: Mapping[str, Trained],
     *,
     needs_optimizer: bool,
     source: str | Path,
@@ -219,28 +236,52 @@ def load_checkpoint_into(
 
     Args:
         content: What ``read_checkpoint`` returned.
-        model: The model without wrappers.
-        optimizer: Takes over the optimizer's state, if there is one in the file.
-        scheduler: Takes over the scheduler's state, if there is one in the file.
-        needs_optimizer: Whether an optimizer's state in the file has to be loaded.
+        trained: What takes over the states, by name; first the model itself. An optimizer or a scheduler takes over
+            what the file has of it, if anything. Further modules in the file are left out.
+        needs_optimizer: Whether the state of the model's optimizer in the file has to be loaded.
         source: The file, for messages.
 
     Raises:
-        CheckpointError: The checkpoint is that of another model or optimizer.
+        CheckpointError: The checkpoint is that of other models or optimizers.
     """
-    _check_weights(model, content[MODEL], source)
-    targets: dict[str, SupportsStateDict] = {}
-    if scheduler is not None and SCHEDULER in content:
-        targets[SCHEDULER] = scheduler
-    if needs_optimizer and OPTIMIZER in content:
-        targets[OPTIMIZER] = _matching_optimizer(optimizer, content[OPTIMIZER], source)
+    own, modules = _apart(trained)
+    saved = _states_by_name(content, modules, source)
+    parts = [(own, content), *((one, saved[name]) for name, one in modules.items())]
+    targets: list[tuple[SupportsStateDict, str, dict[str, Any]]] = []
+    for part, states in parts:
+        _check_weights(part.model, states[MODEL], source)
+        if part.scheduler is not None and SCHEDULER in states:
+            targets.append((part.scheduler, SCHEDULER, states))
+        if OPTIMIZER in states and (part.optimizer is not None or (needs_optimizer and part is own)):
+            targets.append((_matching_optimizer(part.optimizer, states[OPTIMIZER], source), OPTIMIZER, states))
     with ExitStack() as undo:
-        for name, target in targets.items():
+        for target, name, states in targets:
             undo.callback(target.load_state_dict, target.state_dict())
-            _load_state(target, content[name], name, source)
+            _load_state(target, states[name], name, source)
         # Last: this cannot be undone, but was checked.
-        model.load_state_dict(content[MODEL])
+        for part, states in parts:
+            part.model.load_state_dict(states[MODEL])
         undo.pop_all()
+
+
+def _apart(trained: Mapping[str, Trained]) -> tuple[Trained, dict[str, Trained]]:
+    """The model, whose states are the entries of the file, and the modules beside it."""
+    modules = dict(trained)
+    return modules.pop(next(iter(modules))), modules
+
+
+def _states_by_name(content: dict[str, Any], modules: Mapping[str, Trained], source: str | Path) -> dict[str, Any]:
+    entry: object = content.get(MODULES)
+    saved = cast("dict[str, Any]", entry) if isinstance(entry, dict) else {}
+    missing = [name for name in modules if name not in saved]
+    if missing:
+        raise CheckpointError(
+            "The checkpoint lacks modules that are trained beside the model; nothing was loaded.",
+            given=f"{source} with {', '.join(map(repr, saved)) or 'no modules'} beside the model",
+            expected=f"{', '.join(map(repr, modules))}, as the trainer has",
+            do=f"Load it before add_module({missing[0]!r}, ...) is called, or load a checkpoint that has them.",
+        )
+    return saved
 
 
 def _load_state(target: SupportsStateDict, state: dict[str, Any], name: str, source: str | Path) -> None:

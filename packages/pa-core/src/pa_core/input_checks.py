@@ -10,6 +10,8 @@ from torch.optim import Optimizer
 from pa_core.errors import ArgumentTypeError, ConfigurationError
 
 __all__ = [
+    "check_kind_of_module",
+    "check_kind_of_optimizer",
     "check_optimizer",
     "check_precision_and_device",
     "check_scheduler",
@@ -39,13 +41,13 @@ def check_trainer_arguments(model: object, loss_func: object, optimizer: object)
     Raises:
         ArgumentTypeError: One of them is something else.
     """
-    _check_kind_of_model(model)
+    check_kind_of_module(model, "model")
     if _is_optimizer(loss_func):
         raise _swapped(loss_func, optimizer)
     if loss_func is not None:
         _check_kind_of_loss_function(loss_func)
     if optimizer is not None:
-        _check_kind_of_optimizer(optimizer)
+        check_kind_of_optimizer(optimizer)
 
 
 def check_precision_and_device(mixed_precision: object, cpu: object) -> None:
@@ -220,21 +222,32 @@ def _precision_advice(name: str) -> str:
     return "Pass one of these strings." if meant is None else f"Pass mixed_precision={meant!r}."
 
 
-def _check_kind_of_model(model: object) -> None:
-    if isinstance(model, nn.Module):
+def check_kind_of_module(module: object, argument: str) -> None:
+    """Refuse what is no module.
+
+    Args:
+        module: What was given.
+        argument: What the argument is called: "model", or "module".
+
+    Raises:
+        ArgumentTypeError: It is a class, or something else.
+    """
+    if isinstance(module, nn.Module):
         return
-    if isinstance(model, type):
+    if isinstance(module, type):
         raise ArgumentTypeError(
-            "The model is a class.",
-            given=f"model={model.__name__}",
+            f"The {argument} is a class.",
+            given=f"{argument}={module.__name__}",
             expected="an instance of the class",
-            do=f"Create the model first, with the arguments that it needs: model={model.__name__}(...).",
+            do=f"Create the {argument} first, with the arguments that it needs: {argument}={module.__name__}(...).",
         )
     raise ArgumentTypeError(
-        "The model is not a torch.nn.Module.",
-        given=f"a model of type {type(model).__name__}",
+        f"The {argument} is not a torch.nn.Module.",
+        given=f"a {argument} of type {type(module).__name__}",
         expected="an instance of torch.nn.Module",
-        do="Pass the module that is to be trained as the first argument.",
+        do="Pass the module that is to be trained as the first argument."
+        if argument == "model"
+        else "Pass the module itself.",
     )
 
 
@@ -273,7 +286,12 @@ def _letters(name: str) -> str:
     return "".join(filter(str.isalnum, name.lower())).removesuffix("loss")
 
 
-def _check_kind_of_optimizer(optimizer: object) -> None:
+def check_kind_of_optimizer(optimizer: object) -> None:
+    """Refuse what is no optimizer.
+
+    Raises:
+        ArgumentTypeError: It is a class, or something else.
+    """
     if isinstance(optimizer, Optimizer):
         return
     if isinstance(optimizer, type):

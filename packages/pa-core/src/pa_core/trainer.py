@@ -25,6 +25,7 @@ from pa_core import (
     training_state,
 )
 from pa_core.accumulation import Accumulation, MicroBatch, forget_gradients, micro_batches
+from pa_core.added_modules import AddedModule
 from pa_core.any_trainer import AnyTrainer
 from pa_core.beside_model import require_one_trained_module
 from pa_core.callbacks.defaults import DEFAULT_CALLBACKS
@@ -81,6 +82,7 @@ from pa_core.types import (
     ModelT_co,
     OutputT_co,
     SchedulerFactory,
+    SchedulerLike,
     SchedulerT,
     SizedIterable,
     SupportsStateDict,
@@ -298,6 +300,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
                 self.model, self.loss_func, self.optimizer
             )  # a script may have replaced them
             input_checks.check_optimizer(self.model, self.optimizer)
+            self._added.require_usable(self.get_model(), self.optimizer)
             training_state.check_resume_overrides(resume_allow)
             self._stepping = SchedulerStepping(step_scheduler, watch_metric)
             train_data = GivenData(train_dataset, "train_dataset", train_dataloader_kwargs)
@@ -329,11 +332,8 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
                 for name, optimizer in self.named_optimizers().items()
             }
             self.scheduler = self._scheduler_of_run()  # pyright: ignore[reportIncompatibleVariableOverride]  # as above
-            self._stepping.require_usable(
-                self.scheduler,
-                is_overridden=self._steps_scheduler_itself,
-                is_evaluated=self.eval_dataloader is not None,
-            )
+            self._added.create_schedulers(self._placeholder_values())
+            self._require_usable_schedulers()
             self._go_on_with_saved_run(resume_allow)
             self._check_length_of_schedule()
             # Not before: a run that cannot start costs nothing of what the last one recorded.
@@ -394,6 +394,42 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             one.require_default_loader(type(self), Trainer)
             one.require_rank(self._accelerator.process_index, self._accelerator.num_processes)
         check_arguments_of_loaders(data, per_device_batch_size, collate_fn)
+
+    def add_module(
+        self,
+        name: str,
+        module: nn.Module,
+        optimizer: Optimizer | None = None,
+        create_scheduler_fn: SchedulerFactory[SchedulerLike] | None = None,
+    ) -> None:
+        """Train another module together with the model, by the loss that ``calculate_train_batch_loss`` returns.
+
+        A run places it on the device and in the precision of the model. Its optimizer is stepped, and its gradients are
+        clipped, cleared and on several processes averaged, together with those of the model. It is part of training
+        states and checkpoints by its name. Losses and updates of its own, as in a GAN, need a ``Run``.
+
+        A module whose parameters no optimizer has, such as a teacher, is placed on the device and put into evaluation
+        mode, and is not saved.
+
+        Args:
+            name: Its name in ``trainer.modules`` and in what is saved.
+            module: The module, which shares no parameters with the model.
+            optimizer: An optimizer of its parameters; None where the trainer's optimizer has them, or where it stays as
+                it is.
+            create_scheduler_fn: As for ``train()``, for this optimizer. It is stepped when the trainer's scheduler is.
+
+        Raises:
+            ConfigurationError: The name is taken; the module is a part of the model; the optimizer has parameters of
+                another module; none has the parameters of a module in training mode; or a run is under way.
+            ArgumentTypeError: An argument is another kind of thing.
+        """
+        added = AddedModule(module, optimizer, create_scheduler_fn)
+        self._added.add(name, added, self.get_model(), self.optimizer)
+
+    @property
+    def modules(self) -> Mapping[str, nn.Module]:
+        """What ``add_module`` was given, by name: what a step calls."""
+        return self._added.called()
 
     # What a run is made of
 
@@ -518,15 +554,17 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         """Called when a training run starts."""
 
     def train_epoch_start(self) -> None:
-        """Called when a training epoch starts; puts the model into training mode."""
+        """Called when a training epoch starts; puts the model into training mode, and added modules that it trains."""
         self.model.train()
+        self._added.train(self.optimizer)
 
     def train_epoch_end(self) -> None:
         """Called when a training epoch has ended, before its loss is recorded."""
 
     def eval_epoch_start(self) -> None:
-        """Called when an evaluation epoch starts; puts the model into evaluation mode."""
+        """Called when an evaluation epoch starts; puts the model and all added modules into evaluation mode."""
         self.model.eval()
+        self._added.eval()
 
     def eval_epoch_end(self) -> None:
         """Called when an evaluation epoch has ended, before its loss is recorded."""
@@ -592,9 +630,9 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         if self.eval_dataloader is not None:
             self._evaluate_epoch(self.eval_dataloader)
         self._progress.finish_epoch()
-        if self.scheduler is not None and self._stepping.after == "epoch" and not self._ends_within_epoch:
+        if self.named_schedulers() and self._stepping.after == "epoch" and not self._ends_within_epoch:
             with self._agreement.together():
-                self.scheduler_step()
+                self._step_schedulers()
         with self._agreement.together():
             self.training_run_epoch_end()
             self._call_event(TrainerCallback.on_training_run_epoch_end)
@@ -617,7 +655,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         if self._wrapping.is_outdated:
             self.model = cast("ModelT_co", self._wrapping.renew())
         if self._accelerator.num_processes > 1:
-            require_one_trained_module(vars(self), self.get_model())
+            require_one_trained_module(vars(self), self.get_model(), self.modules.values())
         self._go_on_in_mid_epoch(train_dl)
         count = self._loaders.count_batches(train_dl, "training")
         with self._wrapping.naming_unused_parameters():
@@ -650,6 +688,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         if not part.ends_group:
             return
         self._progress.steps_in_epoch = part.step
+        self._added.exchange_gradients(self.optimizer)
 
         # agree: every process stops, saves or is preempted at the same update
         self._wrapping.check_exchange()
@@ -692,22 +731,25 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
     def _update(self) -> None:
         """Change the weights by the gradients of one accumulation group."""
         # Not in the methods that follow: those of a user may know nothing of a scaler.
-        overflowed = _accelerate.unscale(self._accelerator, self.optimizer)
+        overflowed = _accelerate.unscale(self._accelerator, *self.named_optimizers().values())
         try:
             self._clip_gradients()
             if not overflowed:
                 self.optimizer_step()
-                if self.scheduler is not None and self._stepping.after == "update":
-                    self.scheduler_step()
+                self._added.step()
+                if self._stepping.after == "update":
+                    self._step_schedulers()
         except StopTrainingError as error:
             self._agreement.ask_to_stop(error)
         self.optimizer_zero_grad()
+        self._added.zero_grad()
         clock = self.run_history.clock
         self._progress.finish_group(clock)
         if not overflowed:
             self._progress.finish_update(clock)
             if self._checks_state_of_optimizer:
-                training_state.check_state_of_optimizer(self.optimizer)
+                for optimizer in self.named_optimizers().values():
+                    training_state.check_state_of_optimizer(optimizer)
                 self._checks_state_of_optimizer = False
             self._is_at_update = True
             self._call_event(TrainerCallback.on_optimizer_step_end, update=self.num_updates_completed)
@@ -725,7 +767,8 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
 
     def _updated_parameters(self) -> Iterator[Tensor]:
         """Others of the model may have gradients too, which nobody clears and which must not count."""
-        return (parameter for group in self.optimizer.param_groups for parameter in group["params"])
+        groups = (group for optimizer in self.named_optimizers().values() for group in optimizer.param_groups)
+        return (parameter for group in groups for parameter in group["params"])
 
     def optimizer_step(self) -> None:
         """Update the parameters by their gradients; not called where those of fp16 overflowed."""
@@ -738,6 +781,12 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         """
         if self.scheduler is not None:
             self._stepping.step(self.scheduler, self)
+
+    def _step_schedulers(self) -> None:
+        if self.scheduler is not None:
+            self.scheduler_step()
+        for scheduler in self._added.schedulers().values():
+            self._stepping.step(scheduler, self)
 
     def optimizer_zero_grad(self) -> None:
         """Clear the gradients of all parameters of the optimizer."""
@@ -1142,13 +1191,19 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
     def _steps_scheduler_itself(self) -> bool:
         return type(self).scheduler_step is not Trainer.scheduler_step
 
+    def _require_usable_schedulers(self) -> None:
+        is_evaluated = self.eval_dataloader is not None
+        schedulers: Mapping[str, object] = self.named_schedulers() or {"scheduler": None}
+        for name, scheduler in schedulers.items():
+            is_overridden = name == "scheduler" and self._steps_scheduler_itself
+            self._stepping.require_usable(scheduler, is_overridden=is_overridden, is_evaluated=is_evaluated)
+
     def _check_length_of_schedule(self) -> None:
-        if not self._steps_scheduler_itself:
-            updates = cast("int", self.run_config.max_num_train_steps) - self.num_updates_completed
-            epochs = self.run_config.num_epochs - self.num_epochs_completed
-            run_scheduler.check_length_of_schedule(
-                self.scheduler, self._stepping.count(updates, epochs), is_resumed=self._saved_run is not None
-            )
+        updates = cast("int", self.run_config.max_num_train_steps) - self.num_updates_completed
+        steps = self._stepping.count(updates, self.run_config.num_epochs - self.num_epochs_completed)
+        for name, scheduler in self.named_schedulers().items():
+            if name != "scheduler" or not self._steps_scheduler_itself:
+                run_scheduler.check_length_of_schedule(scheduler, steps, is_resumed=self._saved_run is not None)
 
     def _prepare_model_optimizer_and_dataloaders(self) -> None:
         """Place and wrap the model, and let accelerate split the loaders of the user's own over the processes.
@@ -1157,6 +1212,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         ``optimizer_step`` sees to.
         """
         self._wrap_model()
+        self._added.prepare(self._accelerator, self.optimizer, for_training=self._is_training)
         if self._is_training:
             self.train_dataloader = self._loaders.split_for_training(self.train_dataloader)
         if self.eval_dataloader is not None:
@@ -1204,6 +1260,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             self.run_history.clock.stop()
             end_workers(self.train_dataloader, self.eval_dataloader)
             self._unwrap_model()
+            self._added.restore()
             forget_gradients(self.model, self.optimizer)
         self.callback_handler.warn_of_unfired_events()
 
@@ -1253,7 +1310,8 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self._loss_tracker, self._step_means = LossTracker(), StepMeans()
         try:
             distributed.broadcast_buffers(self.model)
-            yield
+            with self._added.evaluating(self.optimizer):
+                yield
         finally:
             self._num_evaluations_under_way -= 1
             self.model = wrapped  # pyright: ignore[reportIncompatibleVariableOverride]  # narrower than any module

@@ -1,0 +1,339 @@
+"""The modules that a trainer has beside its model: trained with it by one loss, or frozen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from torch import nn
+from torch.optim import Optimizer
+
+from pa_core import _accelerate, distributed
+from pa_core.compatibility import require_whole_model
+from pa_core.distributed.gradient_averaging import average_gradients, copy_from_rank_zero, is_same_on_all_processes
+from pa_core.errors import ConfigurationError, UnsupportedConfigurationError
+from pa_core.input_checks import check_kind_of_module, check_kind_of_optimizer, check_scheduler, check_scheduler_factory
+from pa_core.placeholders import resolve_placeholders
+from pa_core.types import SchedulerFactory, SchedulerLike
+from pa_core.unwrapping import unwrap_model
+
+__all__ = ["AddedModule", "AddedModules"]
+
+_RESERVED = ("loss_func", "model", "optimizer", "scheduler")
+"""What the trainer's own objects are called in training states."""
+
+
+@dataclass
+class AddedModule:
+    """A module, and what trains it.
+
+    Attributes:
+        module: The user's own module.
+        optimizer: Its own optimizer; None where that of the trainer has its parameters, or no optimizer.
+        create_scheduler_fn: Makes the scheduler of its optimizer.
+        scheduler: The scheduler of the current or last run.
+        called: What a step calls; while a run goes on, the module in the precision of the run.
+    """
+
+    module: nn.Module
+    optimizer: Optimizer | None = None
+    create_scheduler_fn: SchedulerFactory[SchedulerLike] | None = None
+    scheduler: SchedulerLike | None = None
+    called: nn.Module | None = None
+
+
+class AddedModules:
+    """What ``add_module`` was given, by name.
+
+    Gradients are averaged over the processes after the backward pass, one module after another, and not by a wrapper
+    during it: two wrappers of one loss would exchange in the order in which the graph reaches them, which a process
+    without a sample does not have. So a module may also be called several times in a step, or through methods other
+    than ``forward``.
+
+    Example:
+        >>> from torch.optim import SGD
+        >>> model, critic = nn.Linear(1, 1), nn.Linear(1, 1)
+        >>> own, of_critic = (SGD(module.parameters(), lr=0.1) for module in (model, critic))
+        >>> added = AddedModules()
+        >>> added.add("critic", AddedModule(critic, of_critic), model, own)
+        >>> list(added.called()), list(added.optimizers())
+        (['critic'], ['critic'])
+    """
+
+    def __init__(self) -> None:
+        self._by_name: dict[str, AddedModule] = {}
+        self._undo: list[Callable[[], None]] = []
+        self._is_prepared = self._was_checked = False
+
+    def add(self, name: str, added: AddedModule, model: nn.Module, optimizer: Optimizer | None) -> None:
+        """Take a module, or refuse it and stay as before.
+
+        Args:
+            name: What it is called from now on.
+            added: The module.
+            model: The model of the trainer.
+            optimizer: The optimizer of the trainer.
+
+        Raises:
+            ConfigurationError: The name is taken, the module cannot be trained beside others, or a run is under way.
+            ArgumentTypeError: Something is another kind of thing, such as a class instead of an instance.
+        """
+        if self._is_prepared:
+            raise ConfigurationError(
+                "What a trainer trains does not change while a run is under way.",
+                given=f"add_module({name!r}, ...) in a callback, a hook or a step",
+                expected="all modules before the run has begun",
+                do="Call it where the trainer is made.",
+            )
+        _check_name(name, self._by_name)
+        check_kind_of_module(added.module, "module")
+        require_whole_model(added.module)
+        if added.optimizer is not None:
+            check_kind_of_optimizer(added.optimizer)
+        _check_scheduler_factory(name, added)
+        _check_parameters(name, added, self._parameters_beside(name, model), optimizer)
+        self._by_name[name] = added
+
+    def require_usable(self, model: nn.Module, optimizer: Optimizer | None) -> None:
+        """Refuse what has come to be wrong since: a script may have replaced the model or the optimizer.
+
+        Raises:
+            ConfigurationError: A module cannot be trained beside the others.
+        """
+        for name, added in self._by_name.items():
+            _check_parameters(name, added, self._parameters_beside(name, model), optimizer)
+
+    def _parameters_beside(self, name: str, model: nn.Module) -> dict[int, str]:
+        """What else has a parameter, by the identity of the parameter."""
+        others = {f"the module {other!r}": one.module for other, one in self._by_name.items() if other != name}
+        return {
+            id(parameter): owner
+            for owner, module in {**others, "the model": model}.items()
+            for parameter in module.parameters()
+        }
+
+    def called(self) -> dict[str, nn.Module]:
+        """Return what a step calls, by name."""
+        return {name: added.called or added.module for name, added in self._by_name.items()}
+
+    def trained(self, optimizer: Optimizer | None) -> dict[str, nn.Module]:
+        """Return the modules that are trained, by their own optimizer or by that of the trainer, without wrappers."""
+        ours = _parameters_of(optimizer)
+        return {
+            name: unwrap_model(added.module, keep_torch_compile=False)
+            for name, added in self._by_name.items()
+            if added.optimizer is not None or any(id(one) in ours for one in added.module.parameters())
+        }
+
+    def optimizers(self) -> dict[str, Optimizer]:
+        """Return the optimizers that modules have to themselves, by name."""
+        return {name: added.optimizer for name, added in self._by_name.items() if added.optimizer is not None}
+
+    def schedulers(self) -> dict[str, SchedulerLike]:
+        """Return the schedulers of these optimizers in the current run, by name."""
+        return {name: added.scheduler for name, added in self._by_name.items() if added.scheduler is not None}
+
+    def create_schedulers(self, values: Mapping[str, float]) -> None:
+        """Create the schedulers of a run.
+
+        Args:
+            values: What placeholders stand for.
+
+        Raises:
+            TypeError: A factory returned no scheduler.
+        """
+        for added in self._by_name.values():
+            if added.optimizer is not None and added.create_scheduler_fn is not None:
+                added.scheduler = resolve_placeholders(added.create_scheduler_fn, values)(added.optimizer)
+                check_scheduler(added.scheduler)
+
+    def prepare(
+        self, accelerator: _accelerate.AcceleratorLike, optimizer: Optimizer | None, *, for_training: bool
+    ) -> None:
+        """Place all modules on the device, in the precision of the run, and those that nobody trains in eval mode.
+
+        Args:
+            accelerator: That of the trainer.
+            optimizer: The optimizer of the trainer.
+            for_training: Whether the run trains; its modules then begin with the weights of rank zero.
+        """
+        trained = self.trained(optimizer)
+        self._is_prepared, self._was_checked = True, False
+        for name, added in self._by_name.items():
+            added.called, undo = _accelerate.place_and_wrap(accelerator, added.module, for_training=False)
+            self._undo.append(undo)
+            if name not in trained:
+                added.module.eval()
+        if for_training:
+            copy_from_rank_zero(trained.values())
+            for module in trained.values():
+                distributed.broadcast_buffers(module)
+
+    def restore(self) -> None:
+        """Make the user's modules what they were before the run, and forget the gradients of a run that stopped."""
+        self._is_prepared = False
+        while self._undo:
+            self._undo.pop()()
+        for added in self._by_name.values():
+            added.called = None
+            added.module.zero_grad()
+            if added.optimizer is not None:
+                added.optimizer.zero_grad()
+
+    def train(self, optimizer: Optimizer | None) -> None:
+        """Put the modules that are trained into training mode."""
+        for module in self.trained(optimizer).values():
+            module.train()
+
+    def eval(self) -> None:
+        """Put all modules into eval mode."""
+        for added in self._by_name.values():
+            added.module.eval()
+
+    @contextmanager
+    def evaluating(self, optimizer: Optimizer | None) -> Generator[None]:
+        """Within the context the buffers are those of rank zero; the modes of training come back."""
+        modes = [(module, module.training) for added in self._by_name.values() for module in added.module.modules()]
+        try:
+            for module in self.trained(optimizer).values():
+                distributed.broadcast_buffers(module)
+            yield
+        finally:
+            for module, training in modes:
+                module.training = training
+
+    def exchange_gradients(self, optimizer: Optimizer | None) -> None:
+        """Average the gradients of an update over the processes; each must call this, also one without a sample.
+
+        Buffers, too, become those of rank zero, as a wrapper would make them.
+
+        Args:
+            optimizer: The optimizer of the trainer.
+
+        Raises:
+            UnsupportedConfigurationError: The steps have trained a module themselves, on each process by itself.
+        """
+        if not self._by_name or distributed.num_processes() == 1:
+            return
+        trained = self.trained(optimizer)
+        if not self._was_checked:
+            for name, module in trained.items():
+                _require_same_on_all_processes(name, module)
+            self._was_checked = True
+        for name, module in trained.items():
+            updated = _parameters_of(self._by_name[name].optimizer) | _parameters_of(optimizer)
+            average_gradients(
+                {
+                    f"{name}.{inner}": parameter
+                    for inner, parameter in module.named_parameters()
+                    if parameter.requires_grad and id(parameter) in updated
+                }
+            )
+            distributed.broadcast_buffers(module)
+
+    def step(self) -> None:
+        """Update the parameters by their gradients."""
+        for optimizer in self.optimizers().values():
+            optimizer.step()
+
+    def zero_grad(self) -> None:
+        """Clear the gradients of all parameters of the optimizers."""
+        for optimizer in self.optimizers().values():
+            optimizer.zero_grad()
+
+
+def _parameters_of(optimizer: Optimizer | None) -> set[int]:
+    groups = [] if optimizer is None else optimizer.param_groups
+    return {id(parameter) for group in groups for parameter in group["params"]}
+
+
+def _require_same_on_all_processes(name: str, module: nn.Module) -> None:
+    """Refuse a module that steps have updated before its gradients were averaged for the first time."""
+    if not is_same_on_all_processes(module):
+        raise UnsupportedConfigurationError(
+            f"The module {name!r} has drifted apart on the processes before the first update of the trainer.",
+            given="steps that run a backward pass and an update of their own, whose gradients nobody averages",
+            expected="an added module that is trained by the loss that a step returns",
+            do="Add its loss to the one that is returned; for a loss and updates of its own, use Run.",
+        )
+
+
+def _check_name(name: str, taken: Mapping[str, AddedModule]) -> None:
+    if not name.isidentifier() or name in _RESERVED:
+        raise ConfigurationError(
+            "A module cannot have this name.",
+            given=f"name={name!r}",
+            expected=f"letters, digits and underscores, and none of {', '.join(_RESERVED)}",
+            do="Choose another name, such as 'critic' or 'teacher'.",
+        )
+    if name in taken:
+        raise ConfigurationError(
+            "There is a module of this name already.",
+            given=f"name={name!r}, which a {type(taken[name].module).__name__} has",
+            expected=f"a name other than {', '.join(map(repr, taken))}",
+            do="Choose another name.",
+        )
+
+
+def _check_scheduler_factory(name: str, added: AddedModule) -> None:
+    if added.create_scheduler_fn is None:
+        return
+    check_scheduler_factory(added.create_scheduler_fn)
+    if added.optimizer is None:
+        raise ConfigurationError(
+            f"The module {name!r} has no optimizer of its own that a scheduler could set the rates of.",
+            given="create_scheduler_fn without optimizer",
+            expected="both of them, or neither",
+            do="Pass the optimizer of the module too.",
+        )
+
+
+def _check_parameters(name: str, added: AddedModule, beside: Mapping[int, str], of_trainer: Optimizer | None) -> None:
+    """Refuse parameters that two would train, and trainable ones that nobody would."""
+    own = {id(parameter) for parameter in added.module.parameters()}
+    shared = next((beside[one] for one in own if one in beside), None)
+    if shared is not None:
+        raise ConfigurationError(
+            f"The module {name!r} has parameters that {shared} has too.",
+            given=f"{type(added.module).__name__}, which shares parameters with {shared}",
+            expected="a module with parameters of its own",
+            do="Leave it out: it is trained already, with what it is a part of."
+            if shared == "the model"
+            else "Add one module that holds both.",
+        )
+    ours = _parameters_of(of_trainer)
+    if added.optimizer is not None:
+        _check_optimizer(name, added.optimizer, own, ours)
+    elif of_trainer is not None and added.module.training and own.isdisjoint(ours):
+        _refuse_untrained(name, added.module)
+
+
+def _check_optimizer(name: str, optimizer: Optimizer, own: set[int], ours: set[int]) -> None:
+    kind, held = type(optimizer).__name__, _parameters_of(optimizer)
+    if held & ours:
+        raise ConfigurationError(
+            f"Two optimizers would train the module {name!r}.",
+            given=f"{kind} of {len(held & ours)} parameters that the trainer's optimizer has too",
+            expected="one optimizer for each parameter",
+            do="Leave optimizer out, or create the trainer's from the parameters of the model alone.",
+        )
+    if not held or held - own:
+        foreign = f"{len(held - own)} other parameters" if held else "no parameters"
+        raise ConfigurationError(
+            f"The optimizer is not that of the module {name!r}.",
+            given=f"{kind} of {foreign}",
+            expected=f"parameters of the module {name!r} only",
+            do="Create the optimizer from the parameters of the module that is added.",
+        )
+
+
+def _refuse_untrained(name: str, module: nn.Module) -> None:
+    trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    if trainable:
+        raise ConfigurationError(
+            f"No optimizer would train the module {name!r}.",
+            given=f"{type(module).__name__} with {len(trainable)} trainable parameters, in training mode",
+            expected="an optimizer of its parameters, or a module that is not to be trained",
+            do="Pass its optimizer, or call requires_grad_(False) on it.",
+        )
