@@ -354,7 +354,7 @@ REFUSED: dict[str, tuple[type[Exception], str, Add]] = {
     ),
     "a scheduler for its factory": (
         TypeError,
-        "Given as create_scheduler_fn: an instance of StepLR",
+        "an instance of StepLR",
         lambda trainer: trainer.add_module("more", tower(2), None, decay(trainer.optimizer)),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # the mistake
     ),
     "a class": (
