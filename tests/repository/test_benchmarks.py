@@ -135,9 +135,13 @@ def test_a_step_is_told_apart_into_the_same_chapters_in_all_loops(loop: str) -> 
     chapters = time_chapters(task, loop_named(loop).train)
     assert {name: len(times) for name, times in chapters.items()} == {
         "forward pass": 6,
+        "after the forward pass": 6,
         "loss": 6,
-        "backward pass without update, next batch": 3,
-        "backward pass": 3,
+        "after the loss": 6,
+        "backward pass": 6,
+        "after the backward pass": 6,
         "update": 3,
-        "clearing gradients, next batch": 2,
+        "after the update": 2,
+        "clearing gradients": 2,
+        "after the clearing gradients": 2,
     }
