@@ -177,7 +177,7 @@ def test_a_state_asked_for_at_the_end_of_a_run_that_diverged_is_told_of_by_the_e
     trainer = make_trainer(TerminateOnNaNCallback(), SaveAtEnd())
     with pytest.raises(NonFiniteLossError) as raised:
         train(trainer, dataset=Poisoned(52))
-    assert "state was asked for and is not saved" in raised.value.__notes__[0]
+    assert "state was requested but not saved" in raised.value.__notes__[0]
     assert not (tmp_path / "state").exists()
     with pytest.raises(CheckpointError, match="after NonFiniteLossError"):
         trainer.save_training_state(tmp_path / "state")
@@ -430,7 +430,7 @@ def test_a_state_that_was_asked_for_before_the_error_is_told_of_by_the_error(tmp
 
     with pytest.raises(Interrupted) as raised:
         train(make_trainer(SaveInStep(), InterruptAt("on_train_step_end", 5)))
-    assert "state was asked for and is not saved" in raised.value.__notes__[0]
+    assert "state was requested but not saved" in raised.value.__notes__[0]
 
 
 def test_a_state_is_not_saved_after_an_evaluation_run(tmp_path: Path) -> None:

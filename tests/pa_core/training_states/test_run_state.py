@@ -61,7 +61,7 @@ def test_models_optimizers_and_schedulers_go_on_bit_for_bit(tmp_path: Path) -> N
 
     resumed = TwoModels(seed=1)
     saved = SavedRun(read_state(tmp_path / "state"))
-    assert saved.restore(resumed, state_of(resumed), ()) == []
+    assert saved.restore(resumed, hyperparameters=resumed.asked) == []
     saved.restore_rng_state(resumed)
 
     assert resumed.train(4) == expected
@@ -75,8 +75,8 @@ def test_models_optimizers_and_schedulers_go_on_bit_for_bit(tmp_path: Path) -> N
 def test_another_learning_rate_changes_that_optimizer_alone(saved: SavedRun) -> None:
     """In proportion, and it is named with its optimizer."""
     same, other = TwoModels(), TwoModels(rate=0.2)
-    saved.restore(same, state_of(same), ())
-    (difference,) = saved.restore(other, state_of(other), ())
+    saved.restore(same, hyperparameters=same.asked)
+    (difference,) = saved.restore(other, hyperparameters=other.asked)
 
     assert difference.name == "generator, group 0: lr"
     rates = {

@@ -33,10 +33,6 @@ from pa_core.callbacks.limit_batches import add_limit_of_environment, apply_limi
 from pa_core.data.batch_count import BatchCount
 from pa_core.data.custom_loader import (
     batches_of_slices,
-    innermost,
-    is_dataloader,
-    is_keyed,
-    set_epoch,
 )
 from pa_core.data.given_data import DEFAULT_BATCH_SIZE, GivenData, check_arguments_of_loaders
 from pa_core.data.loaders import Purpose, batches_on_device, count_steps, end_workers
@@ -49,12 +45,11 @@ from pa_core.errors import (
     ConfigurationError,
     NonFiniteLossError,
     StopTrainingError,
-    TrainingPreempted,
 )
 from pa_core.events import EVENT_NAMES, CallbackHandler, CallbackLike, TrainerCallback
 from pa_core.misspelt_overrides import warn_of_misspelt_overrides
 from pa_core.placeholders import placeholder_values, resolve_placeholders
-from pa_core.progress import Phase, Position, Progress
+from pa_core.progress import Phase, Progress
 from pa_core.run_config import (
     TrainerRunConfig,
     check_count,
@@ -69,11 +64,12 @@ from pa_core.storage.encoding import encode
 from pa_core.tracking import LossTracker, RunHistory, StepMeans
 from pa_core.tracking.metric_prefix import INTERMEDIATE_PREFIX, recording_with_prefix
 from pa_core.training_state import (
-    RunLoaders,
-    SafePoint,
+    EvaluationInterrupted,
+    Resumption,
+    RunParts,
+    SafePoints,
     SavedRun,
     StateRequest,
-    StateSaver,
     asked_settings,
 )
 from pa_core.types import (
@@ -92,10 +88,6 @@ from pa_core.unwrapping import unwrap_model
 __all__ = ["Trainer"]
 
 _P = ParamSpec("_P")
-
-
-class _EvaluationInterrupted(BaseException):
-    """Leaves an evaluation that is not brought to its end; no ``except Exception`` of a user's is to catch it."""
 
 
 class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
@@ -168,15 +160,9 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
     train_dataloader: SizedIterable
     run_config: TrainerRunConfig
     gradient_norm: Tensor | None
-    _checks_state_of_optimizer: bool
-    _saved_run: SavedRun | None
     _agreement: Agreement
-    _begins_at: Phase | None
     _running: Literal["train", "evaluate"] | None
     _is_training: bool
-    _interruptible: Phase | None
-    _interrupted_evaluation: Phase | None
-    _streams_before_evaluation: dict[str, Any] | None
 
     def __init__(
         self,
@@ -196,12 +182,9 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self._stepping = SchedulerStepping()
         self._gradient_clip_norm: float | None = None
         self._seed: int | None = None
-        self._state_saver = StateSaver()
-        self._settings: dict[str, Any] | None = None
-        self._asked_of_optimizers: dict[str, list[dict[str, Any]]] = {}
-        self._saved_along: list[SupportsStateDict] = []
         self._running = None
         self._begin_bookkeeping(is_training=False)
+        self._safe_points = SafePoints(self._parts_of_run())
         self.callback_handler.call_event(TrainerCallback.on_init_end, self)
 
     @override
@@ -313,7 +296,8 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self.create_scheduler_fn = create_scheduler_fn  # pyright: ignore[reportIncompatibleVariableOverride]
         self._gradient_clip_norm = gradient_clip_norm
         with self._run(is_training=True):
-            self._find_saved_run(resume_from, resume_missing)
+            self.resume_from = None if resume_from is None else Path(resume_from)
+            self._seed = self._resumption.find(self, resume_from, resume_missing, fresh_seed=self._seed or 0)
             train_dl = self._loaders.take(train_data, self.create_train_dataloader, per_device_batch_size)
             self.train_dataloader = cast("SizedIterable[BatchT]", train_dl)
             self.eval_dataloader = self._loaders.take(eval_data, self.create_eval_dataloader, per_device_batch_size)
@@ -327,20 +311,17 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
                 max_num_train_steps,
                 gradient_clip_value,
             )
-            self._asked_of_optimizers = {
-                name: asked_settings.begin_run(optimizer, is_resumed=self._saved_run is not None)
-                for name, optimizer in self.named_optimizers().items()
-            }
+            self._resumption.note_hyperparameters(self)
             self.scheduler = self._scheduler_of_run()  # pyright: ignore[reportIncompatibleVariableOverride]  # as above
             self._added.create_schedulers(self._placeholder_values())
             self._require_usable_schedulers()
-            self._go_on_with_saved_run(resume_allow)
+            self._resume(resume_allow)
             self._check_length_of_schedule()
             # Not before: a run that cannot start costs nothing of what the last one recorded.
-            if reset_run_history and self._saved_run is None:
+            if reset_run_history and self._resumption.saved is None:
                 self._reset_run_history()
             self._run_training()
-            self._state_saver.settle()
+            self._safe_points.settle()
         self._agreement.raise_non_finite_loss()
 
     def evaluate(
@@ -589,26 +570,20 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             with self._agreement.together():
                 self.training_run_start()
                 self._call_event(TrainerCallback.on_training_run_start)
-            self._go_on_between_epochs()
-            while not self._is_complete():
-                self._choose_epoch(self.num_epochs_completed)
-                self._run_epoch()
+            for epoch in self._resumption.remaining_epochs(self):
+                self._run_epoch(epoch)
         except StopTrainingError as error:
             self._agreement.stop = error
             self.callback_handler.call_event(TrainerCallback.on_stop_training_error, self, error=error)
-        self._safe_point.leave()
+        self._safe_points.leave()
         self.training_run_end()
         self.callback_handler.call_event(TrainerCallback.on_training_run_end, self)
         if isinstance(self._agreement.stop, NonFiniteLossError):
-            self._safe_point.end(self._agreement.stop, self.device)
-            self._state_saver.drop_requests(self._agreement.stop)
+            self._safe_points.end(self._agreement.stop, self.device)
+            self._safe_points.drop_requests(self._agreement.stop)
             return
-        self._go_on_from_the_end()
+        self._resumption.finish(self)
         self._reach_safe_point(Phase.COMPLETE)
-
-    def _is_complete(self) -> bool:
-        """Whether no epoch is left, for a run that goes on perhaps before its first one."""
-        return self._begins_at is Phase.COMPLETE or self.num_epochs_completed >= self.run_config.num_epochs
 
     @property
     def _is_at_last_update(self) -> bool:
@@ -621,11 +596,11 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         updates_of_whole_epochs = self.num_epochs_completed * self.run_config.num_update_steps_per_epoch
         return self._is_at_last_update and self.num_updates_completed < updates_of_whole_epochs
 
-    def _run_epoch(self) -> None:
+    def _run_epoch(self, epoch: int) -> None:
         """Train an epoch, unless it is trained already, and evaluate."""
-        self._safe_point.leave()
-        self._progress.epoch_under_way = self._progress.epochs
-        if not self._begins(Phase.EVALUATION):
+        self._safe_points.leave()
+        self._progress.epoch_under_way = epoch
+        if self._resumption.phase is not Phase.EVALUATION:
             self._run_train_epoch(self.train_dataloader)
         if self.eval_dataloader is not None:
             self._evaluate_epoch(self.eval_dataloader)
@@ -656,7 +631,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             self.model = cast("ModelT_co", self._wrapping.renew())
         if self._accelerator.num_processes > 1:
             require_one_trained_module(vars(self), self.get_model(), self.modules.values())
-        self._go_on_in_mid_epoch(train_dl)
+        self._resume_steps(train_dl)
         count = self._loaders.count_batches(train_dl, "training")
         with self._wrapping.naming_unused_parameters():
             # No name for the iterator: the traceback of an error would keep it alive, and the workers with it.
@@ -665,7 +640,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
                     self._run_train_step(batch, part)
                 if self._is_at_last_update:
                     break
-        self._safe_point.leave()
+        self._safe_points.leave()
         self._call_hook(self.train_epoch_end)
         self._record_epoch_loss("train_loss_epoch", count)
         with self._agreement.together():
@@ -673,7 +648,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
 
     def _run_train_step(self, batch: BatchT, part: MicroBatch) -> None:
         """Train on one batch; after the last one of an accumulation group, update the weights."""
-        self._safe_point.leave()
+        self._safe_points.leave()
         with self._wrapping.step(exchanges_gradients=part.ends_group):
             # forward
             with self._wrapping.forward_pass():
@@ -747,13 +722,10 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self._progress.finish_group(clock)
         if not overflowed:
             self._progress.finish_update(clock)
-            if self._checks_state_of_optimizer:
-                for optimizer in self.named_optimizers().values():
-                    training_state.check_state_of_optimizer(optimizer)
-                self._checks_state_of_optimizer = False
-            self._is_at_update = True
-            self._call_event(TrainerCallback.on_optimizer_step_end, update=self.num_updates_completed)
-            self._is_at_update = False
+            for name in tuple(self._safe_points.unchecked_optimizers):
+                self._safe_points.check_optimizer(name, self)
+            with self._safe_points.between_steps():
+                self._call_event(TrainerCallback.on_optimizer_step_end, update=self.num_updates_completed)
             self._step_means.end_step()
             self._reach_safe_point(Phase.STEP)
 
@@ -808,9 +780,9 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
     def _evaluate_epoch(self, valid_dl: SizedIterable[BatchT]) -> None:
         """Evaluate after a training epoch, or leave the run with the evaluation still to be done."""
         try:
-            with self._interruptible_evaluation(Phase.EVALUATION):
+            with self._safe_points.interruptible(Phase.EVALUATION, self):
                 self._run_eval_epoch(valid_dl)
-        except _EvaluationInterrupted:
+        except EvaluationInterrupted:
             self._reach_safe_point(Phase.EVALUATION)
 
     def _run_eval_epoch(
@@ -824,7 +796,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             is_intermediate: Whether the training epoch goes on afterwards.
         """
         is_own_loader = valid_dl is self.eval_dataloader
-        with self._evaluating(), torch.no_grad():
+        with self._safe_points.evaluating(), self._evaluating(), torch.no_grad():
             with self._agreement.together():
                 self.eval_epoch_start()
                 self._call_event_of_evaluation(TrainerCallback.on_eval_epoch_start, is_intermediate)
@@ -835,7 +807,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
                 for step, batch in enumerate(batches_on_device(loader, self.device, count), start=1):
                     with self._step_means.step():
                         self._run_eval_step(batch, step)
-                    self._leave_evaluation_if_asked()
+                    self._safe_points.leave_evaluation_if_asked(self)
             self._call_hook(self.eval_epoch_end)
             self._record_epoch_loss("eval_loss_epoch" if is_training else "evaluation_loss", count)
             with self._agreement.together():
@@ -859,15 +831,6 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
 
     # What the loop stands on: epochs and batches
 
-    def _choose_epoch(self, epoch: int) -> None:
-        """Choose the epoch whose order the training loader follows; loaders of the user's own may ask for it."""
-        loader = innermost(self.train_dataloader)
-        if is_keyed(loader):
-            position = self._saved_run.position.samples if self._saved_run and self._begins_in_mid_epoch else 0
-            loader.start_epoch(epoch, min(position, loader.split.num_samples))
-        elif self._is_training:
-            set_epoch(loader, epoch)
-
     def _micro_batches(
         self, train_dl: SizedIterable[BatchT], count: BatchCount | None
     ) -> Iterator[tuple[MicroBatch, BatchT]]:
@@ -886,7 +849,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
 
     def _training_batches(self, train_dl: SizedIterable[BatchT]) -> Iterable[BatchT]:
         """The batches of the rest of the epoch on the device; of a loader of the user's own, none is read ahead."""
-        loader = self._run_loaders.custom_state(train_dl)
+        loader = self._resumption.loaders.custom_state(train_dl)
         if loader is None:
             return batches_on_device(train_dl, self.device)
         limit = batches_of_slices(train_dl)
@@ -897,7 +860,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         """Fetching a batch of a loader of the user's own changes what the state holds of it."""
         for batch in batches:
             yield batch
-            self._safe_point.leave()
+            self._safe_points.leave()
 
     def _record_epoch_loss(self, metric_name: str, count: BatchCount | None) -> None:
         """Record the means over all samples of the epoch on all processes, unless one of them asked to stop."""
@@ -932,8 +895,8 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
                 listener(self, *args, **kwargs)
             except StopTrainingError as error:
                 self._agreement.ask_to_stop(error)
-            except _EvaluationInterrupted:
-                if not self._is_at_update:
+            except EvaluationInterrupted:
+                if not self._safe_points.is_between_steps:
                     raise
 
     def _call_event_of_evaluation(
@@ -947,106 +910,34 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
 
     # What the loop stands on: training states
 
-    def _find_saved_run(self, resume_from: str | Path | None, resume_missing: Literal["error", "start"]) -> None:
-        """Find what the run goes on with, and take the seed from it, before the loaders are made."""
-        self.resume_from = None if resume_from is None else Path(resume_from)
-        state = None if resume_from is None else training_state.find_state(resume_from, resume_missing)
-        if state is not None:
-            self._saved_run = SavedRun(state)
-            self._seed = self._saved_run.seed
-        elif resume_from is not None:
-            self.print(training_state.describe_missing(resume_from))
-        self._state_saver.begin_run(None if self._saved_run is None else self._saved_run.name)
-
-    def _go_on_with_saved_run(self, allowed: Collection[str]) -> None:
-        """Put everything back but what callbacks set up when the run starts."""
-        self._settings = training_state.describe_settings(
-            self.run_config,
-            innermost(self.train_dataloader),
-            self.named_optimizers(),
-            self.named_schedulers(),
-            str(self._stepping),
-            self._stepping.count(self.run_config.max_num_train_steps or 0, self.run_config.num_epochs),
+    def _resume(self, allowed: Collection[str]) -> None:
+        """Restore everything of a saved run but what callbacks set up when the run starts."""
+        self._resumption.note_settings(self, str(self._stepping), self._stepping.count)
+        counts_steps = not (self._steps_scheduler_itself or self._stepping.watch_metric)
+        self._resumption.restore(
+            self,
+            scaler=self._accelerator.scaler,
+            objects=self._safe_points.registered,
+            allowed=allowed,
+            count_steps=self._stepping.count if counts_steps else None,
         )
-        saved = self._saved_run
-        if saved is None:
-            return
-        differences = saved.compare(self._settings, allowed)
-        differences += saved.restore(self, self._describe_run_to_save(saved.position), allowed)
-        steps_done = self._stepping.count(saved.position.updates, saved.position.epochs)
-        differences = training_state.with_schedule_lengths(
-            differences,
-            training_state.schedules(self),
-            is_new="scheduler" in allowed,
-            steps_done=None if self._steps_scheduler_itself or self._stepping.watch_metric else steps_done,
-        )
-        if self._settings["max_num_train_steps"] > saved.settings["max_num_train_steps"]:
-            saved.extend(self.run_history)
-        self._progress.updates, self._progress.epochs = saved.position.updates, saved.position.epochs
-        self._accumulation.nominal = saved.nominal_items.get("optimizer")
-        self._begins_at = saved.position.phase
-        self.was_complete = self._begins_at is Phase.COMPLETE
-        self.print(training_state.describe_start(saved.path, saved.position))
-        if differences:
-            self.print(training_state.describe_differences(differences))
-        loader = innermost(self.train_dataloader)
-        if is_keyed(loader) and loader.shuffle == saved.settings["shuffle"]:
-            loader.algorithm = saved.algorithm
+        self.was_complete = self._resumption.was_complete
+        if self._resumption.saved is not None:
+            self._accumulation.nominal = self._resumption.saved.nominal_items.get("optimizer")
 
-    @property
-    def _begins_in_mid_epoch(self) -> bool:
-        return self._begins_at is not None and self._begins_at.is_mid_epoch
-
-    def _begins(self, phase: Phase) -> bool:
-        """Whether the run goes on in a phase; asked once, when it is reached."""
-        begins = self._begins_at is phase
-        if begins:
-            self._begins_at = None
-        return begins
-
-    def _go_on_between_epochs(self) -> None:
-        """Give callbacks and random streams what they had, in the place where the saved run had got to."""
-        if self._saved_run is None or self._begins_in_mid_epoch:
-            return
-        self._run_loaders.resume_between_epochs(self, self._saved_run, self._settings or {})
-        self._saved_run.restore_callbacks(self)
-        self._saved_run.restore_rng_state(self)
-        self._begins(Phase.EPOCH)
-
-    def _go_on_in_mid_epoch(self, train_dl: SizedIterable[BatchT]) -> None:
-        """As above, within a training epoch whose first events have been called again."""
-        saved = self._saved_run
-        if saved is None or not self._begins_in_mid_epoch:
-            return
-        settings = self._settings or {}
-        self._progress.samples_in_epoch = saved.position.samples
-        self._progress.steps_in_epoch = saved.steps_in_epoch(settings)
-        self._run_loaders.resume_mid_epoch(
+    def _resume_steps(self, train_dl: SizedIterable[BatchT]) -> None:
+        """Restore what belongs to a place within an epoch, and finish an evaluation that was interrupted there."""
+        phase = self._resumption.resume_steps(
             self,
             train_dl,
-            saved,
-            settings,
-            steps=self._progress.steps_in_epoch,
-            is_at_end=self._progress.steps_in_epoch >= len(train_dl) or self._is_at_last_update,
             report=lambda steps: self._call_event(TrainerCallback.on_train_steps_passed_over, steps=steps),
         )
-        if not saved.is_extended:
-            saved.restore_losses(self)
-        saved.restore_callbacks(self)
-        saved.restore_rng_state(self)
-        if saved.position.phase is Phase.INTERMEDIATE_EVALUATION:
-            self._is_at_update = True
-            try:
-                self.run_evaluation_epoch(is_intermediate=True)
-            except _EvaluationInterrupted:
-                self._reach_safe_point(Phase.STEP)
-            self._is_at_update = False
-        self._begins_at = None
-
-    def _go_on_from_the_end(self) -> None:
-        """Leave the random streams as a run that was complete had left them."""
-        if self._saved_run is not None and self._begins(Phase.COMPLETE):
-            self._saved_run.restore_rng_state(self)
+        if phase is Phase.INTERMEDIATE_EVALUATION:
+            with self._safe_points.between_steps():
+                try:
+                    self.run_evaluation_epoch(is_intermediate=True)
+                except EvaluationInterrupted:
+                    self._reach_safe_point(Phase.STEP)
 
     def _reach_safe_point(self, phase: Phase) -> None:
         """Save what was asked for: here, everything that the run consists of belongs to the same update.
@@ -1054,91 +945,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         Args:
             phase: What comes next.
         """
-        self._safe_point.reach(phase)
-        save, preempt = self._agreement.save, self._agreement.preempt
-        if not (save.is_pending or preempt.is_pending or self._state_saver.has_requests):
-            return
-        if self._accelerator.num_processes == 1:
-            save.agree(save.is_asked)
-            preempt.agree(preempt.is_asked)
-        if save.take():
-            self._call_event(TrainerCallback.on_training_state_request, update=self.num_updates_completed)
-        is_leaving = preempt.take()
-        if is_leaving:
-            self._call_event(TrainerCallback.on_preemption)
-        if self._state_saver.has_requests:
-            self._save_requested_states(phase)
-        if is_leaving:
-            self._state_saver.settle()
-            raise TrainingPreempted
-        self._interrupted_evaluation = None
-
-    def _save_requested_states(self, phase: Phase) -> None:
-        if phase is not Phase.COMPLETE:
-            with self._agreement.together():
-                self._call_event(TrainerCallback.on_training_state_save)
-        position = self._progress.position(self._interrupted_evaluation or phase)
-        parts = training_state.capture(self, self._describe_run_to_save(position))
-        self._state_saver.fulfil(parts, position)
-
-    def _find_extension(self, position: Position) -> training_state.Extension | None:
-        if self.was_complete and self._saved_run is not None:
-            return self._saved_run.extension
-        progress = training_state.EpochProgress(
-            self._progress.epoch_under_way,
-            self._progress.samples_in_epoch,
-            self._progress.steps_in_epoch,
-            count_steps(self.train_dataloader),
-            self.run_history.current_epoch,
-        )
-        return training_state.find_extension(position, progress, is_at_last_update=self._is_at_last_update)
-
-    def _describe_run_to_save(self, position: Position) -> training_state.RunState:
-        loader, extension = innermost(self.train_dataloader), self._find_extension(position)
-        return training_state.RunState(
-            position=position,
-            seed=self._seed or 0,
-            algorithm=loader.order.algorithm if is_keyed(loader) else None,
-            settings=self._settings or {},
-            hyperparameters=self._asked_of_optimizers,
-            nominal_items={"optimizer": self._accumulation.nominal},
-            loaders=self._run_loaders.capture(
-                self,
-                mid_epoch=position.phase.is_mid_epoch
-                or (extension is not None and extension.position.phase.is_mid_epoch),
-            ),
-            scaler=self._accelerator.scaler,
-            objects=self._saved_along,
-            rng_state=self._streams_before_evaluation if self._interrupted_evaluation else self._safe_point.streams,
-            extension=extension,
-        )
-
-    @contextmanager
-    def _interruptible_evaluation(self, phase: Phase) -> Generator[None]:
-        """Within the context, an evaluation may be left for good, to be done again by the run that goes on."""
-        if not self.preemptible or self._interruptible is not None:
-            yield
-            return
-        self._interruptible = phase
-        self._streams_before_evaluation = training_state.capture_rng_state(self.device)
-        try:
-            yield
-        except _EvaluationInterrupted:
-            self._interrupted_evaluation = phase
-            raise
-        finally:
-            self._interruptible = None
-
-    def _leave_evaluation_if_asked(self) -> None:
-        """Look between two batches whether the run has to make room; all processes leave after the same batch."""
-        if self._interruptible is None or self._num_evaluations_under_way > 1:
-            return
-        if self._accelerator.num_processes == 1:
-            self._agreement.preempt.agree(self._agreement.preempt.is_asked)
-        elif is_dataloader(innermost(self.eval_dataloader)):
-            self._agreement.agree_on_preemption()
-        if self._agreement.preempt.is_agreed:
-            raise _EvaluationInterrupted
+        self._safe_points.reach(phase, self, self._call_event)
 
     # What the loop stands on: preparing a run, and leaving everything as it was
 
@@ -1203,7 +1010,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         steps = self._stepping.count(updates, self.run_config.num_epochs - self.num_epochs_completed)
         for name, scheduler in self.named_schedulers().items():
             if name != "scheduler" or not self._steps_scheduler_itself:
-                run_scheduler.check_length_of_schedule(scheduler, steps, is_resumed=self._saved_run is not None)
+                run_scheduler.check_length_of_schedule(scheduler, steps, is_resumed=self._resumption.saved is not None)
 
     def _prepare_model_optimizer_and_dataloaders(self) -> None:
         """Place and wrap the model, and let accelerate split the loaders of the user's own over the processes.
@@ -1240,6 +1047,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
     def _run(self, *, is_training: bool) -> Generator[None]:
         """Begin a run, and leave the user's objects as they were however it ends."""
         self._begin_bookkeeping(is_training=is_training)
+        self._safe_points.start_run(self._parts_of_run())
         drawn = int(torch.randint(2**63 - 1, ()).item())
         self._seed = agree_on_integer(drawn, self.device)
         self.run_history.clock.start()
@@ -1247,7 +1055,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         try:
             yield
         except BaseException as exception:
-            self._safe_point.end(exception, self.device)
+            self._safe_points.end(exception, self.device)
             with fail_fast.ending_process_unless_all_fail(exception):
                 self._close_after(exception)
             raise
@@ -1272,7 +1080,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
                 listener(self, exception=exception)
             except BaseException as problem:
                 problems.append(problem)
-        self._state_saver.abandon(exception)
+        self._safe_points.abandon(exception)
         end_workers(self.train_dataloader, self.eval_dataloader)
         if problems:
             raise problems[0]
@@ -1281,31 +1089,31 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         """Forget what the loop noted down in an earlier run."""
         self._is_training = is_training
         self._progress = Progress()
-        self._is_at_update = False
         self._checked_steps: set[str] = set()
         self._loaders.start_run()
         self._accumulation = Accumulation(self._accelerator.num_processes)
         self._wrapping = ModelWrapping(self._accelerator)
         self._agreement = Agreement(self.device, self._accelerator.num_processes)
-        self._checks_state_of_optimizer = False
-        self._saved_run = None
-        self._begins_at = None
         self.preemptible: bool = False
         self.was_complete: bool = False
         self.resume_from = None
-        self._num_evaluations_under_way = 0
-        self._interruptible = None
-        self._interrupted_evaluation = None
-        self._streams_before_evaluation = None
-        self._run_loaders = RunLoaders(self.device)
-        self._safe_point = SafePoint()
+        self._resumption = Resumption(self._progress, self.device)
+
+    def _parts_of_run(self) -> RunParts:
+        """What decides which states are saved, and when."""
+        return RunParts(
+            self._progress,
+            self._resumption,
+            {"optimizer": self._accumulation},
+            self._agreement,
+            scaler=self._accelerator.scaler,
+        )
 
     @contextmanager
     def _evaluating(self) -> Generator[None]:
         """Within the context the model is the module without wrappers; means and modes of training come back."""
         wrapped, losses_of_training, means_of_training = self.model, self._loss_tracker, self._step_means
         modes = [(module, module.training) for module in wrapped.modules()]
-        self._num_evaluations_under_way += 1
         self.model = cast("ModelT_co", unwrap_model(wrapped))
         self._loss_tracker, self._step_means = LossTracker(), StepMeans()
         try:
@@ -1313,7 +1121,6 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             with self._added.evaluating(self.optimizer):
                 yield
         finally:
-            self._num_evaluations_under_way -= 1
             self.model = wrapped  # pyright: ignore[reportIncompatibleVariableOverride]  # narrower than any module
             self._loss_tracker, self._step_means = losses_of_training, means_of_training
             for module, training in modes:
@@ -1353,10 +1160,9 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
                 expected="train(..., eval_dataset=...)",
                 do="Pass an evaluation dataset, or remove the callback that evaluates.",
             )
-        is_between_steps = is_intermediate and self._is_at_update and self._num_evaluations_under_way == 0
         with (
             recording_with_prefix(self.run_history, INTERMEDIATE_PREFIX if is_intermediate else ""),
-            self._interruptible_evaluation(Phase.INTERMEDIATE_EVALUATION) if is_between_steps else nullcontext(),
+            self._safe_points.interruptible(Phase.INTERMEDIATE_EVALUATION, self) if is_intermediate else nullcontext(),
         ):
             self._run_eval_epoch(self.eval_dataloader, is_intermediate=is_intermediate)
 
@@ -1395,21 +1201,12 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
                 stays. Within a run this is raised when the state is captured; if asynchronous, with the next one or
                 when the run ends.
         """
-        if self._settings is None:
-            raise ConfigurationError(
-                "There is no run whose state could be saved.",
-                given="save_training_state() before train()",
-                expected="a run that has begun",
-                do="Call save_checkpoint() to save a model that was not trained here.",
-            )
         extras = encode(dict(checkpoint_kwargs or {}), "extras")
         request = StateRequest(Path(output_dir), extras, asynchronous, sequence, on_saved, keep_other_runs)
-        if self._is_training and self._safe_point.ended_by is None:
-            self._state_saver.ask(request)
-            return
-        phase = self._safe_point.require()
-        self._state_saver.ask(request)
-        self._save_requested_states(phase)
+        if self._is_training and self._safe_points.ended_by is None:
+            self._safe_points.request(request)
+        else:
+            self._safe_points.save(request, self, self._call_event)
 
     @override
     def load_training_state(self, input_dir: str | Path) -> dict[str, Any]:
@@ -1428,7 +1225,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             FileNotFoundError: There is no training state.
             CheckpointError: None is valid, or it is that of another model or optimizer.
         """
-        saved = SavedRun(training_state.read_same_state(input_dir))
+        saved = SavedRun(training_state.find_state(input_dir))
         with asked_settings.not_asking(*self.named_optimizers().values()):
             saved.restore_training(self, self._accelerator.scaler)
         return {"current_epoch": saved.position.current_epoch, **saved.extras}
@@ -1444,11 +1241,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             CheckpointError: Something in the state is neither a tensor nor plain, or could not be loaded again; it is
                 named. Of the optimizer's state this may be raised after the first update.
         """
-        for scheduler in self.named_schedulers().values():
-            training_state.check_scheduler(scheduler)
-        parts = training_state.capture(self, self._describe_run_to_save(self._progress.position(Phase.EPOCH)))
-        training_state.check_storable(parts, self.named_optimizers())
-        self._checks_state_of_optimizer = True
+        self._safe_points.check(self)
 
     @override
     def request_training_state(self) -> None:
@@ -1483,4 +1276,4 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
                     f"Given: an object of type {type(one).__name__}. Expected: one with state_dict() and "
                     "load_state_dict(). Give its class these methods."
                 )
-        self._saved_along.extend(objects)
+        self._safe_points.registered.extend(objects)

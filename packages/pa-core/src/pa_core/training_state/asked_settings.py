@@ -101,7 +101,7 @@ def _write(optimizer: Optimizer, asked: Sequence[Mapping[str, Any]]) -> None:
 
 
 def end_run(optimizer: Optimizer) -> None:
-    """Record how a run left the settings; nothing where none was begun."""
+    """Record how a run left the settings; nothing where no run began."""
     note = _notes.get(optimizer)
     if note is not None and note.left is None:
         note.left = hyperparameters(optimizer)

@@ -6,33 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from pa_core.progress import Phase, Position
+from pa_core.progress import Phase, Position, Progress
 
-__all__ = ["EpochProgress", "Extension", "find_extension"]
-
-
-@dataclass(frozen=True, slots=True)
-class EpochProgress:
-    """How far a run has come in its last epoch.
-
-    Attributes:
-        epoch: The number of the epoch, counted from 0, while it is under way; None after its last event.
-        samples: Samples of the epoch, over all processes, that were trained on.
-        steps: Training steps of the epoch that are complete.
-        num_steps: Training steps of a whole epoch.
-        number_in_history: The number of the current epoch in the run history.
-    """
-
-    epoch: int | None
-    samples: int
-    steps: int
-    num_steps: int
-    number_in_history: int
-
-    @property
-    def is_unfinished(self) -> bool:
-        """Whether some training steps of the epoch are complete, and others are left."""
-        return 0 < self.steps < self.num_steps
+__all__ = ["Extension", "find_extension"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,40 +33,52 @@ class Extension:
         return cls(Position.from_dict(values["position"]), int(values["number_in_history"]))
 
 
-def find_extension(position: Position, progress: EpochProgress, *, is_at_last_update: bool) -> Extension | None:
+def find_extension(
+    position: Position,
+    progress: Progress,
+    *,
+    num_steps: int,
+    number_in_history: int,
+    is_at_last_update: bool,
+) -> Extension | None:
     """Return where a run that has ended within an epoch continues; None where it continues at its position.
 
     Args:
         position: Where the run stands.
         progress: How far it has come in its last epoch.
+        num_steps: Training steps of a whole epoch.
+        number_in_history: The number of the current epoch in the run history.
         is_at_last_update: Whether all updates were made, so that the run left the epoch early.
 
     Example:
         >>> ended = Position(Phase.COMPLETE, epochs=2, updates=12)
-        >>> progress = EpochProgress(epoch=None, samples=16, steps=2, num_steps=10, number_in_history=3)
-        >>> extension = find_extension(ended, progress, is_at_last_update=True)
+        >>> progress = Progress(updates=12, epochs=2, samples_in_epoch=16, steps_in_epoch=2)
+        >>> extension = find_extension(ended, progress, num_steps=10, number_in_history=3, is_at_last_update=True)
         >>> extension.position
         Position(phase=<Phase.STEP: 'step'>, epochs=1, updates=12, samples=16, steps=2)
     """
-    if progress.epoch is not None:
-        return _of_stopped_epoch(position, progress, progress.epoch)
-    if position.phase.is_mid_epoch or not (is_at_last_update and progress.is_unfinished):
+    is_unfinished = 0 < progress.steps_in_epoch < num_steps
+    if progress.epoch_under_way is not None:
+        return _of_stopped_epoch(position, progress, number_in_history, is_unfinished=is_unfinished)
+    if position.phase.is_mid_epoch or not (is_at_last_update and is_unfinished):
         return None
     rest = replace(_mid_epoch(position, progress), epochs=position.epochs - 1)
-    return Extension(rest, progress.number_in_history - 1)
+    return Extension(rest, number_in_history - 1)
 
 
-def _of_stopped_epoch(position: Position, progress: EpochProgress, epoch: int) -> Extension | None:
+def _of_stopped_epoch(
+    position: Position, progress: Progress, number_in_history: int, *, is_unfinished: bool
+) -> Extension | None:
     """As above, where the run was stopped at one of the steps or events of an epoch, or preempted there."""
-    number = progress.number_in_history
-    if progress.is_unfinished and position.phase in (Phase.COMPLETE, Phase.EVALUATION):
-        return Extension(_mid_epoch(position, progress), number)
+    if is_unfinished and position.phase in (Phase.COMPLETE, Phase.EVALUATION):
+        return Extension(_mid_epoch(position, progress), number_in_history)
     if position.phase is not Phase.COMPLETE:
         return None
-    if position.epochs > epoch:
-        return Extension(replace(position, phase=Phase.EPOCH), number + 1)
-    return Extension(replace(position, phase=Phase.EVALUATION if progress.steps else Phase.EPOCH), number)
+    if position.epochs > (progress.epoch_under_way or 0):
+        return Extension(replace(position, phase=Phase.EPOCH), number_in_history + 1)
+    phase = Phase.EVALUATION if progress.steps_in_epoch else Phase.EPOCH
+    return Extension(replace(position, phase=phase), number_in_history)
 
 
-def _mid_epoch(position: Position, progress: EpochProgress) -> Position:
-    return replace(position, phase=Phase.STEP, samples=progress.samples, steps=progress.steps)
+def _mid_epoch(position: Position, progress: Progress) -> Position:
+    return replace(position, phase=Phase.STEP, samples=progress.samples_in_epoch, steps=progress.steps_in_epoch)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
@@ -16,6 +15,7 @@ from pa_core.errors import CheckpointError
 from pa_core.state_dicts import missing_methods
 from pa_core.storage.encoding import Encoded, decode, encode
 from pa_core.training_state.optimizer_state import load_state
+from pa_core.user_warnings import warn_user
 
 __all__ = ["check_scheduler", "check_state_of_optimizer", "check_storable"]
 
@@ -73,11 +73,9 @@ def check_state_of_optimizer(optimizer: Optimizer) -> None:
     try:
         copied = _copy_without_state(optimizer)
     except Exception as error:
-        warnings.warn(
+        warn_user(
             f"Whether the state of {name} can be loaded again could not be tried, since the optimizer cannot be copied "
-            f"({type(error).__name__}: {error}). Resume a short run before you rely on it.",
-            UserWarning,
-            stacklevel=2,
+            f"({type(error).__name__}: {error}). Resume a short run before you rely on it."
         )
         return
     on_the_host = {name: tensor.to("cpu", copy=True) for name, tensor in encoded.tensors.items()}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -30,6 +29,7 @@ from pa_core.training_state.optimizer_state import (
 from pa_core.training_state.run_settings import Difference, compare_settings, refuse_differences
 from pa_core.training_state.snapshotable import Snapshotable
 from pa_core.types import StatefulScheduler, SupportsStateDict
+from pa_core.user_warnings import warn_user
 
 __all__ = ["RunState", "SavedRun", "capture", "schedules"]
 
@@ -187,8 +187,23 @@ class SavedRun:
             return f"{samples} samples cannot be shared by {processes} processes and {steps} batches each."
         return f"With {processes} processes, pass {' or '.join(ways)}."
 
-    def restore(self, run: Snapshotable, state: RunState, allowed: Collection[str]) -> list[Difference]:
+    def restore(
+        self,
+        run: Snapshotable,
+        *,
+        hyperparameters: Mapping[str, Sequence[Mapping[str, Any]]],
+        scaler: SupportsStateDict | None = None,
+        objects: Sequence[SupportsStateDict] = (),
+        allowed: Collection[str] = (),
+    ) -> list[Difference]:
         """Restore models, optimizers, schedulers, scaler, history and registered objects.
+
+        Args:
+            run: The present run, with its objects.
+            hyperparameters: What it asks of each optimizer, by name.
+            scaler: The gradient scaler of fp16.
+            objects: What was registered to be saved with the run.
+            allowed: Names of ``RESUME_OVERRIDES``.
 
         Returns:
             The settings of the optimizers that differ from those of the saved run, and are those that were asked for.
@@ -196,16 +211,16 @@ class SavedRun:
         Raises:
             CheckpointError: They are not those of the saved run.
         """
-        self.restore_training(run, state.scaler, allowed)
-        before, asked = _unpack(self._parts["run"]["hyperparameters"]), state.hyperparameters
+        self.restore_training(run, scaler, allowed)
+        before = _unpack(self._parts["run"]["hyperparameters"])
         schedulers, differences = run.named_schedulers(), list[Difference]()
         for name, optimizer in run.named_optimizers().items():
             if name in before:
                 scheduler = schedulers.get(_scheduler_of(name))
-                apply_hyperparameters(optimizer, scheduler, before[name], asked[name])
-                differences += _compare_groups(name, before[name], asked[name])
+                apply_hyperparameters(optimizer, scheduler, before[name], hyperparameters[name])
+                differences += _compare_groups(name, before[name], hyperparameters[name])
         run.run_history.load_state_dict(self._parts["history"])
-        self._restore_objects(state.objects)
+        self._restore_objects(objects)
         return differences
 
     def restore_training(
@@ -239,9 +254,11 @@ class SavedRun:
             if name in saved:
                 callback.load_state_dict(saved.pop(name))
             else:
-                _warn(f"The callback {name} has no state in {self._state.path}, and starts over.")
+                warn_user(f"The callback {name} has no state in {self._state.path}, and starts over.")
         for name in saved:
-            _warn(f"The state of the callback {name} in {self._state.path} is ignored: the run has no such callback.")
+            warn_user(
+                f"The state of the callback {name} in {self._state.path} is ignored: the run has no such callback."
+            )
 
     def restore_rng_state(self, run: Snapshotable) -> None:
         """Restore the RNG state of this process; seed another where there were more or fewer processes."""
@@ -340,7 +357,3 @@ def _stateful(callbacks: Iterable[object]) -> list[SupportsStateDict]:
 
 def _name(one: object) -> str:
     return f"{type(one).__module__}.{type(one).__qualname__}"
-
-
-def _warn(text: str) -> None:
-    warnings.warn(text, UserWarning, stacklevel=2)

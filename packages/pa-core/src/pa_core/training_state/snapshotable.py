@@ -9,10 +9,11 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from pa_core.run_config import TrainerRunConfig
 from pa_core.tracking import LossTracker, RunHistory, StepMeans
 from pa_core.types import SizedIterable, StatefulScheduler
 
-__all__ = ["Snapshotable"]
+__all__ = ["ResumableRun", "Snapshotable"]
 
 
 class _HasCallbacks(Protocol):
@@ -81,4 +82,18 @@ class Snapshotable(Protocol):
 
     def print(self, *args: object, **kwargs: Any) -> None:
         """Print once per node."""
+        ...
+
+
+class ResumableRun(Snapshotable, Protocol):
+    """A run that is under way: it may be resumed, and its states saved at safe points."""
+
+    @property
+    def run_config(self) -> TrainerRunConfig:
+        """The settings of the run."""
+        ...
+
+    @property
+    def preemptible(self) -> bool:
+        """Whether evaluations look between their batches for a request to end the run."""
         ...

@@ -1,8 +1,7 @@
-"""When and by whom training states are written: asked for at any time, written by the first process, told to all."""
+"""Writing training states: requested at any time, written by the first process, errors raised on all."""
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from pa_core.storage.background import BackgroundWriter, HostPool
 from pa_core.storage.encoding import Encoded, encode
 from pa_core.storage.state import write_state
 
-__all__ = ["StateRequest", "StateSaver"]
+__all__ = ["StateRequest", "StateWriter"]
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,7 @@ class StateRequest:
     Attributes:
         directory: Where it will be.
         extras: Further entries.
-        asynchronous: Whether training goes on while it is written.
+        asynchronous: Whether training continues while it is written.
         sequence: Its place among the states of a folder.
         on_saved: Called with the directory, by the process that writes, once it is there.
         keeps_other_runs: Whether a state of another run that has the name stays, and this one gets a similar name.
@@ -43,15 +42,10 @@ class StateRequest:
     keeps_other_runs: bool = False
 
 
-class StateSaver:
-    """Writes the states that were asked for; every process calls each method, and the first one writes.
-
-    Attributes:
-        run: The name of the run, which tells its states from those of others in the same folder.
-    """
+class StateWriter:
+    """Writes the states that were asked for; every process calls each method, and the first one writes."""
 
     def __init__(self) -> None:
-        self.run: str = secrets.token_hex(8)
         self._requests: list[StateRequest] = []
         self._writes_in_background = False
         self._pool: HostPool | None = None
@@ -62,22 +56,18 @@ class StateSaver:
         """Whether a state waits for the moment at which it can be saved."""
         return bool(self._requests)
 
-    def begin_run(self, run: str | None = None) -> None:
-        """Forget requests of an earlier run, and take the name of the run that goes on, or a new one."""
-        self._requests.clear()
-        self.run = secrets.token_hex(8) if run is None else run
-
-    def ask(self, request: StateRequest) -> None:
-        """Have a state saved at the next moment at which everything belongs to the same update."""
+    def request(self, request: StateRequest) -> None:
+        """Have a state written with the next ones."""
         self._requests.append(request)
         self._writes_in_background |= request.asynchronous
 
-    def fulfil(self, parts: Mapping[str, Any], position: Position) -> None:
+    def write(self, parts: Mapping[str, Any], position: Position, run: str) -> None:
         """Write every state that was asked for.
 
         Args:
             parts: What the state holds.
             position: Where the run stands.
+            run: The name of the run, which tells its states from those of others in the same folder.
 
         Raises:
             CheckpointError: It could not be written, or the one before it, in the background, could not.
@@ -90,7 +80,7 @@ class StateSaver:
             try:
                 encoded = {name: encode(part, name) for name, part in parts.items()}
                 for request in requests:
-                    self._write(request, encoded, position)
+                    self._write(request, encoded, position, run)
             except (CheckpointError, OSError) as error:
                 problem = error
         _raise_on_all(problem)
@@ -113,10 +103,10 @@ class StateSaver:
         _raise_on_all(problem)
 
     def abandon(self, failure: BaseException) -> None:
-        """Let what is being written come to its end when the run fails, without a word to other processes.
+        """Let the writing in the background finish when the run fails, without a word to other processes.
 
         Args:
-            failure: Why the run ends; it is told what went wrong with the last state, too.
+            failure: Why the run ends; notes are added to it of states that are missing.
         """
         self.drop_requests(failure)
         try:
@@ -125,27 +115,29 @@ class StateSaver:
         except (CheckpointError, OSError) as error:
             failure.add_note(f"Besides, the last training state could not be written: {error}")
 
-    def drop_requests(self, failure: BaseException) -> None:
-        """Have the error that ends a run tell of the states that were asked for and are not saved.
+    def drop_requests(self, failure: BaseException | None = None) -> None:
+        """Forget the states that were asked for.
 
         Args:
-            failure: Why the run ends.
+            failure: The error that ends the run, to which a note is added for each of them.
         """
-        for request in self._requests:
+        requests, self._requests = self._requests, []
+        if failure is None:
+            return
+        for request in requests:
             failure.add_note(
-                f"The training state {request.directory} was asked for and is not saved: the run ended before "
-                "everything belonged to the same update."
+                f"The training state {request.directory} was requested but not saved: the run ended before its next "
+                "safe point."
             )
-        self._requests.clear()
 
-    def _write(self, request: StateRequest, parts: Mapping[str, Encoded], position: Position) -> None:
-        summary = self._summary(request, position)
+    def _write(self, request: StateRequest, parts: Mapping[str, Encoded], position: Position, run: str) -> None:
+        summary = _summary(request, position, run)
         parts = {**parts, "extras": request.extras}
 
         def write(parts: Mapping[str, Encoded]) -> None:
             directory = request.directory
             if request.keeps_other_runs:
-                directory = StateFolder(directory.parent).path_for(directory.name, self.run)
+                directory = StateFolder(directory.parent).path_for(directory.name, run)
             write_state(directory, parts, summary)
             if request.on_saved is not None:
                 request.on_saved(directory)
@@ -159,16 +151,17 @@ class StateSaver:
         copied = self._pool.copy(parts)
         self._writer.submit(lambda: write(copied))
 
-    def _summary(self, request: StateRequest, position: Position) -> dict[str, str | int | bool]:
-        return {
-            "run": self.run,
-            "sequence": request.sequence,
-            "update": position.updates,
-            "epoch": position.epochs,
-            "complete": position.phase is Phase.COMPLETE,
-            "saved_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            "torch": str(torch.__version__),
-        }
+
+def _summary(request: StateRequest, position: Position, run: str) -> dict[str, str | int | bool]:
+    return {
+        "run": run,
+        "sequence": request.sequence,
+        "update": position.updates,
+        "epoch": position.epochs,
+        "complete": position.phase is Phase.COMPLETE,
+        "saved_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "torch": str(torch.__version__),
+    }
 
 
 def _raise_on_all(problem: Exception | None) -> None:

@@ -1,0 +1,345 @@
+"""Where a run begins: at its first epoch, or where a saved run was interrupted."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Collection, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, overload
+
+import torch
+
+from pa_core import distributed
+from pa_core.data.custom_loader import innermost, is_keyed, set_epoch
+from pa_core.errors import CheckpointError, ConfigurationError
+from pa_core.progress import Phase, Progress
+from pa_core.storage import Skipped, State, newest_valid, read_state
+from pa_core.storage.accelerate_state import find_accelerate_state, refusal_of_accelerate_state
+from pa_core.training_state import asked_settings
+from pa_core.training_state.lengthened_schedule import with_schedule_lengths
+from pa_core.training_state.resume_messages import describe_missing, describe_neighbours, describe_start
+from pa_core.training_state.run_loaders import RunLoaders
+from pa_core.training_state.run_settings import Difference, describe_differences, describe_settings
+from pa_core.training_state.run_state import SavedRun, schedules
+from pa_core.training_state.snapshotable import ResumableRun
+from pa_core.types import SizedIterable, SupportsStateDict
+from pa_core.user_warnings import warn_user
+
+__all__ = ["Resumption", "find_state"]
+
+
+class Resumption:
+    """Where a run begins, and what it resumes from; one for each run.
+
+    ``remaining_epochs`` yields the epochs that are left, and ``resume_steps`` brings the first of them to its place.
+
+    Args:
+        progress: The counters of the run, which are set to those of the saved run.
+        device: Where batches are moved.
+
+    Attributes:
+        saved: The saved run; None for a new one.
+        phase: What comes next in the saved run, until this run has got there; None from then on and in a new run.
+        was_complete: Whether the saved run was complete, and nothing more is asked of it.
+        name: The name of the run, which tells its states from those of others in the same folder.
+        seed: The number that the order of the data and the augmentation follow from.
+        settings: What the run is asked for, as plain values; None until it is known.
+        hyperparameters: What the script asks of each optimizer, by name.
+        loaders: The custom data loaders of the run.
+    """
+
+    def __init__(self, progress: Progress, device: torch.device) -> None:
+        self._progress = progress
+        self.saved: SavedRun | None = None
+        self.phase: Phase | None = None
+        self.was_complete = False
+        self.name: str = secrets.token_hex(8)
+        self.seed = 0
+        self.settings: dict[str, Any] | None = None
+        self.hyperparameters: dict[str, list[dict[str, Any]]] = {}
+        self.loaders = RunLoaders(device)
+
+    # Before the run starts
+
+    def find(
+        self,
+        run: ResumableRun,
+        resume_from: str | Path | None,
+        resume_missing: Literal["error", "start"],
+        fresh_seed: int,
+    ) -> int:
+        """Find the state to resume from, before the loaders are made; every process must call this.
+
+        Args:
+            run: The run.
+            resume_from: One state, or a folder of states; None for a new run.
+            resume_missing: ``"start"`` begins a new run where there is no state at all.
+            fresh_seed: The seed of a new run.
+
+        Returns:
+            The seed of the run.
+
+        Raises:
+            ConfigurationError: As ``find_state``.
+            FileNotFoundError: As ``find_state``.
+            CheckpointError: As ``find_state``.
+        """
+        self.seed = fresh_seed
+        if resume_from is None:
+            return self.seed
+        state = find_state(resume_from, resume_missing)
+        if state is None:
+            run.print(describe_missing(resume_from))
+        else:
+            self.saved = SavedRun(state)
+            self.seed, self.name = self.saved.seed, self.saved.name
+        return self.seed
+
+    def note_hyperparameters(self, run: ResumableRun) -> None:
+        """Record what the script asks of the optimizers, before their schedulers are made.
+
+        Args:
+            run: The run.
+        """
+        self.hyperparameters = {
+            name: asked_settings.begin_run(optimizer, is_resumed=self.saved is not None)
+            for name, optimizer in run.named_optimizers().items()
+        }
+
+    def note_settings(self, run: ResumableRun, stepping: str, count_steps: Callable[[int, int], int]) -> None:
+        """Record what the run is asked for, once all of its objects are made.
+
+        Args:
+            run: The run.
+            stepping: When schedulers are stepped, and with what.
+            count_steps: Returns how often a scheduler is stepped in a number of updates and epochs.
+        """
+        config = run.run_config
+        self.settings = describe_settings(
+            config,
+            innermost(run.train_dataloader),
+            run.named_optimizers(),
+            run.named_schedulers(),
+            stepping,
+            count_steps(config.max_num_train_steps or 0, config.num_epochs),
+        )
+
+    def restore(
+        self,
+        run: ResumableRun,
+        *,
+        scaler: SupportsStateDict | None,
+        objects: Sequence[SupportsStateDict],
+        allowed: Collection[str],
+        count_steps: Callable[[int, int], int] | None,
+    ) -> None:
+        """Restore everything but what callbacks set up when the run starts, and print what is resumed; or do nothing.
+
+        Args:
+            run: The run.
+            scaler: The gradient scaler of fp16.
+            objects: What was registered to be saved with the run.
+            allowed: Names of ``RESUME_OVERRIDES``.
+            count_steps: As for ``note_settings``; None where an override steps the schedulers.
+
+        Raises:
+            CheckpointError: The run is not the one that was saved.
+        """
+        saved, settings = self.saved, self.settings or {}
+        if saved is None:
+            return
+        differences = saved.compare(settings, allowed)
+        differences += saved.restore(
+            run, hyperparameters=self.hyperparameters, scaler=scaler, objects=objects, allowed=allowed
+        )
+        differences = with_schedule_lengths(
+            differences,
+            schedules(run),
+            is_new="scheduler" in allowed,
+            steps_done=None if count_steps is None else count_steps(saved.position.updates, saved.position.epochs),
+        )
+        if settings["max_num_train_steps"] > saved.settings["max_num_train_steps"]:
+            saved.extend(run.run_history)
+        self._progress.updates, self._progress.epochs = saved.position.updates, saved.position.epochs
+        self.phase = saved.position.phase
+        self.was_complete = self.phase is Phase.COMPLETE
+        self._restore_order(run, saved)
+        _print(run, saved, differences)
+
+    @staticmethod
+    def _restore_order(run: ResumableRun, saved: SavedRun) -> None:
+        loader = innermost(run.train_dataloader)
+        if is_keyed(loader) and loader.shuffle == saved.settings["shuffle"]:
+            loader.algorithm = saved.algorithm
+
+    # While it runs
+
+    def remaining_epochs(self, run: ResumableRun) -> Iterator[int]:
+        """Iterate over the numbers of the epochs that are left, from 0; each has to count itself in the progress.
+
+        Callbacks, loaders and the RNG state are restored with the first one, or without any, unless they belong to a
+        place within the epoch. The training loader has the order of the epoch that was yielded last.
+
+        Args:
+            run: The run.
+        """
+        if self.saved is not None and not self._is_mid_epoch:
+            self.loaders.resume_between_epochs(run, self.saved, self.settings or {})
+            self._restore_callbacks_and_rng(run, self.saved)
+        while self.phase is not Phase.COMPLETE and self._progress.epochs < run.run_config.num_epochs:
+            self._choose_order(run, self._progress.epochs)
+            yield self._progress.epochs
+            self.phase = None
+
+    def resume_steps(self, run: ResumableRun, train_dl: SizedIterable, report: Callable[[int], object]) -> Phase | None:
+        """Restore what belongs to a place within an epoch, once the first events of the epoch were called again.
+
+        Args:
+            run: The run.
+            train_dl: The training loader of the epoch.
+            report: Called with the number of steps passed over so far.
+
+        Returns:
+            What came next in the saved run; None in an epoch that begins at its first step.
+
+        Raises:
+            CheckpointError: The training loader has fewer batches than were trained on.
+        """
+        saved, phase, progress = self.saved, self.phase, self._progress
+        if saved is None or not self._is_mid_epoch:
+            return None
+        settings = self.settings or {}
+        progress.samples_in_epoch = saved.position.samples
+        progress.steps_in_epoch = saved.steps_in_epoch(settings)
+        is_at_last_update = progress.updates == run.run_config.max_num_train_steps
+        self.loaders.resume_mid_epoch(
+            run,
+            train_dl,
+            saved,
+            settings,
+            steps=progress.steps_in_epoch,
+            is_at_end=is_at_last_update or progress.steps_in_epoch >= len(train_dl),
+            report=report,
+        )
+        if not saved.is_extended:
+            saved.restore_losses(run)
+        self._restore_callbacks_and_rng(run, saved)
+        self.phase = None
+        return phase
+
+    def finish(self, run: ResumableRun) -> None:
+        """Leave the RNG state of a run that was complete as that run had left it.
+
+        Args:
+            run: The run.
+        """
+        if self.saved is not None and self.phase is Phase.COMPLETE:
+            self.saved.restore_rng_state(run)
+
+    @property
+    def _is_mid_epoch(self) -> bool:
+        return self.phase is not None and self.phase.is_mid_epoch
+
+    @staticmethod
+    def _restore_callbacks_and_rng(run: ResumableRun, saved: SavedRun) -> None:
+        saved.restore_callbacks(run)
+        saved.restore_rng_state(run)
+
+    def _choose_order(self, run: ResumableRun, epoch: int) -> None:
+        """Choose the epoch whose order the training loader follows; custom data loaders may ask for it."""
+        loader = innermost(run.train_dataloader)
+        if is_keyed(loader):
+            samples = self.saved.position.samples if self.saved is not None and self._is_mid_epoch else 0
+            loader.start_epoch(epoch, min(samples, loader.split.num_samples))
+        else:
+            set_epoch(loader, epoch)
+
+
+def _print(run: ResumableRun, saved: SavedRun, differences: Sequence[Difference]) -> None:
+    run.print(describe_start(saved.path, saved.position))
+    if differences:
+        run.print(describe_differences(differences))
+
+
+@overload
+def find_state(resume_from: str | Path, resume_missing: Literal["error"] = ...) -> State: ...
+@overload
+def find_state(resume_from: str | Path, resume_missing: Literal["error", "start"]) -> State | None: ...
+def find_state(resume_from: str | Path, resume_missing: Literal["error", "start"] = "error") -> State | None:
+    """Return the state at a path, or the newest valid one of a folder; every process must call this.
+
+    Args:
+        resume_from: One state, or a folder of states.
+        resume_missing: ``"start"`` returns None where there is no state at all.
+
+    Raises:
+        ConfigurationError: ``resume_missing`` is neither ``"error"`` nor ``"start"``.
+        FileNotFoundError: There is no state, and ``resume_missing`` is ``"error"``.
+        CheckpointError: There are states, but none is valid.
+    """
+    if resume_missing not in ("error", "start"):
+        raise ConfigurationError(
+            "resume_missing is not usable.",
+            given=f"resume_missing={resume_missing!r}",
+            expected='"error" or "start"',
+            do='Pass "start" to begin a new run where there is nothing to resume from.',
+        )
+    found = _newest_of_rank_zero(Path(resume_from)) if distributed.rank() == 0 else None
+    path, skipped, problem = distributed.gather_objects(_told(found))[0]
+    for one in skipped:
+        warn_user(f"The training state {one.path} is passed over: {one.reason}")
+    if problem is not None:
+        raise problem
+    if path is None and resume_missing == "start":
+        return None
+    if path is None:
+        raise FileNotFoundError(
+            f"Given as resume_from: {resume_from}. Expected: a training state, or a folder with at least one"
+            f"{describe_neighbours(resume_from)}. Check the path, or pass "
+            'resume_missing="start" to begin a new run where there is none yet.'
+        )
+    return _read_elsewhere(path) if found is None else found.state
+
+
+class _Found(NamedTuple):
+    state: State | None
+    skipped: list[Skipped]
+    problem: CheckpointError | None = None
+
+
+def _told(found: _Found | None) -> tuple[Path | None, list[Skipped], CheckpointError | None]:
+    """What the first process tells the others; not the state itself, which all of them can read."""
+    if found is None:
+        return None, [], None
+    return None if found.state is None else found.state.path, found.skipped, found.problem
+
+
+def _newest_of_rank_zero(path: Path) -> _Found:
+    try:
+        state, skipped = newest_valid(path)
+    except CheckpointError as error:
+        return _Found(None, [], error)
+    if state is None and (foreign := find_accelerate_state(path)) is not None:
+        return _Found(None, [], refusal_of_accelerate_state(foreign))
+    if state is not None or not skipped:
+        return _Found(state, skipped)
+    reasons = "; ".join(f"{one.path.name}: {one.reason}" for one in skipped)
+    none_is_valid = CheckpointError(
+        "None of the training states is valid.",
+        given=f"{path} with {reasons}",
+        expected="at least one whole state",
+        do="Restore one from a backup, or remove them to begin a new run.",
+    )
+    return _Found(None, [], none_is_valid)
+
+
+def _read_elsewhere(path: Path) -> State:
+    try:
+        return read_state(path, verify=False)  # the first process has verified it
+    except (OSError, CheckpointError) as error:
+        raise CheckpointError(
+            "A process cannot read the training state that the first process resumes from.",
+            given=f"{path} on rank {distributed.rank()}: {error}",
+            expected="the same files on every machine of the run",
+            do="Keep training states in a folder that all machines share, or copy them to the same path on each.",
+        ) from error

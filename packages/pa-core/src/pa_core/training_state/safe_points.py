@@ -1,0 +1,423 @@
+"""Safe points: when a training state of a run may be saved, and what happens at these moments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any, Concatenate, ParamSpec, Protocol
+
+import torch
+
+from pa_core import distributed
+from pa_core.data.custom_loader import innermost, is_dataloader, is_keyed
+from pa_core.data.loaders import count_steps
+from pa_core.distributed.agreement import Agreement
+from pa_core.errors import CheckpointError, ConfigurationError, NonFiniteLossError, TrainingPreempted
+from pa_core.events import TrainerCallback
+from pa_core.progress import Phase, Position, Progress
+from pa_core.rng import capture_rng_state
+from pa_core.training_state.extension import Extension, find_extension
+from pa_core.training_state.resumption import Resumption
+from pa_core.training_state.round_trip import check_scheduler, check_state_of_optimizer, check_storable
+from pa_core.training_state.run_state import RunState, capture
+from pa_core.training_state.snapshotable import ResumableRun
+from pa_core.training_state.state_writer import StateRequest, StateWriter
+from pa_core.types import SupportsStateDict
+
+__all__ = ["CallEvent", "EvaluationInterrupted", "RunParts", "SafePoints"]
+
+_P = ParamSpec("_P")
+
+
+class CallEvent(Protocol):
+    """Calls the listeners of an event."""
+
+    def __call__(self, event: Callable[Concatenate[Any, Any, _P], None], *args: _P.args, **kwargs: _P.kwargs) -> None:
+        """Call them with these arguments."""
+        ...
+
+
+class _CountsItems(Protocol):
+    @property
+    def nominal(self) -> float | None: ...
+
+
+@dataclass(frozen=True)
+class RunParts:
+    """The parts of a run that decide what is saved and when.
+
+    Attributes:
+        progress: The counters of the run.
+        resumption: Where it began.
+        accumulations: What counts the items of each optimizer's updates, by the name of the optimizer.
+        agreement: Whether some process asks for a training state, or to end the run.
+        scaler: The gradient scaler of fp16.
+    """
+
+    progress: Progress
+    resumption: Resumption
+    accumulations: Mapping[str, _CountsItems]
+    agreement: Agreement
+    scaler: SupportsStateDict | None = None
+
+
+@dataclass(frozen=True)
+class _Evaluation:
+    """An evaluation that may be interrupted: what comes next if it is, and the RNG state before it."""
+
+    phase: Phase
+    rng_state: Mapping[str, Any]
+
+
+class _BetweenSteps:
+    """A context that is entered once in each update; a generator would take several times as long."""
+
+    def __init__(self) -> None:
+        self.is_entered = False
+
+    def __enter__(self) -> None:
+        self.is_entered = True
+
+    def __exit__(self, *_: object) -> None:
+        self.is_entered = False
+
+
+class EvaluationInterrupted(BaseException):
+    """Aborts an evaluation. A ``BaseException``, so that a user's ``except Exception`` does not swallow it.
+
+    It unwinds the evaluation before anything is saved: a callback that swaps the weights for the time of an evaluation
+    has put its own back by then.
+    """
+
+
+class SafePoints:
+    """Saves training states at safe points, where everything that a run consists of belongs to the same update.
+
+    A run tells where it is: it calls ``leave`` when it begins something that cannot be done a second time, such as an
+    update, and ``reach`` when all of that is complete. Evaluations cost nothing to repeat, and may be interrupted by a
+    preemption: the state is then the one from before the evaluation.
+
+    Args:
+        parts: The parts of the first run.
+
+    Attributes:
+        registered: Further objects that are part of each state, in this order.
+        ended_by: The class of the exception that ended the run; None while it runs and after a regular end. Not the
+            exception, whose traceback would keep the batch and the graph of the last step in memory.
+        unchecked_optimizers: The names of the optimizers to check after their first update.
+    """
+
+    def __init__(self, parts: RunParts) -> None:
+        self.registered: list[SupportsStateDict] = []
+        self.ended_by: type[BaseException] | None = None
+        self.unchecked_optimizers: set[str] = set()
+        self._writer = StateWriter()
+        self._run = parts
+        self._has_trained = False
+        self._phase: Phase | None = None
+        self._rng_state: Mapping[str, Any] | None = None
+        self._between_steps = _BetweenSteps()
+        self._num_evaluations = 0
+        self._evaluation: _Evaluation | None = None
+        self._interrupted: _Evaluation | None = None
+
+    # The course of a run
+
+    def start_run(self, parts: RunParts) -> None:
+        """Forget the run before.
+
+        Args:
+            parts: The parts of the new one.
+        """
+        self._has_trained |= self._run.resumption.settings is not None
+        self._run = parts
+        self._writer.drop_requests()
+        self.ended_by = self._phase = self._rng_state = None
+        self._between_steps = _BetweenSteps()
+        self._num_evaluations = 0
+        self._evaluation = self._interrupted = None
+        self.unchecked_optimizers.clear()
+
+    @property
+    def is_between_steps(self) -> bool:
+        """Whether an update is complete with all that belongs to it, and its last event is being called."""
+        return self._between_steps.is_entered
+
+    def between_steps(self) -> AbstractContextManager[None]:
+        """Return the context of what runs between two updates, where an evaluation may be interrupted."""
+        return self._between_steps
+
+    def leave(self) -> None:
+        """Note that something begins that changes a part of the run before the others."""
+        self._phase = None
+
+    def reach(self, phase: Phase, run: ResumableRun, call: CallEvent) -> None:
+        """Save what was asked for: here, everything that the run consists of belongs to the same update.
+
+        Args:
+            phase: What comes next.
+            run: The run.
+            call: Calls the listeners of an event, which may stop the run.
+
+        Raises:
+            TrainingPreempted: Some process asked for it; the states that callbacks asked for are saved.
+            CheckpointError: A state could not be written.
+            OSError: As above.
+        """
+        self._phase = phase
+        save, preempt = self._run.agreement.save, self._run.agreement.preempt
+        if not (save.is_pending or preempt.is_pending or self._writer.has_requests):
+            return
+        if distributed.num_processes() == 1:
+            save.agree(save.is_asked)
+            preempt.agree(preempt.is_asked)
+        if save.take():
+            call(TrainerCallback.on_training_state_request, update=self._run.progress.updates)
+        is_preempted = preempt.take()
+        if is_preempted:
+            call(TrainerCallback.on_preemption)
+        if self._writer.has_requests:
+            self._save_requested(phase, run, call)
+        if is_preempted:
+            self.settle()
+            raise TrainingPreempted
+        self._interrupted = None
+
+    def end(self, exception: BaseException, device: torch.device) -> None:
+        """Note the exception that ends the run, and the RNG state, since the script may draw from now on.
+
+        Args:
+            exception: What ends it.
+            device: The device of the run.
+        """
+        self.ended_by = type(exception)
+        if self._phase is not None:
+            self._rng_state = capture_rng_state(device)
+
+    def settle(self) -> None:
+        """Wait for a state that is written in the background.
+
+        Raises:
+            CheckpointError: It could not be written.
+            OSError: As above.
+        """
+        self._writer.settle()
+
+    def abandon(self, failure: BaseException) -> None:
+        """Let the writing in the background finish when the run fails, without a word to other processes.
+
+        Args:
+            failure: Why the run ends; notes are added to it of states that are missing.
+        """
+        self._writer.abandon(failure)
+
+    def drop_requests(self, failure: BaseException) -> None:
+        """Add notes of the states that were asked for and are not saved to the error that ends a run.
+
+        Args:
+            failure: Why the run ends.
+        """
+        self._writer.drop_requests(failure)
+
+    # Evaluations
+
+    @contextmanager
+    def evaluating(self) -> Generator[None]:
+        """The context of an evaluation, which may be within another one."""
+        self._num_evaluations += 1
+        try:
+            yield
+        finally:
+            self._num_evaluations -= 1
+
+    @contextmanager
+    def interruptible(self, phase: Phase, run: ResumableRun) -> Generator[None]:
+        """Let an evaluation be interrupted within the context, for the resumed run to do it again.
+
+        It cannot be where the run is not preemptible, in another evaluation, or, in mid-epoch, within an update.
+
+        Args:
+            phase: What comes next if it is: ``EVALUATION`` or ``INTERMEDIATE_EVALUATION``.
+            run: The run.
+
+        Raises:
+            EvaluationInterrupted: It was interrupted.
+        """
+        is_nested = self._evaluation is not None or self._num_evaluations > 0
+        if not run.preemptible or is_nested or (phase.is_mid_epoch and not self.is_between_steps):
+            yield
+            return
+        self._evaluation = _Evaluation(phase, capture_rng_state(run.device))
+        try:
+            yield
+        except EvaluationInterrupted:
+            self._interrupted = self._evaluation
+            raise
+        finally:
+            self._evaluation = None
+
+    def leave_evaluation_if_asked(self, run: ResumableRun) -> None:
+        """Interrupt an evaluation between two batches if the run is to be preempted; all processes after the same one.
+
+        Args:
+            run: The run.
+
+        Raises:
+            EvaluationInterrupted: One of them does.
+        """
+        if self._evaluation is None or self._num_evaluations > 1:
+            return
+        # Custom loaders of other kinds may have another number of batches on each process.
+        if distributed.num_processes() == 1 or is_dataloader(innermost(run.eval_dataloader)):
+            self._run.agreement.agree_on_preemption()
+        if self._run.agreement.preempt.is_agreed:
+            raise EvaluationInterrupted
+
+    # States
+
+    def request(self, request: StateRequest) -> None:
+        """Have a state saved at the next safe point.
+
+        Args:
+            request: The state.
+
+        Raises:
+            ConfigurationError: There has not been any training yet.
+        """
+        self._require_training()
+        self._writer.request(request)
+
+    def save(self, request: StateRequest, run: ResumableRun, call: CallEvent) -> None:
+        """Save a state of a run that has ended.
+
+        Args:
+            request: The state.
+            run: The run.
+            call: As for ``reach``.
+
+        Raises:
+            ConfigurationError: There has not been any training yet.
+            CheckpointError: The run cannot be resumed from where it ended, or the state cannot be written.
+            OSError: It cannot be written.
+        """
+        self._require_training()
+        phase = self._require_phase()
+        self._writer.request(request)
+        self._save_requested(phase, run, call)
+
+    def check(self, run: ResumableRun) -> None:
+        """Refuse what could not be saved in a training state; optimizers are checked again after their first update.
+
+        Args:
+            run: The run.
+
+        Raises:
+            CheckpointError: Something in the state is neither a tensor nor plain, or could not be loaded again.
+        """
+        for scheduler in run.named_schedulers().values():
+            check_scheduler(scheduler)
+        parts = capture(run, self._describe(run, self._run.progress.position(Phase.EPOCH)))
+        optimizers = run.named_optimizers()
+        check_storable(parts, optimizers)
+        self.unchecked_optimizers = set(optimizers)
+
+    def check_optimizer(self, name: str, run: ResumableRun) -> None:
+        """Refuse an optimizer whose state could not be saved, after its first update.
+
+        Args:
+            name: Its name.
+            run: The run.
+
+        Raises:
+            CheckpointError: The state cannot be stored, or not be loaded again.
+        """
+        if name in self.unchecked_optimizers:
+            self.unchecked_optimizers.remove(name)
+            check_state_of_optimizer(run.named_optimizers()[name])
+
+    def _require_training(self) -> None:
+        if not self._has_trained and self._run.resumption.settings is None:
+            raise ConfigurationError(
+                "There is no run whose state could be saved.",
+                given="save_training_state() before train()",
+                expected="a run that has begun",
+                do="Call save_checkpoint() to save a model that was not trained here.",
+            )
+
+    def _save_requested(self, phase: Phase, run: ResumableRun, call: CallEvent) -> None:
+        if phase is not Phase.COMPLETE:
+            with self._run.agreement.together():
+                call(TrainerCallback.on_training_state_save)
+        position = self._run.progress.position(phase if self._interrupted is None else self._interrupted.phase)
+        self._writer.write(capture(run, self._describe(run, position)), position, self._run.resumption.name)
+
+    def _describe(self, run: ResumableRun, position: Position) -> RunState:
+        parts, resumption = self._run, self._run.resumption
+        loader, extension = innermost(run.train_dataloader), self._find_extension(run, position)
+        continues_mid_epoch = extension is not None and extension.position.phase.is_mid_epoch
+        return RunState(
+            position=position,
+            seed=resumption.seed,
+            algorithm=loader.order.algorithm if is_keyed(loader) else None,
+            settings=resumption.settings or {},
+            hyperparameters=resumption.hyperparameters,
+            nominal_items={name: one.nominal for name, one in parts.accumulations.items()},
+            loaders=resumption.loaders.capture(run, mid_epoch=position.phase.is_mid_epoch or continues_mid_epoch),
+            scaler=parts.scaler,
+            objects=self.registered,
+            rng_state=self._rng_state if self._interrupted is None else self._interrupted.rng_state,
+            extension=extension,
+        )
+
+    def _find_extension(self, run: ResumableRun, position: Position) -> Extension | None:
+        progress, resumption = self._run.progress, self._run.resumption
+        if resumption.was_complete and resumption.saved is not None:
+            return resumption.saved.extension
+        return find_extension(
+            position,
+            progress,
+            num_steps=count_steps(run.train_dataloader),
+            number_in_history=run.run_history.current_epoch,
+            is_at_last_update=progress.updates == run.run_config.max_num_train_steps,
+        )
+
+    def _require_phase(self) -> Phase:
+        """Return what comes next in a run that has ended.
+
+        Raises:
+            CheckpointError: The run cannot be resumed from where it ended.
+        """
+        # Several processes agree on where they are when they are preempted; other exceptions end each where it is.
+        is_together = self.ended_by is None or issubclass(self.ended_by, TrainingPreempted)
+        ended_apart = distributed.num_processes() > 1 and not is_together
+        if self._phase is not None and not ended_apart:
+            return self._phase
+        raise CheckpointError(
+            "The run cannot be resumed from where it ended, so its training state is not saved.",
+            given=f"save_training_state() {_when(self.ended_by)}",
+            expected="a run that is under way, that is complete, or that was left between two updates",
+            do=_advice(self.ended_by),
+        )
+
+
+def _when(ended_by: type[BaseException] | None) -> str:
+    if ended_by is None:
+        return "after a run that trained nothing, such as evaluate()"
+    kind, processes = ended_by.__name__, distributed.num_processes()
+    if processes > 1:
+        return f"after {kind} ended the run on {processes} processes, each where it was"
+    return f"after {kind} ended the run in the middle of an update, an epoch's events or an evaluation"
+
+
+def _advice(ended_by: type[BaseException] | None) -> str:
+    if ended_by is None:
+        return "Save the state before evaluate() is called, or when train() has returned."
+    if issubclass(ended_by, NonFiniteLossError):
+        return "Resume from a state that was saved before, with other settings."
+    if issubclass(ended_by, KeyboardInterrupt):
+        return (
+            'Pass SaveTrainingStateCallback(..., stop_on_signals=("SIGINT",)): Ctrl-C then ends the run after the '
+            "update, with a state."
+        )
+    return "Resume from a state that SaveTrainingStateCallback(..., save_every_n_steps=...) saved before."
