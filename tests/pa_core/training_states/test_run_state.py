@@ -112,7 +112,7 @@ REFUSED: dict[Callable[[TwoModels], None], str] = {
     rename_model: r"(?s)another model.*the models generator, critic.*the models generator, discriminator",
     reshape_model: r"discriminator, of type Linear: weight: \(1, 2\) in the state, \(1, 3\) in the model",
     rename_optimizer: r"(?s)other optimizers.*generator, critic.*generator, discriminator",
-    swap_parameters: r"(?s)group 0 with discriminator.weight, discriminator.bias\n.*generator.2.weight",
+    swap_parameters: r"(?s)group 0 with discriminator.weight, discriminator.bias\n.*generator.3.weight",
 }
 
 
