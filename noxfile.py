@@ -289,7 +289,7 @@ def floors(session: nox.Session) -> None:
         *(one.tests() for one in DISTRIBUTIONS),
         "--ignore=tests/pa_core/data",
         "--ignore=tests/pa_core/storage",
-        "--deselect=tests/pa_core/test_faults.py::test_a_rank_that_fails_ends_at_once_wherever_it_fails",
+        "--deselect=tests/pa_core/distributed/test_fail_fast.py::test_a_rank_that_fails_ends_at_once_wherever_it_fails",
         f"--cell={CELLS[0].name}",
         f"--versions={','.join(oldest)}",
         *AT_A_TIME,

@@ -464,7 +464,7 @@ class TestGather:
 
     def test_other_objects(self, trainer: Trainer[nn.Linear]) -> None:
         """What holds no tensors is refused on every rank, with the name of the function that takes it."""
-        with pytest.raises(TypeError, match=r"str.*gather_objects"):
+        with pytest.raises(TypeError, match=r"(?s)str.*gather_objects"):
             trainer.gather({"name": "digit"})
 
 
