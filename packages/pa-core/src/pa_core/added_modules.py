@@ -234,13 +234,15 @@ class AddedModules:
 
     def step(self) -> None:
         """Update the parameters by their gradients."""
-        for optimizer in self.optimizers().values():
-            optimizer.step()
+        for added in self._by_name.values():
+            if added.optimizer is not None:
+                added.optimizer.step()
 
     def zero_grad(self) -> None:
         """Clear the gradients of all parameters of the optimizers."""
-        for optimizer in self.optimizers().values():
-            optimizer.zero_grad()
+        for added in self._by_name.values():
+            if added.optimizer is not None:
+                added.optimizer.zero_grad()
 
 
 def _parameters_of(optimizer: Optimizer | None) -> set[int]:

@@ -706,7 +706,9 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
     def _update(self) -> None:
         """Change the weights by the gradients of one accumulation group."""
         # Not in the methods that follow: those of a user may know nothing of a scaler.
-        overflowed = _accelerate.unscale(self._accelerator, *self.named_optimizers().values())
+        overflowed = self._accelerator.scaler is not None and _accelerate.unscale(
+            self._accelerator, *self.named_optimizers().values()
+        )
         try:
             self._clip_gradients()
             if not overflowed:
@@ -739,8 +741,9 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
 
     def _updated_parameters(self) -> Iterator[Tensor]:
         """Others of the model may have gradients too, which nobody clears and which must not count."""
-        groups = (group for optimizer in self.named_optimizers().values() for group in optimizer.param_groups)
-        return (parameter for group in groups for parameter in group["params"])
+        for optimizer in self.named_optimizers().values():
+            for group in optimizer.param_groups:
+                yield from group["params"]
 
     def optimizer_step(self) -> None:
         """Update the parameters by their gradients; not called where those of fp16 overflowed."""
