@@ -396,8 +396,8 @@ def never(_batch: Any, _output: Any) -> Any:
 @pytest.mark.parametrize(
     ("make", "told"),
     [
-        (lambda: TorchMetricsCallback(cast("Any", {"a": accuracy()})), "This is no metric"),
-        (lambda: TorchMetricsCallback(MetricCollection({})), "This is no metric"),
+        (lambda: TorchMetricsCallback(cast("Any", {"a": accuracy()})), "This is not a metric"),
+        (lambda: TorchMetricsCallback(MetricCollection({})), "This is not a metric"),
         (lambda: TorchMetricsCallback(accuracy(), in_evaluation=False), "never be computed"),
         (lambda: TorchMetricsCallback(accuracy(), predictions=cast("Any", "logits")), "predictions='logits'"),
         (lambda: TorchMetricsCallback(accuracy(), predictions=cast("Any", None)), "predictions=None"),

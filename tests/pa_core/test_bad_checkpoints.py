@@ -64,9 +64,9 @@ CHECKPOINTS: dict[Callable[[Path, Net], Any], tuple[str, ...]] = {
     plain_pickle: ("more than tensors", "mkdir", "weights_only=False"),
     lambda path, trainer: path.write_bytes(b""): ("damaged", "0 bytes"),
     lambda path, trainer: path.write_text("hello"): ("damaged", "5 bytes"),
-    lambda path, trainer: torch.save([1, 2], path): ("no checkpoint", "list"),
+    lambda path, trainer: torch.save([1, 2], path): ("not a checkpoint", "list"),
     lambda path, trainer: torch.save(trainer.model.state_dict(), path): (
-        "no checkpoint",
+        "not a checkpoint",
         "layers.0.weight",
         "model.load_state_dict",
     ),

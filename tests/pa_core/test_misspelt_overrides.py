@@ -64,7 +64,7 @@ def nothing(*_: object) -> None:
 def test_a_misspelt_override_is_named_with_what_was_meant(name: str) -> None:
     """The loop would never call it, and its default would run without a word."""
     (caught,) = defined(**{name: nothing})
-    assert f"MyTrainer.{name} is called by nobody. " in str(caught.message)
+    assert f"MyTrainer.{name} is never called. " in str(caught.message)
     assert f"is {MISSPELT[name]}: rename" in str(caught.message)
     assert defined(**{MISSPELT[name]: nothing}) == []
 

@@ -311,7 +311,7 @@ _REFUSED: list[tuple[object, str, str]] = [
     ([frozenset({1})], "state[0]: frozenset", "Convert the frozenset"),
     ([collections.defaultdict[str, int](int)], "state[0]: defaultdict", "Convert the defaultdict"),
     ({frozenset({1}): 1}, "state, a key of it: frozenset", "Convert the frozenset"),
-    ({torch.ones(1): 1}, "state, a key of it: a tensor", "Use numbers or texts as keys"),
+    ({torch.ones(1): 1}, "state, a key of it: a tensor", "Use numbers or strings as keys"),
     ({"x": {torch.ones(1)}}, "state['x'], a key of it: a tensor", "a list instead of a set"),
     ([torch.ones(2).as_subclass(_TensorSubclass)], "state[0]: _TensorSubclass", "Store a plain tensor"),
     ([torch.ones(2, device="meta")], "state[0]: a tensor of dtype torch.float32", "Store it as dense tensors"),

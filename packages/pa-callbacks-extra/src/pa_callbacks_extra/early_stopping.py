@@ -18,10 +18,10 @@ class EarlyStoppingCallback(TrainerCallback):
 
     The first epoch sets the best value. A later one is an improvement if it is better than the best value by at least
     the threshold; the distance is measured from the best value, not from the epoch before, so slow progress in small
-    steps counts as soon as it has added up. NaN is no improvement.
+    steps counts as soon as it has added up. NaN is never an improvement.
 
-    Place it behind the callbacks that are to see the last epoch too, such as ``SaveBestModelCallback``: the event in
-    which it ends the run does not reach those behind it.
+    Place it after the callbacks that are to see the last epoch too, such as ``SaveBestModelCallback``: the event in
+    which it ends the run does not reach those after it.
 
     Args:
         early_stopping_patience: The number of epochs in a row without an improvement after which the run
@@ -33,7 +33,7 @@ class EarlyStoppingCallback(TrainerCallback):
             says otherwise, as that of an accuracy does, leaving it out is warned of.
         reset_on_train: Whether each training run starts without a best value. If False, a run has to improve
             on the runs before it. The epochs without an improvement are counted anew in each run; only a run
-            that continues from a training state goes on with the best value and the count of that state.
+            that continues from a training state keeps the best value and the count of that state.
 
     Attributes:
         best: The best value and its epoch.
@@ -89,7 +89,7 @@ class EarlyStoppingCallback(TrainerCallback):
 
     @override
     def on_training_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Start to count, and forget the best value of earlier runs, if so wanted."""
+        """Start to count, and forget the best value of earlier runs, if configured to."""
         self.epochs_without_improvement = 0
         if self.reset_on_train:
             self.best.reset()

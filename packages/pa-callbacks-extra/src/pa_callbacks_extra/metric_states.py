@@ -1,4 +1,4 @@
-"""What metrics of torchmetrics have accumulated: taken out, put back, and computed over all processes."""
+"""States of torchmetrics' metrics: captured, restored, and computed over all processes."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def fits(metrics: MetricCollection, taken: Mapping[str, Mapping[str, Any]]) -> b
 
 
 def put_back(metrics: MetricCollection, taken: Mapping[str, Mapping[str, Any]]) -> None:
-    """Let the metrics go on from what ``take_out`` returned, which has to fit."""
+    """Restore the states that ``take_out`` returned, which must fit the metrics."""
     for path, metric in _walk(metrics):
         _set(metric, taken[path]["states"], taken[path]["updates"])
 
@@ -98,7 +98,7 @@ def _merge(metrics: MetricCollection, parts: Sequence[MetricStates]) -> None:
 
 
 def _reduced(parts: list[Any], reduction: Callable[[Any], Any] | None) -> Any:
-    """Put the states of several processes together: lists behind each other, tensors on top of each other."""
+    """Put the states of several processes together: lists are concatenated, tensors are stacked."""
     together: Any = [item for part in parts for item in part] if isinstance(parts[0], list) else torch.stack(parts)
     return together if reduction is None or len(together) == 0 else reduction(together)
 

@@ -118,7 +118,7 @@ class ModelEma(nn.Module, Generic[ModelT_co]):
     def applied_to(self, model: nn.Module) -> Generator[None]:
         """Within the context the model has the averaged weights, for evaluating or saving it; do not train it there.
 
-        The model's own weights come back whatever happens. No weight is copied, unless the average has another
+        The model's own weights are always restored. No weight is copied, unless the average has another
         precision than the model. Gradients, modes, hooks and wrappers of the model are not touched.
 
         Args:
@@ -137,7 +137,7 @@ class ModelEma(nn.Module, Generic[ModelT_co]):
 
     @override
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        """Take over what ``get_extra_state`` returned."""
+        """Restore what ``get_extra_state`` returned."""
         self.num_updates = state["num_updates"]
         self._copied = frozenset(state["copied"])
         self._pairs = None

@@ -61,13 +61,13 @@ class ModelEmaCallback(SaveBestModelCallback):
     file is a checkpoint of the model with averaged weights, for ``trainer.load_checkpoint``.
 
     It belongs before callbacks that log or watch these metrics, such as those of ``DEFAULT_CALLBACKS``, which would
-    otherwise get them an epoch late; where a ``LogMetricsCallback`` stands before it, a warning says so.
+    otherwise get them an epoch late; where a ``LogMetricsCallback`` comes before it, a warning says so.
 
     On several processes the average is the same on all of them; its buffers, such as the running statistics of batch
     norm layers, are those of the first process.
 
-    Place it behind the callbacks whose metrics are part of the evaluation, and before those that log metrics or stop
-    early. It does not matter whether it stands before ``ConvertSyncBatchNormCallback`` or behind it.
+    Place it after the callbacks whose metrics are part of the evaluation, and before those that log metrics or stop
+    early. It does not matter whether it comes before or after ``ConvertSyncBatchNormCallback``.
 
     Args:
         decay: How much of the average each optimizer update keeps, from 0 to 1. It looks back over about
@@ -176,7 +176,7 @@ class ModelEmaCallback(SaveBestModelCallback):
 
     @override
     def on_prepare_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Take note of what the model is made of, before its methods are replaced for mixed precision."""
+        """Record what the model is made of, before its methods are replaced for mixed precision."""
         model = trainer.get_model(keep_torch_compile=False)
         self._users_model = copy.deepcopy(model, {id(tensor): tensor for tensor in named_tensors(model).values()})
         restore_layers(self._users_model)

@@ -23,9 +23,9 @@ class ConvertSyncBatchNormCallback(TrainerCallback):
     running statistics are the same, also where the last batch is smaller or does not reach all processes.
 
     On an accelerator the layers are ``torch.nn.SyncBatchNorm`` during the run. On a CPU, where that class refuses to
-    run, they are layers of ours with the same state and the same results. Afterwards the model has its own layers
-    again, however the run ended; while it lasts, they keep their parameters, buffers, hooks and methods. On one
-    process nothing is converted.
+    run, they are pa-callbacks-extra's own layers with the same state and the same results. Afterwards the model has its
+    own layers again, however the run ended; while it lasts, they keep their parameters, buffers, hooks and methods. On
+    one process nothing is converted.
 
     In evaluation mode nothing is exchanged: layers without running statistics then normalise by the batch of their own
     process, as torch's do.

@@ -77,7 +77,7 @@ class TorchMetricsCallback(TrainerCallback[AnyTrainer, BatchT_contra, OutputT_co
         eval_metrics: The copy that belongs to the evaluation, None without one.
 
     Raises:
-        ConfigurationError: What was passed in is no metric, a name is the trainer's own, or another callback
+        ConfigurationError: What was passed in is not a metric, a name is the trainer's own, or another callback
             records a metric under the same name.
         UnsupportedConfigurationError: torchmetrics is not installed.
 
@@ -159,7 +159,7 @@ class TorchMetricsCallback(TrainerCallback[AnyTrainer, BatchT_contra, OutputT_co
 
     @override
     def on_train_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Take note of what was recorded before this run, which by now is reset or restored."""
+        """Note what was recorded before this run, which by now is reset or restored."""
         self._note_recorded(trainer.run_history)
 
     @override
@@ -187,7 +187,7 @@ class TorchMetricsCallback(TrainerCallback[AnyTrainer, BatchT_contra, OutputT_co
 
     @override
     def on_evaluation_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Take note that ``evaluate()`` runs."""
+        """Note that ``evaluate()`` runs."""
         self._begin(trainer, "evaluation_")
 
     @override
@@ -224,7 +224,7 @@ class TorchMetricsCallback(TrainerCallback[AnyTrainer, BatchT_contra, OutputT_co
         self._evaluated = []
         self._earlier = []
 
-    # What a resumed run goes on from
+    # What a resumed run continues from
 
     def state_dict(self) -> dict[str, Any]:
         """Return what the metrics of the training have accumulated on each process; every process must call this."""
@@ -244,7 +244,7 @@ class TorchMetricsCallback(TrainerCallback[AnyTrainer, BatchT_contra, OutputT_co
             return
         if not all(fits(self.train_metrics, states) for states in with_samples):
             warnings.warn(
-                "The metrics of the training are not those of the training state. Of the epoch that goes on they see "
+                "The metrics of the training are not those of the training state. Of the resumed epoch they see "
                 "the samples that are left.",
                 UserWarning,
                 stacklevel=2,
@@ -326,7 +326,7 @@ def _as_collection(metrics: object) -> MetricCollection:
     if isinstance(metrics, MetricCollection) and len(metrics):
         return metrics
     raise ConfigurationError(
-        "This is no metric.",
+        "This is not a metric.",
         given=f"metrics={metrics!r}",
         expected="a metric of torchmetrics, or a MetricCollection with at least one",
         do='Pass MetricCollection({"accuracy": ...}), for example.',
@@ -337,7 +337,7 @@ def _check_functions(predictions: object, targets: object) -> None:
     for name, function in (("predictions", predictions), ("targets", targets)):
         if not callable(function) and not (function is None and name == "targets"):
             raise ConfigurationError(
-                f"{name} is no function.",
+                f"{name} is not a function.",
                 given=f"{name}={function!r}",
                 expected="a function of a batch and of what the step returned for it",
                 do=f'Pass {name}=lambda batch, output: output["model_outputs"], for example.',

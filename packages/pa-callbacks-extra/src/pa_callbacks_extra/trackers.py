@@ -40,7 +40,7 @@ class _Window:
         loss_totals: The sum of the losses of all processes and the number of their samples when it began.
         samples: The reading of the clock when it began.
         seconds: The reading of the clock when it began, put forward by the time of evaluations since.
-        paused_at: The reading of the clock when the evaluation began that is going on.
+        paused_at: The reading of the clock when the present evaluation began.
     """
 
     loss_totals: Tensor | None = None
@@ -64,12 +64,12 @@ class TrackerCallback(LogMetricsCallback):
     - ``train/samples_per_second``: of all processes, without the time of evaluations;
     - ``train/accelerator_memory_gib``: the most that tensors have taken so far, on a CUDA device of the first process.
 
-    The x axis is the number of optimizer updates. It goes on over several calls of ``train()`` and over interruptions,
-    and so does the run in MLflow, TensorBoard, Trackio and Weights & Biases; other trackers begin a new run. Trackers
-    are open during ``train()`` and ``evaluate()`` and finished at their end, also after an exception. Only the first
-    process opens and writes.
+    The x axis is the number of optimizer updates. It continues over several calls of ``train()`` and over
+    interruptions, and so does the run in MLflow, TensorBoard, Trackio and Weights & Biases; other trackers begin a new
+    run. Trackers are open during ``train()`` and ``evaluate()`` and finished at their end, also after an exception.
+    Only the first process opens and writes.
 
-    Between reports nothing is read from an accelerator, and what a report needs of it is waited for by nobody: it is
+    Between reports nothing is read from an accelerator, and nothing waits for what a report needs of it: it is
     sent when it has arrived, a few updates later.
 
     Args:
@@ -204,7 +204,7 @@ class TrackerCallback(LogMetricsCallback):
 
     @override
     def log_metrics(self, trainer: AnyTrainer, metrics: dict[str, float]) -> None:
-        """Send metrics of the run history, behind everything that was to be sent before."""
+        """Send metrics of the run history, after everything that is waiting to be sent."""
         self._send(self._under_way.wait_for_all())
         values = {**metrics, "epoch": trainer.run_history.current_epoch}
         opened = self._open_trackers()
@@ -233,7 +233,7 @@ class TrackerCallback(LogMetricsCallback):
 
     @override
     def on_eval_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Let the time of the training go on, and send the metrics of the evaluation."""
+        """Resume the clock of the training, and send the metrics of the evaluation."""
         super().on_eval_epoch_end(trainer, **kwargs)
         if self._window.paused_at is not None:
             self._window.seconds += trainer.run_history.clock.seconds - self._window.paused_at
@@ -286,7 +286,7 @@ class TrackerCallback(LogMetricsCallback):
                 self._last_step = report.step
                 self._open.log(report.values, report.step)
 
-    # What a resumed run goes on from
+    # What a resumed run continues from
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the x axis is and what was sent by now: what is sent later, a resumed run sends again."""

@@ -104,7 +104,7 @@ class AcceleratorLike(Protocol):
 
     @property
     def gradient_accumulation_steps(self) -> int:
-        """What accelerate would accumulate by itself; a run of ours does not ask it to."""
+        """What accelerate would accumulate by itself; the trainer does not ask it to."""
         ...
 
     def prepare_model(self, model: nn.Module, *, evaluation_mode: bool = False) -> nn.Module:
@@ -360,7 +360,7 @@ def place_and_wrap(
 
     Args:
         accelerator: The accelerator of the trainer.
-        model: The user's own module.
+        model: The user's module.
         for_training: False leaves out the wrapper that synchronises gradients.
 
     Returns:
@@ -447,7 +447,7 @@ def is_dispatched(loader: object) -> bool:
 
 
 def explain_dispatching(loader: Any) -> Any:
-    """Return what to iterate for an epoch of a loader, with an error of ours where dispatched batches do not fit.
+    """Return what to iterate for an epoch of a loader, with an explained error where dispatched batches do not fit.
 
     The first process puts the batches of all processes together before it sends each of them its own.
     """

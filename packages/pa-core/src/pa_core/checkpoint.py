@@ -101,7 +101,7 @@ def build_checkpoint(trained: Mapping[str, Trained], extras: Mapping[str, Any] |
 
     Args:
         trained: What is trained, by name; first the model itself.
-        extras: Further entries, which stand beside the states at the top level.
+        extras: Further entries, beside the states at the top level.
 
     Raises:
         CheckpointError: An extra entry has the name of a state, or something could not be loaded again without
@@ -155,7 +155,7 @@ def read_checkpoint(path: str | Path, device: torch.device) -> dict[str, Any]:
 
     Raises:
         StateNotFoundError: There is no such file.
-        CheckpointError: The file is damaged, is no checkpoint, or needs code to be unpickled; or it is a directory.
+        CheckpointError: The file is damaged, is not a checkpoint, or needs code to be unpickled; or it is a directory.
     """
     path = Path(path)
     if path.is_dir():
@@ -171,7 +171,7 @@ def read_checkpoint(path: str | Path, device: torch.device) -> dict[str, Any]:
         content: object = torch.load(path, map_location=device, weights_only=True)
     except pickle.UnpicklingError as error:
         raise CheckpointError(
-            "The checkpoint holds more than tensors and plain values, or is no checkpoint; nothing of it was run.",
+            "The checkpoint holds more than tensors and plain values, or is not a checkpoint; nothing of it was run.",
             given=f"{path}, with {_what_torch_refuses(error)}",
             expected="a file that save_checkpoint wrote",
             do="Load it yourself, if you trust its author, with torch.load(..., weights_only=False).",
@@ -187,7 +187,7 @@ def read_checkpoint(path: str | Path, device: torch.device) -> dict[str, Any]:
         ) from error
     if not _is_checkpoint(content):
         raise CheckpointError(
-            "The file holds no checkpoint.",
+            "The file is not a checkpoint.",
             given=f"{path} with {_describe(content)}",
             expected=f"a dictionary with the key {MODEL}",
             do="Load weights that are not a checkpoint with model.load_state_dict(torch.load(path)).",
@@ -200,7 +200,7 @@ def _refusal_of_directory(path: Path) -> CheckpointError:
     if foreign is not None:
         return refusal_of_accelerate_state(foreign)
     return CheckpointError(
-        "A directory is no checkpoint file.",
+        "A directory is not a checkpoint file.",
         given=f"{path}, {'a training state' if is_state(path) else 'a directory'}",
         expected="a file that save_checkpoint wrote",
         do=f"Load it with trainer.load_training_state({str(path)!r})."
@@ -286,7 +286,7 @@ def _states_by_name(content: dict[str, Any], modules: Mapping[str, Trained], sou
 
 def _load_state(target: SupportsStateDict, state: dict[str, Any], name: str, source: str | Path) -> None:
     try:
-        # A copy: training goes on in the tensors that are loaded, and the caller has the content of the file.
+        # A copy: training continues in the tensors that are loaded, and the caller has the content of the file.
         target.load_state_dict(copy.deepcopy(state))
     except ConfigurationError as error:
         raise CheckpointError(
@@ -298,7 +298,7 @@ def _load_state(target: SupportsStateDict, state: dict[str, Any], name: str, sou
     except Exception as error:
         raise CheckpointError(
             f"The state does not fit the present {type(target).__name__}; nothing was loaded.",
-            given=f"{source} with a {name} for which {type(error).__name__} came up: {error}",
+            given=f"{source} with a {name}: loading it raised {type(error).__name__}: {error}",
             expected=f"the state of a {type(target).__name__}",
             do=f"Build the {type(target).__name__} as it was when the checkpoint was saved, or leave it out with "
             "load_optimizer=False or load_scheduler=False.",

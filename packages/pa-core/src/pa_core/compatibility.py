@@ -41,7 +41,7 @@ def create_accelerator(
 
     Raises:
         ConfigurationError: ``mixed_precision`` is none, or ``create`` set another one.
-        ArgumentTypeError: ``cpu`` is no bool.
+        ArgumentTypeError: ``cpu`` is not a bool.
         UnsupportedConfigurationError: The environment asks for what a run cannot do, or an earlier Accelerator
             has fixed another precision or device for the whole process.
     """
@@ -170,7 +170,7 @@ def require_whole_model(model: nn.Module) -> None:
     """Refuse a model that was split over processes, or wrapped for them, before the trainer got it.
 
     Args:
-        model: The user's own module.
+        model: The user's module.
 
     Raises:
         UnsupportedConfigurationError: It is not a whole module on this process.

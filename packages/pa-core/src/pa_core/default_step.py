@@ -34,7 +34,7 @@ def calculate_batch_loss(
         loss_func: Called with the model's outputs and the targets. None for a model that returns its own loss when it
             is called with the items of a mapping, ``model(**batch)``.
         batch: Inputs and targets at the indices 0 and 1, or a mapping.
-        method: The method that nobody overrides, for messages.
+        method: The method that is not overridden, for messages.
         checked: The methods whose first batch of the run was looked at; this one is added.
 
     Raises:
@@ -92,7 +92,7 @@ def _number_of_inputs(model: nn.Module, batch: Any, method: str) -> BatchMismatc
 
 
 def _arguments_of_model(forward: inspect.Signature, batch: Any) -> tuple[str, str]:
-    """What a step of the user's own probably calls the model with, and the targets."""
+    """What a custom step probably calls the model with, and the targets."""
     if is_mapping(batch[0]):
         return "**batch[0]", "batch[1]"
     if isinstance(batch[0], list | tuple):

@@ -28,7 +28,7 @@ class ScalarTransfer(Generic[TagT]):
     """Sends numbers from the device to the host, and hands them out when they have arrived.
 
     Reading a tensor of an accelerator with ``item()`` waits for everything that the device has still to do.
-    Here the copy is put in line behind that work instead, and looked at when it is there. Numbers on the CPU
+    Here the copy is queued after that work instead, and read when it has arrived. Numbers on the CPU
     have arrived at once. On an accelerator other than CUDA they arrive when ``wait_for_all`` asks for them.
 
     Example:

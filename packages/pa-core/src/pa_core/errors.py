@@ -205,7 +205,7 @@ class NonFiniteLossError(ExplainedError, StopTrainingError, ArithmeticError):
 
 
 class OtherProcessError(ExplainedError, RuntimeError):
-    """Another process of the run failed in what this one waited for, so that this one cannot go on either.
+    """Another process of the run failed in what this one waited for, so that this one cannot continue either.
 
     Example:
         >>> issubclass(OtherProcessError, RuntimeError)
@@ -237,7 +237,7 @@ class StateNotFoundError(ExplainedError, FileNotFoundError):
         self.errno, self.strerror, self.filename = errno.ENOENT, problem, None
 
 
-class TrainingPreempted(SystemExit):  # it is no error, and a script ends by it as by SystemExit
+class TrainingPreempted(SystemExit):  # not an error: a script ends by it as by SystemExit
     """The machine is needed for something else: a training state was saved, and the process ends.
 
     Like every ``SystemExit`` it ends a script that does not catch it, without a traceback and with its status: 75,

@@ -22,9 +22,10 @@ When each event fires:
       on_training_run_end
 
     ``on_training_state_request`` and ``on_preemption`` fire after the update at which all processes know of such a
-    request, ``on_training_state_save`` before a training state is captured. A run that goes on from a training state
-    fires the start events that came before it again (of the run, and of the epoch if it is in the middle of one), and
-    then gives each callback the state that it had. Before that, ``on_train_steps_passed_over`` fires in mid-epoch.
+    request, ``on_training_state_save`` before a training state is captured. A run that resumes from a training state
+    fires the start events that came before it again (of the run, and of the epoch if it resumes within one), and
+    then gives each callback the state that it had. Before that, ``on_train_steps_passed_over`` fires if it resumes
+    mid-epoch.
 
     evaluate()
       on_prepare_start
@@ -36,7 +37,7 @@ When each event fires:
 exception fires ``on_exception`` and leaves ``train()`` or ``evaluate()``; the last event does not fire.
 
 With one process, a callback that raises ``StopTrainingError`` is the last one that is called for its event. With
-several, the others are still called, and events go on until all processes know of the stop: a callback that gathers
+several, the others are still called, and events continue until all processes know of the stop: a callback that gathers
 would otherwise wait for the process that stopped.
 """
 
@@ -97,11 +98,11 @@ class TrainerCallback(ABC, Generic[TrainerT_contra, BatchT_contra, OutputT_contr
         """Called when a training epoch starts."""
 
     def on_train_steps_passed_over(self, trainer: TrainerT_contra, steps: int, **kwargs: Any) -> None:
-        """Called when a run goes on in mid-epoch: once, or after each batch that a loader has to fetch again.
+        """Called when a run resumes mid-epoch: once, or after each batch that a loader has to fetch again.
 
         Args:
             trainer: The trainer.
-            steps: The number of steps of the epoch that lie behind.
+            steps: The number of steps of the epoch that are done.
             **kwargs: For later additions.
         """
 
@@ -127,7 +128,7 @@ class TrainerCallback(ABC, Generic[TrainerT_contra, BatchT_contra, OutputT_contr
     def on_optimizer_step_end(self, trainer: TrainerT_contra, update: int, **kwargs: Any) -> None:
         """Called after each optimizer update, when weights, scheduler and gradients are those of the next one.
 
-        An update that the gradient scaler of fp16 skipped is no update, and does not fire this event.
+        An update that the gradient scaler of fp16 skipped is not an update, and does not fire this event.
 
         Args:
             trainer: The trainer.
@@ -188,7 +189,7 @@ class TrainerCallback(ABC, Generic[TrainerT_contra, BatchT_contra, OutputT_contr
         """
 
     def on_preemption(self, trainer: TrainerT_contra, **kwargs: Any) -> None:
-        """Called when all processes know that the run has to make room: save a training state, which is waited for."""
+        """Called when all processes know that the run is preempted: save a training state, which is waited for."""
 
     def on_training_state_save(self, trainer: TrainerT_contra, **kwargs: Any) -> None:
         """Called before a training state is captured: settle what is pending, such as losses not yet looked at."""
@@ -207,7 +208,7 @@ class TrainerCallback(ABC, Generic[TrainerT_contra, BatchT_contra, OutputT_contr
 
 CallbackLike: TypeAlias = "TrainerCallback[_TrainerT, Any, Any] | type[TrainerCallback[_TrainerT, Any, Any]]"
 
-# A method this similar to an event is taken for a typo of it at once; others may be events of the user's own, and
+# A method this similar to an event is taken for a typo of it at once; others may be custom events, and
 # are warned about when a run has ended without firing them.
 _SURELY_A_TYPO = 0.85
 
@@ -285,7 +286,7 @@ class CallbackHandler(Generic[_TrainerT]):
 
     @contextmanager
     def replaced_by(self, callbacks: Iterable[CallbackLike[_TrainerT]]) -> Generator[None]:
-        """Within the context, call only the given callbacks; the registered ones come back whatever happens."""
+        """Within the context, call only the given callbacks; the registered ones are always restored."""
         registered = self.callbacks
         self.callbacks = []
         self._listeners.clear()
@@ -314,7 +315,7 @@ class CallbackHandler(Generic[_TrainerT]):
             listener(*args, **kwargs)
 
     def listeners(self, event: str) -> list[Callable[..., Any]]:
-        """Return the bound methods that the event calls, in order; empty where nobody implements it."""
+        """Return the bound methods that the event calls, in order; empty where none implements it."""
         bound = self._listeners.get(event)
         if bound is None:
             bound = [getattr(callback, event) for callback in self.callbacks if _implements(callback, event)]
@@ -325,7 +326,7 @@ class CallbackHandler(Generic[_TrainerT]):
         return bound
 
     def warn_of_unfired_events(self) -> None:
-        """Warn of each ``on_`` method that nobody has called by the end of a run."""
+        """Warn of each ``on_`` method that was never called by the end of a run."""
         for callback in self.callbacks:
             for name, nearest in _unknown_events(callback).items():
                 if name not in self._fired and (type(callback), name) not in self._warned:
@@ -403,7 +404,7 @@ def _with_known_arguments(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _unknown_events(callback: TrainerCallback[Any, Any, Any]) -> dict[str, str]:
-    """Map the ``on_`` methods of a callback that are no event of ours to the nearest event."""
+    """Map the ``on_`` methods of a callback that are not events of the trainer to the nearest event."""
     named = [name for name in dir(callback) if name.startswith("on_") and name not in EVENT_NAMES]
     unknown = [name for name in named if callable(getattr(type(callback), name, None))]
     return {name: difflib.get_close_matches(name, EVENT_NAMES, n=1, cutoff=0.0)[0] for name in unknown}

@@ -90,7 +90,7 @@ class ExperimentTrackers:
         run_ids: What is known of their runs.
 
     Attributes:
-        run_ids: What names the run in each of the trackers that can go on with it; for ``open_trackers``.
+        run_ids: What names the run in each of the trackers that can continue it; for ``open_trackers``.
 
     Example:
         >>> import tempfile
@@ -154,12 +154,12 @@ def open_trackers(
         project_name: What the trackers call the project. TensorBoard takes it for a folder in ``logging_dir``.
         logging_dir: The folder of trackers that write files of their own; ``tensorboard --logdir runs`` shows the
             default.
-        config: What the run was started with, in any form that ``flatten_config`` takes. A run that goes on has it
+        config: What the run was started with, in any form that ``flatten_config`` takes. A resumed run has it
             already, and is given it again only by Trackio, which would forget it.
         init_kwargs: For each tracker by its name, further arguments of its own, which win over ours.
-        run_ids: The ``run_ids`` of trackers that were open before: their runs go on, with MLflow, TensorBoard, Trackio
-            and Weights & Biases. Others begin a new run.
-        last_step: For runs that go on, the last step that belongs to them. What was recorded for later ones before
+        run_ids: The ``run_ids`` of trackers that were open before: their runs continue, with MLflow, TensorBoard,
+            Trackio and Weights & Biases. Others begin a new run.
+        last_step: For resumed runs, the last step that belongs to them. What was recorded for later ones before
             an interruption is recorded again; TensorBoard leaves out the first recording.
 
     Raises:
@@ -186,7 +186,7 @@ def open_trackers(
 
 @dataclass(frozen=True)
 class _Continuation:
-    """How a tracker names a run, by which arguments it goes on with one, and whether the config is lost by that."""
+    """How a tracker names a run, by which arguments it continues one, and whether the config is lost by that."""
 
     id_of: Callable[[Any], str]
     arguments: Callable[[str, int], dict[str, Any]]

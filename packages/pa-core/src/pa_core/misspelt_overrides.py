@@ -39,7 +39,7 @@ def warn_of_misspelt_overrides(
             advice = _advice(name, called, events, overridden=vars(cls))
             if advice is not None:
                 # above __init_subclass__ is ABCMeta.__new__, and above that the class statement
-                warnings.warn(f"{cls.__name__}.{name} is called by nobody. {advice}", UserWarning, stacklevel=4)
+                warnings.warn(f"{cls.__name__}.{name} is never called. {advice}", UserWarning, stacklevel=4)
 
 
 def _advice(name: str, called: list[str], events: Collection[str], overridden: Collection[str]) -> str | None:

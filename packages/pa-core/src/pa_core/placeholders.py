@@ -1,7 +1,7 @@
 """Numbers that are known only once a run starts, for use in the arguments of a scheduler factory.
 
 To a type checker a placeholder is an ``int``, so that it fits wherever a scheduler takes one. At run time it
-is no number: arithmetic builds an expression, and whatever needs the number now is refused.
+is not a number: arithmetic builds an expression, and what needs the number now is refused.
 """
 
 from __future__ import annotations
@@ -302,7 +302,7 @@ def _resolve(value: Any, values: Mapping[str, float]) -> Any:
 
 
 def _expression(symbol: str, left: float, right: float) -> PlaceholderExpression:
-    """Return the expression, or ``NotImplemented`` so that Python reports the operand that is no number."""
+    """Return the expression, or ``NotImplemented`` so that Python reports the operand that is not a number."""
     if not all(isinstance(operand, numbers.Real | _Arithmetic) for operand in (left, right)):
         return cast("PlaceholderExpression", NotImplemented)
     return PlaceholderExpression(symbol, left, right)

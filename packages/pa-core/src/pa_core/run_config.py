@@ -61,7 +61,7 @@ class TrainerRunConfig:
             ``num_update_steps_per_epoch``, as every process takes part in every update.
 
     Raises:
-        ConfigurationError: A count is no whole number or too small, or a clipping threshold is not positive.
+        ConfigurationError: A count is not a whole number or too small, or a clipping threshold is not positive.
 
     Example:
         >>> config = TrainerRunConfig(
@@ -211,7 +211,7 @@ def describe_run_config(
 
 
 def check_count(name: str, value: object, minimum: int = 1) -> None:
-    """Refuse what is no whole number or is too small.
+    """Refuse what is not a whole number or is too small.
 
     Args:
         name: The argument's name, for the message.

@@ -150,7 +150,7 @@ def _required(step: Callable[..., object]) -> list[str]:
 
 
 def _metric_of(step: Callable[..., object]) -> str | None:
-    """The argument that takes a metric: one of that name, or the first that has to be given and is no epoch."""
+    """The argument that takes a metric: one of that name, or the first that has to be given and is not an epoch."""
     named = [name for name in _parameters(step) if name in _METRIC_NAMES]
     return next(iter([*named, *(name for name in _required(step) if name not in _EPOCH_NAMES)]), None)
 

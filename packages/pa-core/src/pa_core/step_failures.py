@@ -13,7 +13,7 @@ _BUILT_IN = {"builtins", "torch"}
 def name_step(error: Exception, step: str, batch: object) -> None:
     """Add the step, and the structure of its batch, to an error that is about to leave the step.
 
-    What explains itself is left alone, and so is an exception of a class of the user's own.
+    Errors that explain themselves are left alone, and so are exceptions of the user's own classes.
 
     Args:
         error: Any exception that the step raised.

@@ -24,7 +24,8 @@ def check_step_output(output: object, method: str, *, trained: nn.Module | None)
         trained: The model, if a backward pass follows.
 
     Raises:
-        BatchOutputError: The output is no dictionary, a key is missing, or the loss or the batch size cannot be used.
+        BatchOutputError: The output is not a dictionary, a key is missing, or the loss or the batch size cannot be
+            used.
     """
     if not isinstance(output, dict):
         given = "nothing: None" if output is None else f"an object of type {type(output).__name__}"

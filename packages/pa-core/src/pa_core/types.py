@@ -53,19 +53,19 @@ class BatchOutput(TypedDict):
 
 
 class SupportsStateDict(Protocol):
-    """An object whose state can be taken out and put back."""
+    """An object whose state can be saved and restored."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as a dictionary."""
         ...
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> object:
-        """Take over a state that ``state_dict`` returned."""
+        """Restore a state that ``state_dict`` returned."""
         ...
 
 
 class StatefulScheduler(SupportsStateDict, Protocol):
-    """What a checkpoint needs of a scheduler: its state can be taken out and put back."""
+    """What a checkpoint needs of a scheduler: its state can be saved and restored."""
 
 
 class SchedulerLike(StatefulScheduler, Protocol):

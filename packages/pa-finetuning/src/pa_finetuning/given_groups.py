@@ -69,6 +69,6 @@ def _named(model: nn.Module, name: str, place: str) -> nn.Module | nn.Parameter:
     below = [other for other in names if other.endswith(f".{name}")]
     close = below[:1] or get_close_matches(name, names, n=1) or [next(iter(dict(model.named_children())), "")]
     raise ValueError(
-        f"Given as {place}: {name!r}, which is no module or parameter of {type(model).__name__}. Expected: a name as "
-        f"in model.named_modules(). Pass one such as {close[0]!r}."
+        f"Given as {place}: {name!r}, which is not a module or parameter of {type(model).__name__}. Expected: a name "
+        f"as in model.named_modules(). Pass one such as {close[0]!r}."
     )

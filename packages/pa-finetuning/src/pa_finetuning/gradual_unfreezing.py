@@ -59,7 +59,7 @@ class TrainerLike(Protocol):
 
     @property
     def run_history(self) -> _RunHistory:
-        """Its ``current_epoch`` counts from 1, and is that of a saved run where the run goes on with one."""
+        """Its ``current_epoch`` counts from 1, and is that of the saved run in a resumed one."""
         ...
 
     @property
@@ -74,7 +74,7 @@ class TrainerLike(Protocol):
 
     @property
     def num_updates_completed(self) -> int:
-        """The updates of the run so far; more than 0 when a run starts that goes on with a saved one."""
+        """The updates of the run so far; more than 0 when a resumed run starts."""
         ...
 
 
@@ -93,7 +93,7 @@ class GradualUnfreezing:
     ``learning_rates`` and adds the groups before the scheduler of the run is made.
 
     Epochs count as in the history of the run. What has to be unfrozen for an epoch follows from its number alone: a
-    run that goes on from a training state, also in the middle of an epoch, has the same layer groups unfrozen as one
+    run that resumes from a training state, also mid-epoch, has the same layer groups unfrozen as one
     that was never interrupted.
 
     Args:
@@ -116,8 +116,8 @@ class GradualUnfreezing:
 
     Raises:
         ValueError: Nothing is frozen, a stage would unfreeze nothing, or a number of epochs is not positive.
-        IndexError: A stage names a layer group that there is not.
-        TypeError: An epoch or an index is no integer.
+        IndexError: A stage names a layer group that does not exist.
+        TypeError: An epoch or an index is not an integer.
 
     Example:
         >>> import torch
@@ -184,7 +184,7 @@ class GradualUnfreezing:
     def on_training_run_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
         """Unfreeze what is to be trained in the first epoch of the run.
 
-        A run that goes on has unfrozen it before; ``load_state_dict`` sees to the rest.
+        A resumed run has unfrozen it before; ``load_state_dict`` sees to the rest.
 
         Raises:
             ValueError: The optimizer does not hold what the stages unfreeze, or the scheduler was made before the
@@ -205,11 +205,11 @@ class GradualUnfreezing:
             self.start_epoch(trainer.run_history.current_epoch + 1)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the stages: a run that goes on keeps those that it began with."""
+        """Return the stages: a resumed run keeps those that it began with."""
         return {"stages": dict(self.stages)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over the stages of a run, and unfreeze what they say for the epoch that goes on.
+        """Take over the stages of a run, and unfreeze what they say for the epoch that is resumed.
 
         Args:
             state_dict: What ``state_dict`` returned.
@@ -295,7 +295,7 @@ def _groups_to_unfreeze(groups: LayerGroups) -> set[int]:
     if not indexes:
         raise ValueError(
             f"There is nothing to unfreeze: no parameter of {groups.model_name} is frozen. Call freezer.freeze() "
-            "before GradualUnfreezing is made, also in a script that goes on with a saved run."
+            "before GradualUnfreezing is made, also in a script that resumes a run."
         )
     return indexes
 

@@ -3,7 +3,7 @@
 ``nn.Module`` has no hook for a change of mode, and a training loop calls ``model.train()`` in each epoch, so a
 held module carries a ``train`` of its own, which ``nn.Module.train`` of the modules around it calls. It is a
 partial of a function of this file, with the module as its argument: copied or pickled with the module, it
-belongs to the copy (a closure would go on changing the original, a lambda could not be pickled).
+belongs to the copy (a closure would keep changing the original, a lambda could not be pickled).
 
 A forward pre-hook would leave the module in training mode between ``train()`` and the next forward pass, for
 all who look at it, and change its state in the middle of what ``torch.compile`` compiles. A subclass made at

@@ -33,7 +33,7 @@ class LayerGroup(NamedTuple):
     """The module that is the group; where the group has several, a container that holds them."""
 
     is_frozen: bool
-    """Whether it has frozen parameters and, but for those of batch norms that go on learning, no others."""
+    """Whether it has frozen parameters and, but for those of batch norms that keep learning, no others."""
 
 
 class Layer(NamedTuple):
@@ -110,7 +110,7 @@ class LayerGroups:
         """Return the index of a layer group, counted from the start.
 
         Raises:
-            TypeError: The index is no integer.
+            TypeError: The index is not an integer.
             IndexError: There is no such layer group.
         """
         if isinstance(index, bool) or not hasattr(index, "__index__"):
@@ -131,8 +131,8 @@ class LayerGroups:
         """Return the indexes from one layer group to another, both included, whichever comes first.
 
         Raises:
-            TypeError: One of them is no integer.
-            IndexError: One of them is no layer group.
+            TypeError: One of them is not an integer.
+            IndexError: One of them is not a layer group.
         """
         first, last = sorted((self.resolve_index(one), self.resolve_index(other)))
         return range(first, last + 1)
@@ -159,7 +159,7 @@ def _module_of(group: object, index: int) -> nn.Module:
 
 
 def _names_within(model: nn.Module, module: nn.Module, group: int) -> list[str]:
-    """The names, in the model, of a module, or of all that it holds where it is a container of the user's own."""
+    """The names, in the model, of a module, or of all that it holds where it is a custom container."""
     names_in_model = {other: name for name, other in cast("Iterable[tuple[str, nn.Module]]", model.named_modules())}
     if module in names_in_model:
         return [names_in_model[module]]

@@ -20,7 +20,7 @@ def falling_rates(lr: float, factor: float, distances: Sequence[int]) -> list[fl
 
     Raises:
         ValueError: The rate or the factor is not positive and finite.
-        TypeError: One of them is no number.
+        TypeError: One of them is not a number.
     """
     if not 0 < _number("factor", factor) < math.inf:
         raise ValueError(

@@ -39,7 +39,7 @@ class ModelFreezer:
 
     Args:
         model: The model, without wrappers; of a compiled one, the module that was compiled is taken.
-        freeze_batch_norms: Whether ``freeze`` applies to batch norm layers too. By default they go on learning,
+        freeze_batch_norms: Whether ``freeze`` applies to batch norm layers too. By default they keep learning,
             as their statistics have to fit the new data.
         layer_groups: Layer groups of your own, from the input to the output: each a module or parameter of the model,
             its dotted name such as ``"bert.encoder.layer.0"``, or a list of several. None for the direct children.
@@ -130,7 +130,7 @@ class ModelFreezer:
 
         Raises:
             IndexError: There is no layer group at one of the indexes; nothing was frozen.
-            TypeError: An index is no integer; nothing was frozen.
+            TypeError: An index is not an integer; nothing was frozen.
         """
         groups = self._groups()
         for index in groups.indexes_between(from_index, to_index):
@@ -162,7 +162,7 @@ class ModelFreezer:
 
         Raises:
             IndexError: There is no layer group at one of the indexes; nothing was unfrozen.
-            TypeError: An index is no integer; nothing was unfrozen.
+            TypeError: An index is not an integer; nothing was unfrozen.
         """
         unfrozen: dict[int, dict[str, list[nn.Parameter]]] = {}
         groups = self._groups()
@@ -192,7 +192,7 @@ class ModelFreezer:
 
         Raises:
             ValueError: The rate or the factor is not positive and finite.
-            TypeError: One of them is no number.
+            TypeError: One of them is not a number.
 
         Example:
             >>> model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 3), nn.Linear(3, 2))
@@ -222,7 +222,7 @@ class ModelFreezer:
             ValueError: There is no such parameter, a layer group with such parameters has no rate, or the rates are
                 not one for each layer group.
             IndexError: A rate is given for a layer group that there is not.
-            TypeError: A rate is no number, or an index no integer.
+            TypeError: A rate is not a number, or an index not an integer.
 
         Example:
             >>> import torch
@@ -264,7 +264,7 @@ class ModelFreezer:
             ValueError: There is no frozen parameter, the optimizer holds one of them already, or the rates are wrong,
                 as for ``get_parameter_groups``; nothing was added.
             IndexError: There is no layer group at one of the indexes; nothing was added.
-            TypeError: A rate is no number, or an index no integer; nothing was added.
+            TypeError: A rate is not a number, or an index not an integer; nothing was added.
 
         Example:
             >>> import torch

@@ -32,7 +32,7 @@ def require_not_negative(**arguments: float) -> None:
 
 
 def require_fraction(**arguments: float) -> None:
-    """Refuse an argument that is no fraction."""
+    """Refuse an argument that is not a fraction."""
     for name, value in arguments.items():
         if not 0 <= value <= 1:
             refuse(name, value, "a fraction between 0 and 1")
@@ -49,9 +49,9 @@ def whole_number(name: str, value: float, minimum: int) -> int:
     """Return a count as an int; arithmetic on the numbers of a run may have made a float of it.
 
     Raises:
-        ConfigurationError: It is no whole number, or too small.
+        ConfigurationError: It is not a whole number, or too small.
     """
-    # A placeholder that nobody filled in refuses the comparison itself, and NaN fails it.
+    # A placeholder that was not filled in refuses the comparison itself, and NaN fails it.
     if not value >= minimum or value % 1 != 0:
         refuse(name, value, f"a whole number of at least {minimum}")
     return int(value)

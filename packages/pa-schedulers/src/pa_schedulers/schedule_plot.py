@@ -86,8 +86,8 @@ def plot_schedule(
     """Return the values that each update of a run will use, and draw them if a path is given.
 
     The scheduler is made and stepped as a trainer does it, with placeholders filled in, on a copy of the parameter
-    groups: nothing is trained, and the optimizer is left as it is. It may be a scheduler of ours or of torch, for as
-    long as it needs nothing but ``step()``. Only the picture needs matplotlib
+    groups: nothing is trained, and the optimizer is left as it is. It may be a scheduler of pa-schedulers or of torch,
+    for as long as it needs nothing but ``step()``. Only the picture needs matplotlib
     (``pip install "pa-schedulers[plot]"``), whose global state is left alone.
 
     Args:

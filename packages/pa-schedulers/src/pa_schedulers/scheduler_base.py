@@ -24,7 +24,7 @@ class SchedulerBase(ABC):
     """A scheduler that is told how many updates there were.
 
     Each parameter group remembers the value it had when its first scheduler was made, as ``initial_<field>``
-    (``initial_lr``, as with torch's own schedulers), and the constructor puts the group back to it. So a new
+    (``initial_lr``, as with torch's own schedulers), and the constructor resets the group to it. So a new
     scheduler on an optimizer that was scheduled before starts from the same value; to start from another one,
     set ``initial_<field>`` too.
 
@@ -122,7 +122,7 @@ class SchedulerBase(ABC):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over what ``state_dict`` returned, and write the values of that moment to the parameter groups.
+        """Restore what ``state_dict`` returned, and write the values of that moment to the parameter groups.
 
         The result is the same whether the state of the optimizer is loaded before or after this. Groups that
         were added to the optimizer in the course of the run must be there again.

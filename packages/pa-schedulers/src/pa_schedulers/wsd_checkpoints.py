@@ -1,4 +1,4 @@
-"""Saving before and after each decay of a warmup-stable-decay schedule, and going on from what was saved."""
+"""Saving before and after each decay of a warmup-stable-decay schedule, and resuming from what was saved."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class WSDCheckpointCallback(TrainerCallback):
 
     After exactly so many updates as the names say, ``save_dir`` has
 
-    - ``checkpoint_<step>_wsd_pre_decay``, a training state: from it the stable phase goes on as if there had been no
+    - ``checkpoint_<step>_wsd_pre_decay``, a training state: from it the stable phase continues as if there had been no
       decay, and ``train(resume_from=...)`` does the decay again;
     - ``checkpoint_<step>_wsd_post_decay.pt``, an export with the weights of the checkpoint, as ``save_checkpoint``
       writes it.
@@ -37,12 +37,12 @@ class WSDCheckpointCallback(TrainerCallback):
         save_dir: The folder of what is saved, made if it is missing; on several machines, one that all of them share.
         save_optimizer: Whether exports have the state of the optimizer. Training states always do.
         save_scheduler: Whether exports have the state of the scheduler. Training states always do.
-        initial_checkpoint: What to go on from: a training state (or a folder of them, of which the newest one is
+        initial_checkpoint: What to resume from: a training state (or a folder of them, of which the newest one is
             taken), or the file of an export.
 
     Raises:
-        ConfigurationError: When a run starts: its scheduler is no ``WSDLrScheduler``, or is no continuation although
-            there is an initial checkpoint; or the run would replace its own initial checkpoint.
+        ConfigurationError: When a run starts: its scheduler is not a ``WSDLrScheduler``, or is not a continuation
+            although there is an initial checkpoint; or the run would replace its own initial checkpoint.
 
     Example:
         >>> import tempfile, torch
@@ -118,18 +118,18 @@ class WSDCheckpointCallback(TrainerCallback):
     def _require_a_continuation(self, scheduler: WSDLrScheduler, checkpoint: Path) -> None:
         if not scheduler.is_continuation_from_checkpoint:
             raise ConfigurationError(
-                "The schedule would not go on from the initial checkpoint, but where that one had got to.",
-                given=f"initial_checkpoint={str(checkpoint)!r} with a WSDLrScheduler that is no continuation",
+                "The schedule would resume that of the initial checkpoint, instead of continuing from the checkpoint.",
+                given=f"initial_checkpoint={str(checkpoint)!r} with a WSDLrScheduler that is not a continuation",
                 expected="is_continuation_from_checkpoint=True",
                 do="Pass WSDLrScheduler.create_scheduler_fn(is_continuation_from_checkpoint=True) to train(), or "
-                "resume_from to go on with the same run.",
+                "resume_from to resume the same run.",
             )
         for period in scheduler.get_decay_info():
             written = (self._pre_decay_path(period["pre_decay_step"]), self._post_decay_path(period["period_end"]))
             for path in map(Path.resolve, written):
                 if path.exists() and checkpoint.resolve() in (path, *path.parents):
                     raise ConfigurationError(
-                        "The run would replace the checkpoint that it goes on from.",
+                        "The run would replace the checkpoint that it resumes from.",
                         given=f"save_dir={str(self.save_dir)!r} and initial_checkpoint={str(checkpoint)!r}, of which "
                         f"{path.name} would be written again",
                         expected="a folder of its own for each run",

@@ -1,4 +1,4 @@
-"""Warmup-stable-decay: a constant rate that is brought down before each checkpoint, and can always go on."""
+"""Warmup-stable-decay: a constant rate that decays before each checkpoint, and can always be resumed."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class PhaseInfo(DecayInfo):
 
     Attributes:
         step: The step.
-        phase: ``"warmup"``, ``"stable"``, ``"decay"``, or ``"finished"`` behind the last checkpoint.
+        phase: ``"warmup"``, ``"stable"``, ``"decay"``, or ``"finished"`` after the last checkpoint.
 
     Example:
         >>> PhaseInfo(
@@ -259,7 +259,7 @@ class WSDLrScheduler(StatefulSchedulerBase):
             step: A number of updates.
 
         Raises:
-            ConfigurationError: The step is no whole number, or negative.
+            ConfigurationError: The step is not a whole number, or negative.
         """
         step = whole_number("step", step, minimum=0)
         period = self._period_of(step)
@@ -288,7 +288,7 @@ class WSDLrScheduler(StatefulSchedulerBase):
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over a state, in order to resume its schedule or, in a continuation, to go on from it.
+        """Take over a state, in order to resume its schedule or, in a continuation, to continue from it.
 
         Args:
             state_dict: What ``state_dict`` returned.

@@ -24,7 +24,7 @@ class BestMetric:
 
     Args:
         greater_is_better: Whether a higher value is the better one, as for an accuracy.
-        min_change: A change of less than this is no improvement. It is measured from the best value, so that
+        min_change: A change of less than this is not an improvement. It is measured from the best value, so that
             many small steps in the right direction add up to one.
 
     Attributes:
@@ -65,7 +65,7 @@ class BestMetric:
         return gain > 0 and gain >= self.min_change
 
     def update(self, value: float, epoch: int) -> bool:
-        """Take over ``value`` if it is an improvement, and return whether it was one."""
+        """Keep ``value`` if it is an improvement, and return whether it was one."""
         improved = self.is_improved_by(value)
         if improved:
             self.value = value
@@ -82,7 +82,7 @@ class BestMetric:
         return {"value": self.value, "epoch": self.epoch}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over what ``state_dict`` returned."""
+        """Restore what ``state_dict`` returned."""
         self.value = state_dict["value"]
         self.epoch = state_dict["epoch"]
 

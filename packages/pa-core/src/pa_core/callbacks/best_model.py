@@ -82,7 +82,7 @@ class SaveBestModelCallback(TrainerCallback):
 
     @override
     def on_training_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Forget the best value of earlier runs, if so wanted."""
+        """Forget the best value of earlier runs, if configured to."""
         if self.reset_on_train:
             self.best.reset()
 
@@ -104,7 +104,7 @@ class SaveBestModelCallback(TrainerCallback):
 
     @override
     def on_training_run_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Load the best model, if so wanted and if there is one."""
+        """Load the best model, if configured to and if there is one."""
         if self.load_saved_checkpoint and self.best.value is not None and not trainer.was_complete:
             self.load_best(trainer)
 
@@ -131,7 +131,7 @@ class SaveBestModelCallback(TrainerCallback):
         return self.best.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from the best value of a run that is resumed."""
+        """Restore the best value of a resumed run."""
         self.best.load_state_dict(state_dict)
 
     def _what_identifies_the_best(self) -> dict[str, Any]:

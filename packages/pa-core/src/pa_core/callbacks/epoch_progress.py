@@ -32,7 +32,7 @@ class ProgressDisplay(Protocol):
         ...
 
     def resume(self) -> None:
-        """Take note that the epoch goes on after an interruption."""
+        """Note that the epoch continues after an interruption."""
         ...
 
     def close(self, batches: int, figures: str) -> None:
@@ -75,7 +75,7 @@ class EpochProgress:
             self._display.show(self._batches, self._figures(trainer, now))
 
     def pass_over(self, batches: int) -> None:
-        """Take note that so many batches of the epoch lie behind, none of which was trained on here."""
+        """Note that so many batches of the epoch are done, none of which was trained on here."""
         self._batches = batches
         self._started = time.monotonic()
         if self._started >= self._next_refresh:
@@ -87,7 +87,7 @@ class EpochProgress:
         self._paused = time.monotonic()
 
     def resume(self) -> None:
-        """Let the clock go on."""
+        """Restart the clock."""
         self._started += time.monotonic() - self._paused
         self._display.resume()
 

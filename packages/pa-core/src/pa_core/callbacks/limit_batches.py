@@ -28,7 +28,7 @@ class LimitBatchesCallback(TrainerCallback):
             is.
 
     Raises:
-        ConfigurationError: ``num_batches`` is no positive whole number.
+        ConfigurationError: ``num_batches`` is not a positive whole number.
 
     Example:
         >>> import torch
@@ -107,7 +107,7 @@ class LimitEvalStepsCallback(TrainerCallback):
             the one that follows the epoch is complete. If False, all are.
 
     Raises:
-        ConfigurationError: ``num_eval_steps`` is no positive whole number.
+        ConfigurationError: ``num_eval_steps`` is not a positive whole number.
 
     Example:
         >>> from pa_core import LimitEvalStepsCallback, StepBasedEvaluationCallback
@@ -122,7 +122,7 @@ class LimitEvalStepsCallback(TrainerCallback):
 
     @override
     def on_eval_epoch_start(self, trainer: AnyTrainer, *, is_intermediate: bool = False, **kwargs: Any) -> None:
-        """Put the first batches in the place of the whole loader."""
+        """Replace the loader by its first batches."""
         self._restore(trainer)
         loader = trainer.eval_dataloader
         is_limited = is_intermediate or not self.limit_intermediate_only
@@ -132,17 +132,17 @@ class LimitEvalStepsCallback(TrainerCallback):
 
     @override
     def on_eval_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Put the whole loader back."""
+        """Restore the whole loader."""
         self._restore(trainer)
 
     @override
     def on_stop_training_error(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Put the whole loader back."""
+        """Restore the whole loader."""
         self._restore(trainer)
 
     @override
     def on_exception(self, trainer: AnyTrainer, exception: BaseException, **kwargs: Any) -> None:
-        """Put the whole loader back."""
+        """Restore the whole loader."""
         self._restore(trainer)
 
     def _restore(self, trainer: AnyTrainer) -> None:

@@ -20,7 +20,7 @@ class LogMetricsCallback(TrainerCallback):
 
     Metrics with ``train`` in their name are logged when a training epoch ends, all others after an
     evaluation, and those that are updated later still at the end of the epoch. Callbacks that record metrics belong
-    before this one: what they record behind it at the end of an epoch is logged with the next epoch, or when the run
+    before this one: what they record after it at the end of an epoch is logged with the next epoch, or when the run
     ends. This class prints metrics, once on each machine. Derive from it and override ``log_metrics`` to send them
     elsewhere.
 
@@ -52,17 +52,17 @@ class LogMetricsCallback(TrainerCallback):
 
     @override
     def on_prepare_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Take note that a run begins."""
+        """Note that a run begins."""
         self._logged = None
 
     @override
     def on_train_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Take note of what was recorded before this run, which by now is reset or restored."""
+        """Note what was recorded before this run, which by now is reset or restored."""
         self._pass_over_earlier_runs(trainer)
 
     @override
     def on_eval_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Take note of what was recorded before this run, if it only evaluates."""
+        """Note what was recorded before this run, if it only evaluates."""
         self._pass_over_earlier_runs(trainer)
 
     @override
@@ -82,7 +82,7 @@ class LogMetricsCallback(TrainerCallback):
 
     @override
     def on_training_run_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Log what a callback behind this one has recorded at the end of the last epoch."""
+        """Log what a callback after this one has recorded at the end of the last epoch."""
         self._log_updated(trainer, trainer.run_history.get_metric_names())
 
     @override

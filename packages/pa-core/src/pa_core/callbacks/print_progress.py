@@ -80,17 +80,17 @@ class PrintProgressCallback(TrainerCallback):
 
     @override
     def on_train_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Stop the time of the training."""
+        """Stop the clock of the training."""
         self._stop_training_time(trainer)
 
     @override
     def on_eval_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Stop the time of the training."""
+        """Stop the clock of the training."""
         self._stop_training_time(trainer)
 
     @override
     def on_eval_epoch_end(self, trainer: AnyTrainer, *, is_intermediate: bool = False, **kwargs: Any) -> None:
-        """Let the time of the training go on, if the training does."""
+        """Restart the clock of the training, if the training continues."""
         if is_intermediate:
             self._training_since = trainer.run_history.clock.seconds
 

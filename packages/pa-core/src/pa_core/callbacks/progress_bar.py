@@ -39,12 +39,12 @@ class ProgressBarCallback(TrainerCallback):
 
     @override
     def on_training_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Take note that evaluation epochs follow training epochs."""
+        """Note that evaluation epochs follow training epochs."""
         self._only_evaluates = False
 
     @override
     def on_evaluation_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Take note that there is no epoch to name."""
+        """Note that there is no epoch to name."""
         self._only_evaluates = True
 
     @override
@@ -56,7 +56,7 @@ class ProgressBarCallback(TrainerCallback):
 
     @override
     def on_train_steps_passed_over(self, trainer: AnyTrainer, steps: int, **kwargs: Any) -> None:
-        """Go on from where the epoch was interrupted, or show how far the loader is on its way there."""
+        """Start where the epoch was interrupted, or show how far the loader is on its way there."""
         if self._train is not None:
             self._train.pass_over(steps)
 
@@ -90,7 +90,7 @@ class ProgressBarCallback(TrainerCallback):
 
     @override
     def on_eval_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Close the display of the evaluation, and go on with that of the training."""
+        """Close the display of the evaluation, and resume that of the training."""
         self._close_eval(trainer, is_complete=True)
         if self._train is not None:
             self._train.resume()
@@ -206,7 +206,7 @@ def _num_batches_to_train(trainer: AnyTrainer) -> int:
     if config.max_num_train_steps is None:
         return whole
     updates_left = config.max_num_train_steps - trainer.num_updates_completed
-    # A run that goes on in mid-epoch has some of the epoch's updates behind it.
+    # A run that was resumed mid-epoch has made some of the epoch's updates before.
     updates_done = max(
         0, trainer.num_updates_completed - trainer.num_epochs_completed * config.num_update_steps_per_epoch
     )

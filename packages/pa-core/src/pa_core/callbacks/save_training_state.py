@@ -22,7 +22,7 @@ __all__ = ["SaveTrainingStateCallback"]
 
 
 class SaveTrainingStateCallback(TrainerCallback):
-    """Saves training states, from which ``train(resume_from=save_dir)`` goes on.
+    """Saves training states, from which ``train(resume_from=save_dir)`` resumes.
 
     Each state has a directory of its own in ``save_dir``, which is whole or is not there: ``epoch_5`` after an epoch,
     ``step_5000`` after an update, ``final`` at the end; ``final_2`` where another run has a state of that name. What
@@ -154,7 +154,7 @@ class SaveTrainingStateCallback(TrainerCallback):
 
     @override
     def on_stop_training_error(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Take note of a run that is not to be gone on with from where it ended."""
+        """Note that the run cannot be resumed from where it ended."""
         self._is_lost = isinstance(kwargs["error"], NonFiniteLossError)
 
     @override

@@ -29,7 +29,7 @@ class StepBasedEvaluationCallback(TrainerCallback):
         eval_every_n_steps: The number of optimizer updates from one evaluation to the next.
 
     Raises:
-        ConfigurationError: ``eval_every_n_steps`` is no positive whole number, or the run has no evaluation
+        ConfigurationError: ``eval_every_n_steps`` is not a positive whole number, or the run has no evaluation
             dataset.
 
     Example:

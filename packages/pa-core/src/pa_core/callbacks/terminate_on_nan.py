@@ -53,12 +53,12 @@ class TerminateOnNaNCallback(TrainerCallback):
 
     @override
     def on_training_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Forget what an earlier run left behind."""
+        """Forget what an earlier run left."""
         self._losses.clear()
 
     @override
     def on_evaluation_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Forget what an earlier run left behind."""
+        """Forget what an earlier run left."""
         self._losses.clear()
 
     @override
@@ -92,7 +92,7 @@ class TerminateOnNaNCallback(TrainerCallback):
 
     @override
     def on_training_state_save(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Wait for the losses that have not been looked at yet: a lost run is not to be gone on with."""
+        """Check the losses that have not been read yet: do not save a diverged run."""
         self._require_finite(self._losses.wait_for_all())
 
     def _look_at(self, trainer: AnyTrainer, loss: Tensor, phase: str, step: int) -> None:
@@ -116,5 +116,5 @@ def _not_finite(value: float, place: _Place) -> NonFiniteLossError:
         given=f"loss={value} at batch {place.step} of epoch {place.epoch}",
         expected="a finite number",
         do="Lower the learning rate, clip the gradients with gradient_clip_norm, or look at the data of this "
-        "batch. Leave TerminateOnNaNCallback out of the callbacks to go on regardless.",
+        "batch. To continue regardless, leave TerminateOnNaNCallback out of the callbacks.",
     )

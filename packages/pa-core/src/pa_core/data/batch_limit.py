@@ -82,7 +82,7 @@ class LimitBatches:
         num_batches: The number of batches of each process in an epoch.
 
     Raises:
-        ConfigurationError: ``num_batches`` is no positive whole number.
+        ConfigurationError: ``num_batches`` is not a positive whole number.
 
     Example:
         >>> import torch

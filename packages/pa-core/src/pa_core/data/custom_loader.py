@@ -28,7 +28,7 @@ __all__ = [
 
 
 def plain_dataloader(dataset: Dataset[Any], kwargs: Mapping[str, Any]) -> DataLoader[Any]:
-    """Create a ``DataLoader`` with a sampler of the user's own, or over an ``IterableDataset``.
+    """Create a ``DataLoader`` with a custom sampler, or over an ``IterableDataset``.
 
     Args:
         dataset: The samples.
@@ -61,7 +61,7 @@ def check_loader(loader: object, origin: str) -> None:
         num_batches = len(cast("Sized", loader))
     except (TypeError, NotImplementedError) as error:
         raise ConfigurationError(
-            "The loader has no length, so that nobody knows where an epoch ends.",
+            "The loader has no length, so the end of an epoch is not known.",
             given=f"a {kind} from {origin}, for which len() fails: {error}",
             expected="an iterable with a length, the number of its batches",
             do=_how_to_get_a_length(loader),
@@ -143,7 +143,7 @@ def set_epoch(loader: object, epoch: int) -> None:
     """Tell a loader, its samplers and its dataset which epoch begins, where they have a ``set_epoch`` for it.
 
     Args:
-        loader: A loader of the user's own.
+        loader: A custom data loader.
         epoch: The number of the epoch, from 0.
     """
     for part in loader_parts(loader).values():
@@ -153,7 +153,7 @@ def set_epoch(loader: object, epoch: int) -> None:
 
 
 def length_of_dataset(loader: object) -> int | None:
-    """Return the number of samples of a loader's dataset; None where nobody knows."""
+    """Return the number of samples of a loader's dataset; None where it is not known."""
     try:
         return len(loader_parts(loader)["loader.dataset"])
     except (KeyError, TypeError, NotImplementedError):
@@ -183,7 +183,7 @@ def describe_loader(loader: object) -> str:
 
 
 def _source_of_batches(loader: DataLoader[Any]) -> tuple[Any, int | None]:
-    """What decides the order of a loader, and the size of its batches where that is not its own affair."""
+    """What decides the order of a loader, and the batch size, unless a custom batch sampler decides it."""
     if isinstance(loader.dataset, IterableDataset):
         return loader.dataset, loader.batch_size
     parts = loader_parts(loader)

@@ -24,7 +24,7 @@ def move_to_device(batch: _BatchT, device: torch.device | str | int, non_blockin
     Args:
         batch: A batch as a loader yields it.
         device: Where the tensors shall be.
-        non_blocking: Lets the copy run while the program goes on; the source must be in pinned memory.
+        non_blocking: Lets the copy run while the program continues; the source must be in pinned memory.
 
     Returns:
         A batch of the same structure. Containers in which something moved are new ones and what was given is
@@ -140,7 +140,7 @@ def copied_ahead(batches: Iterable[_BatchT], device: torch.device) -> Iterator[_
     """Yield batches on the device, each copied there while the device computes with the one before it.
 
     Copies are made on a stream of their own, one batch ahead. What is trained on is counted where the weights change,
-    so that a batch that was fetched and not used is fetched again by a run that goes on.
+    so that a batch that was fetched and not used is fetched again by a resumed run.
 
     Args:
         batches: Batches in pinned memory.

@@ -49,8 +49,8 @@ class SampleFetcher:
     Attributes:
         dataset: The dataset.
         collate_fn: Makes a batch of the samples.
-        keyed: Whether the random streams are seeded for each sample. What ``collate_fn`` draws follows on the
-            stream of the last sample of the batch.
+        keyed: Whether the RNGs are seeded for each sample. What ``collate_fn`` draws continues from the
+            RNG state after the last sample of the batch.
     """
 
     dataset: Dataset[Any]
@@ -223,7 +223,7 @@ def _look_up(subset: Subset[Any], indices: Tensor) -> Tensor:
 
 
 def _fetch_concatenated(dataset: ConcatDataset[Any], indices: Tensor) -> list[Tensor]:
-    """Fetch from each part what is there, and put the rows back in the order asked for."""
+    """Fetch from each part what is there, and restore the order asked for."""
     ends = torch.tensor(dataset.cumulative_sizes)
     part_of = torch.bucketize(indices, ends, right=True)
     parts: list[list[Tensor]] = []

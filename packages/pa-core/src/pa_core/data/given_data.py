@@ -130,7 +130,7 @@ def batch_size_of(loader: object, kwargs: Mapping[str, Any], default: int) -> in
     Args:
         loader: The loader, or the arguments of which are asked where it does not say.
         kwargs: The arguments for it.
-        default: What is returned where nobody knows.
+        default: What is returned where it is not known.
     """
     sampler = getattr(loader, "batch_sampler", None)
     sizes = (getattr(loader, "batch_size", None), getattr(sampler, "batch_size", None), kwargs.get("batch_size"))

@@ -39,11 +39,11 @@ class KeyedDataLoader(DataLoader[_SampleT_co]):
     """A `torch.utils.data.DataLoader` that can begin any epoch at any sample, with the same batches.
 
     The order of an epoch depends on ``(seed, epoch)`` alone, and which part of it this process takes in which
-    step on the split (`TrainSplit` or `EvalSplit`), so an interrupted epoch goes on at the next sample on any
-    number of processes. With keyed augmentation the global random streams of python, numpy and torch are
+    step on the split (`TrainSplit` or `EvalSplit`), so an interrupted epoch resumes at the next sample on any
+    number of processes. With keyed augmentation the global RNGs of Python, NumPy and torch are
     seeded from ``(seed, epoch, sample index)`` before the dataset is asked for a sample: what is drawn
     depends neither on the number of workers nor on where the iteration began. After each batch the main
-    process's own streams are as they were, and making an iterator draws nothing from them. Generators that a
+    process's own RNG states are as they were, and making an iterator draws nothing from them. Generators that a
     dataset owns itself are not keyed.
 
     Batches of datasets that only hold tensors, and of those that are a `SupportsFetchBatch`, are fetched
@@ -65,7 +65,7 @@ class KeyedDataLoader(DataLoader[_SampleT_co]):
         drop_last: Leaves out the samples that do not fill a global batch.
         collate_fn: Makes a batch of a list of samples; by default torch's own collation.
         num_workers: The number of processes that load ahead; 0 loads in this process.
-        keyed_augmentation: ``False`` leaves the random streams alone, which saves some 10 microseconds a
+        keyed_augmentation: ``False`` leaves the RNGs alone, which saves some 10 microseconds a
             sample and, without workers, some 100 a batch. The draws are then not reproducible. A dataset with
             ``__getitems__`` is then asked for all samples of a batch at once, as torch does; keyed samples
             are asked for one by one.
@@ -77,7 +77,7 @@ class KeyedDataLoader(DataLoader[_SampleT_co]):
         timeout: The number of seconds to wait for a worker; 0 waits forever.
         worker_init_fn: Is called in each worker with its number.
         multiprocessing_context: How workers are started.
-        generator: Seeds the workers' own streams and nothing else: the order comes from ``seed``. By default
+        generator: Seeds the workers' own RNGs and nothing else: the order comes from ``seed``. By default
             a generator of the loader's own.
         prefetch_factor: The number of batches that each worker loads ahead.
         persistent_workers: Keeps the workers for the next epoch. Then only one iterator is live at a time:
@@ -89,7 +89,7 @@ class KeyedDataLoader(DataLoader[_SampleT_co]):
         device: Where the tensors of each batch are moved.
         rank: The number of this process.
         num_processes: The number of processes that share each global batch.
-        keyed_augmentation: Whether the random streams are seeded for each sample.
+        keyed_augmentation: Whether the RNGs are seeded for each sample.
         whole_batches: Whether batches are fetched whole.
 
     Raises:

@@ -51,7 +51,7 @@ MAX_DEFAULT_WORKERS = 16
 
 
 def default_num_workers(dataset: Dataset[Any], local_processes: int) -> int:
-    """Return how many worker processes a loader gets when nobody says.
+    """Return how many worker processes a loader gets by default.
 
     The cores that this process may use (its affinity, not the size of the machine) are shared between the
     processes that train on this machine. Data that is in memory already gets none: sending it from another
@@ -169,7 +169,7 @@ class Loaders:
         Args:
             dataset: The samples.
             purpose: What the loader is for.
-            defaults: The arguments where nobody asked for others.
+            defaults: The default arguments.
             asked: The arguments that were asked for, which win.
             collate_fn: Makes a batch of a list of samples, unless the arguments have one.
             seed: What the order of the samples follows from.

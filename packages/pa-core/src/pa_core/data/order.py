@@ -46,7 +46,7 @@ class EpochOrder(ABC):
         self._key = mix(seed, epoch)
 
     def indices(self, start: int, stop: int) -> Tensor:
-        """Return which samples stand at the positions ``[start, stop)`` of the epoch.
+        """Return which samples are at the positions ``[start, stop)`` of the epoch.
 
         Args:
             start: The first position.

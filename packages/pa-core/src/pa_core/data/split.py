@@ -71,7 +71,7 @@ class TrainSplit:
         num_processes: The number of processes that share each step.
         drop_last: Leaves out the remainder.
         start: The number of samples of this epoch that are trained on already; the steps are counted from
-            there. It need not be a multiple of a global batch, so another split can go on where one stopped.
+            there. It need not be a multiple of a global batch, so another split can continue where one stopped.
 
     Raises:
         ConfigurationError: If a number is out of its range.

@@ -1,4 +1,4 @@
-"""Loaders of the user's own on several processes: split by their sampler already, or still to be split."""
+"""Custom data loaders on several processes: split by their sampler already, or still to be split."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def split_sampler(loader: object) -> Any | None:
     torch's ``DistributedSampler``.
 
     Args:
-        loader: A loader of the user's own.
+        loader: A custom data loader.
 
     Example:
         >>> from torch.utils.data import DataLoader, DistributedSampler

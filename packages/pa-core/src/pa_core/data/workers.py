@@ -161,13 +161,13 @@ def _not_picklable(method: str, name: str, value: object, error: Exception) -> C
 
 
 def worker_init_fn(worker_id: int) -> None:
-    """Give a worker streams of its own for python's ``random``, numpy and torch.
+    """Give a worker RNG states of its own: Python's ``random``, NumPy's and torch's.
 
     Pass it as ``worker_init_fn`` to a ``DataLoader`` that you make yourself. Where every process of a run was seeded
     alike, torch seeds the first worker of each of them alike too, and all processes augment in step; here the rank is a
-    part of the seed. The seed follows from torch's global generator, which decides it as ever.
+    part of the seed. As usual, it is torch's global generator that decides the seed.
 
-    Loaders that the trainer makes need it not, as they seed the streams for each sample; there it does no harm.
+    Loaders that the trainer makes do not need it, as they seed the RNGs for each sample; there it does no harm.
 
     Args:
         worker_id: The number of the worker, as the loader passes it.
@@ -179,6 +179,6 @@ def worker_init_fn(worker_id: int) -> None:
         >>> [batch.tolist() for batch in loader]
         [[0, 1, 2, 3], [4, 5, 6, 7]]
     """
-    # From the environment, as a worker is no member of the process group.
+    # From the environment, as a worker is not a member of the process group.
     rank = int(os.environ.get("RANK", "0"))
     seed_rng(mix(torch.initial_seed(), worker_id, rank))

@@ -26,7 +26,7 @@ def atomic_write(path: str | Path, writer: Callable[[BinaryIO], object]) -> None
         writer: Called once with a binary file that is open for writing.
 
     Raises:
-        CheckpointError: Something stands at ``path`` that is no file, such as a folder.
+        CheckpointError: Something other than a file is at ``path``, such as a folder.
 
     Example:
         >>> import tempfile, torch

@@ -17,10 +17,10 @@ __all__ = ["BackgroundWriter", "HostPool"]
 
 
 class BackgroundWriter:
-    """Runs one job at a time in a thread of its own, and tells of its failure once.
+    """Runs one job at a time in a thread of its own, and reports its failure once.
 
-    A job that is running when the interpreter ends is completed first; if it fails and nobody was told before the
-    end, its traceback is printed.
+    A job that is running when the interpreter ends is completed first; if it fails and the failure was not raised
+    before the end, its traceback is printed.
 
     Example:
         >>> done = []
@@ -40,7 +40,7 @@ class BackgroundWriter:
         """Start a job, after waiting for the previous one.
 
         Raises:
-            BaseException: What the previous job raised, if nobody was told yet; the new job is not started then.
+            BaseException: What the previous job raised, if that was not raised yet; the new job is not started then.
         """
         self.wait()
         # A thread for each job, and no daemon: the interpreter waits for it, and none is left waiting for work.
@@ -51,7 +51,7 @@ class BackgroundWriter:
         """Return when no job is running.
 
         Raises:
-            BaseException: What the job raised, if nobody was told yet.
+            BaseException: What the job raised, if that was not raised yet.
         """
         if self._thread is not None:
             self._thread.join()

@@ -52,7 +52,7 @@ class Encoded:
 def encode(value: object, where: str) -> Encoded:
     """Take a value apart into a JSON document and tensors; ``decode`` builds it again, exactly.
 
-    Accepted are None, booleans, numbers, texts, bytes, torch's sizes, dtypes and devices, tensors and parameters,
+    Accepted are None, booleans, numbers, strings, bytes, torch's sizes, dtypes and devices, tensors and parameters,
     numpy's arrays and numbers, and lists, tuples, sets and dictionaries (also ``OrderedDict`` and ``Counter``) of
     all these. Of a tensor its values, dtype, shape and strides are kept: a parameter and what requires a gradient
     become plain tensors. Tensors with the same memory and layout, such as tied weights, are stored once and come
@@ -100,7 +100,7 @@ class _Place(NamedTuple):
         return CheckpointError(
             "This entry cannot be stored in a training state.",
             given=f"{self.shown}: {found}",
-            expected="tensors, arrays, numbers, texts, and dictionaries, lists, tuples and sets of them",
+            expected="tensors, arrays, numbers, strings, and dictionaries, lists, tuples and sets of them",
             do=do,
         )
 
@@ -164,7 +164,7 @@ class _Encoder:
 
     def _key(self, key: object, place: _Place) -> JsonValue:
         if isinstance(key, Tensor):
-            raise place.key().refusal("a tensor", "Use numbers or texts as keys, and a list instead of a set.")
+            raise place.key().refusal("a tensor", "Use numbers or strings as keys, and a list instead of a set.")
         return self.encode(key, place.key())
 
     def _tensor(self, tag: str, tensor: Tensor, place: _Place) -> JsonValue:
@@ -269,7 +269,7 @@ def _advice(kind: type) -> str:
 
 
 def decode(document: JsonValue, tensors: Mapping[str, Tensor]) -> Any:
-    """Build again what ``encode`` took apart.
+    """Rebuild what ``encode`` took apart.
 
     Args:
         document: ``Encoded.document``.
@@ -277,7 +277,7 @@ def decode(document: JsonValue, tensors: Mapping[str, Tensor]) -> Any:
             the original had other strides.
 
     Raises:
-        CheckpointError: The document is none that ``encode`` makes, or mentions a tensor that is not there.
+        CheckpointError: The document is not one that ``encode`` makes, or mentions a tensor that is not there.
 
     Example:
         >>> decode({"$tuple": [3, {"$tensor": "model/weight"}]}, {"model/weight": torch.ones(2)})
@@ -288,7 +288,7 @@ def decode(document: JsonValue, tensors: Mapping[str, Tensor]) -> Any:
     except Exception as error:  # what a wrong document does is not limited to some kinds of errors
         raise CheckpointError(
             "The document of a training state cannot be read.",
-            given=f"one for which {type(error).__name__} came up: {error}",
+            given=f"one whose decoding raised {type(error).__name__}: {error}",
             expected="a document in the format of this version",
             do="Use another state, or the version of pa-core that wrote this one.",
         ) from error
@@ -339,7 +339,7 @@ def _bytes(text: str) -> bytes:
 def _dtype(name: str) -> torch.dtype:
     dtype: object = getattr(torch, name)
     if not isinstance(dtype, torch.dtype):
-        message = f"torch.{name} is no dtype"
+        message = f"torch.{name} is not a dtype"
         raise TypeError(message)
     return dtype
 

@@ -73,7 +73,7 @@ def check_summary(summary: Mapping[str, JsonScalar]) -> None:
         raise CheckpointError(
             "The summary of a training state is not complete, or cannot be stored.",
             given=", ".join(wrong),
-            expected="run: str, sequence: int, update: int, epoch: int, complete: bool, and finite numbers or texts",
+            expected="run: str, sequence: int, update: int, epoch: int, complete: bool, and finite numbers or strings",
             do="Add or convert these entries.",
         )
 
@@ -105,7 +105,7 @@ def read_manifest(directory: Path) -> Manifest:
     except FileNotFoundError:
         raise damage(path, "nothing") from None
     except Exception as error:  # what wrong JSON does is not limited to some kinds of errors
-        raise damage(path, f"text for which {type(error).__name__} came up: {error}") from error
+        raise damage(path, f"text: reading it raised {type(error).__name__}: {error}") from error
     if len(digest) != len(_ZEROS) or text.count(digest) != 1 or _sha256(text.replace(digest, _ZEROS)) != digest:
         raise damage(path, f"a file for which its digest {digest.decode()} is wrong")
     if content.get("format") != _FORMAT:
@@ -125,7 +125,7 @@ def _newer_version(directory: Path, version: object) -> CheckpointError:
 
 
 def has_manifest(directory: Path) -> bool:
-    """Whether a manifest of ours is in the directory, be it damaged or not."""
+    """Whether the directory has a pa-core manifest, valid or not."""
     try:
         return _FORMAT.encode() in (directory / MANIFEST).read_bytes()
     except OSError:

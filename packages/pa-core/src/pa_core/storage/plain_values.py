@@ -28,7 +28,7 @@ _MAX_DEPTH = 100  # pickling goes down recursively, and Python's stack ends some
 def ensure_plain(obj: object, where: str) -> None:
     """Refuse what could be saved but not loaded again without running code from the file.
 
-    Accepted are tensors and parameters, None, booleans, numbers, texts, bytes, torch's sizes, dtypes and
+    Accepted are tensors and parameters, None, booleans, numbers, strings, bytes, torch's sizes, dtypes and
     devices, dictionaries (also ``OrderedDict`` and ``Counter``), lists, tuples and sets of all these, and
     types that were allowed with ``torch.serialization.add_safe_globals``.
 
@@ -102,7 +102,7 @@ def _refusal(where: str, found: str, advice: str) -> CheckpointError:
     return CheckpointError(
         "This entry could be saved, but not safely loaded again.",
         given=f"{where}: {found}",
-        expected="tensors, numbers, texts, and dictionaries, lists, tuples and sets of them",
+        expected="tensors, numbers, strings, and dictionaries, lists, tuples and sets of them",
         do=advice,
     )
 

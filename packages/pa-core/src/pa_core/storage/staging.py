@@ -1,4 +1,4 @@
-"""How a directory comes to stand whole under its name, and goes from it whole: by renaming.
+"""Publishing and removing directories atomically, by rename.
 
 All names on the way are hidden ones beside the target: ``.staging.KEY.TOKEN`` while it is written,
 ``.NAME.set_aside`` for the old one while a new one takes its place, ``.removed.KEY.TOKEN`` while it is deleted.
@@ -39,7 +39,7 @@ _SET_ASIDE = re.compile(r"\.(.+)\.set_aside")
 
 @contextlib.contextmanager
 def staged(target: Path, run: str) -> Generator[Path]:
-    """Make a folder in which to build what shall stand at ``target``; remove it when that fails.
+    """Make a folder in which to build what is to be at ``target``; remove it when that fails.
 
     Args:
         target: An absolute path.
@@ -95,7 +95,7 @@ class Found(NamedTuple):
 
 
 def find(target: Path) -> Found:
-    """Find the directory of that name: set aside, if its successor is not there yet."""
+    """Find the directory of that name: the renamed old one, as long as its successor is missing."""
     places = (target, _set_aside(target.resolve()))
     for place in places * _ATTEMPTS:
         with contextlib.suppress(OSError):
@@ -110,7 +110,7 @@ def located(target: Path) -> Path:
 
 
 def shown_path(entry: Path) -> Path | None:
-    """Return the path by which a directory is known; None for what nobody should see."""
+    """Return the path by which a directory is known; None for what is hidden."""
     if match := _SET_ASIDE.fullmatch(entry.name):
         target = entry.with_name(match[1])
         return None if target.exists() else target
@@ -128,7 +128,7 @@ def leftovers(folder: Path, run: str) -> list[Path]:
 
 
 def replaced(folder: Path) -> list[Path]:
-    """Return what was set aside and not deleted when its successor was there, whoever wrote it."""
+    """Return old directories that were replaced and not deleted, whoever wrote them."""
     return [
         entry for entry in sorted(folder.iterdir()) if _SET_ASIDE.fullmatch(entry.name) and shown_path(entry) is None
     ]

@@ -75,7 +75,7 @@ def write_state(
 
     It is written to a hidden folder beside its place, reaches the disk, and takes its place in one step.
     Whatever fails, a full disk or an interrupt included, what was there stays. May run in a thread of its own
-    while the training goes on, if nothing changes the tensors meanwhile.
+    while the training continues, if nothing changes the tensors meanwhile.
 
     Args:
         directory: Its path, which may be free, an empty folder, or a state, which is then replaced: at every
@@ -86,7 +86,7 @@ def write_state(
             and ``complete`` at least.
 
     Raises:
-        CheckpointError: Something else stands at the path, a value cannot be stored, or the disk does not take it.
+        CheckpointError: Something else is at the path, a value cannot be stored, or the disk is full.
     """
     target = Path(directory).resolve()
     check_summary(summary)
@@ -245,7 +245,7 @@ def _check_place(target: Path) -> None:
     if not target.is_dir() or any(target.iterdir()):
         raise CheckpointError(
             "There is something else where a training state is to be written.",
-            given=f"{target}, a {'folder that is no training state' if target.is_dir() else 'file'}",
+            given=f"{target}, a {'folder that is not a training state' if target.is_dir() else 'file'}",
             expected="a free path, an empty folder or a training state, which is then replaced",
             do="Choose another path, or move away what is there.",
         )

@@ -99,7 +99,7 @@ class StateFolder:
         """List the states, oldest first, with the problems that manifests and file sizes reveal.
 
         Where the manifest of a state is damaged, its place is unknown; it is listed last, as it may be the newest.
-        What is no state, nor the remains of one, is not listed.
+        Only states and the remains of states are listed.
 
         Raises:
             CheckpointError: The folder cannot be read.
@@ -132,7 +132,7 @@ class StateFolder:
             run: The run that writes it, which may have a state of that name already.
 
         Returns:
-            The path of that name or, where something else stands there, of one with a number behind: ``epoch_5_2``.
+            The path of that name or, where something else is there, of one with a number appended: ``epoch_5_2``.
         """
         names = itertools.chain([name], (f"{name}_{number}" for number in itertools.count(2)))
         paths = (self.path / one for one in names)
@@ -153,7 +153,7 @@ class StateFolder:
     def remove_leftovers(self, run: str) -> None:
         """Remove what a killed process of the run left half-written or half-removed, and what others that are gone did.
 
-        Call it when the run starts, before its first write; a write of the same run that is going on would fail.
+        Call it when the run starts, before its first write; a write of the same run that is under way would fail.
 
         Raises:
             CheckpointError: Something cannot be removed.
@@ -174,7 +174,7 @@ class StateFolder:
                 "A training state that is no longer needed could not be removed.",
                 given=f"{directory}: {error}",
                 expected="a folder that this process may change",
-                do="Remove it by hand, or change the permissions of the folder.",
+                do="Remove it yourself, or change the permissions of the folder.",
             ) from error
 
 
@@ -219,7 +219,7 @@ def _may_be_state(path: Path) -> bool:
 
 
 def _may_be_remains(folder: Path) -> bool:
-    """Whether this is no folder of another program, which may use the same names."""
+    """Whether this may be what is left of a state, not a folder of another program with the same name."""
     try:
         return (folder / DOCUMENTS).exists() or not any(folder.iterdir())
     except OSError:  # it may not be looked at

@@ -79,7 +79,7 @@ def read_tensors(file: DigestingReader, size: int) -> dict[str, Tensor]:
         size: The bytes that it has; nothing larger is ever allocated for it.
 
     Raises:
-        MalformedFileError: It is no tensor file.
+        MalformedFileError: It is not a tensor file.
     """
     length = int.from_bytes(file.read(8), "little")
     if length > size - 8:
@@ -118,7 +118,7 @@ def _parse_header(text: bytes, data_size: int) -> list[_Entry]:
     except MalformedFileError:
         raise
     except Exception as error:  # what wrong JSON does is not limited to some kinds of errors
-        message = f"a header for which {type(error).__name__} came up: {error}"
+        message = f"a header: reading it raised {type(error).__name__}: {error}"
         raise MalformedFileError(message) from error
     position = 0
     for entry in entries:

@@ -57,7 +57,7 @@ class RunClock:
         self._started_at = None
 
     def start(self) -> None:
-        """Let the time go on; does nothing when it is running already."""
+        """Start or restart the clock; does nothing when it is running."""
         if self._started_at is None:
             self._started_at = time.monotonic()
 

@@ -50,7 +50,7 @@ class InMemoryRunHistory(RunHistory):
 
     A value is a number, a string, a tensor or an array, or a list, a tuple, a set or a dictionary of such values, and
     is given back as it was recorded. The numbers in a dictionary that is recorded as ``name`` are also found under
-    ``name_key``. What is no number is left out of ``records``, and so of plots and tables.
+    ``name_key``. What is not a number is left out of ``records``, and so of plots and tables.
 
     A tensor is recorded as it is at that moment: nothing of its graph or of the tensor that it was a part of
     is kept, and a later change of it changes nothing here. A tensor on an accelerator is not waited for when
@@ -222,7 +222,7 @@ class InMemoryRunHistory(RunHistory):
         """Replace everything by what ``state_dict`` returned; tensors come back on the CPU.
 
         Raises:
-            CheckpointError: This is no such state; what was recorded here is left as it was.
+            CheckpointError: This is not the state of a history; what was recorded here is kept.
         """
         try:
             metrics = _from_states(state_dict["metrics"])
@@ -232,7 +232,7 @@ class InMemoryRunHistory(RunHistory):
         except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
             raise CheckpointError(
                 "This is not the state of a run history.",
-                given=f"a {type(state_dict).__name__} with which {type(error).__name__} came up: {error}",
+                given=f"a {type(state_dict).__name__}: loading it raised {type(error).__name__}: {error}",
                 expected="what InMemoryRunHistory.state_dict returned",
                 do="Resume from a training state that was written whole.",
             ) from error

@@ -60,7 +60,7 @@ class LossTracker:
         total = self._device_total
         if total is None or total.device != loss.device:
             has_doubles = loss.device.type in ("cpu", "cuda")
-            # Where it can hold them, it goes on from what is there: a resumed epoch is added up in the same order.
+            # Where it can hold them, it continues from what is there: a resumed epoch is added up in the same order.
             so_far = self.total_loss
             start, self._host_total = (so_far, 0.0) if has_doubles else (0.0, so_far)
             dtype = torch.float64 if has_doubles else torch.float32

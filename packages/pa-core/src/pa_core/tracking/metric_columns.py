@@ -137,5 +137,5 @@ def _kind_named(name: str) -> type[int] | type[float] | torch.dtype:
         return float if name == "float" else int
     dtype = getattr(torch, name)
     if not isinstance(dtype, torch.dtype):
-        raise ValueError(f"{name!r} is no type of a number")
+        raise ValueError(f"{name!r} is not the type of a number")
     return dtype

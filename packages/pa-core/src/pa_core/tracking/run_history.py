@@ -71,7 +71,9 @@ class RunHistory(ABC):
         """
 
     def count_metric_values(self, metric_name: str) -> int:
-        """Return how many values of a metric were recorded: here by going over them, which a history may know better.
+        """Return how many values of a metric were recorded, by default by iterating over them.
+
+        Override it where the history can count faster.
 
         Args:
             metric_name: The full name, with the prefix it was recorded under.
@@ -127,7 +129,7 @@ class RunHistory(ABC):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed run goes on from, ready for JSON: here the clock.
+        """Return what a resumed run continues from, ready for JSON: here the clock.
 
         Override this and ``load_state_dict`` where recorded values are to survive an interruption too.
         """

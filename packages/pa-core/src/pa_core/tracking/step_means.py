@@ -74,7 +74,7 @@ class StepMeans(Mapping[str, LossTracker]):
             self._pending.clear()
 
     def count_samples(self, samples: int) -> None:
-        """Take note of the number of samples of the step, which what it logs counts for."""
+        """Note the number of samples of the step, which is the weight of what it logs."""
         self._samples = samples
         if self._pending:
             for name, value in self._pending.items():
@@ -90,7 +90,7 @@ class StepMeans(Mapping[str, LossTracker]):
 
         Raises:
             ConfigurationError: There is no step under way, the name cannot be used or was logged in this step already,
-                or the value is no single number.
+                or the value is not a single number.
         """
         if not self._is_in_step:
             raise _outside_of_steps(name)
