@@ -484,7 +484,7 @@ def test_something_else_is_never_replaced(tmp_path: Path) -> None:
     (tmp_path / "extension").mkdir()
     (tmp_path / "extension" / "manifest.json").write_text('{"format": "web extension"}')
 
-    for name, found in [("file", "a file"), ("folder", "not a training state"), ("extension", "no training state")]:
+    for name, found in [("file", "a file"), ("folder", "not a training state"), ("extension", "not a training state")]:
         with pytest.raises(CheckpointError, match="something else") as caught:
             _write(tmp_path / name)
         assert found in caught.value.given
