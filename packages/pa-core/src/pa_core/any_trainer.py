@@ -406,7 +406,7 @@ class AnyTrainer(ABC):
             The whole content of the file, with its tensors on the CPU.
 
         Raises:
-            FileNotFoundError: There is no such file.
+            StateNotFoundError: There is no such file.
             CheckpointError: The file is damaged, needs code to be unpickled, or is that of another model; nothing was
                 loaded.
         """

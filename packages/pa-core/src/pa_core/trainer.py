@@ -264,7 +264,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         Raises:
             ConfigurationError: An argument cannot work.
             MetricNotFoundError: ``watch_metric`` was not recorded by the end of the first epoch.
-            FileNotFoundError: There is no training state to go on from.
+            StateNotFoundError: There is no training state to go on from.
             CheckpointError: No training state is valid, or the run would not go on as the one that was saved.
             TrainingPreempted: All processes were asked to make room; a training state was saved.
             NonFiniteLossError: ``TerminateOnNaNCallback`` ended the run; its last events have been called.
@@ -1225,7 +1225,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             the epoch that the state is of, from 1; of a state between two epochs, the one that was complete.
 
         Raises:
-            FileNotFoundError: There is no training state.
+            StateNotFoundError: There is no training state.
             CheckpointError: None is valid, or it is that of another model or optimizer.
         """
         saved = SavedRun(training_state.find_state(input_dir))

@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor
 
-__all__ = ["copied_ahead", "move_to_device", "pin_memory"]
+__all__ = ["move_to_device", "pin_memory", "prefetched"]
 
 _BatchT = TypeVar("_BatchT")
 
@@ -136,7 +136,7 @@ def _map_dataclass(value: Any, function: Callable[[Any], Any], method: str) -> A
     return clone
 
 
-def copied_ahead(batches: Iterable[_BatchT], device: torch.device) -> Iterator[_BatchT]:
+def prefetched(batches: Iterable[_BatchT], device: torch.device) -> Iterator[_BatchT]:
     """Yield batches on the device, each copied there while the device computes with the one before it.
 
     Copies are made on a stream of their own, one batch ahead. What is trained on is counted where the weights change,

@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, default_collate  # pyright: ignore[reportUnknownVariableType]  # torch leaves it open
 from typing_extensions import override
 
-from pa_core.data.device import copied_ahead, move_to_device, pin_memory
+from pa_core.data.device import move_to_device, pin_memory, prefetched
 from pa_core.data.epoch_plan import EpochBatches, EpochPlan, WorkerRequests
 from pa_core.data.fetching import BatchFetcher, SampleFetcher, WholeBatchFetcher, WorkerDataset
 from pa_core.data.loader_checks import (
@@ -247,7 +247,7 @@ class KeyedDataLoader(DataLoader[_SampleT_co]):
         if self.device is None:
             return batches
         if self.device.type == "cuda" and self._pins:
-            return copied_ahead(batches, self.device)
+            return prefetched(batches, self.device)
         return self._moved(batches, self.device)
 
     def _load_here(self, plan: EpochPlan) -> Iterator[Any]:

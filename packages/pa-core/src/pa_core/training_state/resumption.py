@@ -11,7 +11,7 @@ import torch
 
 from pa_core import distributed
 from pa_core.data.custom_loader import innermost, is_keyed, set_epoch
-from pa_core.errors import CheckpointError, ConfigurationError
+from pa_core.errors import CheckpointError, ConfigurationError, StateNotFoundError
 from pa_core.progress import Phase, Progress
 from pa_core.storage import Skipped, State, newest_valid, read_state
 from pa_core.storage.accelerate_state import find_accelerate_state, refusal_of_accelerate_state
@@ -81,7 +81,7 @@ class Resumption:
 
         Raises:
             ConfigurationError: As ``find_state``.
-            FileNotFoundError: As ``find_state``.
+            StateNotFoundError: As ``find_state``.
             CheckpointError: As ``find_state``.
         """
         self.seed = fresh_seed
@@ -274,7 +274,7 @@ def find_state(resume_from: str | Path, resume_missing: Literal["error", "start"
 
     Raises:
         ConfigurationError: ``resume_missing`` is neither ``"error"`` nor ``"start"``.
-        FileNotFoundError: There is no state, and ``resume_missing`` is ``"error"``.
+        StateNotFoundError: There is no state, and ``resume_missing`` is ``"error"``.
         CheckpointError: There are states, but none is valid.
     """
     if resume_missing not in ("error", "start"):
@@ -293,10 +293,11 @@ def find_state(resume_from: str | Path, resume_missing: Literal["error", "start"
     if path is None and resume_missing == "start":
         return None
     if path is None:
-        raise FileNotFoundError(
-            f"Given as resume_from: {resume_from}. Expected: a training state, or a folder with at least one"
-            f"{describe_neighbours(resume_from)}. Check the path, or pass "
-            'resume_missing="start" to begin a new run where there is none yet.'
+        raise StateNotFoundError(
+            "There is no training state to resume from.",
+            given=f"resume_from={str(resume_from)!r}{describe_neighbours(resume_from)}",
+            expected="a training state, or a folder with at least one",
+            do='Check the path, or pass resume_missing="start" to begin a new run where there is none yet.',
         )
     return _read_elsewhere(path) if found is None else found.state
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from pa_core.data import KeyedDataLoader
-from pa_core.data.device import copied_ahead
+from pa_core.data.device import prefetched
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -57,7 +57,7 @@ def test_each_batch_is_copied_before_the_one_ahead_of_it_is_used(monkeypatch: py
     monkeypatch.setattr(torch.cuda, "stream", within)
 
     seen: list[int] = []
-    for batch in copied_ahead(iter([torch.tensor(number) for number in range(3)]), torch.device("cpu")):
+    for batch in prefetched(iter([torch.tensor(number) for number in range(3)]), torch.device("cpu")):
         seen.append(int(batch))
         log.append(f"step {int(batch)}")
     assert seen == [0, 1, 2]
@@ -74,7 +74,7 @@ def test_each_batch_is_copied_before_the_one_ahead_of_it_is_used(monkeypatch: py
 def test_short_epochs_are_whole(number: int) -> None:
     """No batch is lost where there are not two to overlap."""
     batches = [torch.tensor(one).pin_memory() for one in range(number)]
-    assert [int(batch) for batch in copied_ahead(batches, torch.device("cuda"))] == list(range(number))
+    assert [int(batch) for batch in prefetched(batches, torch.device("cuda"))] == list(range(number))
 
 
 @needs_cuda
