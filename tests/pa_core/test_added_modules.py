@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate import Accelerator
 from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
 from torch.optim import SGD, Adam, Optimizer
 from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau, StepLR
 from torch.utils.data import TensorDataset
@@ -262,6 +264,37 @@ def test_a_module_is_placed_in_the_precision_of_the_run() -> None:
     assert dtypes == [torch.bfloat16, torch.float32]
     assert "forward" not in vars(first)
     assert all(parameter.grad is None for parameter in first.parameters())
+
+
+def test_an_update_that_overflows_in_the_module_is_made_in_neither() -> None:
+    """With a scaler of fp16, gradients of both are unscaled before they are clipped, and an overflow skips both."""
+    factors = [float("inf"), 1.0]
+
+    class InFp16(Trainer[nn.Module]):
+        @override
+        def _create_accelerator(self) -> Any:
+            accelerator: Any = Accelerator(cpu=True, mixed_precision="fp16")
+            accelerator.scaler = GradScaler("cpu", init_scale=1024.0)
+            return accelerator
+
+        @override
+        def calculate_train_batch_loss(self, batch: Any) -> Any:
+            loss = self.model(batch[0]).sum() + self.modules["other"](batch[0]).sum() * factors.pop(0)
+            return {"loss": loss, "model_outputs": None, "batch_size": len(batch[0])}
+
+    model, other = nn.Linear(2, 1, bias=False), nn.Linear(2, 1, bias=False)
+    before = [module.weight.tolist() for module in (model, other)]
+    trainer = InFp16(model, None, SGD(model.parameters(), lr=1.0), callbacks=[])
+    trainer.add_module("other", other, SGD(other.parameters(), lr=1.0))
+    data = TensorDataset(torch.ones(8, 2), torch.ones(8, 1))
+    trainer.train(data, 1, per_device_batch_size=8, gradient_clip_norm=100.0)
+    assert trainer.num_updates_completed == 0
+    assert [module.weight.tolist() for module in (model, other)] == before
+    trainer.train(data, 1, per_device_batch_size=8, gradient_clip_norm=4.0)
+    assert trainer.gradient_norm is not None
+    assert trainer.gradient_norm.item() == pytest.approx(16.0)  # four gradients of 8
+    for module, weights in zip((model, other), before, strict=True):
+        assert module.weight.tolist() == [pytest.approx([weight - 2.0 for weight in weights[0]], abs=1e-5)]
 
 
 @everywhere

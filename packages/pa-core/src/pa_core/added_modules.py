@@ -32,14 +32,12 @@ class AddedModule:
         module: The user's own module.
         optimizer: Its own optimizer; None where that of the trainer has its parameters, or no optimizer.
         create_scheduler_fn: Makes the scheduler of its optimizer.
-        scheduler: The scheduler of the current or last run.
         called: What a step calls; while a run goes on, the module in the precision of the run.
     """
 
     module: nn.Module
     optimizer: Optimizer | None = None
     create_scheduler_fn: SchedulerFactory[SchedulerLike] | None = None
-    scheduler: SchedulerLike | None = None
     called: nn.Module | None = None
 
 
@@ -51,17 +49,23 @@ class AddedModules:
     without a sample does not have. So a module may also be called several times in a step, or through methods other
     than ``forward``.
 
+    Attributes:
+        optimizers: The optimizers that modules have to themselves, by name.
+        schedulers: The schedulers of these in the current or last run, by name.
+
     Example:
         >>> from torch.optim import SGD
         >>> model, critic = nn.Linear(1, 1), nn.Linear(1, 1)
         >>> own, of_critic = (SGD(module.parameters(), lr=0.1) for module in (model, critic))
         >>> added = AddedModules()
         >>> added.add("critic", AddedModule(critic, of_critic), model, own)
-        >>> list(added.called()), list(added.optimizers())
+        >>> list(added.called()), list(added.optimizers)
         (['critic'], ['critic'])
     """
 
     def __init__(self) -> None:
+        self.optimizers: dict[str, Optimizer] = {}
+        self.schedulers: dict[str, SchedulerLike] = {}
         self._by_name: dict[str, AddedModule] = {}
         self._undo: list[Callable[[], None]] = []
         self._is_prepared = self._was_checked = False
@@ -94,6 +98,8 @@ class AddedModules:
         _check_scheduler_factory(name, added)
         _check_parameters(name, added, self._parameters_beside(name, model), optimizer)
         self._by_name[name] = added
+        if added.optimizer is not None:
+            self.optimizers[name] = added.optimizer
 
     def require_usable(self, model: nn.Module, optimizer: Optimizer | None) -> None:
         """Refuse what has come to be wrong since: a script may have replaced the model or the optimizer.
@@ -126,14 +132,6 @@ class AddedModules:
             if added.optimizer is not None or any(id(one) in ours for one in added.module.parameters())
         }
 
-    def optimizers(self) -> dict[str, Optimizer]:
-        """Return the optimizers that modules have to themselves, by name."""
-        return {name: added.optimizer for name, added in self._by_name.items() if added.optimizer is not None}
-
-    def schedulers(self) -> dict[str, SchedulerLike]:
-        """Return the schedulers of these optimizers in the current run, by name."""
-        return {name: added.scheduler for name, added in self._by_name.items() if added.scheduler is not None}
-
     def create_schedulers(self, values: Mapping[str, float]) -> None:
         """Create the schedulers of a run.
 
@@ -143,10 +141,11 @@ class AddedModules:
         Raises:
             TypeError: A factory returned no scheduler.
         """
-        for added in self._by_name.values():
-            if added.optimizer is not None and added.create_scheduler_fn is not None:
-                added.scheduler = resolve_placeholders(added.create_scheduler_fn, values)(added.optimizer)
-                check_scheduler(added.scheduler)
+        for name, optimizer in self.optimizers.items():
+            factory = self._by_name[name].create_scheduler_fn
+            if factory is not None:
+                self.schedulers[name] = resolve_placeholders(factory, values)(optimizer)
+                check_scheduler(self.schedulers[name])
 
     def prepare(
         self, accelerator: _accelerate.AcceleratorLike, optimizer: Optimizer | None, *, for_training: bool
@@ -178,8 +177,7 @@ class AddedModules:
         for added in self._by_name.values():
             added.called = None
             added.module.zero_grad()
-            if added.optimizer is not None:
-                added.optimizer.zero_grad()
+        self.zero_grad()
 
     def train(self, optimizer: Optimizer | None) -> None:
         """Put the modules that are trained into training mode."""
@@ -234,15 +232,13 @@ class AddedModules:
 
     def step(self) -> None:
         """Update the parameters by their gradients."""
-        for added in self._by_name.values():
-            if added.optimizer is not None:
-                added.optimizer.step()
+        for optimizer in self.optimizers.values():
+            optimizer.step()
 
     def zero_grad(self) -> None:
         """Clear the gradients of all parameters of the optimizers."""
-        for added in self._by_name.values():
-            if added.optimizer is not None:
-                added.optimizer.zero_grad()
+        for optimizer in self.optimizers.values():
+            optimizer.zero_grad()
 
 
 def _parameters_of(optimizer: Optimizer | None) -> set[int]:

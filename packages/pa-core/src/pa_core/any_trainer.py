@@ -290,12 +290,12 @@ class AnyTrainer(ABC):
     def named_optimizers(self) -> dict[str, Optimizer]:
         """Return the optimizers of the run by name: "optimizer", and any others; empty without one."""
         optimizer = cast("Optimizer | None", self.optimizer)
-        return ({} if optimizer is None else {"optimizer": optimizer}) | self._added.optimizers()
+        return ({} if optimizer is None else {"optimizer": optimizer}) | self._added.optimizers
 
     def named_schedulers(self) -> dict[str, StatefulScheduler]:
         """Return the schedulers of the run by name: "scheduler", and any others; empty without one."""
         own: dict[str, StatefulScheduler] = {} if self.scheduler is None else {"scheduler": self.scheduler}
-        return own | self._added.schedulers()
+        return own | self._added.schedulers
 
     # Metrics, and what the processes tell each other
 
@@ -424,8 +424,8 @@ class AnyTrainer(ABC):
 
     def _trained(self, with_optimizers: bool, with_schedulers: bool) -> dict[str, checkpoint.Trained]:
         """What a checkpoint holds: the model, and the modules that are trained beside it."""
-        optimizers = self._added.optimizers() if with_optimizers else {}
-        schedulers = self._added.schedulers() if with_schedulers else {}
+        optimizers = self._added.optimizers if with_optimizers else {}
+        schedulers = self._added.schedulers if with_schedulers else {}
         own = checkpoint.Trained(
             self.get_model(keep_torch_compile=False),
             self.optimizer if with_optimizers else None,

@@ -706,9 +706,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
     def _update(self) -> None:
         """Change the weights by the gradients of one accumulation group."""
         # Not in the methods that follow: those of a user may know nothing of a scaler.
-        overflowed = self._accelerator.scaler is not None and _accelerate.unscale(
-            self._accelerator, *self.named_optimizers().values()
-        )
+        overflowed = _accelerate.unscale(self._accelerator, self.optimizer, *self._added.optimizers.values())
         try:
             self._clip_gradients()
             if not overflowed:
@@ -760,7 +758,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
     def _step_schedulers(self) -> None:
         if self.scheduler is not None:
             self.scheduler_step()
-        for scheduler in self._added.schedulers().values():
+        for scheduler in self._added.schedulers.values():
             self._stepping.step(scheduler, self)
 
     def optimizer_zero_grad(self) -> None:
