@@ -153,10 +153,11 @@ class RunByHand(TwoModels):
 
     def prepare(self, resume_from: Path | None = None) -> None:
         """Do all that comes before the first epoch."""
-        seed = self.resumption.find(self, resume_from, "error", fresh_seed=7)
-        torch.manual_seed(seed)
+        self.resumption.seed = 7
+        self.resumption.find(self, resume_from, "error")
+        torch.manual_seed(self.resumption.seed)
         data = TensorDataset(torch.randn(_SAMPLES, 2, generator=torch.Generator().manual_seed(3)))
-        self.train_dataloader = KeyedDataLoader(data, _BATCH_SIZE, shuffle=True, seed=seed)
+        self.train_dataloader = KeyedDataLoader(data, _BATCH_SIZE, shuffle=True, seed=self.resumption.seed)
         self.resumption.note_hyperparameters(self)
         self.resumption.note_settings(self, "after each update", lambda updates, _: updates)
         self.resumption.restore(self, scaler=None, objects=(), allowed=(), count_steps=lambda updates, _: updates)

@@ -171,15 +171,15 @@ class Accumulation:
         return float(total) > 0
 
 
-def forget_gradients(model: nn.Module, optimizer: Optimizer | None) -> None:
-    """Clear what a run that stopped left behind, also for parameters that the optimizer does not hold.
+def forget_gradients(model: nn.Module, *optimizers: Optimizer) -> None:
+    """Clear what a run that stopped left behind, also for parameters that no optimizer holds.
 
     Args:
         model: The model of the run.
-        optimizer: Its optimizer, if it has one.
+        *optimizers: Its optimizers.
     """
     model.zero_grad()
-    if optimizer is not None:
+    for optimizer in optimizers:
         optimizer.zero_grad()
 
 

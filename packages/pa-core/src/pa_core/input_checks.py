@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import TypeVar, cast
 
 from torch import nn
 from torch.optim import Optimizer
@@ -19,7 +19,10 @@ __all__ = [
     "check_trainer_arguments",
     "refuse_run_within_run",
     "require_evaluation_data",
+    "require_evaluation_loader",
 ]
+
+_LoaderT = TypeVar("_LoaderT")
 
 _PRECISIONS = ("no", "bf16", "fp16")
 _MEANT = {
@@ -213,6 +216,25 @@ def require_evaluation_data(data: object) -> None:
             expected="a dataset",
             do="Call evaluate(dataset).",
         )
+
+
+def require_evaluation_loader(loader: _LoaderT | None) -> _LoaderT:
+    """Return the evaluation loader of a run that is asked to evaluate in between.
+
+    Args:
+        loader: The loader, None in a run that does not evaluate.
+
+    Raises:
+        ConfigurationError: There is none.
+    """
+    if loader is None:
+        raise ConfigurationError(
+            "There is nothing to evaluate.",
+            given="a run without an evaluation dataset",
+            expected="train(..., eval_dataset=...)",
+            do="Pass an evaluation dataset, or remove the callback that evaluates.",
+        )
+    return loader
 
 
 def _precision_advice(name: str) -> str:

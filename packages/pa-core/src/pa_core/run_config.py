@@ -232,9 +232,8 @@ def check_count(name: str, value: object, minimum: int = 1) -> None:
 
 
 def check_run_arguments(
-    *,
-    num_epochs: object,
     per_device_batch_size: object,
+    num_epochs: object,
     gradient_accumulation_steps: object,
     max_num_train_steps: object,
     gradient_clip_value: object,
@@ -243,8 +242,8 @@ def check_run_arguments(
     """Refuse numbers with which no run can be made; the arguments are those of ``train()``.
 
     Args:
-        num_epochs: Epochs of training.
         per_device_batch_size: Samples in a batch of one process.
+        num_epochs: Epochs of training.
         gradient_accumulation_steps: Batches of one process in an update.
         max_num_train_steps: Updates after which the run ends, or None.
         gradient_clip_value: The bound on each element of the gradients, or None.

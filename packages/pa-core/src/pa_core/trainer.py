@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from itertools import islice
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, Self, cast
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -14,80 +13,31 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 from typing_extensions import override
 
-from pa_core import (
-    _accelerate,
-    compatibility,
-    default_step,
-    distributed,
-    input_checks,
-    overrides,
-    run_scheduler,
-    training_state,
-)
-from pa_core.accumulation import Accumulation, MicroBatch, forget_gradients, micro_batches
-from pa_core.added_modules import AddedModule
+from pa_core import _accelerate, compatibility, default_step, input_checks, run_scheduler, training_state
+from pa_core.accumulation import Accumulation, MicroBatch
 from pa_core.any_trainer import AnyTrainer
 from pa_core.beside_model import require_one_trained_module
 from pa_core.callbacks.defaults import DEFAULT_CALLBACKS
 from pa_core.callbacks.limit_batches import add_limit_of_environment, apply_limit_of_environment
-from pa_core.data.batch_count import BatchCount
-from pa_core.data.custom_loader import (
-    batches_of_slices,
-)
-from pa_core.data.given_data import DEFAULT_BATCH_SIZE, GivenData, check_arguments_of_loaders
-from pa_core.data.loaders import Purpose, batches_on_device, count_steps, end_workers
-from pa_core.distributed import fail_fast
+from pa_core.data.given_data import DEFAULT_BATCH_SIZE, GivenData
+from pa_core.data.loaders import batches_on_device
 from pa_core.distributed.agreement import Agreement
-from pa_core.distributed.collectives import agree_on_integer
 from pa_core.distributed.shared_errors import showing_errors_once
 from pa_core.distributed.wrapping import ModelWrapping
-from pa_core.errors import (
-    ConfigurationError,
-    NonFiniteLossError,
-    StopTrainingError,
-)
-from pa_core.events import EVENT_NAMES, CallbackHandler, CallbackLike, TrainerCallback
-from pa_core.misspelt_overrides import warn_of_misspelt_overrides
-from pa_core.placeholders import placeholder_values, resolve_placeholders
-from pa_core.progress import Phase, Progress
-from pa_core.run_config import (
-    TrainerRunConfig,
-    check_count,
-    check_run_arguments,
-    describe_run_config,
-)
+from pa_core.errors import StopTrainingError
+from pa_core.events import CallbackHandler, CallbackLike, TrainerCallback
+from pa_core.placeholders import resolve_placeholders
+from pa_core.progress import Phase
+from pa_core.run_config import TrainerRunConfig, check_count, check_run_arguments
 from pa_core.scheduler_stepping import SchedulerStepping
-from pa_core.state_dicts import supports_state_dict
 from pa_core.step_failures import name_step
-from pa_core.step_output import check_step_output, count_items, no_sample_counted
-from pa_core.storage.encoding import encode
-from pa_core.tracking import LossTracker, RunHistory, StepMeans
+from pa_core.step_output import check_step_output, count_items
+from pa_core.tracking import RunHistory
 from pa_core.tracking.metric_prefix import INTERMEDIATE_PREFIX, recording_with_prefix
-from pa_core.training_state import (
-    EvaluationInterrupted,
-    Resumption,
-    RunParts,
-    SafePoints,
-    SavedRun,
-    StateRequest,
-    asked_settings,
-)
-from pa_core.types import (
-    BatchT,
-    LossFunction,
-    ModelT_co,
-    OutputT_co,
-    SchedulerFactory,
-    SchedulerLike,
-    SchedulerT,
-    SizedIterable,
-    SupportsStateDict,
-)
-from pa_core.unwrapping import unwrap_model
+from pa_core.training_state import EvaluationInterrupted
+from pa_core.types import BatchT, LossFunction, ModelT_co, OutputT_co, SchedulerFactory, SchedulerT, SizedIterable
 
 __all__ = ["Trainer"]
-
-_P = ParamSpec("_P")
 
 
 class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
@@ -103,19 +53,13 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         for each epoch:
             train_epoch_start, on_train_epoch_start
             for each batch:
-                on_train_step_start
-                calculate_train_batch_loss
-                on_train_step_end
-                backward_step
+                on_train_step_start, calculate_train_batch_loss, on_train_step_end, backward_step
                 after the last batch of an accumulation group:
-                    optimizer_step, scheduler_step, optimizer_zero_grad
-                    on_optimizer_step_end
+                    optimizer_step, scheduler_step, optimizer_zero_grad, on_optimizer_step_end
             train_epoch_end, on_train_epoch_end
             eval_epoch_start, on_eval_epoch_start
             for each batch:
-                on_eval_step_start
-                calculate_eval_batch_loss
-                on_eval_step_end
+                on_eval_step_start, calculate_eval_batch_loss, on_eval_step_end
             eval_epoch_end, on_eval_epoch_end
             training_run_epoch_end, on_training_run_epoch_end
         training_run_end, on_training_run_end
@@ -160,9 +104,6 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
     train_dataloader: SizedIterable
     run_config: TrainerRunConfig
     gradient_norm: Tensor | None
-    _agreement: Agreement
-    _running: Literal["train", "evaluate"] | None
-    _is_training: bool
 
     def __init__(
         self,
@@ -177,24 +118,10 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         cpu: bool | None = None,
     ) -> None:
         super().__init__(model, loss_func, optimizer, callbacks, run_history, mixed_precision=mixed_precision, cpu=cpu)
-        add_limit_of_environment(self.callback_handler)
         self._created_scheduler: SchedulerT | None = None
         self._stepping = SchedulerStepping()
-        self._gradient_clip_norm: float | None = None
-        self._seed: int | None = None
-        self._running = None
-        self._begin_bookkeeping(is_training=False)
-        self._safe_points = SafePoints(self._parts_of_run())
+        add_limit_of_environment(self.callback_handler)
         self.callback_handler.call_event(TrainerCallback.on_init_end, self)
-
-    @override
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Refuse or warn of methods that would replace a private part of the loop, or that it would never call."""
-        super().__init_subclass__(**kwargs)
-        names = (*vars(AnyTrainer), *vars(Trainer))
-        parts = {name for name in names if name.startswith("_") and not name.startswith("__")}
-        overrides.check_overrides(cls, Trainer, parts)
-        warn_of_misspelt_overrides(cls, Trainer, overrides.OVERRIDABLE, EVENT_NAMES)
 
     # The two entries: training and evaluation
 
@@ -270,18 +197,12 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             NonFiniteLossError: ``TerminateOnNaNCallback`` ended the run; its last events have been called.
         """
         input_checks.refuse_run_within_run("train", self._running)
+        steps = num_epochs, gradient_accumulation_steps, max_num_train_steps
+        numbers = (per_device_batch_size, *steps, gradient_clip_value)
         with showing_errors_once():
-            check_run_arguments(
-                num_epochs=num_epochs,
-                per_device_batch_size=per_device_batch_size,
-                gradient_accumulation_steps=gradient_accumulation_steps,
-                max_num_train_steps=max_num_train_steps,
-                gradient_clip_value=gradient_clip_value,
-                gradient_clip_norm=gradient_clip_norm,
-            )
-            input_checks.check_trainer_arguments(
-                self.model, self.loss_func, self.optimizer
-            )  # a script may have replaced them
+            check_run_arguments(*numbers, gradient_clip_norm)
+            # A script may have replaced them.
+            input_checks.check_trainer_arguments(self.model, self.loss_func, self.optimizer)
             input_checks.check_optimizer(self.model, self.optimizer)
             self._added.require_usable(self.get_model(), self.optimizer)
             training_state.check_resume_overrides(resume_allow)
@@ -295,28 +216,22 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         # pyright reports the narrower type of an attribute at its last assignment
         self.create_scheduler_fn = create_scheduler_fn  # pyright: ignore[reportIncompatibleVariableOverride]
         self._gradient_clip_norm = gradient_clip_norm
-        with self._run(is_training=True):
+        with self._run("train"):
             self.resume_from = None if resume_from is None else Path(resume_from)
-            self._seed = self._resumption.find(self, resume_from, resume_missing, fresh_seed=self._seed or 0)
+            self._resumption.find(self, resume_from, resume_missing)
             train_dl = self._loaders.take(train_data, self.create_train_dataloader, per_device_batch_size)
             self.train_dataloader = cast("SizedIterable[BatchT]", train_dl)
             self.eval_dataloader = self._loaders.take(eval_data, self.create_eval_dataloader, per_device_batch_size)
             self.callback_handler.call_event(TrainerCallback.on_prepare_start, self)
             apply_limit_of_environment(self)
             self._prepare_model_optimizer_and_dataloaders()
-            self.run_config = self._create_run_config(
-                per_device_batch_size,
-                num_epochs,
-                gradient_accumulation_steps,
-                max_num_train_steps,
-                gradient_clip_value,
-            )
+            self.run_config = self._create_run_config(*numbers)
             self._resumption.note_hyperparameters(self)
             self.scheduler = self._scheduler_of_run()  # pyright: ignore[reportIncompatibleVariableOverride]  # as above
             self._added.create_schedulers(self._placeholder_values())
             self._require_usable_schedulers()
             self._resume(resume_allow)
-            self._check_length_of_schedule()
+            self._check_length_of_schedules()
             # Not before: a run that cannot start costs nothing of what the last one recorded.
             if reset_run_history and self._resumption.saved is None:
                 self._reset_run_history()
@@ -357,7 +272,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             self._check_data([data], per_device_batch_size, collate_fn)
         self.eval_dataset = data.dataset
         self.collate_fn = self.collate_fn if collate_fn is None else collate_fn
-        with self._run(is_training=False):
+        with self._run("evaluate"):
             self.eval_dataloader = self._loaders.take(data, self.create_eval_dataloader, per_device_batch_size)
             self.callback_handler.call_event(TrainerCallback.on_prepare_start, self)
             apply_limit_of_environment(self)
@@ -367,50 +282,6 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
                 self._reset_run_history()
             self._run_evaluation()
         self._agreement.raise_non_finite_loss()
-
-    def _check_data(
-        self, data: Sequence[GivenData], per_device_batch_size: int, collate_fn: Callable[[list[Any]], Any] | None
-    ) -> None:
-        for one in data:
-            one.require_default_loader(type(self), Trainer)
-            one.require_rank(self._accelerator.process_index, self._accelerator.num_processes)
-        check_arguments_of_loaders(data, per_device_batch_size, collate_fn)
-
-    def add_module(
-        self,
-        name: str,
-        module: nn.Module,
-        optimizer: Optimizer | None = None,
-        create_scheduler_fn: SchedulerFactory[SchedulerLike] | None = None,
-    ) -> None:
-        """Train another module together with the model, by the loss that ``calculate_train_batch_loss`` returns.
-
-        A run places it on the device and in the precision of the model. Its optimizer is stepped, and its gradients are
-        clipped, cleared and on several processes averaged, together with those of the model. It is part of training
-        states and checkpoints by its name. Losses and updates of its own, as in a GAN, need a ``Run``.
-
-        A module whose parameters no optimizer has, such as a teacher, is placed on the device and put into evaluation
-        mode, and is not saved.
-
-        Args:
-            name: Its name in ``trainer.modules`` and in what is saved.
-            module: The module, which shares no parameters with the model.
-            optimizer: An optimizer of its parameters; None where the trainer's optimizer has them, or where it stays as
-                it is.
-            create_scheduler_fn: As for ``train()``, for this optimizer. It is stepped when the trainer's scheduler is.
-
-        Raises:
-            ConfigurationError: The name is taken; the module is a part of the model; the optimizer has parameters of
-                another module; none has the parameters of a module in training mode; or a run is under way.
-            ArgumentTypeError: An argument is another kind of thing.
-        """
-        added = AddedModule(module, optimizer, create_scheduler_fn)
-        self._added.add(name, added, self.get_model(), self.optimizer)
-
-    @property
-    def modules(self) -> Mapping[str, nn.Module]:
-        """What ``add_module`` was given, by name: what a step calls."""
-        return self._added.called()
 
     # What a run is made of
 
@@ -463,13 +334,6 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         """
         dataset = cast("Dataset[Any]", self.eval_dataset)
         return {"shuffle": False, **self._loaders.default_kwargs(dataset, batch_size)}
-
-    def _create_dataloader(
-        self, dataset: Dataset[Any], purpose: Purpose, defaults: dict[str, Any], asked: dict[str, Any] | None
-    ) -> SizedIterable[Any]:
-        return self._loaders.create(
-            dataset, purpose, defaults, asked, collate_fn=self.collate_fn, seed=self._seed or 0, say=self.print
-        )
 
     def create_scheduler(self) -> SchedulerT | None:
         """Create the scheduler of the run from ``create_scheduler_fn``, with its placeholders filled in.
@@ -566,35 +430,16 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
 
     def _run_training(self) -> None:
         """Run the epochs, and end the run through its last events however it stopped."""
-        try:
+        with self._stopping_in_order():
             with self._agreement.together():
                 self.training_run_start()
                 self._call_event(TrainerCallback.on_training_run_start)
             for epoch in self._resumption.remaining_epochs(self):
                 self._run_epoch(epoch)
-        except StopTrainingError as error:
-            self._agreement.stop = error
-            self.callback_handler.call_event(TrainerCallback.on_stop_training_error, self, error=error)
         self._safe_points.leave()
         self.training_run_end()
         self.callback_handler.call_event(TrainerCallback.on_training_run_end, self)
-        if isinstance(self._agreement.stop, NonFiniteLossError):
-            self._safe_points.end(self._agreement.stop, self.device)
-            self._safe_points.drop_requests(self._agreement.stop)
-            return
-        self._resumption.finish(self)
-        self._reach_safe_point(Phase.COMPLETE)
-
-    @property
-    def _is_at_last_update(self) -> bool:
-        """Whether all updates are made, perhaps in mid-epoch."""
-        return self._progress.updates == self.run_config.max_num_train_steps
-
-    @property
-    def _ends_within_epoch(self) -> bool:
-        """Whether the last update cut its epoch short, which a longer run would bring to its end."""
-        updates_of_whole_epochs = self.num_epochs_completed * self.run_config.num_update_steps_per_epoch
-        return self._is_at_last_update and self.num_updates_completed < updates_of_whole_epochs
+        self._reach_end()
 
     def _run_epoch(self, epoch: int) -> None:
         """Train an epoch, unless it is trained already, and evaluate."""
@@ -616,11 +461,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self._reach_safe_point(Phase.EPOCH)
 
     def _run_train_epoch(self, train_dl: SizedIterable[BatchT]) -> None:
-        """Train on each batch of the loader.
-
-        Args:
-            train_dl: The training loader.
-        """
+        """Train on each batch of the loader."""
         self._loss_tracker.reset()
         self._step_means.reset()
         self._progress.start_epoch()
@@ -635,7 +476,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         count = self._loaders.count_batches(train_dl, "training")
         with self._wrapping.naming_unused_parameters():
             # No name for the iterator: the traceback of an error would keep it alive, and the workers with it.
-            for part, batch in self._micro_batches(train_dl, count):
+            for part, batch in self._remaining_steps(train_dl, count):
                 with self._step_means.step():
                     self._run_train_step(batch, part)
                 if self._is_at_last_update:
@@ -767,14 +608,11 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
 
     def _run_evaluation(self) -> None:
         """Run one evaluation epoch between the events of an evaluation run."""
-        try:
+        with self._stopping_in_order():
             with self._agreement.together():
                 self.evaluation_run_start()
                 self._call_event(TrainerCallback.on_evaluation_run_start)
             self._run_eval_epoch(cast("SizedIterable[BatchT]", self.eval_dataloader), is_training=False)
-        except StopTrainingError as error:
-            self._agreement.stop = error
-            self.callback_handler.call_event(TrainerCallback.on_stop_training_error, self, error=error)
         self.evaluation_run_end()
         self.callback_handler.call_event(TrainerCallback.on_evaluation_run_end, self)
 
@@ -830,157 +668,6 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self._step_means.count_samples(output["batch_size"])
         self._call_event(TrainerCallback.on_eval_step_end, batch=batch, batch_output=output, step=step)
 
-    # What the loop stands on: epochs and batches
-
-    def _micro_batches(
-        self, train_dl: SizedIterable[BatchT], count: BatchCount | None
-    ) -> Iterator[tuple[MicroBatch, BatchT]]:
-        """The rest of the epoch, unless the run had its last update before it was interrupted."""
-        if self._is_at_last_update:
-            return iter(())
-        return micro_batches(
-            train_dl,
-            self._training_batches(train_dl),
-            accumulation_steps=self.run_config.gradient_accumulation_steps,
-            rank=self._accelerator.process_index,
-            num_processes=self._accelerator.num_processes,
-            steps_done=self._progress.steps_in_epoch,
-            count=count,
-        )
-
-    def _training_batches(self, train_dl: SizedIterable[BatchT]) -> Iterable[BatchT]:
-        """The batches of the rest of the epoch on the device; of a loader of the user's own, none is read ahead."""
-        loader = self._resumption.loaders.custom_state(train_dl)
-        if loader is None:
-            return batches_on_device(train_dl, self.device)
-        limit = batches_of_slices(train_dl)
-        batches = self._leaving_safe_point(loader.batches())
-        return islice(batches, None if limit is None else max(0, limit - self._progress.steps_in_epoch))
-
-    def _leaving_safe_point(self, batches: Iterable[BatchT]) -> Iterator[BatchT]:
-        """Fetching a batch of a loader of the user's own changes what the state holds of it."""
-        for batch in batches:
-            yield batch
-            self._safe_points.leave()
-
-    def _record_epoch_loss(self, metric_name: str, count: BatchCount | None) -> None:
-        """Record the means over all samples of the epoch on all processes, unless one of them asked to stop."""
-        missing = 0.0 if count is None else count.missing
-        missing = self._agreement.add_up(self._loss_tracker, self._step_means, missing)
-        if count is not None:
-            self._loaders.check_count(count, missing, is_empty=self._loss_tracker.running_count == 0)
-        if self._loss_tracker.running_count == 0:
-            raise no_sample_counted(metric_name)
-        self.run_history.update_metric(metric_name, self._loss_tracker.average)
-        self._step_means.record(self.run_history, metric_name)
-
-    # What the loop stands on: several processes
-
-    def _call_hook(self, hook: Callable[[], None]) -> None:
-        """Call a method of the trainer that may stop the run."""
-        try:
-            hook()
-        except StopTrainingError as error:
-            self._agreement.ask_to_stop(error)
-
-    def _call_event(
-        self, event: Callable[Concatenate[Any, Any, _P], None], *args: _P.args, **kwargs: _P.kwargs
-    ) -> None:
-        """Call an event that may stop the run.
-
-        With several processes, a callback that stops does not keep the others from being called: one of them may
-        gather, and would wait for this process.
-        """
-        for listener in self.callback_handler.listeners(event.__name__):
-            try:
-                listener(self, *args, **kwargs)
-            except StopTrainingError as error:
-                self._agreement.ask_to_stop(error)
-            except EvaluationInterrupted:
-                if not self._safe_points.is_between_steps:
-                    raise
-
-    def _call_event_of_evaluation(
-        self, event: Callable[Concatenate[Any, Any, ...], None], is_intermediate: bool
-    ) -> None:
-        """The argument is passed only where it says something."""
-        if is_intermediate:
-            self._call_event(event, is_intermediate=True)
-        else:
-            self._call_event(event)
-
-    # What the loop stands on: training states
-
-    def _resume(self, allowed: Collection[str]) -> None:
-        """Restore everything of a saved run but what callbacks set up when the run starts."""
-        self._resumption.note_settings(self, str(self._stepping), self._stepping.count)
-        counts_steps = not (self._steps_scheduler_itself or self._stepping.watch_metric)
-        self._resumption.restore(
-            self,
-            scaler=self._accelerator.scaler,
-            objects=self._safe_points.registered,
-            allowed=allowed,
-            count_steps=self._stepping.count if counts_steps else None,
-        )
-        self.was_complete = self._resumption.was_complete
-        if self._resumption.saved is not None:
-            self._accumulation.nominal = self._resumption.saved.nominal_items.get("optimizer")
-
-    def _resume_steps(self, train_dl: SizedIterable[BatchT]) -> None:
-        """Restore what belongs to a place within an epoch, and finish an evaluation that was interrupted there."""
-        phase = self._resumption.resume_steps(
-            self,
-            train_dl,
-            report=lambda steps: self._call_event(TrainerCallback.on_train_steps_passed_over, steps=steps),
-        )
-        if phase is Phase.INTERMEDIATE_EVALUATION:
-            with self._safe_points.between_steps():
-                try:
-                    self.run_evaluation_epoch(is_intermediate=True)
-                except EvaluationInterrupted:
-                    self._reach_safe_point(Phase.STEP)
-
-    def _reach_safe_point(self, phase: Phase) -> None:
-        """Save what was asked for: here, everything that the run consists of belongs to the same update.
-
-        Args:
-            phase: What comes next.
-        """
-        self._safe_points.reach(phase, self, self._call_event)
-
-    # What the loop stands on: preparing a run, and leaving everything as it was
-
-    def _create_run_config(
-        self,
-        per_device_batch_size: int,
-        num_epochs: int,
-        gradient_accumulation_steps: int,
-        max_num_train_steps: int | None,
-        gradient_clip_value: float | None,
-    ) -> TrainerRunConfig:
-        """Describe the run, from what was asked for and from the loaders that were made.
-
-        Args:
-            per_device_batch_size: Samples in a batch of one process, where a loader does not say.
-            num_epochs: Epochs asked for; ``max_num_train_steps`` overrides them.
-            gradient_accumulation_steps: Batches of one process in an update.
-            max_num_train_steps: Updates after which the run ends; None for all of the epochs.
-            gradient_clip_value: The bound on each element of the gradients.
-        """
-        return describe_run_config(
-            self._accelerator,
-            mixed_precision=_accelerate.computed_precision(self._accelerator),
-            seed=self._seed,
-            training=self._loaders.settings("train", self.train_dataloader, per_device_batch_size),
-            evaluation=self._loaders.settings("eval", self.eval_dataloader, per_device_batch_size),
-            num_steps_per_epoch=count_steps(self.train_dataloader) if self._is_training else 0,
-            num_epochs=num_epochs,
-            max_num_train_steps=max_num_train_steps,
-            gradient_accumulation_steps=gradient_accumulation_steps,
-            gradient_clip_value=gradient_clip_value,
-            gradient_clip_norm=self._gradient_clip_norm,
-        )
-
     def _scheduler_of_run(self) -> SchedulerT | None:
         """A new one where there is a factory; otherwise what was assigned, or is there from the run before."""
         is_overridden = run_scheduler.is_users_own(type(self).create_scheduler)
@@ -996,32 +683,16 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         return self.scheduler
 
     @property
+    @override
     def _steps_scheduler_itself(self) -> bool:
         return type(self).scheduler_step is not Trainer.scheduler_step
 
-    def _require_usable_schedulers(self) -> None:
-        is_evaluated = self.eval_dataloader is not None
-        schedulers: Mapping[str, object] = self.named_schedulers() or {"scheduler": None}
-        for name, scheduler in schedulers.items():
-            is_overridden = name == "scheduler" and self._steps_scheduler_itself
-            self._stepping.require_usable(scheduler, is_overridden=is_overridden, is_evaluated=is_evaluated)
-
-    def _check_length_of_schedule(self) -> None:
-        updates = cast("int", self.run_config.max_num_train_steps) - self.num_updates_completed
-        steps = self._stepping.count(updates, self.run_config.num_epochs - self.num_epochs_completed)
-        for name, scheduler in self.named_schedulers().items():
-            if name != "scheduler" or not self._steps_scheduler_itself:
-                run_scheduler.check_length_of_schedule(scheduler, steps, is_resumed=self._resumption.saved is not None)
-
     def _prepare_model_optimizer_and_dataloaders(self) -> None:
-        """Place and wrap the model, and let accelerate split the loaders of the user's own over the processes.
-
-        The optimizer stays what it is: accelerate's wrapper adds nothing but the scaler of fp16, which
-        ``optimizer_step`` sees to.
-        """
+        """Place and wrap the model, and let accelerate split custom data loaders; optimizers stay what they are."""
+        is_training = self._running == "train"
         self._wrap_model()
-        self._added.prepare(self._accelerator, self.optimizer, for_training=self._is_training)
-        if self._is_training:
+        self._added.prepare(self._accelerator, self.optimizer, for_training=is_training)
+        if is_training:
             self.train_dataloader = self._loaders.split_for_training(self.train_dataloader)
         if self.eval_dataloader is not None:
             self.eval_dataloader = self._loaders.split(self.eval_dataloader)
@@ -1030,117 +701,31 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         compatibility.require_whole_model(self.model)
         # An epoch of a subclass's own need not send anything along with the gradients.
         runs_own_epochs = type(self)._run_train_epoch is not Trainer._run_train_epoch
-        wrapped = self._wrapping.wrap(
-            self.model, for_training=self._is_training, num_carried=0 if runs_own_epochs else Agreement.NUM_VALUES
-        )
+        num_carried = 0 if runs_own_epochs else Agreement.NUM_VALUES
+        wrapped = self._wrapping.wrap(self.model, for_training=self._running == "train", num_carried=num_carried)
         self.model = cast("ModelT_co", wrapped)
 
-    def _unwrap_model(self) -> None:
+    @override
+    def _release_models(self) -> None:
         model = self._wrapping.unwrap()
         if model is not None:
-            self.model = cast("ModelT_co", model)
+            self.model = cast("ModelT_co", model)  # pyright: ignore[reportIncompatibleVariableOverride]  # narrower than any module
 
-    def _reset_run_history(self) -> None:
-        self.run_history.reset()
-        self.run_history.clock.reset()
-
-    @contextmanager
-    def _run(self, *, is_training: bool) -> Generator[None]:
-        """Begin a run, and leave the user's objects as they were however it ends."""
-        self._begin_bookkeeping(is_training=is_training)
-        self._safe_points.start_run(self._parts_of_run())
-        drawn = int(torch.randint(2**63 - 1, ()).item())
-        self._seed = agree_on_integer(drawn, self.device)
-        self.run_history.clock.start()
-        self._running = "train" if is_training else "evaluate"
-        try:
-            yield
-        except BaseException as exception:
-            self._safe_points.end(exception, self.device)
-            with fail_fast.ending_process_unless_all_fail(exception):
-                self._close_after(exception)
-            raise
-        finally:
-            self._running = None
-            if self._is_training:
-                for optimizer in self.named_optimizers().values():
-                    asked_settings.end_run(optimizer)
-            self._is_training = False
-            self.run_history.clock.stop()
-            end_workers(self.train_dataloader, self.eval_dataloader)
-            self._unwrap_model()
-            self._added.restore()
-            forget_gradients(self.model, self.optimizer)
-        self.callback_handler.warn_of_unfired_events()
-
-    def _close_after(self, exception: BaseException) -> None:
-        """Close what is open when an exception ends the run: all of it, whatever one of the callbacks raises."""
-        problems: list[BaseException] = []
-        for listener in self.callback_handler.listeners(TrainerCallback.on_exception.__name__):
-            try:
-                listener(self, exception=exception)
-            except BaseException as problem:
-                problems.append(problem)
-        self._safe_points.abandon(exception)
-        end_workers(self.train_dataloader, self.eval_dataloader)
-        if problems:
-            raise problems[0]
-
-    def _begin_bookkeeping(self, *, is_training: bool) -> None:
-        """Forget what the loop noted down in an earlier run."""
-        self._is_training = is_training
-        self._progress = Progress()
-        self._checked_steps: set[str] = set()
-        self._loaders.start_run()
-        self._accumulation = Accumulation(self._accelerator.num_processes)
+    @override
+    def _start_bookkeeping(self) -> None:
+        super()._start_bookkeeping()
+        self._accumulation = Accumulation(self.num_processes)
         self._wrapping = ModelWrapping(self._accelerator)
-        self._agreement = Agreement(self.device, self._accelerator.num_processes)
-        self.preemptible: bool = False
-        self.was_complete: bool = False
-        self.resume_from = None
-        self._resumption = Resumption(self._progress, self.device)
+        self._checked_steps: set[str] = set()
 
-    def _parts_of_run(self) -> RunParts:
-        """What decides which states are saved, and when."""
-        return RunParts(
-            self._progress,
-            self._resumption,
-            {"optimizer": self._accumulation},
-            self._agreement,
-            scaler=self._accelerator.scaler,
-        )
-
-    @contextmanager
-    def _evaluating(self) -> Generator[None]:
-        """Within the context the model is the module without wrappers; means and modes of training come back."""
-        wrapped, losses_of_training, means_of_training = self.model, self._loss_tracker, self._step_means
-        modes = [(module, module.training) for module in wrapped.modules()]
-        self.model = cast("ModelT_co", unwrap_model(wrapped))
-        self._loss_tracker, self._step_means = LossTracker(), StepMeans()
-        try:
-            distributed.broadcast_buffers(self.model)
-            with self._added.evaluating(self.optimizer):
-                yield
-        finally:
-            self.model = wrapped  # pyright: ignore[reportIncompatibleVariableOverride]  # narrower than any module
-            self._loss_tracker, self._step_means = losses_of_training, means_of_training
-            for module, training in modes:
-                module.training = training
-
-    def _placeholder_values(self) -> dict[str, float]:
-        return placeholder_values(
-            num_epochs=self.run_config.num_epochs,
-            num_update_steps_per_epoch=self.run_config.num_update_steps_per_epoch,
-            train_dataloader_len=count_steps(self.train_dataloader),
-            eval_dataloader_len=0 if self.eval_dataloader is None else count_steps(self.eval_dataloader),
-        )
+    @override
+    def _accumulations(self) -> Mapping[str, Accumulation]:
+        return {"optimizer": self._accumulation}
 
     if TYPE_CHECKING:
 
         @override
         def get_model(self, keep_torch_compile: bool = True) -> ModelT_co: ...
-
-    # What scripts and callbacks call
 
     @override
     def run_evaluation_epoch(self, *, is_intermediate: bool = False) -> None:
@@ -1154,127 +739,9 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         Raises:
             ConfigurationError: The run has no evaluation dataset.
         """
-        if self.eval_dataloader is None:
-            raise ConfigurationError(
-                "There is nothing to evaluate.",
-                given="a run without an evaluation dataset",
-                expected="train(..., eval_dataset=...)",
-                do="Pass an evaluation dataset, or remove the callback that evaluates.",
-            )
+        eval_dl = input_checks.require_evaluation_loader(self.eval_dataloader)
         with (
             recording_with_prefix(self.run_history, INTERMEDIATE_PREFIX if is_intermediate else ""),
             self._safe_points.interruptible(Phase.INTERMEDIATE_EVALUATION, self) if is_intermediate else nullcontext(),
         ):
-            self._run_eval_epoch(self.eval_dataloader, is_intermediate=is_intermediate)
-
-    @override
-    def save_training_state(
-        self,
-        output_dir: str | Path,
-        checkpoint_kwargs: Mapping[str, Any] | None = None,
-        *,
-        asynchronous: bool = False,
-        sequence: int = 0,
-        on_saved: Callable[[Path], object] | None = None,
-        keep_other_runs: bool = False,
-    ) -> None:
-        """Save everything that a run consists of, so that ``train(resume_from=...)`` goes on from there.
-
-        Every process must call this, and the first one writes. Within a run the state is captured at the next moment
-        at which everything belongs to the same update: after the events of the present update, or of the present epoch.
-        After a run it is that of the complete run or, where an exception ended it between two updates, of a run that
-        goes on from there.
-
-        Args:
-            output_dir: The directory of the state, which is whole or is not there. A state that is there is replaced.
-            checkpoint_kwargs: Further entries, which ``load_training_state`` returns.
-            asynchronous: Whether training goes on while the state is written, from a copy in host memory.
-            sequence: Its place among the states of a folder, of which the newest one has the highest.
-            on_saved: Called with the directory, on the process that writes, once the state is there; in a thread if
-                asynchronous.
-            keep_other_runs: Whether a state of another run at ``output_dir`` stays there. This one is then called
-                ``final_2``, for example.
-
-        Raises:
-            ConfigurationError: There has not been any training yet.
-            CheckpointError: An exception ended the run in the middle of an update, or on several processes, so that it
-                cannot go on from there. Or something could not be loaded again, or not be written; what was there
-                stays. Within a run this is raised when the state is captured; if asynchronous, with the next one or
-                when the run ends.
-        """
-        extras = encode(dict(checkpoint_kwargs or {}), "extras")
-        request = StateRequest(Path(output_dir), extras, asynchronous, sequence, on_saved, keep_other_runs)
-        if self._is_training and self._safe_points.ended_by is None:
-            self._safe_points.request(request)
-        else:
-            self._safe_points.save(request, self, self._call_event)
-
-    @override
-    def load_training_state(self, input_dir: str | Path) -> dict[str, Any]:
-        """Load model, optimizer and scheduler of a training state, without going on with its run.
-
-        Every process must call this. Pass ``resume_from`` to ``train()`` to go on with the run.
-
-        Args:
-            input_dir: A training state, or a folder of them, of which the newest valid one is taken.
-
-        Returns:
-            What was passed to ``save_training_state`` as ``checkpoint_kwargs``, and ``current_epoch``: the number of
-            the epoch that the state is of, from 1; of a state between two epochs, the one that was complete.
-
-        Raises:
-            StateNotFoundError: There is no training state.
-            CheckpointError: None is valid, or it is that of another model or optimizer.
-        """
-        saved = SavedRun(training_state.find_state(input_dir))
-        with asked_settings.not_asking(*self.named_optimizers().values()):
-            saved.restore_training(self, self._accelerator.scaler)
-        return {"current_epoch": saved.position.current_epoch, **saved.extras}
-
-    @override
-    def check_training_state(self) -> None:
-        """Refuse, before any time is spent on training, what could not be saved in a training state.
-
-        Every process must call this, within a run. Most optimizers make their state with the first update; it is looked
-        at again after that.
-
-        Raises:
-            CheckpointError: Something in the state is neither a tensor nor plain, or could not be loaded again; it is
-                named. Of the optimizer's state this may be raised after the first update.
-        """
-        self._safe_points.check(self)
-
-    @override
-    def request_training_state(self) -> None:
-        """Ask that all processes save a training state after the same update: ``on_training_state_request`` fires.
-
-        One process may ask alone, for example because some time has passed on its clock.
-        """
-        self._agreement.save.is_asked = True
-
-    @override
-    def request_preemption(self) -> None:
-        """Ask that all processes save a training state after the same update, and end: ``on_preemption`` fires.
-
-        One process may ask alone, also from a signal handler. ``train()`` then raises ``TrainingPreempted``.
-        """
-        self._agreement.preempt.is_asked = True
-
-    @override
-    def register_for_checkpointing(self, *objects: SupportsStateDict) -> None:
-        """Make objects a part of training states, in this order.
-
-        Args:
-            *objects: Anything with ``state_dict()``, of tensors and plain values, and ``load_state_dict()``. The
-                model, the loss function, the optimizer, the scheduler and callbacks are saved without.
-
-        Raises:
-            TypeError: An object has no such methods.
-        """
-        for one in objects:
-            if not supports_state_dict(one):
-                raise TypeError(
-                    f"Given: an object of type {type(one).__name__}. Expected: one with state_dict() and "
-                    "load_state_dict(). Give its class these methods."
-                )
-        self._safe_points.registered.extend(objects)
+            self._run_eval_epoch(eval_dl, is_intermediate=is_intermediate)

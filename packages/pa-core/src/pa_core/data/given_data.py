@@ -68,13 +68,15 @@ class GivenData:
         """Where the loader comes from."""
         return self.method if self.loader is None else self.argument
 
-    def require_default_loader(self, trainer_class: type, base: type) -> None:
+    def require_default_loader(self, trainer_class: type) -> None:
         """Refuse a DataLoader for a trainer that creates another one.
 
         Raises:
             ConfigurationError: A DataLoader was passed, and the class overrides the method that would create it.
         """
-        if self.loader is not None and getattr(trainer_class, self.method) is not getattr(base, self.method):
+        create: object = getattr(trainer_class, self.method, None)
+        is_overridden = getattr(create, "__module__", "pa_core").partition(".")[0] != "pa_core"
+        if self.loader is not None and is_overridden:
             raise ConfigurationError(
                 "Two loaders were given for the same data.",
                 given=f"a {type(self.data).__name__} as {self.argument}, and {trainer_class.__name__}.{self.method}",

@@ -66,34 +66,27 @@ class Resumption:
         run: ResumableRun,
         resume_from: str | Path | None,
         resume_missing: Literal["error", "start"],
-        fresh_seed: int,
-    ) -> int:
+    ) -> None:
         """Find the state to resume from, before the loaders are made; every process must call this.
 
         Args:
             run: The run.
             resume_from: One state, or a folder of states; None for a new run.
             resume_missing: ``"start"`` begins a new run where there is no state at all.
-            fresh_seed: The seed of a new run.
-
-        Returns:
-            The seed of the run.
 
         Raises:
             ConfigurationError: As ``find_state``.
             StateNotFoundError: As ``find_state``.
             CheckpointError: As ``find_state``.
         """
-        self.seed = fresh_seed
         if resume_from is None:
-            return self.seed
+            return
         state = find_state(resume_from, resume_missing)
         if state is None:
             run.print(describe_missing(resume_from))
         else:
             self.saved = SavedRun(state)
             self.seed, self.name = self.saved.seed, self.saved.name
-        return self.seed
 
     def note_hyperparameters(self, run: ResumableRun) -> None:
         """Record what the script asks of the optimizers, before their schedulers are made.
