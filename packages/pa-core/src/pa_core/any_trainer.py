@@ -20,6 +20,7 @@ from pa_core import (
     _accelerate,
     checkpoint,
     compatibility,
+    default_step,
     distributed,
     input_checks,
     overrides,
@@ -753,6 +754,7 @@ class AnyTrainer(ABC):
         self._agreement = Agreement(self.device, self.num_processes)
         self._resumption = Resumption(self._progress, self.device)
         self._loaders.start_run()
+        self._checked_steps: set[str] = set()
         self.preemptible = False
         self.resume_from = None
 
@@ -911,6 +913,10 @@ class AnyTrainer(ABC):
             yield batch
             self._safe_points.leave()
 
+    def _calculate_batch_loss(self, batch: Any, method: str) -> dict[str, Any]:
+        """The default step: the loss of a batch, whose parts are checked in the first step of a run."""
+        return default_step.calculate_batch_loss(self.model, self.loss_func, batch, method, self._checked_steps)
+
     def _record_epoch_loss(self, metric_name: str, count: BatchCount | None) -> None:
         """Record the means over all samples of the epoch on all processes, unless one of them asked to stop."""
         missing = 0.0 if count is None else count.missing
@@ -921,6 +927,12 @@ class AnyTrainer(ABC):
             raise no_sample_counted(metric_name)
         self.run_history.update_metric(metric_name, self._loss_tracker.average)
         self._step_means.record(self.run_history, metric_name)
+
+    def _updated_parameters(self) -> Iterator[Tensor]:
+        """Others of the model may have gradients too, which nobody clears and which must not count."""
+        for optimizer in self.named_optimizers().values():
+            for group in optimizer.param_groups:
+                yield from group["params"]
 
     @contextmanager
     def _evaluating(self) -> Generator[None]:
@@ -969,6 +981,15 @@ class AnyTrainer(ABC):
                     self.run_evaluation_epoch(is_intermediate=True)
                 except EvaluationInterrupted:
                     self._reach_safe_point(Phase.STEP)
+
+    @contextmanager
+    def _interruptible_evaluation(self) -> Generator[None]:
+        """Let the evaluation after a training epoch be interrupted by a preemption, for the resumed run to do it."""
+        try:
+            with self._safe_points.interruptible(Phase.EVALUATION, self):
+                yield
+        except EvaluationInterrupted:
+            self._reach_safe_point(Phase.EVALUATION)
 
     def _reach_end(self) -> None:
         """Save what was asked for at the end of a training run, unless a loss that is not finite ended it."""

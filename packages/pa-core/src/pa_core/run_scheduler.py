@@ -3,21 +3,51 @@
 from __future__ import annotations
 
 import inspect
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 from torch.optim import Optimizer
 
 from pa_core.errors import ConfigurationError
+from pa_core.user_warnings import warn_user
 
 __all__ = [
-    "check_assigned_scheduler",
+    "check_kept_scheduler",
     "check_length_of_schedule",
+    "is_created",
     "is_users_own",
     "uses_factory",
-    "warn_of_unused_override",
 ]
+
+
+def is_created(trainer_class: Any, factory: object, *, is_assigned: bool) -> bool:
+    """Whether a run creates its scheduler, and does not keep the one that is there.
+
+    Args:
+        trainer_class: The class of the trainer.
+        factory: What ``train()`` was given as ``create_scheduler_fn``, if anything.
+        is_assigned: Whether a script has assigned a scheduler to the trainer.
+    """
+    is_overridden = is_users_own(trainer_class.create_scheduler)
+    needs_factory = not is_overridden or uses_factory(trainer_class.create_scheduler)
+    return factory is not None or not (needs_factory or is_assigned)
+
+
+def check_kept_scheduler(scheduler: object, optimizer: Optimizer, trainer_class: Any) -> None:
+    """Refuse a scheduler that cannot be kept, and warn where a method that would create one is not called.
+
+    Args:
+        scheduler: The scheduler of the trainer, None without one.
+        optimizer: The optimizer of the run that begins.
+        trainer_class: The class of the trainer.
+
+    Raises:
+        ConfigurationError: The scheduler belongs to another optimizer, or to fewer parameter groups.
+    """
+    if scheduler is not None:
+        _check_assigned_scheduler(scheduler, optimizer)
+    elif is_users_own(trainer_class.create_scheduler):
+        _warn_of_unused_override(trainer_class)
 
 
 def is_users_own(method: Callable[..., object]) -> bool:
@@ -42,17 +72,15 @@ def uses_factory(create_scheduler: Callable[..., object]) -> bool:
     return code is not None and not {"create_scheduler", "create_scheduler_fn"}.isdisjoint(code.co_names)
 
 
-def warn_of_unused_override(trainer_class: type) -> None:
+def _warn_of_unused_override(trainer_class: type) -> None:
     """Warn that an override of ``create_scheduler`` is not called, because the run has no factory for it."""
-    warnings.warn(
+    warn_user(
         f"{trainer_class.__name__}.create_scheduler() uses create_scheduler_fn, which train() was not given: it is not "
-        "called, and the run has no scheduler. Pass create_scheduler_fn, or let the method do without.",
-        UserWarning,
-        stacklevel=4,
+        "called, and the run has no scheduler. Pass create_scheduler_fn, or let the method do without."
     )
 
 
-def check_assigned_scheduler(scheduler: object, optimizer: Optimizer) -> None:
+def _check_assigned_scheduler(scheduler: object, optimizer: Optimizer) -> None:
     """Refuse a scheduler that was not made for the optimizer as it is.
 
     Args:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, cast
@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 from typing_extensions import override
 
-from pa_core import _accelerate, compatibility, default_step, input_checks, run_scheduler, training_state
+from pa_core import _accelerate, compatibility, input_checks, run_scheduler, training_state
 from pa_core.accumulation import Accumulation, MicroBatch
 from pa_core.any_trainer import AnyTrainer
 from pa_core.beside_model import require_one_trained_module
@@ -34,7 +34,6 @@ from pa_core.step_failures import name_step
 from pa_core.step_output import check_step_output, count_items
 from pa_core.tracking import RunHistory
 from pa_core.tracking.metric_prefix import INTERMEDIATE_PREFIX, recording_with_prefix
-from pa_core.training_state import EvaluationInterrupted
 from pa_core.types import BatchT, LossFunction, ModelT_co, OutputT_co, SchedulerFactory, SchedulerT, SizedIterable
 
 __all__ = ["Trainer"]
@@ -73,8 +72,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         run_history: Where metrics are recorded; None for an ``InMemoryRunHistory``.
         mixed_precision: The precision of the model's forward pass, "no" for that of its weights; None for what the
             script was launched with. One for all trainers of a process.
-        cpu: True to run on the CPU also where there is an accelerator; otherwise the device that the script was
-            launched on. One for all trainers of a process.
+        cpu: True for the CPU; otherwise the device that the script was launched on. One for all trainers of a process.
 
     Raises:
         ArgumentTypeError: An argument is another kind of thing, such as a class instead of an instance.
@@ -161,39 +159,34 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             num_epochs: How often to go over them.
             eval_dataset: The samples to evaluate after each epoch, or a ``DataLoader`` of them; None for no evaluation.
             per_device_batch_size: Samples in a batch of one process, where a ``DataLoader`` does not say.
-            max_num_train_steps: Optimizer updates after which the run ends, also in mid-epoch; overrides
-                ``num_epochs``.
+            max_num_train_steps: Optimizer updates after which the run ends, also mid-epoch; overrides ``num_epochs``.
             gradient_accumulation_steps: Batches of one process in an optimizer update. The gradient is that of the
                 mean loss over all samples of the update; the last group of an epoch may be shorter.
             gradient_clip_value: Clip each element of the gradients to plus and minus this value.
             create_scheduler_fn: Called with the optimizer, returns its scheduler, which is stepped after each update.
                 Arguments of a ``functools.partial`` may be ``TrainerPlaceholderValues``. Without a factory the run
-                goes on with ``trainer.scheduler``: what was assigned to it, or the scheduler of the run before.
+                continues with ``trainer.scheduler``: what was assigned to it, or the scheduler of the run before.
             train_dataloader_kwargs: Arguments for the training loader, which win over the defaults.
             eval_dataloader_kwargs: Arguments for the evaluation loader, which win over the defaults.
-            reset_run_history: False goes on with the metrics and the epoch count of the previous run.
+            reset_run_history: False keeps the metrics and the epoch count of the previous run, and continues them.
             collate_fn: Makes a batch of a list of samples, for both loaders.
-            gradient_clip_norm: Scale all gradients together so that their norm is at most this;
-                ``gradient_norm`` holds the norm that was measured.
-            resume_from: A training state to go on from, or a folder of them, of which the newest valid one is taken.
-                ``num_epochs`` is the total of the run, those before the interruption included; a run that was complete
-                is put back as it ended, and ``train()`` returns.
-            resume_missing: ``"start"`` begins a new run where ``resume_from`` holds no state at all, so that a job
-                script is the same when it is started and when it is started again.
+            gradient_clip_norm: Scale all gradients to at most this norm; ``gradient_norm`` is what was measured.
+            resume_from: A training state to resume, or a folder of them, of which the newest valid one is taken.
+                ``num_epochs`` includes those before the interruption; a complete run is restored as it ended.
+            resume_missing: ``"start"`` begins a new run where there is none, so that a job script may always pass both.
             resume_allow: Differences from the saved run that change what it means, and are refused unless they are
                 named here: of "samples_per_update", "dataset_length", "shuffle", "drop_last", "loader", "model",
                 "optimizer" and "scheduler".
             step_scheduler: When the scheduler is stepped: after each update, which is what most schedules for training
                 by updates count, or after each epoch and its evaluation.
-            watch_metric: The metric whose latest value ``ReduceLROnPlateau`` and others like it are stepped with, after
-                each epoch.
+            watch_metric: The metric that ``ReduceLROnPlateau`` and others like it are stepped with, after each epoch.
 
         Raises:
             ConfigurationError: An argument cannot work.
             MetricNotFoundError: ``watch_metric`` was not recorded by the end of the first epoch.
-            StateNotFoundError: There is no training state to go on from.
-            CheckpointError: No training state is valid, or the run would not go on as the one that was saved.
-            TrainingPreempted: All processes were asked to make room; a training state was saved.
+            StateNotFoundError: There is no training state to resume.
+            CheckpointError: No training state is valid, or the run would not continue as the one that was saved.
+            TrainingPreempted: The run was preempted, after saving a training state.
             NonFiniteLossError: ``TerminateOnNaNCallback`` ended the run; its last events have been called.
         """
         input_checks.refuse_run_within_run("train", self._running)
@@ -251,8 +244,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         """Run one evaluation epoch, and record its loss as ``evaluation_loss``.
 
         Args:
-            dataset: The samples to evaluate, or a ``DataLoader`` of them; None for those of the run before, which
-                may have been an evaluation.
+            dataset: The samples to evaluate, or a ``DataLoader`` of them; None for those of the last run of any kind.
             per_device_batch_size: Samples in a batch of one process, where a ``DataLoader`` does not say.
             dataloader_kwargs: Arguments for the loader, which win over the defaults.
             collate_fn: Makes a batch of a list of samples; None keeps the one of the run before.
@@ -265,8 +257,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         input_checks.refuse_run_within_run("evaluate", self._running)
         with showing_errors_once():
             check_count("per_device_batch_size", per_device_batch_size)
-            if dataset is None:
-                dataset = self._loaders.last_given(self.eval_dataset)
+            dataset = self._loaders.last_given(self.eval_dataset) if dataset is None else dataset
             input_checks.require_evaluation_data(dataset)
             data = GivenData(dataset, "dataset", dataloader_kwargs)
             self._check_data([data], per_device_batch_size, collate_fn)
@@ -293,7 +284,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         Args:
             batch_size: Samples in a batch of one process; ``batch_size`` in ``train_dl_kwargs`` wins.
             train_dl_kwargs: Arguments of ``torch.utils.data.DataLoader``, which win over
-                ``get_default_train_dl_kwargs``. A ``sampler`` or ``batch_sampler`` switches the order of ours off.
+                ``get_default_train_dl_kwargs``. A ``sampler`` or ``batch_sampler`` disables the trainer's own order.
 
         Returns:
             A ``KeyedDataLoader``, or a plain ``DataLoader`` where the order is the user's own: with a sampler, or for
@@ -321,7 +312,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
                 ``get_default_eval_dl_kwargs``.
 
         Returns:
-            As ``create_train_dataloader``; the samples of ours are split over the processes without padding.
+            As ``create_train_dataloader``; samples of a ``KeyedDataLoader`` are split over processes without padding.
         """
         dataset, defaults = cast("Dataset[Any]", self.eval_dataset), self.get_default_eval_dl_kwargs(batch_size)
         return self._create_dataloader(dataset, "eval", defaults, eval_dl_kwargs)
@@ -370,10 +361,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             ConfigurationError: The batch has no inputs and targets at these indices, or there is no loss.
             BatchMismatchError: The batch, the model and the loss function do not fit together.
         """
-        output = default_step.calculate_batch_loss(
-            self.model, self.loss_func, batch, "calculate_train_batch_loss", self._checked_steps
-        )
-        return cast("OutputT_co", output)
+        return cast("OutputT_co", self._calculate_batch_loss(batch, "calculate_train_batch_loss"))
 
     def calculate_eval_batch_loss(self, batch: BatchT) -> OutputT_co:
         """Calculate the evaluation loss of a batch; no gradients are recorded.
@@ -388,10 +376,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             ConfigurationError: As ``calculate_train_batch_loss``.
             BatchMismatchError: As ``calculate_train_batch_loss``.
         """
-        output = default_step.calculate_batch_loss(
-            self.model, self.loss_func, batch, "calculate_eval_batch_loss", self._checked_steps
-        )
-        return cast("OutputT_co", output)
+        return cast("OutputT_co", self._calculate_batch_loss(batch, "calculate_eval_batch_loss"))
 
     # The hooks of a run; a callback's event of the same name follows each of them
 
@@ -448,7 +433,8 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         if self._resumption.phase is not Phase.EVALUATION:
             self._run_train_epoch(self.train_dataloader)
         if self.eval_dataloader is not None:
-            self._evaluate_epoch(self.eval_dataloader)
+            with self._interruptible_evaluation():
+                self._run_eval_epoch(self.eval_dataloader)
         self._progress.finish_epoch()
         if self.named_schedulers() and self._stepping.after == "epoch" and not self._ends_within_epoch:
             with self._agreement.together():
@@ -578,21 +564,12 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         if norm is not None:
             self.gradient_norm = nn.utils.clip_grad_norm_(self._updated_parameters(), norm)
 
-    def _updated_parameters(self) -> Iterator[Tensor]:
-        """Others of the model may have gradients too, which nobody clears and which must not count."""
-        for optimizer in self.named_optimizers().values():
-            for group in optimizer.param_groups:
-                yield from group["params"]
-
     def optimizer_step(self) -> None:
         """Update the parameters by their gradients; not called where those of fp16 overflowed."""
         self.optimizer.step()
 
     def scheduler_step(self) -> None:
-        """Step the scheduler, after an optimizer update unless ``train()`` was asked for another time.
-
-        Not called in a run without a scheduler.
-        """
+        """Step the scheduler, if there is one: after each update, unless ``train()`` was asked for another time."""
         if self.scheduler is not None:
             self._stepping.step(self.scheduler, self)
 
@@ -616,24 +593,10 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self.evaluation_run_end()
         self.callback_handler.call_event(TrainerCallback.on_evaluation_run_end, self)
 
-    def _evaluate_epoch(self, valid_dl: SizedIterable[BatchT]) -> None:
-        """Evaluate after a training epoch, or leave the run with the evaluation still to be done."""
-        try:
-            with self._safe_points.interruptible(Phase.EVALUATION, self):
-                self._run_eval_epoch(valid_dl)
-        except EvaluationInterrupted:
-            self._reach_safe_point(Phase.EVALUATION)
-
     def _run_eval_epoch(
         self, valid_dl: SizedIterable[BatchT], is_training: bool = True, *, is_intermediate: bool = False
     ) -> None:
-        """Evaluate each batch of the loader.
-
-        Args:
-            valid_dl: The evaluation loader.
-            is_training: Whether this is part of a training run; ``evaluate()`` passes False.
-            is_intermediate: Whether the training epoch goes on afterwards.
-        """
+        """Evaluate each batch of the loader, within a training run or alone, and perhaps within a training epoch."""
         is_own_loader = valid_dl is self.eval_dataloader
         with self._safe_points.evaluating(), self._evaluating(), torch.no_grad():
             with self._agreement.together():
@@ -670,16 +633,11 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
 
     def _scheduler_of_run(self) -> SchedulerT | None:
         """A new one where there is a factory; otherwise what was assigned, or is there from the run before."""
-        is_overridden = run_scheduler.is_users_own(type(self).create_scheduler)
-        needs_factory = not is_overridden or run_scheduler.uses_factory(type(self).create_scheduler)
         is_assigned = self.scheduler is not None and self.scheduler is not self._created_scheduler
-        if self.create_scheduler_fn is not None or not (needs_factory or is_assigned):
+        if run_scheduler.is_created(type(self), self.create_scheduler_fn, is_assigned=is_assigned):
             self._created_scheduler = self.create_scheduler()
             return self._created_scheduler
-        if self.scheduler is not None:
-            run_scheduler.check_assigned_scheduler(self.scheduler, self.optimizer)
-        elif is_overridden:
-            run_scheduler.warn_of_unused_override(type(self))
+        run_scheduler.check_kept_scheduler(self.scheduler, self.optimizer, type(self))
         return self.scheduler
 
     @property
@@ -689,26 +647,22 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
 
     def _prepare_model_optimizer_and_dataloaders(self) -> None:
         """Place and wrap the model, and let accelerate split custom data loaders; optimizers stay what they are."""
+        compatibility.require_whole_model(self.model)
         is_training = self._running == "train"
-        self._wrap_model()
+        # An epoch of a subclass's own need not send anything along with the gradients.
+        runs_own_epochs = type(self)._run_train_epoch is not Trainer._run_train_epoch
+        num_carried = 0 if runs_own_epochs else Agreement.NUM_VALUES
+        wrapped = self._wrapping.wrap(self.model, for_training=is_training, num_carried=num_carried)
+        self.model = cast("ModelT_co", wrapped)
         self._added.prepare(self._accelerator, self.optimizer, for_training=is_training)
         if is_training:
             self.train_dataloader = self._loaders.split_for_training(self.train_dataloader)
         if self.eval_dataloader is not None:
             self.eval_dataloader = self._loaders.split(self.eval_dataloader)
 
-    def _wrap_model(self) -> None:
-        compatibility.require_whole_model(self.model)
-        # An epoch of a subclass's own need not send anything along with the gradients.
-        runs_own_epochs = type(self)._run_train_epoch is not Trainer._run_train_epoch
-        num_carried = 0 if runs_own_epochs else Agreement.NUM_VALUES
-        wrapped = self._wrapping.wrap(self.model, for_training=self._running == "train", num_carried=num_carried)
-        self.model = cast("ModelT_co", wrapped)
-
     @override
     def _release_models(self) -> None:
-        model = self._wrapping.unwrap()
-        if model is not None:
+        if (model := self._wrapping.unwrap()) is not None:
             self.model = cast("ModelT_co", model)  # pyright: ignore[reportIncompatibleVariableOverride]  # narrower than any module
 
     @override
@@ -716,7 +670,6 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         super()._start_bookkeeping()
         self._accumulation = Accumulation(self.num_processes)
         self._wrapping = ModelWrapping(self._accelerator)
-        self._checked_steps: set[str] = set()
 
     @override
     def _accumulations(self) -> Mapping[str, Accumulation]:
@@ -729,12 +682,11 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
 
     @override
     def run_evaluation_epoch(self, *, is_intermediate: bool = False) -> None:
-        """Evaluate ``eval_dataset`` once in the middle of a training run, and go on training as before.
+        """Evaluate ``eval_dataset`` once in the middle of a training run, which then continues as before.
 
         Args:
-            is_intermediate: Whether the training epoch goes on afterwards. What is recorded meanwhile then has the
-                prefix ``intermediate_``, and ``on_eval_epoch_start`` and ``on_eval_epoch_end`` are passed
-                ``is_intermediate=True``.
+            is_intermediate: Whether the training epoch continues afterwards. Metrics then have the prefix
+                ``intermediate_``, and the events of the evaluation epoch are passed ``is_intermediate=True``.
 
         Raises:
             ConfigurationError: The run has no evaluation dataset.
