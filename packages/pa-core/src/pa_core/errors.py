@@ -234,7 +234,9 @@ class StateNotFoundError(ExplainedError, FileNotFoundError):
         super().__init__(problem, given, expected, do)
         # OSError takes several arguments for a number, a text and the name of a file.
         self.args: tuple[Any, ...] = (problem, given, expected, do)
-        self.errno, self.strerror, self.filename = errno.ENOENT, problem, None
+        self.errno: int | None = errno.ENOENT
+        self.strerror: str | None = problem
+        self.filename: str | None = None
 
 
 class TrainingPreempted(SystemExit):  # not an error: a script ends by it as by SystemExit

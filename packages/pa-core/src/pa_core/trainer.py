@@ -102,6 +102,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
     train_dataloader: SizedIterable
     run_config: TrainerRunConfig
     gradient_norm: Tensor | None
+    resume_from: Path | None
 
     def __init__(
         self,

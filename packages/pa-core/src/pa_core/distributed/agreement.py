@@ -89,9 +89,9 @@ class Agreement:
         self._device = device
         self._num_processes = num_processes
         self.stop: StopTrainingError | None = None
-        self.save = Request()
-        self.preempt = Request()
-        self.reader = LateReader(delay=0 if device.type == "cpu" else _UPDATES_UNTIL_READ)
+        self.save: Request = Request()
+        self.preempt: Request = Request()
+        self.reader: LateReader = LateReader(delay=0 if device.type == "cpu" else _UPDATES_UNTIL_READ)
 
     def local_flags(self, items: float) -> list[float]:
         """Return what the other processes must know before an update.

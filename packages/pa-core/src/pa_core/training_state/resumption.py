@@ -52,12 +52,12 @@ class Resumption:
         self._progress = progress
         self.saved: SavedRun | None = None
         self.phase: Phase | None = None
-        self.was_complete = False
+        self.was_complete: bool = False
         self.name: str = secrets.token_hex(8)
-        self.seed = 0
+        self.seed: int = 0
         self.settings: dict[str, Any] | None = None
         self.hyperparameters: dict[str, list[dict[str, Any]]] = {}
-        self.loaders = RunLoaders(device)
+        self.loaders: RunLoaders = RunLoaders(device)
 
     # Before the run starts
 
