@@ -47,7 +47,8 @@ class Record:
                 if first != batch:
                     contradictions.append(f"rank {rank} trained on {first} first, and on {batch} later")
         outcomes = [json.loads(outcome_path(folder, rank).read_text()) for rank in range(ranks)]
-        files = {name: digest(torch.load(folder / name, weights_only=True)) for name in ("best.pt", "average.pt")}
+        paths = [folder / name for name in ("best.pt", "average.pt")]  # a loop of one's own has no average
+        files = {path.name: digest(torch.load(path, weights_only=True)) for path in paths if path.exists()}
         return cls(outcomes, batches, contradictions, files)
 
     @property
@@ -70,7 +71,7 @@ def differences(run: Record, reference: Record) -> list[str]:
             found.append(f"rank {rank}: samples of the batches {', '.join(different)}")
     if run.updates != reference.updates:
         found.append(f"{run.updates} updates instead of {reference.updates}")
-    return found + [f"the file {name}" for name in reference.files if run.files[name] != reference.files[name]]
+    return found + [f"the file {name}" for name in reference.files if run.files.get(name) != reference.files[name]]
 
 
 def samples_by_update(folder: Path, ranks: int) -> dict[tuple[int, int], list[Sample]]:

@@ -102,8 +102,8 @@ def digests(trainer: AnyTrainer) -> dict[str, str]:
     }
     return {
         "weights": digest(trainer.get_model().state_dict()),
-        "optimizer": digest(trainer.optimizer.state_dict()),
-        "scheduler": digest(trainer.scheduler.state_dict() if trainer.scheduler else None),
+        "optimizer": digest({name: one.state_dict() for name, one in trainer.named_optimizers().items()}),
+        "scheduler": digest({name: one.state_dict() for name, one in trainer.named_schedulers().items()}),
         "history": digest(records),
         "callbacks": digest(callbacks),
     }

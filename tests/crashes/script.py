@@ -20,6 +20,7 @@ from typing_extensions import override
 
 from pa_callbacks_extra import EarlyStoppingCallback, ModelEmaCallback
 from pa_core import (
+    AnyTrainer,
     SaveBestModelCallback,
     SaveTrainingStateCallback,
     StepBasedEvaluationCallback,
@@ -29,6 +30,7 @@ from pa_core import (
 )
 from pa_core.storage import StateFolder
 from pa_schedulers import CosineLrScheduler
+from tests.crashes.own_loops import LOOPS
 from tests.crashes.phases import Watch
 from tests.crashes.recording import Recorder
 from tests.crashes.watching import WatchCallback
@@ -40,6 +42,14 @@ Sample: TypeAlias = tuple[Tensor, int, int, Tensor]
 
 NUM_FEATURES, NUM_CLASSES = 6, 3
 TRAIN_SAMPLES, EVAL_SAMPLES = 62, 21  # neither fills its last batch
+
+
+SCHEDULE = partial(
+    CosineLrScheduler,
+    total_num_epochs=TrainerPlaceholderValues.NUM_EPOCHS,
+    num_update_steps_per_epoch=TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH,
+    num_warmup_epochs=1,
+)
 
 
 def states_path(folder: Path) -> Path:
@@ -121,6 +131,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     model = Net()
     recorder = Recorder(folder, rank, int(os.environ.get("ATTEMPT", "1")))
     watching = _watching(folder, rank)
+    if options.loop is not None:
+        recorder.record_outcome(_train_by_own_loop(options, model, [*watching, recorder]))
+        return
     trainer = NoisyTrainer(
         model,
         nn.CrossEntropyLoss(),
@@ -134,18 +147,33 @@ def main(arguments: Sequence[str] | None = None) -> None:
         per_device_batch_size=options.batch_size,
         max_num_train_steps=options.max_updates,
         gradient_accumulation_steps=options.accumulation,
-        create_scheduler_fn=partial(
-            CosineLrScheduler,
-            total_num_epochs=TrainerPlaceholderValues.NUM_EPOCHS,
-            num_update_steps_per_epoch=TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH,
-            num_warmup_epochs=1,
-        ),
+        create_scheduler_fn=SCHEDULE,
         train_dataloader_kwargs={"num_workers": options.workers},
         eval_dataloader_kwargs={"num_workers": options.workers},
         resume_from=states_path(folder),
         resume_missing="start",
     )
     recorder.record_outcome(trainer)
+
+
+def _train_by_own_loop(options: argparse.Namespace, model: Net, callbacks: list[TrainerCallback]) -> AnyTrainer:
+    """Train in a loop of the script's own, with the callbacks that have a place in one."""
+    folder: Path = options.folder
+    best = SaveBestModelCallback(folder / "best.pt", load_saved_checkpoint=not options.keep_last)
+    return LOOPS[options.loop](
+        model,
+        Augmented(TRAIN_SAMPLES, seed=2),
+        Augmented(EVAL_SAMPLES, seed=3),
+        num_epochs=options.epochs,
+        max_num_train_steps=options.max_updates,
+        per_device_batch_size=options.batch_size,
+        gradient_accumulation_steps=options.accumulation,
+        create_scheduler_fn=SCHEDULE,
+        train_dataloader_kwargs={"num_workers": options.workers},
+        callbacks=[*callbacks, best, *_states(options), EarlyStoppingCallback(options.patience)],
+        resume_from=states_path(folder),
+        resume_missing="start",
+    )
 
 
 def _seed(seed: int) -> None:
@@ -161,8 +189,18 @@ def _watching(folder: Path, rank: int) -> list[TrainerCallback]:
 
 
 def _callbacks(options: argparse.Namespace, folder: Path, watching: list[TrainerCallback]) -> list[TrainerCallback]:
+    return [
+        SaveBestModelCallback(folder / "best.pt", load_saved_checkpoint=not options.keep_last),
+        ModelEmaCallback(0.9, save_path=folder / "average.pt", callbacks=watching),
+        StepBasedEvaluationCallback(options.evaluate_every_n_steps),
+        *_states(options),
+        EarlyStoppingCallback(options.patience, early_stopping_threshold=0.02),
+    ]
+
+
+def _states(options: argparse.Namespace) -> list[TrainerCallback]:
     save_states = SaveTrainingStateCallback(
-        states_path(folder),
+        states_path(options.folder),
         save_every_n_epochs=options.states_every_n_epochs,
         save_every_n_steps=options.states_every_n_steps,
         save_every_n_seconds=options.states_every_n_seconds,
@@ -170,13 +208,7 @@ def _callbacks(options: argparse.Namespace, folder: Path, watching: list[Trainer
         asynchronous=options.asynchronous,
         stop_on_signals=("SIGTERM",),
     )
-    return [
-        SaveBestModelCallback(folder / "best.pt", load_saved_checkpoint=not options.keep_last),
-        ModelEmaCallback(0.9, save_path=folder / "average.pt", callbacks=watching),
-        StepBasedEvaluationCallback(options.evaluate_every_n_steps),
-        *([] if options.without_states else [save_states]),
-        EarlyStoppingCallback(options.patience, early_stopping_threshold=0.02),
-    ]
+    return [] if options.without_states else [save_states]
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -184,6 +216,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("folder", type=Path, help="where everything goes that the run writes")
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--max-updates", type=int, help="end in the middle of an epoch")
+    parser.add_argument("--loop", choices=sorted(LOOPS), help="a loop of the script's own, not that of the trainer")
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--batch-size", type=int, default=4)
     parser.add_argument("--accumulation", type=int, default=1)

@@ -17,6 +17,8 @@ SAMPLE = [
     Configuration(accumulation=3, workers=1, every=(EPOCHS, STEPS), asynchronous=True, max_states=2),
     Configuration(precision="bf16", every=(STEPS,), max_states=1),
     Configuration(ranks=2, accumulation=3, every=(SECONDS,)),
+    Configuration(accumulation=3, workers=1, every=(STEPS, EPOCHS), asynchronous=True, max_states=2, loop="alone"),
+    Configuration(ranks=2, every=(STEPS,), loop="adversaries"),
 ]
 WHOLE = [
     *SAMPLE,
@@ -33,6 +35,17 @@ WHOLE = [
     Configuration(ranks=2, accumulation=3, workers=2, every=(STEPS,), max_states=1),
     Configuration(ranks=2, precision="bf16", workers=1, every=(STEPS, EPOCHS)),
     Configuration(ranks=2, precision="bf16", accumulation=3, every=(EPOCHS,), asynchronous=True, max_states=2),
+    Configuration(every=(SECONDS,), loop="alone", others=("--max-updates=37",)),
+    Configuration(precision="bf16", workers=2, every=(STEPS,), max_states=1, loop="alone"),
+    Configuration(ranks=2, accumulation=3, workers=1, every=(EPOCHS, STEPS), asynchronous=True, loop="alone"),
+    Configuration(ranks=2, every=(SECONDS,), max_states=2, loop="alone"),
+    Configuration(every=(STEPS, EPOCHS), asynchronous=True, max_states=1, loop="adversaries"),
+    Configuration(accumulation=3, workers=1, every=(SECONDS,), loop="adversaries"),
+    Configuration(ranks=2, accumulation=3, workers=1, every=(EPOCHS,), asynchronous=True, loop="adversaries"),
+    Configuration(workers=1, every=(STEPS,), loop="distillation"),
+    Configuration(accumulation=3, every=(EPOCHS, SECONDS), asynchronous=True, max_states=2, loop="distillation"),
+    Configuration(ranks=2, accumulation=3, every=(STEPS,), max_states=1, loop="distillation"),
+    Configuration(ranks=2, workers=2, every=(SECONDS,), asynchronous=True, loop="distillation"),
 ]
 
 

@@ -41,6 +41,7 @@ from pa_core.errors import (
     TrainingPreempted,
     UnsupportedConfigurationError,
 )
+from pa_core.own_loop import Run, Update
 from pa_core.placeholders import TrainerPlaceholderValues, resolve_placeholders
 from pa_core.run_config import TrainerRunConfig
 from pa_core.timm_trainer import TimmSchedulerLike, TrainerWithTimmScheduler
@@ -78,6 +79,7 @@ __all__ = [
     "OverrideError",
     "PrintProgressCallback",
     "ProgressBarCallback",
+    "Run",
     "RunClock",
     "RunHistory",
     "SaveBestModelCallback",
@@ -99,6 +101,7 @@ __all__ = [
     "TrainerWithTimmScheduler",
     "TrainingPreempted",
     "UnsupportedConfigurationError",
+    "Update",
     "gather_objects",
     "get_default_callbacks",
     "local_process_zero_first",

@@ -36,6 +36,7 @@ class MicroBatch(NamedTuple):
         ends_group: Whether an optimizer update follows.
         global_samples: The number of samples in this step over all processes; None if the loader is not ours and
             cannot say.
+        samples: The number of samples of this process; None as above.
         is_empty: Whether this process has no sample in this step, while others do.
 
     Example:
@@ -48,6 +49,7 @@ class MicroBatch(NamedTuple):
     ends_group: bool
     global_samples: int | None = None
     is_empty: bool = False
+    samples: int | None = None
 
 
 class Accumulation:
@@ -241,6 +243,7 @@ def _of_keyed_loader(
                 ends_group=step == group[-1],
                 global_samples=size,
                 is_empty=mine == 0,
+                samples=mine,
             )
             yield part, None if mine == 0 else next(arriving)
 
@@ -291,6 +294,7 @@ def _of_users_loader(
             weight=1 / len(group) if size is None else size(step) / sum(map(size, group)),
             ends_group=is_full or is_last or (upcoming is _END and not count.is_per_process),
             global_samples=None if size is None else size(step) * num_processes,
+            samples=None if size is None else size(step),
         )
         count.given += 1
         count.has_more = is_last and upcoming is not _END

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor
 from typing_extensions import TypeIs
 
-__all__ = ["describe_batch", "is_array", "is_mapping", "keys_of"]
+__all__ = ["describe_batch", "first_dimension", "is_array", "is_mapping", "keys_of"]
 
 _MAX_DEPTH = 3
 _MAX_ITEMS = 8
@@ -87,3 +87,23 @@ def _nested(value: object, depth: int) -> str:
 def _shortened(items: Iterable[str], number: int) -> str:
     shown = ", ".join(items)
     return f"{shown}, ..." if number > _MAX_ITEMS else shown
+
+
+def first_dimension(value: object) -> int | None:
+    """Return the first dimension of the first tensor in a batch; None if there is none.
+
+    Example:
+        >>> import torch
+        >>> first_dimension({"ids": [7, 8], "pixels": (torch.zeros(()), torch.zeros(4, 3))})
+        4
+    """
+    if isinstance(value, Tensor):
+        return len(value) if value.dim() > 0 else None
+    parts: Iterable[object] = ()
+    if is_mapping(value):
+        parts = (value[key] for key in keys_of(value))
+    elif isinstance(value, list | tuple):
+        parts = cast("Iterable[object]", value)
+    elif dataclasses.is_dataclass(value):
+        parts = (getattr(value, field.name) for field in dataclasses.fields(value))
+    return next((size for size in map(first_dimension, parts) if size is not None), None)

@@ -52,9 +52,13 @@ class LimitBatchesCallback(TrainerCallback):
         # A trainer that has only evaluated so far has no training loader, and one that trained has that of then.
         training = cast("SizedIterable | None", trainer.train_dataloader)
         if training is not None:
-            trainer.train_dataloader = _first_batches(training, self.num_batches)
+            trainer.train_dataloader = self.limited(training)
         if trainer.eval_dataloader is not None:
-            trainer.eval_dataloader = _first_batches(trainer.eval_dataloader, self.num_batches)
+            trainer.eval_dataloader = self.limited(trainer.eval_dataloader)
+
+    def limited(self, loader: SizedIterable) -> SizedIterable:
+        """Return the first batches of a loader."""
+        return _first_batches(loader, self.num_batches)
 
 
 def add_limit_of_environment(handler: CallbackHandler[Any]) -> None:

@@ -234,6 +234,19 @@ class KeyedDataLoader(DataLoader[_SampleT_co]):
             split = replace(split, start=position)
         self._batches.plan = replace(self._batches.plan, epoch=epoch, split=split)
 
+    def fetch_for(self, step: int, rank: int) -> Any:
+        """Return the batch that a process takes in a step, fetched here and now.
+
+        Args:
+            step: The step of the chosen epoch, counted from the chosen position.
+            rank: The number of the process.
+        """
+        plan = replace(self._batches.plan, rank=rank)
+        piece = plan.split.piece(step, rank)
+        with preserve_rng_state():
+            batch = self._fetcher(plan.key, plan.order.indices(piece.start, piece.stop))
+        return batch if self.device is None else move_to_device(batch, self.device)
+
     def close(self) -> None:
         """End persistent workers now instead of with the loader; the next iterator starts new ones."""
         self._worker_loader = None

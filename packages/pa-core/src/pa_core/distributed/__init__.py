@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pa_core.distributed.collectives import (
     broadcast_buffers,
+    broadcast_weights,
     gather,
     gather_objects,
     num_processes,
@@ -17,6 +18,7 @@ from pa_core.distributed.padding import remove_padding
 
 __all__ = [
     "broadcast_buffers",
+    "broadcast_weights",
     "gather",
     "gather_objects",
     "num_processes",

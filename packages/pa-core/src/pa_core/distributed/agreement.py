@@ -167,6 +167,19 @@ class Agreement:
             self._apply(flags)
         return sums[-1]
 
+    def add_up_items(self, carrier: GradientAgreement | None, items: float) -> float | Tensor:
+        """Return the items of all processes, and leave what they ask for to the next update, which one can still stop.
+
+        For the further optimizers of an update whose first one was stepped; every process must call this.
+
+        Args:
+            carrier: As for ``before_update``.
+            items: As for ``before_update``.
+        """
+        if self._num_processes == 1:
+            return items
+        return (self._add_up_flags(items) if carrier is None else carrier.sums())[-1]
+
     def agree_on_preemption(self) -> None:
         """Let all processes know now whether one asked for preemption; every process must call this.
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import atexit
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar, cast
 
 import torch
@@ -22,6 +22,7 @@ from pa_core.unwrapping import compiled_from
 __all__ = [
     "agree_on_integer",
     "broadcast_buffers",
+    "broadcast_weights",
     "gather",
     "gather_objects",
     "leave_processes_at_exit",
@@ -114,18 +115,27 @@ def broadcast_buffers(module: nn.Module) -> None:
 
     Buffers of one dtype travel together, so that the cost does not grow with the number of layers.
     """
+    _broadcast(module.buffers())
+
+
+def broadcast_weights(module: nn.Module) -> None:
+    """Give every process the parameters and the buffers of rank zero."""
+    _broadcast([*module.parameters(), *module.buffers()])
+
+
+def _broadcast(tensors: Iterable[Tensor]) -> None:
     if num_processes() == 1:
         return
     by_dtype: dict[torch.dtype, list[Tensor]] = {}
-    for buffer in module.buffers():
-        by_dtype.setdefault(buffer.dtype, []).append(buffer)
+    for tensor in tensors:
+        by_dtype.setdefault(tensor.dtype, []).append(tensor)
     with torch.no_grad():
-        for buffers in by_dtype.values():
-            flat = torch.cat([buffer.reshape(-1) for buffer in buffers])
+        for tensors_of_dtype in by_dtype.values():
+            flat = torch.cat([tensor.reshape(-1) for tensor in tensors_of_dtype])
             _collectives.broadcast(flat, src=0)
-            pieces = torch.split(flat, [buffer.numel() for buffer in buffers])
-            for buffer, piece in zip(buffers, pieces, strict=True):
-                buffer.copy_(piece.view_as(buffer))
+            pieces = torch.split(flat, [tensor.numel() for tensor in tensors_of_dtype])
+            for tensor, piece in zip(tensors_of_dtype, pieces, strict=True):
+                tensor.copy_(piece.view_as(tensor))
 
 
 def gather(data: TensorsT, padding_value: float | None = None) -> TensorsT:

@@ -81,12 +81,13 @@ class StepMeans(Mapping[str, LossTracker]):
                 self._add(name, value, samples)
             self._pending.clear()
 
-    def log(self, name: str, value: MetricValue) -> None:
+    def log(self, name: str, value: MetricValue, count: int | None = None) -> None:
         """Add a value to a mean.
 
         Args:
             name: An identifier, other than "loss"; once in a step.
             value: A number, or a tensor with one element.
+            count: How much it counts; None for the samples of the step.
 
         Raises:
             ConfigurationError: There is no step under way, the name cannot be used or was logged in this step already,
@@ -100,8 +101,8 @@ class StepMeans(Mapping[str, LossTracker]):
             raise _logged_twice(name)
         value = _single_number(name, value)
         self._names_of_step.add(name)
-        if self._samples is not None:
-            self._add(name, value, self._samples)
+        if count is not None or self._samples is not None:
+            self._add(name, value, count if count is not None else self._samples or 0)
         else:
             self._pending[name] = value.clone() if isinstance(value, Tensor) else value
 

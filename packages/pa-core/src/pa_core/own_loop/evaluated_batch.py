@@ -1,0 +1,54 @@
+"""What a loop of the user's own logs as the loss of an evaluation batch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pa_core.errors import ConfigurationError
+from pa_core.tracking import LossTracker, MetricValue
+
+__all__ = ["EvaluatedBatch"]
+
+
+class EvaluatedBatch:
+    """The loss of one evaluation batch, which counts for its samples.
+
+    Args:
+        losses: The losses of the evaluation so far.
+        samples: The number of samples of the batch.
+
+    Attributes:
+        samples: As passed.
+        loss: What was logged; zero before.
+    """
+
+    def __init__(self, losses: LossTracker, samples: int) -> None:
+        self._losses = losses
+        self.samples = samples
+        self._is_logged = False
+        self.loss: Tensor = torch.zeros(())
+
+    def log_loss(self, value: MetricValue, num_items: int | None = None) -> None:
+        """Add the loss of the batch.
+
+        Args:
+            value: The mean over its samples, or over its items.
+            num_items: The number of items; None for the samples.
+
+        Raises:
+            ConfigurationError: It was logged already, or is no single number.
+        """
+        loss = value.detach() if isinstance(value, Tensor) else torch.tensor(float(value))
+        if self._is_logged or loss.numel() != 1:
+            raise ConfigurationError(
+                "The loss of an evaluation batch is one number.",
+                given='a second log("loss", ...) for the same batch'
+                if self._is_logged
+                else f"a loss of shape {tuple(loss.shape)}",
+                expected='log("loss", value) once for each batch, with a number or a tensor with one element',
+                do='Log the mean over the samples: run.log("loss", loss.mean()).',
+            )
+        self._is_logged = True
+        self.loss = loss.reshape(())
+        self._losses.update(self.loss, self.samples if num_items is None else num_items)

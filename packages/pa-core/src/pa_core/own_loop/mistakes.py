@@ -1,0 +1,258 @@
+"""The errors of a loop that does not go as it can."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch import Tensor
+
+from pa_core.errors import ConfigurationError, UnsupportedConfigurationError
+
+__all__ = [
+    "backward_after_step",
+    "check_loss",
+    "epoch_without_updates",
+    "forgotten_step",
+    "loop_within",
+    "no_batch",
+    "no_callback_evaluates",
+    "no_length",
+    "no_module_beside",
+    "no_previous_batch",
+    "no_update",
+    "not_begun",
+    "over",
+    "run_within_run",
+    "scaler_of_several",
+    "second_block",
+    "second_step",
+    "step_before_last_batch",
+    "step_without_backward",
+    "unclear_name",
+    "update_over",
+]
+
+
+def check_loss(loss: object) -> None:
+    """Refuse what no gradients can be computed of.
+
+    Args:
+        loss: What was passed to ``backward``.
+
+    Raises:
+        ConfigurationError: It is no tensor of one element with a graph.
+    """
+    if isinstance(loss, Tensor) and loss.numel() == 1 and loss.requires_grad:
+        return
+    given, do = f"a loss of type {type(loss).__name__}", "Pass the tensor itself: without item() or float()."
+    if isinstance(loss, Tensor) and loss.numel() != 1:
+        given, do = f"a loss of shape {tuple(loss.shape)}", "Take its mean over the samples: loss.mean()."
+    elif isinstance(loss, Tensor):
+        given = "a tensor that depends on no trainable parameter"
+        do = "Compute it outside of torch.no_grad(), from outputs of the model that were not detached."
+    raise ConfigurationError(
+        "There is nothing to compute gradients of.",
+        given=given,
+        expected="a tensor with one element that depends on trainable parameters",
+        do=do,
+    )
+
+
+def not_begun(what: str) -> ConfigurationError:
+    """Return the error of a call before the block of the run."""
+    return ConfigurationError(
+        "The run has not begun.",
+        given=f"{what} before its block",
+        expected=f"{what} in the block of the run",
+        do="Write with run: around the loop.",
+    )
+
+
+def over(what: str) -> ConfigurationError:
+    """Return the error of a call after the block of the run."""
+    return ConfigurationError(
+        "The run is over.",
+        given=f"{what} after its block",
+        expected=f"{what} in the block of the run",
+        do="Move the call into the block, or make another Run.",
+    )
+
+
+def second_block(stage: str) -> ConfigurationError:
+    """Return the error of a run whose block is entered twice."""
+    return ConfigurationError(
+        "A run has one block.",
+        given=f"with run: a second time, {stage} its block",
+        expected="one with statement for each run",
+        do="Make another Run.",
+    )
+
+
+def run_within_run() -> ConfigurationError:
+    """Return the error of a run in the block of another one."""
+    return ConfigurationError(
+        "There is one run at a time.",
+        given="the block of a run within the block of another one",
+        expected="runs one after the other",
+        do="End the block of the other run first, or give one run several models by name.",
+    )
+
+
+def loop_within(what: str, place: str) -> ConfigurationError:
+    """Return the error of a loop in the body of another one where it has no place."""
+    return ConfigurationError(
+        "Two loops of a run do not go within each other.",
+        given=f"{what} within {place}",
+        expected="a loop over epochs, in its body one loop over updates or batches, and evaluations",
+        do=f"Take {what} out of the body of the other loop.",
+    )
+
+
+def epoch_without_updates() -> ConfigurationError:
+    """Return the error of a loop over epochs that trains nothing."""
+    return ConfigurationError(
+        "An epoch was left without its updates.",
+        given="a loop over run.epochs() whose body takes no updates",
+        expected="a loop over the updates, or over the batches, of the epoch in its body",
+        do="Write for update in run.updates(): ..., or for batch in run.batches(): ..., in the body.",
+    )
+
+
+def no_length() -> ConfigurationError:
+    """Return the error of a run that has no end."""
+    return ConfigurationError(
+        "Nothing says how long the run is.",
+        given="neither num_epochs nor max_num_train_steps",
+        expected="one of them",
+        do="Pass num_epochs=10, for example; a break ends the run earlier.",
+    )
+
+
+def no_update(what: str) -> ConfigurationError:
+    """Return the error of a call outside of the body of the loop."""
+    return ConfigurationError(
+        "There is no update under way.",
+        given=f"run.{what} outside of a loop over updates() or batches()",
+        expected="a call in the body of that loop",
+        do="Write for batch in run.batches(): ..., and call it for each batch.",
+    )
+
+
+def no_batch(number: int) -> ConfigurationError:
+    """Return the error of a backward pass before there is a batch."""
+    return ConfigurationError(
+        "There is no batch whose loss this could be.",
+        given=f"backward(...) before the first batch of update {number}",
+        expected="backward(...) in the body of a loop over the batches of the update",
+        do="Write for batch in update: ..., and call it for each batch.",
+    )
+
+
+def no_previous_batch() -> UnsupportedConfigurationError:
+    """Return the error of a process whose custom loader has no batch while those of others have."""
+    return UnsupportedConfigurationError(
+        "This process has no batch, while others have one.",
+        given="a custom loader without any batch on this process",
+        expected="at least one batch on each process, which can stand in where others have more",
+        do="Pass a dataset, or a loader with samples for each process.",
+    )
+
+
+def update_over(what: str, number: int) -> ConfigurationError:
+    """Return the error of a call on an update that the loop has left."""
+    return ConfigurationError(
+        "This update is over.",
+        given=f"{what} of update {number}, after the loop went on",
+        expected="calls in the body of the loop that yielded the update",
+        do="Use the update that run.updates() yielded last.",
+    )
+
+
+def unclear_name(name: object, known: Iterable[str], call: str) -> ConfigurationError:
+    """Return the error of a call that names none of several models, or an unknown one."""
+    return ConfigurationError(
+        "It is not clear which model is meant." if name is None else "There is no trained model of this name.",
+        given="no name" if name is None else repr(name),
+        expected=f"one of {', '.join(map(repr, known))}",
+        do=f"Write {call} with one of these names.",
+    )
+
+
+def backward_after_step(name: str) -> ConfigurationError:
+    """Return the error of a backward pass whose gradients come too late."""
+    return ConfigurationError(
+        "A backward pass came after the step of its optimizer.",
+        given=f"backward(...) for {name!r} after its step in the same update",
+        expected="all backward passes of an update before its step",
+        do="Step after the last backward pass, or add the losses up and call backward(...) once.",
+    )
+
+
+def step_before_last_batch() -> ConfigurationError:
+    """Return the error of a step in the middle of an accumulation group."""
+    return ConfigurationError(
+        "An update is stepped after its last batch.",
+        given="update.step() while batches of the update are left",
+        expected="a step behind the loop over the batches of the update",
+        do="Move update.step() behind the loop, or call run.step(), which steps after the last batch only.",
+    )
+
+
+def second_step(name: str) -> ConfigurationError:
+    """Return the error of a second step in an update."""
+    return ConfigurationError(
+        "An optimizer was stepped twice in one update.",
+        given=f"a second step of {name!r}",
+        expected="one step of each optimizer in an update",
+        do="Take one of the two calls away.",
+    )
+
+
+def step_without_backward(name: str) -> ConfigurationError:
+    """Return the error of a step with nothing to step with."""
+    return ConfigurationError(
+        "There are no gradients to step with.",
+        given=f"a step of {name!r} without its backward pass in this update",
+        expected="backward(loss) for each batch of an update before its step",
+        do="Call update.backward(loss) or run.backward(loss) in the place of loss.backward().",
+    )
+
+
+def forgotten_step(number: int, *, has_gradients: bool) -> ConfigurationError:
+    """Return the error of an update that was not made."""
+    return ConfigurationError(
+        "An update was left without a step.",
+        given=f"update {number}, {'with' if has_gradients else 'without'} a backward pass, and no step",
+        expected="backward(loss) for each batch of an update, and a step",
+        do="Call update.step() behind the loop over the batches of the update, or run.step() after each batch.",
+    )
+
+
+def no_callback_evaluates() -> ConfigurationError:
+    """Return the error of a callback that asks the run for an evaluation."""
+    return ConfigurationError(
+        "A loop of the script's own evaluates by itself.",
+        given="a callback that asks for an evaluation",
+        expected="an evaluation in the loop",
+        do="Take the callback away, and iterate over run.evaluation_batches(dataset) in the loop.",
+    )
+
+
+def no_module_beside(name: str) -> ConfigurationError:
+    """Return the error of a module that is given to a run after it was made."""
+    return ConfigurationError(
+        "A run is given all of its models when it is made.",
+        given=f"add_module({name!r}, ...)",
+        expected="several models by name",
+        do=f'Write Run({{"model": ..., {name!r}: ...}}, {{"model": ..., {name!r}: ...}}, ...).',
+    )
+
+
+def scaler_of_several() -> UnsupportedConfigurationError:
+    """Return the error of several optimizers in fp16."""
+    return UnsupportedConfigurationError(
+        "Several optimizers cannot share the gradient scaler of fp16.",
+        given='mixed_precision="fp16" and several optimizers',
+        expected="one optimizer, or another precision",
+        do='Pass mixed_precision="bf16", which needs no scaler.',
+    )

@@ -1,0 +1,867 @@
+"""A training loop of the user's own, with what ``Trainer.train`` guarantees: order, shares, agreement, exact states."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
+from itertools import chain
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, cast
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader, Dataset
+from typing_extensions import override
+
+from pa_core import _accelerate, compatibility, distributed, input_checks, training_state
+from pa_core.accumulation import Accumulation, MicroBatch, forget_gradients
+from pa_core.any_trainer import AnyTrainer
+from pa_core.callbacks.limit_batches import LimitBatchesCallback, add_limit_of_environment, apply_limit_of_environment
+from pa_core.data.batch_count import BatchCount
+from pa_core.data.custom_loader import innermost, is_keyed
+from pa_core.data.given_data import DEFAULT_BATCH_SIZE, GivenData
+from pa_core.data.loaders import batches_on_device, end_workers
+from pa_core.distributed.agreement import Agreement
+from pa_core.distributed.shared_errors import showing_errors_once
+from pa_core.distributed.wrapping import ModelWrapping
+from pa_core.errors import StopTrainingError
+from pa_core.events import CallbackHandler, CallbackLike, TrainerCallback
+from pa_core.own_loop import mistakes
+from pa_core.own_loop.evaluated_batch import EvaluatedBatch
+from pa_core.own_loop.run_models import RunModels
+from pa_core.own_loop.samples import count_samples
+from pa_core.own_loop.trained_model import TrainedModel
+from pa_core.own_loop.update import FinishedBatch, Update, UpdateHooks
+from pa_core.placeholders import resolve_placeholders
+from pa_core.progress import Phase
+from pa_core.run_config import check_run_arguments
+from pa_core.scheduler_stepping import SchedulerStepping
+from pa_core.tracking import MetricValue, RunHistory
+from pa_core.tracking.metric_prefix import INTERMEDIATE_PREFIX, recording_with_prefix
+from pa_core.types import (
+    BatchT,
+    ModelT_co,
+    SchedulerFactory,
+    SchedulerLike,
+    SizedIterable,
+    StatefulScheduler,
+)
+
+__all__ = ["Run"]
+
+_block_is_open: ContextVar[bool] = ContextVar("_block_is_open", default=False)
+
+
+class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
+    """A training loop of your own that has what ``Trainer.train`` has.
+
+    The order of the samples and how processes share them, gradients of updates over several batches and processes,
+    metrics on one clock, callbacks, training states from which the loop goes on exactly, signals: all of it is as with
+    the trainer. The loop itself stays in the script::
+
+        with Run(model, optimizer, train_dataset, num_epochs=10, per_device_batch_size=64) as run:
+            for epoch in run.epochs():
+                for update in run.updates():        # an accumulation group
+                    for inputs, targets in update:  # a batch, on the device
+                        update.backward(loss_func(model(inputs), targets))
+                    update.step()                   # agree, clip, step, schedule, clear the gradients
+                for inputs, targets in run.evaluation_batches(eval_dataset):
+                    run.log("loss", loss_func(model(inputs), targets))
+
+    ``batches()``, ``backward()`` and ``step()`` are the same loop without a name for its updates. ``updates()`` outside
+    of ``epochs()`` goes over all epochs. The models stay what they are, also on several processes: call them directly.
+
+    Args:
+        model: The module to train, or several by name: ``{"generator": generator, "discriminator": discriminator}``.
+        optimizer: Its optimizer. Of several models, one optimizer of all of them, or optimizers by the names of the
+            models that they train. Models without an optimizer are placed on the device and saved in training states.
+        train_dataset: The samples to train on, or a ``DataLoader`` that is used as it is.
+        num_epochs: How often to go over them.
+        max_num_train_steps: Updates after which the run ends, also in mid-epoch; overrides ``num_epochs``.
+        per_device_batch_size: Samples in a batch of one process, where a ``DataLoader`` does not say.
+        gradient_accumulation_steps: Batches of one process in an update; the last group of an epoch may be shorter.
+        gradient_clip_value: Clip each element of the gradients to plus and minus this value.
+        gradient_clip_norm: Scale all gradients of an optimizer together so that their norm is at most this.
+        create_scheduler_fn: Called with the optimizer, returns its scheduler, which is stepped after each update.
+            Arguments of a ``functools.partial`` may be ``TrainerPlaceholderValues``. Factories by the names of the
+            optimizers where there are several.
+        train_dataloader_kwargs: Arguments for the training loader, which win over the defaults.
+        collate_fn: Makes a batch of a list of samples, for all loaders.
+        callbacks: Classes or instances; by default there are none, so that only the loop prints.
+        run_history: Where metrics are recorded; None for an ``InMemoryRunHistory``.
+        resume_from: A training state to resume, or a folder of them; see ``Trainer.train``.
+        resume_missing: ``"start"`` begins a new run where ``resume_from`` holds no state at all.
+        resume_allow: Differences from the saved run that are accepted; see ``Trainer.train``.
+        step_scheduler: When schedulers are stepped: after each update of their optimizer, or after each epoch.
+        watch_metric: The metric that ``ReduceLROnPlateau`` and others like it are stepped with, after each epoch.
+        mixed_precision: "no", "bf16" or "fp16"; None for what the script was launched with.
+        cpu: True for the CPU; None for the device that the script was launched on.
+
+    Raises:
+        ArgumentTypeError: An argument is another kind of thing, such as a class instead of an instance.
+        ConfigurationError: An argument cannot work, or names do not fit together.
+
+    Example:
+        >>> import torch
+        >>> from torch.utils.data import TensorDataset
+        >>> from pa_core import Run
+        >>> _ = torch.manual_seed(0)
+        >>> x = torch.randn(64, 3)
+        >>> model = torch.nn.Linear(3, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> with Run(model, optimizer, TensorDataset(x, x.sum(1, keepdim=True)), num_epochs=20) as run:
+        ...     for inputs, targets in run.batches():
+        ...         run.backward((model(inputs) - targets).square().mean())
+        ...         _ = run.step()
+        >>> run.num_updates_completed, run.run_history.get_latest_metric("train_loss_epoch") < 0.001
+        (160, True)
+    """
+
+    model: ModelT_co  # pyright: ignore[reportIncompatibleVariableOverride]  # narrower than any module
+    callback_handler: CallbackHandler[Self]
+
+    def __init__(
+        self,
+        model: ModelT_co | Mapping[str, nn.Module],
+        optimizer: Optimizer | Mapping[str, Optimizer],
+        train_dataset: Dataset[Any] | DataLoader[Any],
+        *,
+        num_epochs: int | None = None,
+        max_num_train_steps: int | None = None,
+        per_device_batch_size: int = DEFAULT_BATCH_SIZE,
+        gradient_accumulation_steps: int = 1,
+        gradient_clip_value: float | None = None,
+        gradient_clip_norm: float | None = None,
+        create_scheduler_fn: SchedulerFactory[Any] | Mapping[str, SchedulerFactory[Any]] | None = None,
+        train_dataloader_kwargs: dict[str, Any] | None = None,
+        collate_fn: Callable[[list[Any]], BatchT] | None = None,
+        callbacks: Iterable[CallbackLike[Self]] = (),
+        run_history: RunHistory | None = None,
+        resume_from: str | Path | None = None,
+        resume_missing: Literal["error", "start"] = "error",
+        resume_allow: Collection[str] = (),
+        step_scheduler: Literal["update", "epoch"] = "update",
+        watch_metric: str | None = None,
+        mixed_precision: Literal["no", "bf16", "fp16"] | None = None,
+        cpu: bool | None = None,
+    ) -> None:
+        self._given = RunModels(model, optimizer, create_scheduler_fn)
+        self._trained_models: dict[str, TrainedModel] = {}
+        super().__init__(
+            self._given.whole,
+            None,
+            next(iter(self._given.optimizers.values())),
+            callbacks,
+            run_history,
+            mixed_precision=mixed_precision,
+            cpu=cpu,
+        )
+        self._sizes: dict[str, Any] = {
+            "per_device_batch_size": per_device_batch_size,
+            "num_epochs": num_epochs or 1,
+            "gradient_accumulation_steps": gradient_accumulation_steps,
+            "max_num_train_steps": max_num_train_steps,
+            "gradient_clip_value": gradient_clip_value,
+        }
+        with showing_errors_once():
+            if num_epochs is None and max_num_train_steps is None:
+                raise mistakes.no_length()
+            asked = {**self._sizes, "num_epochs": 1 if num_epochs is None else num_epochs}
+            check_run_arguments(**asked, gradient_clip_norm=gradient_clip_norm)
+            training_state.check_resume_overrides(resume_allow)
+            self._stepping = SchedulerStepping(step_scheduler, watch_metric)
+            self._train_data = GivenData(train_dataset, "train_dataset", train_dataloader_kwargs)
+            self._check_data([self._train_data], per_device_batch_size, collate_fn)
+            if self._accelerator.scaler is not None and len(self._given.optimizers) > 1:
+                raise mistakes.scaler_of_several()
+        self.collate_fn = collate_fn
+        self._gradient_clip_norm = gradient_clip_norm
+        self._resume_given = resume_from, resume_missing
+        self._resume_allow = resume_allow
+        for name, one in self._given.optimizers.items():
+            module, is_alone = self._given.trained_by(name), len(self._given.models) == 1
+            self._trained_models[name] = TrainedModel(name, module, one, self._accelerator, is_only_model=is_alone)
+        self._placed: list[ModelWrapping] = []
+        self._hooks = UpdateHooks(self._start_batch, self._finish_batch, self._backward, self._make_step)
+        self._block = ExitStack()
+        self._stage: Literal["before", "within", "after"] = "before"
+        self._has_begun = False
+        self._epoch: int | None = None
+        self._training: Literal["to come", "under way", "over"] = "over"
+        self._first_step = 0
+        self._update: Update[BatchT] | None = None
+        self._last_batch: BatchT | None = None
+        self._evaluation = ExitStack()
+        self._evaluated: EvaluatedBatch | None = None
+        self._eval_loaders: dict[str | None, tuple[GivenData, int, SizedIterable]] = {}
+        add_limit_of_environment(self.callback_handler)
+        self.callback_handler.call_event(TrainerCallback.on_init_end, self)
+
+    # The models
+
+    if TYPE_CHECKING:
+
+        @override
+        def get_model(self, keep_torch_compile: bool = True) -> ModelT_co: ...
+
+    @property
+    def models(self) -> Mapping[str, nn.Module]:
+        """The models by name; that of a run of one model is called "model"."""
+        return self._given.models
+
+    @property
+    def optimizers(self) -> Mapping[str, Optimizer]:
+        """The optimizers by name; that of a run of one optimizer is called "optimizer"."""
+        return self._given.optimizers
+
+    @property
+    def schedulers(self) -> Mapping[str, StatefulScheduler]:
+        """The schedulers by the names of their optimizers; empty before the block is entered."""
+        return {name: one.scheduler for name, one in self._trained_models.items() if one.scheduler is not None}
+
+    @override
+    def named_models(self) -> dict[str, nn.Module]:
+        """Return the models by name, as they are in training states."""
+        return dict(self._given.models)
+
+    @override
+    def named_optimizers(self) -> dict[str, Optimizer]:
+        """Return the optimizers by name, as they are in training states."""
+        return dict(self._given.optimizers)
+
+    @override
+    def named_schedulers(self) -> dict[str, StatefulScheduler]:
+        """Return the schedulers by name, as they are in training states."""
+        return {self._given.name_of_scheduler(name): one for name, one in self.schedulers.items()}
+
+    # The block
+
+    def __enter__(self) -> Self:
+        """Begin the run: place the models, and make loader and schedulers. A saved run is restored by the first loop.
+
+        Raises:
+            ConfigurationError: The block was entered before, or is within that of another run.
+            FileNotFoundError: There is no training state to resume from.
+            CheckpointError: No training state is valid.
+        """
+        if self._stage != "before":
+            raise mistakes.second_block(self._stage)
+        if _block_is_open.get():
+            raise mistakes.run_within_run()
+        resume_from, resume_missing = self._resume_given
+        self.train_dataset = cast("Dataset[Any]", self._train_data.dataset)
+        with ExitStack() as block:
+            block.enter_context(_open_block())
+            block.enter_context(self._run("train"))
+            self.resume_from = None if resume_from is None else Path(resume_from)
+            self._resumption.find(self, resume_from, resume_missing)
+            batch_size: int = self._sizes["per_device_batch_size"]
+            loader = self._loaders.take(self._train_data, self._create_train_loader, batch_size)
+            self.train_dataloader = cast("SizedIterable", loader)
+            self.callback_handler.call_event(TrainerCallback.on_prepare_start, self)
+            apply_limit_of_environment(self)
+            self._place_models()
+            self.train_dataloader = self._loaders.split_for_training(self.train_dataloader)
+            self.run_config = self._create_run_config(**self._sizes)
+            self._create_schedulers()
+            self._block = block.pop_all()
+        self._stage = "within"
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exception: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        """End the run through its last events, or close what is open after an exception.
+
+        Returns:
+            Whether the exception was a request to stop, which ends the block in silence.
+
+        Raises:
+            NonFiniteLossError: ``TerminateOnNaNCallback`` ended the run; its last events have been called.
+            TrainingPreempted: All processes were asked to make room; a training state was saved.
+        """
+        self._evaluation.close()
+        self._update = None
+        self._step_means.end_step()
+        self._stage = "after"
+        end_workers(*(loader for *_, loader in self._eval_loaders.values()))
+        if exception is not None and not isinstance(exception, StopTrainingError):
+            return bool(self._block.__exit__(kind, exception, traceback))
+        with self._block:
+            self._finish(exception)
+        self._agreement.raise_non_finite_loss()
+        return True
+
+    def _finish(self, stop: StopTrainingError | None) -> None:
+        """Call the last events; a run that was left early, on purpose, is complete all the same."""
+        if not self._has_begun:
+            return
+        forget_gradients(self.model, *self.optimizers.values())
+        with self._stopping_in_order():
+            if stop is not None:
+                raise stop
+        self._safe_points.leave()
+        self.callback_handler.call_event(TrainerCallback.on_training_run_end, self)
+        self._reach_end()
+        self._safe_points.settle()
+
+    def _begin(self) -> None:
+        """Restore a saved run, with all that is registered by now, when the first loop of the block begins."""
+        if self._has_begun:
+            return
+        self._has_begun = True
+        self._resume(self._resume_allow)
+        self._check_length_of_schedules()
+        if self._resumption.saved is None:
+            self._reset_run_history()
+        with self._agreement.together():
+            self._call_event(TrainerCallback.on_training_run_start)
+
+    def _create_schedulers(self) -> None:
+        self._resumption.note_hyperparameters(self)
+        for name, factory in self._given.factories.items():
+            input_checks.check_scheduler_factory(factory)
+            scheduler = resolve_placeholders(factory, self._placeholder_values())(self.optimizers[name])
+            input_checks.check_scheduler(scheduler)
+            self._trained_models[name].scheduler = scheduler
+        self.scheduler = next(iter(self.schedulers.values()), None)
+        for scheduler in self.schedulers.values() or [None]:
+            # Whether the loop evaluates shows only later.
+            self._stepping.require_usable(scheduler, is_overridden=False, is_evaluated=True)
+
+    def _place_models(self) -> None:
+        """Place and wrap what is trained, and only place other models, with the same weights on all processes."""
+        trained = {id(one.module) for one in self._trained_models.values()}
+        for model in self.models.values():
+            compatibility.require_whole_model(model)
+            if id(model) not in trained:
+                placing = ModelWrapping(self._accelerator)
+                self._placed.append(placing)
+                placing.wrap(model, for_training=False)
+                distributed.broadcast_weights(model)
+        for one in self._trained_models.values():
+            one.wrap(num_carried=Agreement.NUM_VALUES)
+
+    @override
+    def _release_models(self) -> None:
+        for wrapping in [*self._placed, *(one.wrapping for one in self._trained_models.values())]:
+            wrapping.unwrap()
+        self._placed.clear()
+
+    @override
+    def _accumulations(self) -> Mapping[str, Accumulation]:
+        return {name: one.accumulation for name, one in self._trained_models.items()}
+
+    # The loop
+
+    def epochs(self) -> Iterator[int]:
+        """Iterate over the numbers of the epochs that are left, from 0; the body takes the updates of the epoch.
+
+        What follows the updates in the body belongs to the epoch. A ``break`` ends the run: it is complete then.
+
+        Raises:
+            ConfigurationError: This is not in the block of the run, or in the body of another loop of it; or an epoch
+                had no updates.
+            CheckpointError: The run is not the one that was saved.
+            TrainingPreempted: All processes were asked to make room; a training state was saved.
+        """
+        self._require_open("epochs()")
+        if self._epoch is not None:
+            raise mistakes.loop_within("epochs()", "an epoch")
+        self._begin()
+        for epoch in self._resumption.remaining_epochs(self):
+            self._safe_points.leave()
+            self._epoch = self._progress.epoch_under_way = epoch
+            self._training = "to come"
+            yield epoch
+            self._require_open("the next epoch")
+            self._finish_epoch()
+
+    def _finish_epoch(self) -> None:
+        self._evaluation.close()
+        if self._training == "to come":
+            raise mistakes.epoch_without_updates()
+        if self._training == "under way":  # a break has left the loop over its updates
+            self._update = None
+            forget_gradients(self.model, *self.optimizers.values())
+            self._finish_training(None)
+        self._progress.finish_epoch()
+        if self._stepping.after == "epoch" and not self._ends_within_epoch:
+            with self._agreement.together():
+                for trained in self._trained_models.values():
+                    self._step_schedule(trained)
+        with self._agreement.together():
+            self._call_event(TrainerCallback.on_training_run_epoch_end)
+        self.run_history._increment_epoch()  # pyright: ignore[reportPrivateUsage]  # only trainers count epochs
+        self._epoch = self._progress.epoch_under_way = None
+        self._reach_safe_point(Phase.EPOCH)
+
+    def updates(self) -> Iterator[Update[BatchT]]:
+        """Iterate over the updates that are left of the epoch; outside of ``epochs()``, over those of all epochs.
+
+        Between two of them, training states are saved and signals end the run: what follows the step in the body
+        belongs to its update. A ``break`` ends the epoch.
+
+        Raises:
+            ConfigurationError: This is not in the block of the run, or in the body of another loop over updates; or an
+                update was not stepped.
+            CheckpointError: As ``epochs``.
+            TrainingPreempted: As ``epochs``.
+        """
+        self._require_open("updates()")
+        if self._epoch is not None:
+            yield from self._updates_of_epoch()
+            return
+        for _ in self.epochs():
+            yield from self._updates_of_epoch()
+
+    def _updates_of_epoch(self) -> Iterator[Update[BatchT]]:
+        if self._training != "to come":
+            place = "an update" if self._update is not None else "an epoch whose updates are over"
+            raise mistakes.loop_within("updates()", place)
+        self._start_training()
+        count = self._loaders.count_batches(self.train_dataloader, "training")
+        steps = self._remaining_steps(self.train_dataloader, count)
+        while not self._is_at_last_update and (first := next(steps, None)) is not None:
+            self._safe_points.leave()
+            for model in self.models.values():
+                distributed.broadcast_buffers(model)
+            update = Update[BatchT](
+                self.num_updates_completed + 1, chain([first], steps), self._trained_models, self._hooks
+            )
+            self._update = update
+            yield update
+            self._require_open("the next update")
+            self._evaluation.close()
+            update.finish()
+            self._update = None
+            if len(self._trained_models) > 1:
+                self._finish_update()
+            self._reach_safe_point(Phase.STEP)
+        self._finish_training(count)
+
+    def _start_training(self) -> None:
+        self._training = "under way"
+        self._loss_tracker.reset()
+        self._step_means.reset()
+        self._progress.start_epoch()
+        for trained in self._trained_models.values():
+            trained.accumulation.start_epoch()
+        self._call_event(TrainerCallback.on_train_epoch_start)
+        for trained in self._trained_models.values():
+            trained.renew()
+        self._resume_steps(self.train_dataloader)
+        self._first_step = self._progress.steps_in_epoch
+
+    def _finish_training(self, count: BatchCount | None) -> None:
+        self._safe_points.leave()
+        self._training = "over"
+        self._step_means.end_step()
+        self._record_means("train_loss_epoch", count, with_loss=len(self._trained_models) == 1)
+        with self._agreement.together():
+            self._call_event(TrainerCallback.on_train_epoch_end)
+
+    def batches(self) -> Iterator[BatchT]:
+        """Iterate over the batches of ``updates()``, one by one.
+
+        Raises:
+            ConfigurationError: As ``updates``.
+            CheckpointError: As ``epochs``.
+            TrainingPreempted: As ``epochs``.
+        """
+        for update in self.updates():
+            yield from update
+
+    def backward(
+        self, loss: Tensor, *, model: str | None = None, num_items: int | None = None, retain_graph: bool = False
+    ) -> None:
+        """Run the backward pass of a loss of the present batch, as ``Update.backward``.
+
+        Args:
+            loss: The mean loss over the samples of the batch.
+            model: With several optimizers, the name of the model whose gradients are computed.
+            num_items: If the loss is a mean over something else than samples, such as tokens, how many there are.
+            retain_graph: Whether another backward pass goes through the graph of this one.
+
+        Raises:
+            ConfigurationError: As ``Update.backward``, or there is no update under way.
+        """
+        update = self._require_update("backward(...)")
+        update.backward(loss, model=model, num_items=num_items, retain_graph=retain_graph)
+
+    def step(self, name: str | None = None) -> bool:
+        """Update the weights after the last batch of an update; do nothing after others.
+
+        Args:
+            name: With several optimizers, the name of the one to step.
+
+        Returns:
+            Whether this was after the last batch.
+
+        Raises:
+            ConfigurationError: As ``Update.step``, or there is no update under way.
+            StopTrainingError: A process asked to end the run; no step was made.
+        """
+        update = self._require_update("step()")
+        if name is not None and name not in self._trained_models:
+            raise mistakes.unclear_name(name, self._trained_models, "step(name)")
+        if update.is_at_last_batch:
+            update.step(name)
+        return update.is_at_last_batch
+
+    def request_stop(self, reason: str = "The loop asked to stop.") -> None:
+        """Ask that all processes end the run before the next update is made, as if it were complete.
+
+        One process may ask alone. Leaving the block by ``break`` or ``StopTrainingError`` is for all of them together.
+
+        Args:
+            reason: The text of the ``StopTrainingError`` that callbacks are told of.
+        """
+        if self._agreement.stop is None:
+            self._agreement.stop = StopTrainingError(reason)
+
+    # What happens in an update
+
+    def _start_batch(self, part: MicroBatch, batch: BatchT) -> BatchT:
+        self._step_means.start_step()
+        if part.is_empty:
+            return self._batch_to_stand_in(part)
+        self._call_event(TrainerCallback.on_train_step_start)
+        self._last_batch = batch
+        return batch
+
+    def _batch_to_stand_in(self, part: MicroBatch) -> BatchT:
+        """Return a batch for a process without a sample: that of the first process, or the last one of a custom loader.
+
+        The same one in each run, so that a resumed run draws as much as one that was not interrupted.
+        """
+        loader = innermost(self.train_dataloader)
+        if is_keyed(loader):
+            return cast("BatchT", loader.fetch_for(part.step - 1 - self._first_step, rank=0))
+        if self._last_batch is None:
+            raise mistakes.no_previous_batch()
+        return self._last_batch
+
+    def _finish_batch(self, finished: FinishedBatch) -> None:
+        part, reports = finished.part, finished.reports
+        self._progress.count_samples(part.global_samples or finished.samples * self.num_processes)
+        if part.is_empty:
+            return
+        losses = [report.loss for report in reports.values()]
+        loss = torch.stack(losses).sum() if len(losses) > 1 else losses[0] if losses else torch.zeros(())
+        if len(self._trained_models) > 1:
+            for name, report in reports.items():
+                self._step_means.log(f"{name}_loss", report.loss, count=report.weight)
+        if losses:
+            self._loss_tracker.update(loss, max(report.weight for report in reports.values()))
+        self._step_means.count_samples(finished.samples)
+        output = {"loss": loss, "model_outputs": None, "batch_size": finished.samples}
+        self._call_event(TrainerCallback.on_train_step_end, batch=finished.batch, batch_output=output, step=part.step)
+
+    def _backward(self, trained: TrainedModel, loss: Tensor, part: MicroBatch, retain_graph: bool) -> None:
+        loss = trained.weigh(loss, part)
+        if part.ends_group:
+            loss = trained.with_flags(loss, self._agreement)
+        trained.backward(loss, part, retain_graph=retain_graph)
+
+    def _make_step(self, trained: TrainedModel, part: MicroBatch, is_first: bool) -> None:
+        """Agree, clip, step and clear the gradients; the first step of an update counts it."""
+        self._progress.steps_in_epoch = part.step
+        if is_first:
+            self._stop_if_asked()
+        trained.agree(self._agreement, at_once=self._progress.starts_epoch, may_stop=is_first)
+        overflowed = _accelerate.unscale(self._accelerator, trained.optimizer)
+        self._clip_gradients(trained.parameters())
+        if not overflowed:
+            trained.optimizer.step()
+            if self._stepping.after == "update":
+                self._step_schedule(trained)
+        trained.optimizer.zero_grad()
+        if is_first:
+            self._progress.finish_group(self.run_history.clock)
+        if not overflowed:
+            if is_first:
+                self._progress.finish_update(self.run_history.clock)
+            if trained.name in self._safe_points.unchecked_optimizers:
+                self._safe_points.check_optimizer(trained.name, self)
+            if len(self._trained_models) == 1:
+                self._finish_update()
+
+    def _stop_if_asked(self) -> None:
+        """Stop one process where several would agree on it."""
+        if self.num_processes == 1 and self._agreement.stop is not None:
+            raise self._agreement.stop
+
+    def _clip_gradients(self, parameters: list[Tensor]) -> None:
+        value, norm = self.run_config.gradient_clip_value, self.run_config.gradient_clip_norm
+        if value is not None:
+            nn.utils.clip_grad_value_(parameters, value)
+        if norm is not None:
+            self.gradient_norm = nn.utils.clip_grad_norm_(parameters, norm)
+
+    def _step_schedule(self, trained: TrainedModel) -> None:
+        if trained.scheduler is not None:
+            self._stepping.step(trained.scheduler, self)
+
+    def _finish_update(self) -> None:
+        """Call the event of an update: with its step, or with several optimizers at the end of its body."""
+        with self._safe_points.between_steps():
+            self._call_event(TrainerCallback.on_optimizer_step_end, update=self.num_updates_completed)
+        self._step_means.end_step()
+
+    # Metrics and evaluation
+
+    @override
+    def log(self, name: str, value: MetricValue, *, num_items: int | None = None) -> None:
+        """Log a value of the present batch: its mean over all samples of the epoch or the evaluation is recorded.
+
+        In training the metric is called ``train_NAME_epoch``, in an evaluation ``eval_NAME_epoch``. A tensor stays on
+        its device, and nothing waits for it before the mean is recorded.
+
+        Args:
+            name: A name such as "accuracy", once in a batch. "loss" is for evaluations: in training, the loss is what
+                is passed to ``backward``.
+            value: A number, or a tensor with one element: a mean over the samples of the batch.
+            num_items: If the value is a mean over something else than samples, such as tokens, how many there are.
+
+        Raises:
+            ConfigurationError: There is no batch, the name cannot be used or was logged for this batch already, or the
+                value is no single number.
+        """
+        if self._evaluated is not None and name == "loss":
+            self._evaluated.log_loss(value, num_items)
+        else:
+            is_empty = self._evaluated is None and self._update is not None and self._update.is_empty
+            self._step_means.log(name, value, count=0 if is_empty else num_items)
+
+    def record(self, name: str, value: object) -> None:
+        """Record a value of the present moment, which is no mean over samples, on the clock of the run.
+
+        Args:
+            name: The name of the metric, as it is.
+            value: A number or any other plain value, the same on every process.
+
+        Raises:
+            ConfigurationError: This is not in the block of the run.
+        """
+        self._require_open("record(...)")
+        self.run_history.update_metric(name, value)
+
+    def evaluation_batches(
+        self,
+        dataset: Dataset[Any] | DataLoader[Any],
+        per_device_batch_size: int | None = None,
+        *,
+        name: str | None = None,
+        dataloader_kwargs: dict[str, Any] | None = None,
+    ) -> Iterator[BatchT]:
+        """Iterate over the batches of an evaluation, in which each sample counts once, on any number of processes.
+
+        In the body the models are in eval mode, and no gradients are recorded; the modes come back when the iteration
+        ends, also by a ``break``, which records nothing. What is logged is recorded as ``eval_NAME_epoch``, and among
+        the updates of an epoch as ``intermediate_eval_NAME_epoch``. Each process has as many batches as the others, so
+        that ``gather`` may be called in the body.
+
+        Args:
+            dataset: The samples, or a ``DataLoader`` of them.
+            per_device_batch_size: Samples in a batch of one process; None for as many as in training.
+            name: What the names of the metrics begin with: "test" records ``test_NAME_epoch``.
+            dataloader_kwargs: Arguments for the loader, which win over the defaults.
+
+        Raises:
+            ConfigurationError: This is not in the block of the run, or in the body of another evaluation.
+        """
+        self._require_open("evaluation_batches(...)")
+        if self._evaluated is not None:
+            raise mistakes.loop_within("evaluation_batches(...)", "an evaluation")
+        self._begin()
+        batch_size = per_device_batch_size or self._sizes["per_device_batch_size"]
+        data = GivenData(dataset, "dataset", dataloader_kwargs)
+        self._check_data([data], batch_size, self.collate_fn)
+        self.eval_dataset = data.dataset
+        self.eval_dataloader = self._eval_loader(data, batch_size, name)
+        with ExitStack() as self._evaluation:
+            yield from self._evaluate(name)
+
+    def _eval_loader(self, data: GivenData, batch_size: int, name: str | None) -> SizedIterable:
+        """The loader of an evaluation: the same one as the last time, so that its workers need not start again."""
+        made = self._eval_loaders.get(name)
+        if made is not None:
+            before, size, loader = made
+            if before.data is data.data and (before.kwargs, size) == (data.kwargs, batch_size):
+                return loader
+        loader = cast("SizedIterable", self._loaders.take(data, self._create_eval_loader, batch_size))
+        for callback in self.callback_handler.callbacks:
+            if isinstance(callback, LimitBatchesCallback):
+                loader = callback.limited(loader)
+        split = self._loaders.split(loader)
+        self._eval_loaders[name] = data, batch_size, split
+        return split
+
+    def _evaluate(self, name: str | None) -> Iterator[BatchT]:
+        is_intermediate = self._update is not None
+        prefix = f"{name}_" if name is not None else INTERMEDIATE_PREFIX if is_intermediate else ""
+        self._evaluation.callback(setattr, self, "_evaluated", None)
+        for context in (recording_with_prefix(self.run_history, prefix), self._evaluating(), torch.no_grad()):
+            self._evaluation.enter_context(context)
+        for model in self.models.values():
+            model.eval()
+        with self._agreement.together():
+            self._call_event_of_evaluation(TrainerCallback.on_eval_epoch_start, is_intermediate)
+        loader = cast("SizedIterable", self.eval_dataloader)  # a callback may have limited it
+        count = self._loaders.count_batches(loader, "evaluation")
+        for step, batch in enumerate(batches_on_device(loader, self.device, count), start=1):
+            self._call_event(TrainerCallback.on_eval_step_start)
+            evaluated = EvaluatedBatch(self._loss_tracker, self._samples_in(batch, step, loader))
+            with self._step_means.step():
+                self._step_means.count_samples(evaluated.samples)
+                self._evaluated = evaluated
+                yield batch
+                output = {"loss": evaluated.loss, "model_outputs": None, "batch_size": evaluated.samples}
+                self._call_event(TrainerCallback.on_eval_step_end, batch=batch, batch_output=output, step=step)
+        self._record_means("eval_loss_epoch" if name is None else "loss_epoch", count, with_loss=True)
+        with self._agreement.together():
+            self._call_event_of_evaluation(TrainerCallback.on_eval_epoch_end, is_intermediate)
+
+    def _samples_in(self, batch: BatchT, step: int, loader: SizedIterable) -> int:
+        keyed = innermost(loader)
+        return len(keyed.split.piece(step - 1, self.process_index)) if is_keyed(keyed) else count_samples(batch)
+
+    def _record_means(self, metric: str, count: BatchCount | None, *, with_loss: bool) -> None:
+        """Record the means over all samples of an epoch on all processes, unless one of them asked to stop."""
+        self._stop_if_asked()
+        missing = self._agreement.add_up(self._loss_tracker, self._step_means, 0.0 if count is None else count.missing)
+        if count is not None:
+            self._loaders.check_count(count, missing, is_empty=count.given == 0)
+        if with_loss and self._loss_tracker.running_count > 0:
+            self.run_history.update_metric(metric, self._loss_tracker.average)
+        self._step_means.record(self.run_history, metric)
+
+    @override
+    def run_evaluation_epoch(self, *, is_intermediate: bool = False) -> None:
+        """Refuse to evaluate: a loop of the script's own does so itself.
+
+        Args:
+            is_intermediate: Whether the training epoch would go on afterwards.
+
+        Raises:
+            ConfigurationError: In any case.
+        """
+        raise mistakes.no_callback_evaluates()
+
+    @override
+    def add_module(
+        self,
+        name: str,
+        module: nn.Module,
+        optimizer: Optimizer | None = None,
+        create_scheduler_fn: SchedulerFactory[SchedulerLike] | None = None,
+    ) -> None:
+        """Refuse a module beside the model: a run is given all of its models when it is made.
+
+        Args:
+            name: Its name.
+            module: The module.
+            optimizer: Its optimizer.
+            create_scheduler_fn: What creates the scheduler of the optimizer.
+
+        Raises:
+            ConfigurationError: In any case.
+        """
+        raise mistakes.no_module_beside(name)
+
+    # Checkpoints
+
+    @override
+    def save_checkpoint(
+        self,
+        save_path: str | Path,
+        checkpoint_kwargs: dict[str, Any] | None = None,
+        save_optimizer: bool = True,
+        save_scheduler: bool = True,
+        save_per_node: bool = True,
+    ) -> None:
+        """Write the weights to one file, with the optimizer and its scheduler if the run has one of each.
+
+        A training state has all of several optimizers.
+
+        Args:
+            save_path: The file, by convention ending in ``.pt``.
+            checkpoint_kwargs: Further entries: tensors, numbers, strings and containers of them.
+            save_optimizer: Whether the state of the one optimizer is included.
+            save_scheduler: Whether the state of its scheduler is included.
+            save_per_node: True writes once on each machine, False once in the whole run.
+
+        Raises:
+            CheckpointError: Something in it could not be loaded again; a file that is there already stays as it is.
+        """
+        is_single = len(self._trained_models) == 1
+        super().save_checkpoint(
+            save_path,
+            checkpoint_kwargs,
+            save_optimizer=save_optimizer and is_single,
+            save_scheduler=save_scheduler and is_single,
+            save_per_node=save_per_node,
+        )
+
+    @override
+    def load_checkpoint(
+        self, checkpoint_path: str | Path, load_optimizer: bool = True, load_scheduler: bool = True
+    ) -> dict[str, Any]:
+        """Read a file that ``save_checkpoint`` wrote; every process must call this.
+
+        Args:
+            checkpoint_path: The file.
+            load_optimizer: Whether the state of the one optimizer is loaded.
+            load_scheduler: Whether the state of its scheduler is loaded, if the file has one.
+
+        Returns:
+            The whole content of the file, with its tensors on the CPU.
+
+        Raises:
+            FileNotFoundError: There is no such file.
+            CheckpointError: The file is damaged, or is that of another model; nothing was loaded.
+        """
+        is_single = len(self._trained_models) == 1
+        return super().load_checkpoint(
+            checkpoint_path,
+            load_optimizer=load_optimizer and is_single,
+            load_scheduler=load_scheduler and is_single,
+        )
+
+    # Loaders
+
+    def _create_train_loader(self, batch_size: int, kwargs: dict[str, Any] | None) -> SizedIterable[BatchT]:
+        defaults = {"shuffle": True, **self._loaders.default_kwargs(self.train_dataset, batch_size)}
+        return self._create_dataloader(self.train_dataset, "train", defaults, kwargs)
+
+    def _create_eval_loader(self, batch_size: int, kwargs: dict[str, Any] | None) -> SizedIterable[BatchT]:
+        dataset = cast("Dataset[Any]", self.eval_dataset)
+        defaults = {"shuffle": False, **self._loaders.default_kwargs(dataset, batch_size)}
+        return self._create_dataloader(dataset, "eval", defaults, kwargs)
+
+    # Where the loop is
+
+    def _require_open(self, what: str) -> None:
+        if self._stage == "before":
+            raise mistakes.not_begun(what)
+        if self._stage == "after":
+            raise mistakes.over(what)
+
+    def _require_update(self, what: str) -> Update[BatchT]:
+        self._require_open(what)
+        if self._update is None:
+            raise mistakes.no_update(what)
+        return self._update
+
+
+@contextmanager
+def _open_block() -> Generator[None]:
+    token = _block_is_open.set(True)
+    try:
+        yield
+    finally:
+        _block_is_open.reset(token)

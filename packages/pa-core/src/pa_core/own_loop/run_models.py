@@ -1,0 +1,95 @@
+"""The models of a run whose loop is the user's own, each with its name, and the optimizers and schedules of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from pa_core.batch_structure import is_mapping
+from pa_core.errors import ConfigurationError
+from pa_core.input_checks import check_optimizer, check_trainer_arguments
+from pa_core.types import SchedulerFactory
+
+__all__ = ["RunModels"]
+
+MODEL, OPTIMIZER, SCHEDULER = "model", "optimizer", "scheduler"
+"""The names of those of a run that has one of each, as those of a ``Trainer`` are called."""
+
+
+class RunModels:
+    """What a script has given to its run: one model or several by name, and their optimizers.
+
+    Args:
+        models: A module, or several by name.
+        optimizers: An optimizer of all of them, or several, each by the name of the model that it trains.
+        factories: What creates their schedulers: a factory for the one optimizer, or several by name.
+
+    Attributes:
+        models: The modules by name.
+        optimizers: The optimizers by name.
+        factories: The factories of schedulers by the name of the optimizer.
+        whole: The one module, or a module of all of them.
+
+    Raises:
+        ArgumentTypeError: Something is no module, or no optimizer.
+        ConfigurationError: A name does not fit, or an optimizer would train nothing.
+    """
+
+    def __init__(
+        self,
+        models: nn.Module | Mapping[str, nn.Module],
+        optimizers: Optimizer | Mapping[str, Optimizer],
+        factories: SchedulerFactory[Any] | Mapping[str, SchedulerFactory[Any]] | None,
+    ) -> None:
+        self.models: dict[str, nn.Module] = _by_name(models, MODEL)
+        self.optimizers: dict[str, Optimizer] = _by_name(optimizers, OPTIMIZER)
+        self.factories: dict[str, SchedulerFactory[Any]] = {}
+        self._are_named = isinstance(optimizers, Mapping)
+        for model in self.models.values():
+            check_trainer_arguments(model, None, None)
+        for optimizer in self.optimizers.values():
+            check_trainer_arguments(next(iter(self.models.values())), None, optimizer)
+        self.whole: nn.Module = models if isinstance(models, nn.Module) else nn.ModuleDict(self.models)
+        if self._are_named:
+            _require_known("optimizer", self.optimizers, self.models)
+        for name, optimizer in self.optimizers.items():
+            check_optimizer(self.trained_by(name), optimizer)
+        if factories is not None:
+            self.factories = _by_name(factories, next(iter(self.optimizers)))
+            _require_known("scheduler", self.factories, self.optimizers)
+
+    def trained_by(self, name: str) -> nn.Module:
+        """Return what an optimizer trains: the model of its name; the one optimizer of a run trains all models."""
+        return self.models[name] if self._are_named else self.whole
+
+    def name_of_scheduler(self, optimizer: str) -> str:
+        """Return the name of the scheduler of an optimizer in training states."""
+        return optimizer if self._are_named else SCHEDULER
+
+
+def _by_name(given: Any, name: str) -> dict[str, Any]:
+    if isinstance(given, nn.Module) or not is_mapping(given):
+        return {name: given}
+    named = dict(given)
+    if not named or not all(isinstance(one, str) and one.isidentifier() for one in named):
+        raise ConfigurationError(
+            "Models, optimizers and schedulers go by name.",
+            given=f"the names {', '.join(map(repr, named)) or 'of none'}",
+            expected='letters, digits and underscores, such as "generator"',
+            do='Write for example {"generator": generator, "discriminator": discriminator}.',
+        )
+    return named
+
+
+def _require_known(kind: str, named: Mapping[str, object], known: Mapping[str, object]) -> None:
+    unknown = [name for name in named if name not in known]
+    if unknown:
+        raise ConfigurationError(
+            f"It is not clear what a {kind} is for.",
+            given=f"a {kind} named {unknown[0]!r}",
+            expected=f"one of the names {', '.join(map(repr, known))}",
+            do=f"Give each {kind} the name of what it is for.",
+        )

@@ -1,0 +1,137 @@
+"""What one optimizer trains in a loop of the user's own: its gradients, its update and its schedule."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from pa_core import _accelerate
+from pa_core.accumulation import Accumulation, MicroBatch
+from pa_core.distributed.agreement import Agreement
+from pa_core.distributed.wrapping import ModelWrapping
+from pa_core.distributed.zero_pass import zero_loss
+from pa_core.types import StatefulScheduler
+from pa_core.unwrapping import compiled_from
+from pa_core.user_warnings import warn_user
+
+__all__ = ["TrainedModel"]
+
+
+class TrainedModel:
+    """An optimizer of a run, and the module that it trains.
+
+    Args:
+        name: The name of the optimizer.
+        module: What it trains.
+        optimizer: The optimizer.
+        accelerator: The accelerator of the run.
+        is_only_model: Whether the run has no other model, whose gradients a backward pass would have to leave alone.
+
+    Attributes:
+        name: As passed.
+        module: As passed.
+        optimizer: As passed.
+        scheduler: The scheduler of the optimizer, None without one.
+        accumulation: What the batches weigh in its updates.
+        wrapping: What places the module, and wraps it on several processes.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        module: nn.Module,
+        optimizer: Optimizer,
+        accelerator: _accelerate.AcceleratorLike,
+        *,
+        is_only_model: bool,
+    ) -> None:
+        self.name = name
+        self.module = module
+        self.optimizer = optimizer
+        self.scheduler: StatefulScheduler | None = None
+        self.accumulation: Accumulation = Accumulation(accelerator.num_processes)
+        self.wrapping: ModelWrapping = ModelWrapping(accelerator)
+        self._is_only_model = is_only_model
+        self._items_told: float | None = None
+
+    def wrap(self, num_carried: int) -> None:
+        """Place the module on the device, and get ready to exchange its gradients; it is still called as it is.
+
+        Args:
+            num_carried: How many numbers travel with the gradients.
+        """
+        wrapped = self.wrapping.wrap(self.module, for_training=True, num_carried=num_carried)
+        if compiled_from(wrapped) is not None and compiled_from(self.module) is None:
+            warn_user(
+                "Accelerate is told to compile models, and a loop of your own calls them as they are. "
+                "Compile the model yourself before it is passed to Run: model = torch.compile(model)."
+            )
+
+    def renew(self) -> None:
+        """Wrap the module anew if parameters were frozen or unfrozen."""
+        if self.wrapping.is_outdated:
+            self.wrapping.renew()
+
+    def weigh(self, loss: Tensor, part: MicroBatch) -> Tensor:
+        """Scale the mean loss of a batch to its share of the update; that of a batch that weighs nothing is replaced.
+
+        Args:
+            loss: The mean loss of the batch, of which the accumulation was told what it is the mean over.
+            part: The part of the batch in the update.
+        """
+        if part.is_empty:  # not by a weight of zero, which would leave NaN what it is
+            loss = zero_loss(self.module)
+        return self.accumulation.weigh(loss, part)
+
+    def with_flags(self, loss: Tensor, agreement: Agreement) -> Tensor:
+        """Return the loss of a pass that exchanges gradients, with what all processes must know before the update.
+
+        Args:
+            loss: The weighed loss of the batch.
+            agreement: What knows it.
+        """
+        carrier, items = self.wrapping.carrier, self.accumulation.items
+        if self._items_told is None or carrier is None:
+            loss = agreement.add_to(carrier, loss, items)
+        else:  # another pass of the same update, whose gradients are added to those of the first one
+            loss = carrier.add_to(loss, [0.0] * (agreement.NUM_VALUES - 1) + [items - self._items_told])
+        self._items_told = items
+        return loss
+
+    def agree(self, agreement: Agreement, *, at_once: bool, may_stop: bool) -> None:
+        """Act together on what the processes ask for, and make the gradients those of the mean over all items.
+
+        Args:
+            agreement: What knows what this process asks for.
+            at_once: Whether to wait for the flags of the other processes.
+            may_stop: Whether nothing of the update is made yet, so that it can be left.
+
+        Raises:
+            StopTrainingError: A process asked to stop.
+        """
+        self._items_told = None
+        carrier, items = self.wrapping.carrier, self.accumulation.items
+        total = (
+            agreement.before_update(carrier, items, at_once=at_once)
+            if may_stop
+            else agreement.add_up_items(carrier, items)
+        )
+        self.accumulation.normalise(self.parameters(), total)
+
+    def backward(self, loss: Tensor, part: MicroBatch, *, retain_graph: bool = False) -> None:
+        """Add the gradients of a batch, and exchange those of the update with its last batch.
+
+        Args:
+            loss: The weighed loss of the batch.
+            part: The part of the batch in the update.
+            retain_graph: Whether another backward pass goes through the graph of this one.
+        """
+        inputs = None if self._is_only_model else self._trainable()
+        self.wrapping.backward(loss, inputs, exchanges_gradients=part.ends_group, retain_graph=retain_graph)
+
+    def _trainable(self) -> list[nn.Parameter]:
+        return [parameter for parameter in self.module.parameters() if parameter.requires_grad]
+
+    def parameters(self) -> list[Tensor]:
+        """Return the parameters that the optimizer updates."""
+        return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]

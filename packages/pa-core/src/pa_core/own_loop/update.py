@@ -1,0 +1,233 @@
+"""One optimizer update in a loop of the user's own: its batches, its backward passes and its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic
+
+from torch import Tensor
+
+from pa_core.accumulation import MicroBatch
+from pa_core.own_loop import mistakes
+from pa_core.own_loop.samples import count_samples
+from pa_core.own_loop.trained_model import TrainedModel
+from pa_core.types import BatchT
+
+__all__ = ["FinishedBatch", "LossReport", "Update", "UpdateHooks"]
+
+
+@dataclass(frozen=True)
+class LossReport:
+    """The loss of a batch as it is reported.
+
+    Attributes:
+        loss: The sum of what was passed to ``backward`` for one model: several passes over it add up.
+        weight: How many samples, or items such as tokens, it is the mean over.
+    """
+
+    loss: Tensor
+    weight: int
+
+
+@dataclass(frozen=True)
+class FinishedBatch:
+    """A batch whose backward passes are over.
+
+    Attributes:
+        part: The part of the batch in the update.
+        batch: The batch.
+        samples: The number of its samples that count.
+        reports: Its losses, by the name of what they train.
+    """
+
+    part: MicroBatch
+    batch: Any
+    samples: int
+    reports: Mapping[str, LossReport]
+
+
+@dataclass(frozen=True)
+class UpdateHooks:
+    """What a run does as one of its updates goes on.
+
+    Attributes:
+        start_batch: Called with the part that a batch has in the update, and the batch; returns what to hand out.
+        finish_batch: Called when the body of a batch is over, or the first step is about to be made.
+        backward: Called with what is trained, the loss, the part of the batch, and whether to keep the graph.
+        make_step: Called with what is to be stepped, the part of the last batch, and whether it is the first step.
+    """
+
+    start_batch: Callable[[MicroBatch, Any], Any]
+    finish_batch: Callable[[FinishedBatch], None]
+    backward: Callable[[TrainedModel, Tensor, MicroBatch, bool], None]
+    make_step: Callable[[TrainedModel, MicroBatch, bool], None]
+
+
+class Update(Generic[BatchT]):
+    """One optimizer update: iterate over it for its batches, call ``backward`` for each of them, and then ``step``.
+
+    ``Run.updates`` yields the updates of a run. The gradient of an update is that of the mean loss over all of its
+    samples, on all processes, however many batches they come in.
+
+    Args:
+        number: The number of the update in the run, counted from 1.
+        batches: The batches of the epoch from this update on, each with its part in the update.
+        trained: What the run trains, by name.
+        hooks: What the run does meanwhile.
+
+    Attributes:
+        number: The number of the update in the run, counted from 1.
+
+    Example:
+        >>> import torch
+        >>> from torch.utils.data import TensorDataset
+        >>> from pa_core import Run
+        >>> model = torch.nn.Linear(1, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> samples = TensorDataset(torch.ones(16, 1))
+        >>> with Run(model, optimizer, samples, num_epochs=1, gradient_accumulation_steps=2) as run:
+        ...     for update in run.updates():
+        ...         for (inputs,) in update:
+        ...             update.backward(model(inputs).square().mean())
+        ...         update.step()
+        >>> update.number, run.num_updates_completed
+        (1, 1)
+    """
+
+    def __init__(
+        self,
+        number: int,
+        batches: Iterator[tuple[MicroBatch, Any]],
+        trained: Mapping[str, TrainedModel],
+        hooks: UpdateHooks,
+    ) -> None:
+        self.number: int = number
+        self._batches = batches
+        self._trained = trained
+        self._hooks = hooks
+        self._part: MicroBatch | None = None
+        self._batch: Any = None
+        self._samples = 0
+        self._is_in_batch = False
+        self._is_over = False
+        self._reports: dict[str, LossReport] = {}
+        self._with_gradients: set[str] = set()
+        self._stepped: set[str] = set()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the present batch is there only because other processes still have samples, and weighs nothing.
+
+        On several processes, the last batch of an epoch may have fewer samples than there are processes. Those without
+        one get a batch of another process, so that the loop is the same on all of them. Its losses, and what is logged
+        for it, count for nothing, even if they are not finite.
+        """
+        return self._part is not None and self._part.is_empty
+
+    @property
+    def is_at_last_batch(self) -> bool:
+        """Whether the present batch is the last one of the update, after which ``step`` can be called."""
+        return self._part is not None and self._part.ends_group
+
+    def __iter__(self) -> Iterator[BatchT]:
+        """Iterate over the batches of this process, on the device."""
+        return self
+
+    def __next__(self) -> BatchT:
+        """Return the next batch."""
+        self._require_under_way("the next batch")
+        self._finish_batch()
+        if self.is_at_last_batch:
+            raise StopIteration
+        part, batch = next(self._batches)
+        batch = self._hooks.start_batch(part, batch)
+        self._part, self._batch, self._is_in_batch = part, batch, True
+        self._samples = 0 if part.is_empty else part.samples or count_samples(batch)
+        handed_out: BatchT = batch
+        return handed_out
+
+    def backward(
+        self, loss: Tensor, *, model: str | None = None, num_items: int | None = None, retain_graph: bool = False
+    ) -> None:
+        """Run the backward pass of a loss; on several processes, gradients are exchanged with the last batch alone.
+
+        With several models, it adds to the gradients of one of them and leaves those of the others alone.
+
+        Args:
+            loss: The mean loss over the samples of the present batch.
+            model: With several optimizers, the name of the model whose gradients are computed.
+            num_items: If the loss is a mean over something else than samples, such as tokens, how many there are.
+            retain_graph: Whether another backward pass goes through the graph of this one.
+
+        Raises:
+            ConfigurationError: There is no batch, the model is unknown or has been stepped, or the loss is no single
+                number with a graph.
+            BatchOutputError: Some calls of a run pass ``num_items``, and others do not.
+        """
+        trained = self._find(model, "backward(loss, model=...)")
+        self._require_under_way("backward(...)")
+        if self._part is None:
+            raise mistakes.no_batch(self.number)
+        if trained.name in self._stepped:
+            raise mistakes.backward_after_step(trained.name)
+        mistakes.check_loss(loss)
+        items = 0 if self.is_empty and num_items is not None else num_items
+        weight = trained.accumulation.take_counts(self._samples, items)
+        before = self._reports.get(trained.name)
+        reported = loss.detach().reshape(())
+        self._reports[trained.name] = LossReport(reported if before is None else before.loss + reported, weight)
+        self._hooks.backward(trained, loss, self._part, retain_graph)
+        self._with_gradients.add(trained.name)
+
+    def step(self, name: str | None = None) -> None:
+        """Update the weights: the processes agree, gradients are clipped, optimizer and scheduler step, gradients go.
+
+        Args:
+            name: With several optimizers, the name of the one to step.
+
+        Raises:
+            ConfigurationError: Batches of the update are left, there was no backward pass, the optimizer is unknown, or
+                it has been stepped.
+            StopTrainingError: A process asked to end the run; no step was made.
+        """
+        trained = self._find(name, "step(name)")
+        self._require_under_way("step()")
+        part = self._part
+        if part is None or not part.ends_group:
+            raise mistakes.step_before_last_batch()
+        if trained.name in self._stepped:
+            raise mistakes.second_step(trained.name)
+        if trained.name not in self._with_gradients:
+            raise mistakes.step_without_backward(trained.name)
+        self._finish_batch()
+        self._hooks.make_step(trained, part, not self._stepped)
+        self._stepped.add(trained.name)
+
+    def finish(self) -> None:
+        """End the update; the run calls this before the next one.
+
+        Raises:
+            ConfigurationError: It was not stepped.
+        """
+        self._finish_batch()
+        self._is_over = True
+        if not self._stepped:
+            raise mistakes.forgotten_step(self.number, has_gradients=bool(self._with_gradients))
+
+    def _finish_batch(self) -> None:
+        if self._is_in_batch and self._part is not None:
+            self._is_in_batch = False
+            reports, self._reports = self._reports, {}
+            self._hooks.finish_batch(FinishedBatch(self._part, self._batch, self._samples, reports))
+
+    def _find(self, name: str | None, call: str) -> TrainedModel:
+        if name is None and len(self._trained) == 1:
+            return next(iter(self._trained.values()))
+        if name is None or name not in self._trained:
+            raise mistakes.unclear_name(name, self._trained, call)
+        return self._trained[name]
+
+    def _require_under_way(self, what: str) -> None:
+        if self._is_over:
+            raise mistakes.update_over(what, self.number)

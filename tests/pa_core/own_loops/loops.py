@@ -1,0 +1,101 @@
+"""Loops of one's own over small data, as scripts write them."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import Adam
+
+from pa_core import Run, TrainerCallback
+from tests.pa_core.training_states.small_runs import DrawingDataset, DropoutNetwork, SampleLog, cosine
+
+Batch = tuple[Tensor, Tensor]
+SAMPLES, BATCH_SIZE = 52, 8  # 7 batches, the last one of 4
+
+
+def seed_all(seed: int) -> None:
+    """Seed what a run draws from."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed)
+
+
+def make_run(*callbacks: TrainerCallback, seed: int = 1, **options: Any) -> Run[DropoutNetwork, Batch]:
+    """A run as a script makes it at each start."""
+    seed_all(seed)
+    model = DropoutNetwork()
+    settings: dict[str, Any] = {
+        "num_epochs": 3,
+        "per_device_batch_size": BATCH_SIZE,
+        "gradient_accumulation_steps": 2,
+        "create_scheduler_fn": cosine,
+        **options,
+    }
+    return Run(
+        model,
+        Adam(model.parameters(), lr=0.01),
+        DrawingDataset(SAMPLES),
+        callbacks=[SampleLog(), *callbacks],
+        **settings,
+    )
+
+
+def train(run: Run[DropoutNetwork, Batch], *, dies_at: int | None = None) -> None:
+    """A loop over epochs, updates and batches with an evaluation after each epoch and now and then within it.
+
+    Args:
+        run: The run.
+        dies_at: After which update the loop fails.
+    """
+    with run:
+        for _ in run.epochs():
+            run.model.train()
+            for update in run.updates():
+                for inputs, targets in update:
+                    noise = 1 + 0.1 * random.random()
+                    logits = run.model(inputs * noise)
+                    run.log("share", (logits.argmax(1) == targets).float().mean())
+                    update.backward(nn.functional.cross_entropy(logits, targets))
+                update.step()
+                if update.number == dies_at:
+                    raise KilledError
+                if update.number % 3 == 0:
+                    evaluate(run, "mid")
+            evaluate(run, "eval")
+
+
+def evaluate(run: Run[DropoutNetwork, Batch], name: str) -> None:
+    """Measure the loss and the accuracy over 20 samples."""
+    for inputs, targets in run.evaluation_batches(DrawingDataset(20), name=name):
+        logits = run.model(inputs)
+        run.log("loss", nn.functional.cross_entropy(logits, targets))
+        run.log("accuracy", (logits.argmax(1) == targets).float().mean())
+
+
+class KilledError(Exception):
+    """Stands for whatever ends a process."""
+
+
+def fingerprint(run: Run[Any, Any]) -> dict[str, Any]:
+    """What a run has left behind."""
+    history: Any = run.run_history
+    log = next(one for one in run.callback_handler.callbacks if isinstance(one, SampleLog))
+    return {
+        "weights": [value.tolist() for value in run.get_model().state_dict().values()],
+        "optimizer": str(run.optimizer.state_dict()),
+        "scheduler": None if run.scheduler is None else run.scheduler.state_dict(),
+        "history": [(one.metric, one.value, one.epoch, one.update, one.samples) for one in history.records()],
+        "samples": log.steps,
+        "updates": run.num_updates_completed,
+        "streams": (torch.get_rng_state().tolist(), random.getstate(), cast("Any", np.random.get_state())[1].tolist()),
+    }
+
+
+def states_in(folder: Path) -> list[str]:
+    """The names of the training states in a folder."""
+    return sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))

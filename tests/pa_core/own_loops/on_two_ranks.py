@@ -1,0 +1,144 @@
+"""Loops of one's own on one process or several; each writes what it ended with, on every rank."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import SGD
+from torch.utils.data import TensorDataset
+
+from pa_core import Run, StopTrainingError, gather_objects
+from tests.pa_core.own_loops import test_own_loop_models as gans
+
+
+def _line(batch_size: int, number: int = 21, **options: Any) -> Run[nn.Sequential, Any]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1)).double()
+    inputs = torch.stack([torch.arange(number).double() / 10, torch.linspace(-1, 1, number).double()], dim=1)
+    settings: dict[str, Any] = {"num_epochs": 2, **options}
+    return Run(
+        model,
+        SGD(model.parameters(), lr=0.1, momentum=0.9),
+        TensorDataset(inputs, inputs.sum(1, keepdim=True)),
+        per_device_batch_size=batch_size,
+        **settings,
+    )
+
+
+def _plain(run: Run[Any, Any]) -> dict[str, Any]:
+    history: Any = run.run_history
+    return {
+        "weights": [value.tolist() for value in run.get_model().state_dict().values()],
+        "history": [(one.metric, one.value, one.epoch, one.update, one.samples) for one in history.records()],
+    }
+
+
+def uneven(batch: int) -> dict[str, Any]:
+    """21 samples in updates of 8: the last one has 5, of which a rank may have none in its last batch."""
+    run = _line(batch // 2, gradient_accumulation_steps=2)
+    seen: list[float] = []
+    evaluated: list[float] = []
+    empty = 0
+    with run:
+        for _ in run.epochs():
+            for update in run.updates():
+                for inputs, targets in update:
+                    outputs = run.model(inputs)
+                    loss = (outputs - targets).square().mean()
+                    if update.is_empty:
+                        empty += 1
+                        loss = loss * float("nan")
+                    else:
+                        seen += inputs[:, 0].tolist()
+                    run.log("error", (outputs - targets).abs().mean() * (float("nan") if update.is_empty else 1))
+                    update.backward(loss)
+                update.step()
+            evaluated = []
+            for inputs, targets in run.evaluation_batches(run.train_dataset, per_device_batch_size=batch * 2):
+                run.log("loss", (run.model(inputs) - targets).square().mean())
+                evaluated += run.gather(inputs[:, 0]).tolist()
+    counted = sorted(value for one in gather_objects(seen) for value in one)
+    return {
+        **_plain(run),
+        "seen": counted,
+        "evaluated": sorted(evaluated),
+        "empty": sum(gather_objects(empty)),
+    }
+
+
+def one_sample() -> dict[str, Any]:
+    """Fewer samples than processes: a rank that has never had one."""
+    run = _line(1, number=1)
+    with run:
+        for inputs, targets in run.batches():
+            run.backward((run.model(inputs) - targets).square().mean())
+            run.step()
+    return _plain(run)
+
+
+def gan(batch: int) -> dict[str, Any]:
+    """Two models, two passes over one of them."""
+    run = gans.gan(per_device_batch_size=batch)
+    gans.train(run)
+    return _plain(run)
+
+
+def tokens(batch: int) -> dict[str, Any]:
+    """Losses that are means over items, of which each batch has another number."""
+    run = _line(batch // 2, gradient_accumulation_steps=2)
+    with run:
+        for update in run.updates():
+            for inputs, targets in update:
+                kept = inputs[:, 1] > -0.3
+                errors = (run.model(inputs) - targets).square()[:, 0] * kept
+                update.backward(errors.sum() / max(int(kept.sum()), 1), num_items=int(kept.sum()))
+            update.step()
+    return _plain(run)
+
+
+def stops() -> dict[str, Any]:
+    """One rank asks to stop after its third update."""
+    run = _line(2)
+    with run:
+        for update in run.updates():
+            for inputs, targets in update:
+                update.backward((run.model(inputs) - targets).square().mean())
+            update.step()
+            if update.number == 3 and run.process_index == run.num_processes - 1:
+                run.request_stop()
+    with run_again() as other:
+        for update in other.updates():
+            for inputs, targets in update:
+                update.backward((other.model(inputs) - targets).square().mean())
+            update.step()
+            raise StopTrainingError
+    return {"updates": [run.num_updates_completed, other.num_updates_completed]}
+
+
+def run_again() -> Run[nn.Sequential, Any]:
+    """Another run."""
+    return _line(2)
+
+
+def main() -> None:
+    """Run all of them."""
+    world = 1 if len(sys.argv) < 3 else int(sys.argv[2])
+    results: dict[str, Any] = {
+        "uneven": uneven(8 // world),
+        "one_sample": one_sample(),
+        "gan": gan(4 // world),
+        "tokens": tokens(8 // world),
+        "stops": stops(),
+    }
+    same = gather_objects(results)
+    results["same"] = all(one == same[0] for one in same)
+    Path(sys.argv[1]).write_text(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()

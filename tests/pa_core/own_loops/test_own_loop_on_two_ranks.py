@@ -1,0 +1,67 @@
+"""A loop of one's own on two processes is the loop on one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.launching import Launch
+
+ROOT = Path(__file__).parents[3]
+SCRIPT = f"""
+import sys
+sys.path.insert(0, {str(ROOT)!r})
+from tests.pa_core.own_loops.on_two_ranks import main
+main()
+"""
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What the loops end with on one process, and on two."""
+    folder = tmp_path_factory.mktemp("ranks")
+    launch = Launch(folder)
+    for ranks in (1, 2):
+        assert launch(SCRIPT, str(folder / f"{ranks}.json"), str(ranks), ranks=ranks).status == 0
+    return [json.loads((folder / f"{ranks}.json").read_text()) for ranks in (1, 2)]
+
+
+def _close(one: Any, other: Any) -> None:
+    torch.testing.assert_close(
+        [torch.tensor(value, dtype=torch.float64) for value in one],
+        [torch.tensor(value, dtype=torch.float64) for value in other],
+        rtol=1e-12,
+        atol=1e-12,
+    )
+
+
+@pytest.mark.parametrize("name", ["uneven", "gan", "tokens", "one_sample"])
+def test_two_processes_are_one(results: list[dict[str, Any]], name: str) -> None:
+    """Weights and metrics are equal to 1e-12, with the same samples on the same clock."""
+    one, two = (result[name] for result in results)
+    _close(one["weights"], two["weights"])
+    assert [record[0] for record in one["history"]] == [record[0] for record in two["history"]]
+    assert [record[2:] for record in one["history"]] == [record[2:] for record in two["history"]]
+    _close([[record[1]] for record in one["history"]], [[record[1]] for record in two["history"]])
+
+
+def test_all_ranks_end_alike(results: list[dict[str, Any]]) -> None:
+    """Weights, metrics and counts are the same on each rank."""
+    assert results[1]["same"]
+
+
+def test_each_sample_is_seen_once(results: list[dict[str, Any]]) -> None:
+    """In each epoch, and in the evaluation, also where a rank gets a batch that weighs nothing."""
+    for result in results:
+        assert result["uneven"]["seen"] == sorted([number / 10 for number in range(21)] * 2)
+        assert result["uneven"]["evaluated"] == [number / 10 for number in range(21)]
+    assert [result["uneven"]["empty"] for result in results] == [0, 2]
+
+
+def test_a_stop_of_one_rank_is_one_of_all(results: list[dict[str, Any]]) -> None:
+    """Before the next update; and one that all of them raise is none that fails."""
+    assert [result["stops"]["updates"] for result in results] == [[3, 1], [3, 1]]

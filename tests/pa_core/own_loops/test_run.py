@@ -1,0 +1,587 @@
+"""A loop of one's own has the order, the gradients, the metrics and the events that training by the trainer has."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Adam
+from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
+from torch.utils.data import DataLoader
+from typing_extensions import override
+
+from pa_core import (
+    AnyTrainer,
+    ConfigurationError,
+    NonFiniteLossError,
+    Run,
+    StopTrainingError,
+    TerminateOnNaNCallback,
+    Trainer,
+    TrainerCallback,
+    TrainerPlaceholderValues,
+)
+from tests.pa_core.own_loops.loops import BATCH_SIZE, SAMPLES, make_run, seed_all
+from tests.pa_core.training_states.small_runs import DrawingDataset, DropoutNetwork, SampleLog, cosine, log_of
+from tests.small_runs import NoteBatches, linear, samples
+
+
+def _line(number: int = 10, lr: float = 0.1, **options: Any) -> Run[nn.Linear, list[Tensor]]:
+    model = linear()
+    settings: dict[str, Any] = {"num_epochs": 1, "per_device_batch_size": 4, **options}
+    return Run(model, SGD(model.parameters(), lr=lr), samples(number), **settings)
+
+
+def _step_through(run: Run[nn.Linear, list[Tensor]]) -> None:
+    for inputs, targets in run.batches():
+        run.backward((run.model(inputs * 0.1) - targets).square().mean())
+        run.step()
+
+
+class TestTheEngine:
+    """What ``Trainer`` and ``Run`` share."""
+
+    def test_it_trains_as_the_trainer_does_to_the_last_bit(self) -> None:
+        """The same samples in the same order, draws, weights, schedule and metrics on the same clock."""
+        seed_all(1)
+        model = DropoutNetwork()
+        trainer = Trainer(model, nn.CrossEntropyLoss(), Adam(model.parameters(), lr=0.01), callbacks=[SampleLog])
+        trainer.train(
+            DrawingDataset(SAMPLES),
+            num_epochs=3,
+            per_device_batch_size=BATCH_SIZE,
+            gradient_accumulation_steps=2,
+            create_scheduler_fn=cosine,
+        )
+        run = make_run()
+        with run:
+            for _ in run.epochs():
+                run.model.train()
+                for inputs, targets in run.batches():
+                    run.backward(nn.functional.cross_entropy(run.model(inputs), targets))
+                    run.step()
+
+        assert log_of(run).steps == log_of(trainer).steps
+        for ours, theirs in zip(run.model.state_dict().values(), model.state_dict().values(), strict=True):
+            assert torch.equal(ours, theirs)
+        assert run.scheduler is not None
+        assert trainer.scheduler is not None
+        assert run.scheduler.state_dict() == trainer.scheduler.state_dict()
+        histories: list[Any] = [run.run_history, trainer.run_history]
+        records = [
+            [(one.metric, one.value, one.epoch, one.update, one.samples) for one in history.records()]
+            for history in histories
+        ]
+        assert records[0] == records[1]
+        assert run.num_updates_completed == trainer.num_updates_completed == 12
+
+    def test_an_update_has_the_gradient_of_all_its_samples(self) -> None:
+        """However uneven its batches are: ten samples in batches of four and two in one group of three."""
+        run = _line(gradient_accumulation_steps=3)
+        seen: list[Tensor] = []
+        with run:
+            for update in run.updates():
+                for inputs, targets in update:
+                    seen.append(inputs)
+                    update.backward((run.model(inputs) - targets).square().mean())
+                expected = linear()
+                inputs = torch.cat(seen)
+                (expected(inputs) - inputs[:, 1:] * 2).square().mean().backward()
+                assert [len(one) for one in seen] == [4, 4, 2]
+                assert run.model.weight.grad is not None
+                torch.testing.assert_close(run.model.weight.grad, expected.weight.grad, rtol=1e-12, atol=1e-12)
+                update.step()
+
+    def test_losses_that_are_means_over_tokens_count_by_tokens(self) -> None:
+        """With ``num_items``, the gradient of an update is that of the mean over its items."""
+        run = _line(number=8, gradient_accumulation_steps=2, train_dataloader_kwargs={"shuffle": False})
+        with run:
+            for update in run.updates():
+                for (inputs, targets), items in zip(update, (3, 1), strict=True):
+                    loss = (run.model(inputs[:items]) - targets[:items]).square().mean()
+                    update.backward(loss, num_items=items)
+                update.step()
+        expected, (inputs, targets) = linear(), samples(8).tensors
+        rows = torch.tensor([0, 1, 2, 4])
+        optimizer = SGD(expected.parameters(), lr=0.1)
+        (expected(inputs[rows]) - targets[rows]).square().mean().backward()
+        optimizer.step()
+        torch.testing.assert_close(run.model.weight, expected.weight, rtol=1e-12, atol=1e-12)
+
+    def test_the_two_forms_of_the_loop_are_one(self) -> None:
+        """Batches one by one, or in their updates: the same weights."""
+        flat, nested = _line(lr=1e-3, num_epochs=2), _line(lr=1e-3, num_epochs=2)
+        torch.manual_seed(0)
+        with flat:
+            for _ in flat.epochs():
+                for inputs, targets in flat.batches():
+                    flat.backward((flat.model(inputs) - targets).square().mean())
+                    stepped = flat.step()
+                    assert stepped
+        torch.manual_seed(0)
+        with nested:
+            for update in nested.updates():
+                for inputs, targets in update:
+                    update.backward((nested.model(inputs) - targets).square().mean())
+                update.step()
+        assert torch.equal(flat.model.weight, nested.model.weight)
+        assert flat.num_epochs_completed == nested.num_epochs_completed == 2
+
+    def test_a_step_says_whether_it_updated(self) -> None:
+        """Within an accumulation group it does nothing, and returns False."""
+        run = _line(gradient_accumulation_steps=2)
+        stepped: list[bool] = []
+        with run:
+            for inputs, targets in run.batches():
+                run.backward((run.model(inputs) - targets).square().mean())
+                stepped.append(run.step())
+        assert stepped == [False, True, True]
+
+    def test_a_run_of_so_many_updates_ends_in_mid_epoch(self) -> None:
+        """``max_num_train_steps`` wins over epochs, as in train()."""
+        run = _line(max_num_train_steps=4, num_epochs=None)
+        with run:
+            _step_through(run)
+        assert (run.num_updates_completed, run.num_epochs_completed) == (4, 2)
+
+    def test_gradients_are_clipped_by_norm_and_by_value(self) -> None:
+        """The norm that was measured can be read."""
+        run = _line(gradient_clip_norm=1e-3, lr=1.0)
+        before = linear()
+        with run:
+            for update in run.updates():
+                for inputs, targets in update:
+                    update.backward((run.model(inputs) - targets).square().mean())
+                update.step()
+                assert run.gradient_norm is not None
+                assert run.gradient_norm > 1
+                break
+        change = torch.cat(
+            [(a - b).flatten() for a, b in zip(run.model.parameters(), before.parameters(), strict=True)]
+        )
+        assert change.norm().item() == pytest.approx(1e-3, rel=1e-2)
+
+    def test_a_data_loader_of_ones_own(self) -> None:
+        """It is used as it is, and resuming passes over what was trained on."""
+        loader = DataLoader(samples(10), batch_size=5)
+        model = linear()
+        run = Run(model, SGD(model.parameters(), lr=0.01), loader, num_epochs=2)
+        with run:
+            for update in run.updates():
+                for inputs, targets in update:
+                    assert len(inputs) == 5
+                    update.backward((run.model(inputs) - targets).square().mean())
+                update.step()
+        assert run.num_updates_completed == 4
+
+    def test_schedules_by_placeholders_and_by_epochs(self) -> None:
+        """A factory may have placeholders; a schedule may be stepped after epochs, with a metric too."""
+        steps = TrainerPlaceholderValues.NUM_EPOCHS * TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH
+        run = _line(create_scheduler_fn=partial(StepLR, step_size=steps), num_epochs=2)
+        with run:
+            _step_through(run)
+            assert isinstance(run.scheduler, StepLR)
+            assert (run.scheduler.step_size, run.scheduler.last_epoch) == (6, 6)
+        plateau = _line(
+            create_scheduler_fn=partial(ReduceLROnPlateau, patience=0), watch_metric="eval_loss_epoch", num_epochs=3
+        )
+        with plateau:
+            for _ in plateau.epochs():
+                _step_through(plateau)
+                for _ in plateau.evaluation_batches(samples(4)):
+                    plateau.log("loss", 1.0)
+        assert plateau.optimizer.param_groups[0]["lr"] == pytest.approx(0.001)
+
+
+class TestEvaluation:
+    """Evaluations in a loop of one's own."""
+
+    def test_each_sample_counts_once(self) -> None:
+        """The mean over ten samples in batches of four is that of the samples, and is on the clock of the run."""
+        run = _line(lr=0.0)
+        with run:
+            for _ in run.epochs():
+                _step_through(run)
+                for inputs, _ in run.evaluation_batches(samples(10)):
+                    run.log("number", inputs[:, 0].mean())
+                    run.log("loss", inputs[:, 0].mean() + 1)
+        assert run.run_history.get_latest_metric("eval_number_epoch") == pytest.approx(4.5)
+        assert run.run_history.get_latest_metric("eval_loss_epoch") == pytest.approx(5.5)
+        record: Any = run.run_history
+        assert [(one.epoch, one.update, one.samples) for one in record.records() if "eval" in one.metric] == [
+            (1, 3, 10),
+            (1, 3, 10),
+        ]
+
+    def test_within_it_the_model_is_in_eval_mode_without_gradients(self) -> None:
+        """Both are as before when it has ended, also by a break."""
+        run = _line()
+        with run:
+            for stops in (False, True):
+                for inputs, _ in run.evaluation_batches(samples(10)):
+                    assert not run.model.training
+                    assert not run.model(inputs).requires_grad
+                    if stops:
+                        break
+                assert run.model.training
+                assert torch.is_grad_enabled()
+            _step_through(run)
+
+    def test_an_evaluation_changes_nothing_of_the_training(self) -> None:
+        """Order, logged values and losses of the epoch go on behind it."""
+        seed_all(0)
+        plain, with_evaluation = _line(number=30, lr=1e-4), _line(number=30, lr=1e-4)
+        for run, evaluates in ((plain, False), (with_evaluation, True)):
+            torch.manual_seed(3)
+            with run:
+                for update in run.updates():
+                    for inputs, targets in update:
+                        run.log("number", inputs[:, 0].mean())
+                        update.backward((run.model(inputs) - targets).square().mean())
+                    update.step()
+                    if evaluates:
+                        for inputs, _ in run.evaluation_batches(samples(5), name="mid"):
+                            run.log("number", inputs.mean())
+        assert torch.equal(plain.model.weight, with_evaluation.model.weight)
+        for name in ("train_loss_epoch", "train_number_epoch"):
+            assert plain.run_history.get_latest_metric(name) == with_evaluation.run_history.get_latest_metric(name)
+
+    def test_evaluations_have_names(self) -> None:
+        """By default that of the trainer's, also among updates; or one of the loop's own, by which metrics are told."""
+        run = _line(number=4)
+        with run:
+            for _ in run.epochs():
+                for update in run.updates():
+                    for inputs, targets in update:
+                        update.backward((run.model(inputs) - targets).square().mean())
+                    update.step()
+                    for _ in run.evaluation_batches(samples(4)):
+                        run.log("loss", 1.0)
+                for _ in run.evaluation_batches(samples(4)):
+                    run.log("loss", 2.0, num_items=3)
+                for _ in run.evaluation_batches(samples(4), name="test"):
+                    run.log("loss", 3.0)
+        values = {name: run.run_history.get_latest_metric(name) for name in run.run_history.get_metric_names()}
+        assert values.keys() == {
+            "train_loss_epoch",
+            "intermediate_eval_loss_epoch",
+            "eval_loss_epoch",
+            "test_loss_epoch",
+        }
+        assert (values["intermediate_eval_loss_epoch"], values["eval_loss_epoch"], values["test_loss_epoch"]) == (
+            1,
+            2,
+            3,
+        )
+
+    def test_an_evaluation_that_is_left_is_not_recorded(self) -> None:
+        """Its values would be means over some of the samples."""
+        run = _line(number=4)
+        with run:
+            _step_through(run)
+            for _ in run.evaluation_batches(samples(20)):
+                run.log("loss", 1.0)
+                break
+        assert list(run.run_history.get_metric_names()) == ["train_loss_epoch"]
+
+    def test_what_is_recorded_by_hand_is_on_the_clock(self) -> None:
+        """``record`` is for values that are no means over samples."""
+        run = _line()
+        with run:
+            for update in run.updates():
+                for inputs, targets in update:
+                    update.backward((run.model(inputs) - targets).square().mean())
+                update.step()
+                run.record("weight", run.model.weight.sum().item())
+        history: Any = run.run_history
+        assert [one.update for one in history.records() if one.metric == "weight"] == [1, 2, 3]
+
+
+class _Events(TrainerCallback):
+    """Notes the events of a run."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        names = [name for name in vars(TrainerCallback) if name.startswith("on_")]
+        for name in names:
+            vars(self)[name] = partial(self._note, name)
+
+    def _note(self, name: str, trainer: AnyTrainer, **kwargs: Any) -> None:
+        assert isinstance(trainer, Run)
+        self.names.append(name.removeprefix("on_"))
+
+
+class TestEvents:
+    """The events that callbacks get of a foreign loop."""
+
+    def test_the_order_of_events(self) -> None:
+        """As in train(), with the evaluation where the loop has it."""
+        events = _Events()
+        run = _line(number=8, callbacks=[events])
+        with run:
+            for _ in run.epochs():
+                _step_through(run)
+                for _ in run.evaluation_batches(samples(4)):
+                    run.log("loss", 1.0)
+        step = ["train_step_start", "train_step_end", "optimizer_step_end"]
+        assert events.names == [
+            "init_end",
+            "prepare_start",
+            "training_run_start",
+            "train_epoch_start",
+            *step,
+            *step,
+            "train_epoch_end",
+            "eval_epoch_start",
+            "eval_step_start",
+            "eval_step_end",
+            "eval_epoch_end",
+            "training_run_epoch_end",
+            "training_run_end",
+        ]
+
+    def test_callbacks_get_the_batch_and_its_loss(self) -> None:
+        """``on_train_step_end`` has what was passed to backward, ``on_eval_step_end`` what was logged as the loss."""
+        losses: list[float] = []
+
+        class NoteLosses(NoteBatches):
+            @override
+            def on_train_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
+                super().on_train_step_end(trainer, batch, batch_output, **kwargs)
+                losses.append(float(batch_output["loss"]))
+                assert batch_output["batch_size"] == len(batch[0])
+
+        notes, expected = NoteLosses(), []
+        run = _line(callbacks=[notes])
+        with run:
+            for update in run.updates():
+                for inputs, targets in update:
+                    loss = (run.model(inputs) - targets).square().mean()
+                    expected.append(loss.item())
+                    update.backward(loss)
+                update.step()
+            for _ in run.evaluation_batches(samples(6)):
+                pass
+        assert sorted(number for batch in notes.trained for number in batch) == list(range(10))
+        assert notes.evaluated == list(range(6))
+        assert losses == expected
+
+
+class TestEndings:
+    """How a loop can end."""
+
+    def test_a_stop_ends_the_block_in_silence(self) -> None:
+        """A StopTrainingError of the loop, or of a callback, ends the run through its last events."""
+        events = _Events()
+        run = _line(callbacks=[events], num_epochs=5)
+        with run:
+            for _ in run.epochs():
+                _step_through(run)
+                raise StopTrainingError("enough")
+        assert events.names[-2:] == ["stop_training_error", "training_run_end"]
+        assert run.num_updates_completed == 3
+
+    def test_a_request_ends_the_run_before_the_next_update(self) -> None:
+        """``request_stop`` may be called on one of several processes; on one, it does the same."""
+        run = _line(num_epochs=5)
+        with run:
+            for update in run.updates():
+                for inputs, targets in update:
+                    update.backward((run.model(inputs) - targets).square().mean())
+                update.step()
+                if update.number == 2:
+                    run.request_stop("enough")
+        assert run.num_updates_completed == 2
+
+    def test_a_loss_that_is_not_finite_is_raised_at_the_end(self) -> None:
+        """TerminateOnNaNCallback ends the run, and the block raises, as train() does."""
+        events = _Events()
+        run = _line(callbacks=[TerminateOnNaNCallback, events])
+        with pytest.raises(NonFiniteLossError), run:
+            for inputs, _ in run.batches():
+                run.backward(run.model(inputs).sum() * float("nan"))
+                run.step()
+        assert events.names[-1] == "training_run_end"
+        assert torch.isfinite(run.model.weight).all()
+
+    def test_an_exception_leaves_the_block(self) -> None:
+        """Callbacks close what is open; nothing of a run goes on."""
+        events = _Events()
+        run = _line(callbacks=[events])
+        with pytest.raises(KeyError), run:
+            for _ in run.updates():
+                raise KeyError("of the script")
+        assert events.names[-1] == "exception"
+        assert all(parameter.grad is None for parameter in run.model.parameters())
+
+    def test_a_break_leaves_the_epoch_or_the_run(self) -> None:
+        """Out of the updates, the epoch is over; out of the epochs, the run is."""
+        events = _Events()
+        run = _line(num_epochs=5, callbacks=[events])
+        with run:
+            for epoch in run.epochs():
+                for update in run.updates():
+                    for inputs, targets in update:
+                        update.backward((run.model(inputs) - targets).square().mean())
+                    update.step()
+                    if update.number == 2:
+                        break
+                if epoch == 1:
+                    break
+        assert run.num_updates_completed == 5
+        assert run.num_epochs_completed == 1
+        assert events.names.count("train_epoch_end") == 2
+        assert events.names[-1] == "training_run_end"
+
+    def test_a_break_between_the_batches_of_an_update_leaves_no_gradients(self) -> None:
+        """What was accumulated is dropped with the update."""
+        run = _line(gradient_accumulation_steps=3, num_epochs=2)
+        with run:
+            for epoch in run.epochs():
+                for update in run.updates():
+                    for inputs, targets in update:
+                        assert epoch or run.model.weight.grad is None
+                        update.backward((run.model(inputs) - targets).square().mean())
+                        break
+                    break
+                assert run.num_updates_completed == 0
+                assert run.model.weight.grad is not None
+        assert run.model.weight.grad is None
+
+
+class TestMistakes:
+    """What is refused, and how it is said."""
+
+    def test_a_step_that_is_forgotten(self) -> None:
+        """The next update says so, in the nested form and in the flat one."""
+        run = _line()
+        with pytest.raises(ConfigurationError, match=r"without a step(.|\n)*update 1, with a backward pass"), run:
+            for inputs, _ in run.batches():
+                run.backward(run.model(inputs).sum())
+        with pytest.raises(ConfigurationError, match=r"update 1, without a backward pass"), _line() as run:
+            for update in run.updates():
+                list(update)
+
+    def test_a_step_without_a_backward_pass(self) -> None:
+        """Also where ``loss.backward()`` was called, which knows nothing of shares."""
+        with pytest.raises(ConfigurationError, match=r"in the place of loss\.backward"), _line() as run:
+            for inputs, _ in run.batches():
+                torch.autograd.backward(run.model(inputs).sum())
+                run.step()
+
+    def test_a_step_before_the_last_batch(self) -> None:
+        """An update is stepped behind the loop over its batches."""
+        with pytest.raises(ConfigurationError, match="behind the loop"), _line(gradient_accumulation_steps=2) as run:
+            for update in run.updates():
+                for inputs, _ in update:
+                    update.backward(run.model(inputs).sum())
+                    update.step()
+
+    def test_a_second_step_and_a_backward_pass_after_it(self) -> None:
+        """Neither belongs to an update that has been made."""
+        with pytest.raises(ConfigurationError, match="stepped twice"), _line() as run:
+            for inputs, _ in run.batches():
+                run.backward(run.model(inputs).sum())
+                run.step()
+                run.step()
+        with pytest.raises(ConfigurationError, match="after the step"), _line() as run:
+            for inputs, _ in run.batches():
+                run.backward(run.model(inputs).sum())
+                run.step()
+                run.backward(run.model(inputs).sum())
+
+    @pytest.mark.parametrize(
+        ("loss", "message"),
+        [
+            ("outputs.sum().item()", "without item"),
+            ("outputs", "mean over the samples"),
+            ("outputs.sum().detach()", "not detached"),
+        ],
+    )
+    def test_a_loss_without_a_graph(self, loss: str, message: str) -> None:
+        """A number, several of them, or one that was detached."""
+        with pytest.raises(ConfigurationError, match=message), _line() as run:
+            for inputs, _ in run.batches():
+                run.backward(eval(loss, {"outputs": run.model(inputs)}))
+
+    def test_a_run_outside_of_its_block(self) -> None:
+        """Before ``with``, after it, and a second time: each says what to do."""
+        run = _line()
+        with pytest.raises(ConfigurationError, match="with run:"):
+            next(iter(run.updates()))
+        with run:
+            _step_through(run)
+        for use in (run.epochs, run.updates, run.batches, lambda: run.evaluation_batches(samples(2))):
+            with pytest.raises(ConfigurationError, match="after its block"):
+                next(iter(use()))
+        with pytest.raises(ConfigurationError, match="after its block"):
+            run.step()
+        with pytest.raises(ConfigurationError, match="Make another Run"), run:
+            pass
+
+    def test_a_run_within_a_run(self) -> None:
+        """One run at a time: a second block, and a second loop over the epochs."""
+        with pytest.raises(ConfigurationError, match="within the block of another"), _line(), _line():
+            pass
+        with pytest.raises(ConfigurationError, match="within an epoch"), _line() as run:
+            for _ in run.epochs():
+                for _ in run.epochs():
+                    pass
+        with pytest.raises(ConfigurationError, match="within an update"), _line() as run:
+            for _ in run.updates():
+                for _ in run.updates():
+                    pass
+        with _line():  # an error in a block leaves nothing behind
+            pass
+
+    def test_an_epoch_without_training(self) -> None:
+        """A loop over epochs that takes no updates would go round for nothing."""
+        with pytest.raises(ConfigurationError, match=r"run\.updates"), _line() as run:
+            for _ in run.epochs():
+                pass
+
+    def test_an_update_of_before(self) -> None:
+        """An update that was kept is over when the loop goes on."""
+        with pytest.raises(ConfigurationError, match="is over"), _line() as run:
+            kept = []
+            for update in run.updates():
+                kept.append(update)
+                for inputs, _ in update:
+                    kept[0].backward(run.model(inputs).sum())
+                update.step()
+
+    def test_what_can_be_logged_where(self) -> None:
+        """In a training step and between evaluation batches; the name of the training loss is taken."""
+        with _line() as run:
+            with pytest.raises(ConfigurationError, match="within a step"):
+                run.log("kl", 1.0)
+            for update in run.updates():
+                for inputs, _ in update:
+                    with pytest.raises(ConfigurationError, match="loss"):
+                        run.log("loss", 1.0)
+                    update.backward(run.model(inputs).sum())
+                update.step()
+
+    def test_a_module_beside_the_models(self) -> None:
+        """All models are given when the run is made."""
+        with pytest.raises(ConfigurationError, match="several models by name"):
+            _line().add_module("teacher", linear())
+
+    def test_arguments_that_cannot_work(self) -> None:
+        """How long it trains has to be said, and everything is checked as in train()."""
+        model = linear()
+        optimizer = SGD(model.parameters(), lr=0.1)
+        with pytest.raises(ConfigurationError, match="num_epochs"):
+            Run(model, optimizer, samples(4))
+        with pytest.raises(ConfigurationError, match="gradient_accumulation_steps"):
+            Run(model, optimizer, samples(4), num_epochs=1, gradient_accumulation_steps=0)
+        with pytest.raises(ConfigurationError, match="none of the model's parameters"):
+            Run(model, SGD(linear().parameters(), lr=0.1), samples(4), num_epochs=1)
+
+    def test_callbacks_that_evaluate_are_told_where_to(self) -> None:
+        """A run has no evaluation dataset of its own: the loop evaluates."""
+        with pytest.raises(ConfigurationError, match="evaluation_batches"), _line() as run:
+            run.run_evaluation_epoch()
