@@ -23,7 +23,7 @@ class Configuration:
         every: When states are saved, as arguments of the script.
         asynchronous: Whether they are written in the background.
         max_states: How many are kept; None keeps all.
-        loop: The loop of the script's own; None for that of the trainer.
+        loop: The name of a loop of the script's own; None for that of the trainer.
         others: Further arguments.
     """
 
@@ -44,7 +44,7 @@ class Configuration:
         kept = f"{self.max_states} kept" if self.max_states else "all kept"
         how = "asynchronous" if self.asynchronous else "synchronous"
         split = f"{self.ranks} ranks, {self.accumulation} accumulated, {self.workers} workers, {self.precision}"
-        return f"{split}, {every}, {how}, {kept}" + (f", {self.loop}" if self.loop else "")
+        return f"{split}, {every}, {how}, {kept}" + (f", own loop of {self.loop}" if self.loop else "")
 
     def arguments(self) -> list[str]:
         """Return the arguments of the script."""
@@ -69,6 +69,6 @@ class Configuration:
             never.add(Phase.GROUP)
         if self.max_states is None:
             never.add(Phase.REMOVING)
-        if self.loop in ("adversaries", "distillation"):  # they evaluate after epochs only
+        if self.loop not in (None, "one model"):  # these evaluate after epochs only
             never.add(Phase.INTERMEDIATE_EVALUATION)
         return [phase for phase in Phase if phase not in never]

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.crashes.harness import CrashLab, Tally
+from tests.crashes.own_loops import LOOPS
 
 TALLY = pytest.StashKey[Tally]()
 
@@ -35,10 +36,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Print the figures."""
-    if config.stash[TALLY].hits:
+    """Print the figures: those of the trainer's loop, and of each loop of a script's own."""
+    tally = config.stash[TALLY]
+    if tally.hits:
         terminalreporter.section("crashes")
-        terminalreporter.write_line(config.stash[TALLY].describe())
+    for loop in (None, *LOOPS):
+        if tally.of(loop).hits:
+            name = "The trainer's loop" if loop is None else f"A loop of one's own, {loop}"
+            terminalreporter.write_line(f"{name}: {tally.of(loop).describe()}")
 
 
 @pytest.fixture(scope="session")

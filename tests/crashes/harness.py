@@ -31,15 +31,20 @@ SOON_KILLED = {-15, -9, -6, 0, 1, PREEMPTED}
 
 @dataclass
 class Tally:
-    """What has hit the runs so far, and where."""
+    """What has hit the runs so far, and where.
 
-    hits: list[tuple[Strike, Ended]] = field(default_factory=list[tuple[Strike, Ended]])
-    compared: int = 0
+    Attributes:
+        hits: The attempts that were hit, and how the script was called.
+        compared: How the script was called for each run that was compared with an uninterrupted one.
+    """
 
-    def count(self, strike: Strike, ended: Ended) -> None:
-        """Take note of an attempt that was hit."""
-        if ended.is_hit:
-            self.hits.append((strike, ended))
+    hits: list[tuple[Configuration, Ended]] = field(default_factory=list[tuple[Configuration, Ended]])
+    compared: list[Configuration] = field(default_factory=list[Configuration])
+
+    def of(self, *loops: str | None) -> Tally:
+        """Return the part of the runs with one of these loops; None is that of the trainer."""
+        hits = [(configuration, ended) for configuration, ended in self.hits if configuration.loop in loops]
+        return Tally(hits, [configuration for configuration in self.compared if configuration.loop in loops])
 
     def killed(self) -> list[Ended]:
         """Return the attempts that SIGKILL ended."""
@@ -59,7 +64,7 @@ class Tally:
         phases = ", ".join(f"{name} {number}" for name, number in sorted(self.phases().items()))
         return (
             f"{len(killed)} kills, {resumed} of them of runs that had been resumed; {preempted} preemptions; "
-            f"{self.compared} runs compared.\nKills by phase: {phases}"
+            f"{len(self.compared)} runs compared.\nKills by phase: {phases}"
         )
 
 
@@ -160,8 +165,8 @@ class Run:
         newest = self._newest_state()
         ended = self._lab.attempt(attempt)
         self._story.append(f"{strike} -> {ended.statuses} in {ended.training}, {ended.storing}")
-        if strike is not None:
-            self._lab.tally.count(strike, ended)
+        if ended.is_hit:
+            self._lab.tally.hits.append((configuration, ended))
         if not _is_explained(strike, ended):
             raise AssertionError(f"{self.describe()}\n{ended}\n{ended.output}")
         self._check_states(newest, configuration.ranks)
@@ -198,7 +203,7 @@ class Run:
 
     def differences(self, configuration: Configuration) -> list[str]:
         """Say in what the complete run differs from one that nothing interrupted."""
-        self._lab.tally.compared += 1
+        self._lab.tally.compared.append(configuration)
         return differences(Record.read(self.folder, configuration.ranks), self._lab.reference(configuration))
 
     def copy(self) -> Run:

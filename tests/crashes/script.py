@@ -170,6 +170,8 @@ def _train_by_own_loop(options: argparse.Namespace, model: Net, callbacks: list[
         gradient_accumulation_steps=options.accumulation,
         create_scheduler_fn=SCHEDULE,
         train_dataloader_kwargs={"num_workers": options.workers},
+        eval_kwargs={"num_workers": options.workers},
+        is_forgetful=options.is_forgetful,
         callbacks=[*callbacks, best, *_states(options), EarlyStoppingCallback(options.patience)],
         resume_from=states_path(folder),
         resume_missing="start",
@@ -217,6 +219,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--max-updates", type=int, help="end in the middle of an epoch")
     parser.add_argument("--loop", choices=sorted(LOOPS), help="a loop of the script's own, not that of the trainer")
+    parser.add_argument("--is-forgetful", action="store_true", help="leave what is the loop's own out of the states")
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--batch-size", type=int, default=4)
     parser.add_argument("--accumulation", type=int, default=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -48,16 +49,23 @@ def test_the_order_of_samples_is_that_of_one_process(lab: CrashLab) -> None:
 
 @pytest.mark.whole_proof
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize("loop", [None, "one model"])
 @pytest.mark.parametrize("seed", range(6))
-def test_the_order_of_samples_on_changing_splits(lab: CrashLab, seed: int) -> None:
-    """As above, for kills anywhere and splits that change each time."""
+def test_the_order_of_samples_on_changing_splits(lab: CrashLab, seed: int, loop: str | None) -> None:
+    """As above, for kills anywhere and splits that change each time; a loop of one's own has the order of the trainer.
+
+    Args:
+        lab: What starts the runs.
+        seed: What decides on kills and splits.
+        loop: The loop of the script.
+    """
     chance = random.Random(seed)
     run = lab.new_run()
     for _ in range(8):
-        configuration = chance.choice(SPLITS)
+        configuration = replace(chance.choice(SPLITS), loop=loop)
         run.start(configuration, next(kills(configuration, lab.seconds(configuration) / 2, chance)))
         if run.is_complete:
             break
     if not run.is_complete:
-        run.start(ONE)
+        run.start(replace(ONE, loop=loop))
     _assert_same_samples(lab, run)

@@ -9,6 +9,8 @@ import pytest
 from pa_core.storage import StateFolder
 from tests.crashes.configurations import Configuration
 from tests.crashes.harness import CrashLab, Tally
+from tests.crashes.own_loops import LOOPS
+from tests.crashes.phases import Phase
 from tests.crashes.strikes import Strike, kills
 
 STEPS, EPOCHS, SECONDS = "--states-every-n-steps=4", "--states-every-n-epochs=1", "--states-every-n-seconds=0.1"
@@ -17,11 +19,15 @@ SAMPLE = [
     Configuration(accumulation=3, workers=1, every=(EPOCHS, STEPS), asynchronous=True, max_states=2),
     Configuration(precision="bf16", every=(STEPS,), max_states=1),
     Configuration(ranks=2, accumulation=3, every=(SECONDS,)),
-    Configuration(accumulation=3, workers=1, every=(STEPS, EPOCHS), asynchronous=True, max_states=2, loop="alone"),
+]
+OWN_LOOPS_SAMPLE = [
+    Configuration(accumulation=3, workers=1, every=(STEPS, EPOCHS), asynchronous=True, max_states=2, loop="one model"),
     Configuration(ranks=2, every=(STEPS,), loop="adversaries"),
+    Configuration(every=(SECONDS,), loop="distillation"),
 ]
 WHOLE = [
     *SAMPLE,
+    *OWN_LOOPS_SAMPLE,
     Configuration(every=(SECONDS,), asynchronous=True),
     Configuration(workers=1, every=(EPOCHS,), others=("--max-updates=37",)),
     Configuration(workers=2, every=(STEPS, EPOCHS), max_states=2),
@@ -35,10 +41,10 @@ WHOLE = [
     Configuration(ranks=2, accumulation=3, workers=2, every=(STEPS,), max_states=1),
     Configuration(ranks=2, precision="bf16", workers=1, every=(STEPS, EPOCHS)),
     Configuration(ranks=2, precision="bf16", accumulation=3, every=(EPOCHS,), asynchronous=True, max_states=2),
-    Configuration(every=(SECONDS,), loop="alone", others=("--max-updates=37",)),
-    Configuration(precision="bf16", workers=2, every=(STEPS,), max_states=1, loop="alone"),
-    Configuration(ranks=2, accumulation=3, workers=1, every=(EPOCHS, STEPS), asynchronous=True, loop="alone"),
-    Configuration(ranks=2, every=(SECONDS,), max_states=2, loop="alone"),
+    Configuration(every=(SECONDS,), loop="one model", others=("--max-updates=37",)),
+    Configuration(precision="bf16", workers=2, every=(STEPS,), max_states=1, loop="one model"),
+    Configuration(ranks=2, accumulation=3, workers=1, every=(EPOCHS, STEPS), asynchronous=True, loop="one model"),
+    Configuration(ranks=2, every=(SECONDS,), max_states=2, loop="one model"),
     Configuration(every=(STEPS, EPOCHS), asynchronous=True, max_states=1, loop="adversaries"),
     Configuration(accumulation=3, workers=1, every=(SECONDS,), loop="adversaries"),
     Configuration(ranks=2, accumulation=3, workers=1, every=(EPOCHS,), asynchronous=True, loop="adversaries"),
@@ -70,6 +76,14 @@ def _ends_as_if_never_killed(lab: CrashLab, configuration: Configuration, number
 def test_a_run_that_was_killed_ends_as_if_it_never_had_been(lab: CrashLab, configuration: Configuration) -> None:
     """Weights, optimizer, schedule, history, callbacks, random streams, samples and draws: all are the same."""
     _ends_as_if_never_killed(lab, configuration, number=4)
+
+
+@pytest.mark.parametrize("configuration", OWN_LOOPS_SAMPLE, ids=str)
+def test_a_loop_of_ones_own_that_was_killed_ends_as_if_it_never_had_been(
+    lab: CrashLab, configuration: Configuration
+) -> None:
+    """As above: all models, optimizers and schedules, what the loop recorded and what it keeps itself are the same."""
+    _ends_as_if_never_killed(lab, configuration, number=2)
 
 
 def test_nothing_half_written_is_left(lab: CrashLab) -> None:
@@ -117,7 +131,8 @@ def test_many_kills(lab: CrashLab, configuration: Configuration) -> None:
 @pytest.mark.whole_proof
 def test_the_kills_hit_everything(tally: Tally) -> None:
     """Every phase was hit several times, and many of the runs that were killed had been resumed; to be run last."""
-    assert len(tally.killed()) >= 200
-    assert sum(ended.is_resumed for ended in tally.killed()) >= 50
-    phases = tally.phases()
-    assert [phase for phase, hits in phases.items() if hits < 5] == []
+    for part in (tally.of(None), tally.of(*LOOPS)):
+        assert len(part.killed()) >= 200
+        assert sum(ended.is_resumed for ended in part.killed()) >= 50
+        phases = part.phases()
+        assert [phase for phase in Phase if phase is not Phase.NONE and phases[phase.name] < 5] == []

@@ -1,4 +1,4 @@
-"""The comparison sees what it should: the smallest change of a saved state makes it red."""
+"""The comparison sees what it should: the smallest change of a saved state makes it red, as does what is not saved."""
 
 from __future__ import annotations
 
@@ -14,15 +14,26 @@ from tests.crashes.harness import CrashLab, Run
 from tests.crashes.strikes import Strike
 
 CONFIGURATION = Configuration(accumulation=3)
+ADVERSARIES = Configuration(loop="adversaries")
+
+
+def _killed_run(lab: CrashLab, configuration: Configuration) -> Run:
+    run = lab.new_run()
+    ended = run.start(configuration, Strike(phase="UPDATED", occurrence=20))
+    assert ended.is_hit
+    return run
 
 
 @pytest.fixture(scope="module")
 def killed_run(lab: CrashLab) -> Run:
     """A run that was killed in the middle."""
-    run = lab.new_run()
-    ended = run.start(CONFIGURATION, Strike(phase="UPDATED", occurrence=20))
-    assert ended.is_hit
-    return run
+    return _killed_run(lab, CONFIGURATION)
+
+
+@pytest.fixture(scope="module")
+def killed_adversaries(lab: CrashLab) -> Run:
+    """A loop of one's own with two optimizers that was killed in the middle."""
+    return _killed_run(lab, ADVERSARIES)
 
 
 def leave_everything(_parts: dict[str, Any]) -> None:
@@ -65,6 +76,67 @@ def test_a_changed_state_is_seen_in_the_end(
     killed_run: Run, change: Callable[[dict[str, Any]], None], expected: set[str]
 ) -> None:
     """A state that was changed, and stored with valid digests, leads to another end; one stored again unchanged not."""
+    _sees(killed_run, CONFIGURATION, change, expected)
+
+
+def change_second_optimizer(parts: dict[str, Any]) -> None:
+    """Change one element of one tensor of the second optimizer, by a thousandth."""
+    parts["optimizers"]["discriminator"]["state"]["state"][0]["momentum_buffer"][0, 0] *= 1.001
+
+
+def change_second_schedule(parts: dict[str, Any]) -> None:
+    """Put the schedule of the second optimizer one update back."""
+    parts["schedulers"]["discriminator"]["_num_updates"] -= 1
+
+
+def change_average(parts: dict[str, Any]) -> None:
+    """Change one element of the model that has no optimizer, by a thousandth."""
+    parts["models"]["average"]["weights"]["0.weight"][0, 0] *= 1.001
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (leave_everything, set[str]()),
+        (change_second_optimizer, {"rank 0: weights as trained", "rank 0: optimizer as trained"}),
+        (change_second_schedule, {"rank 0: weights as trained", "rank 0: scheduler as trained"}),
+        (change_average, {"rank 0: weights as trained", "rank 0: history as trained"}),
+    ],
+)
+def test_a_changed_state_of_several_models_is_seen_in_the_end(
+    killed_adversaries: Run, change: Callable[[dict[str, Any]], None], expected: set[str]
+) -> None:
+    """As above, for a loop of one's own: what belongs to the second optimizer, and a model that has none."""
+    _sees(killed_adversaries, ADVERSARIES, change, expected)
+
+
+@pytest.mark.parametrize(
+    ("loop", "expected"),
+    [
+        ("one model", {"rank 0: weights", "rank 0: history"}),
+        pytest.param("adversaries", {"rank 0: history"}, marks=pytest.mark.whole_proof),
+        pytest.param("distillation", {"rank 0: weights", "rank 0: history"}, marks=pytest.mark.whole_proof),
+    ],
+)
+def test_what_a_loop_does_not_save_is_seen_in_the_end(lab: CrashLab, loop: str, expected: set[str]) -> None:
+    """A loop that keeps something from its states ends elsewhere after a kill, and only after a kill."""
+    configuration = Configuration(loop=loop, others=("--is-forgetful",))
+    whole = lab.new_run()
+    whole.start(configuration)
+    assert whole.differences(configuration) == []
+    whole.remove()
+
+    run = _killed_run(lab, configuration)
+    run.start(configuration)
+    found = run.differences(configuration)
+    assert {one for one in expected if any(each.startswith(one) for each in found)} == expected
+    run.remove()
+
+
+def _sees(
+    killed_run: Run, configuration: Configuration, change: Callable[[dict[str, Any]], None], expected: set[str]
+) -> None:
+    """Change a copy of a run that was killed, let it come to its end, and look for the differences."""
     run = killed_run.copy()
     state, skipped = newest_valid(run.states)
     assert state is not None
@@ -72,9 +144,9 @@ def test_a_changed_state_is_seen_in_the_end(
     change(state.parts)
     write_state(state.path, state.parts, state.summary)
 
-    run.start(CONFIGURATION)
+    run.start(configuration)
 
-    differences = run.differences(CONFIGURATION)
+    differences = run.differences(configuration)
     assert bool(differences) == bool(expected)
     assert {one for one in expected if any(found.startswith(one) for found in differences)} == expected
     run.remove()

@@ -34,17 +34,25 @@ def _end(run: Run, configuration: Configuration) -> None:
     run.remove()
 
 
-def test_a_run_leaves_wherever_it_is(lab: CrashLab) -> None:
+@pytest.mark.parametrize("loop", [None, "one model"])
+def test_a_run_leaves_wherever_it_is(lab: CrashLab, loop: str | None) -> None:
     """SIGTERM in an accumulation group, in both kinds of evaluation, and while a state is written."""
     phases = (*IN_BOTH_EVALUATIONS, "GROUP", "WRITING")
-    _leave_and_end(lab, ONE_RANK, [Strike(phase=phase, occurrence=2, hits="rank") for phase in phases])
+    strikes = [Strike(phase=phase, occurrence=2, hits="rank") for phase in phases]
+    _leave_and_end(lab, replace(ONE_RANK, loop=loop), strikes)
 
 
-def test_all_ranks_leave_when_one_is_asked(lab: CrashLab) -> None:
-    """SIGTERM to one of two ranks, in an update and in both kinds of evaluation."""
-    places = [(phase, rank) for rank, phase in enumerate(IN_BOTH_EVALUATIONS)]
-    strikes = [Strike(phase=phase, occurrence=2, rank=rank, hits="rank") for phase, rank in [*places, ("FORWARD", 1)]]
-    _leave_and_end(lab, TWO_RANKS, strikes)
+@pytest.mark.parametrize(
+    ("loop", "places"),
+    [
+        (None, [("EVALUATION", 0), ("INTERMEDIATE_EVALUATION", 1), ("FORWARD", 1)]),
+        ("adversaries", [("EVALUATION", 0), ("FORWARD", 1)]),
+    ],
+)
+def test_all_ranks_leave_when_one_is_asked(lab: CrashLab, loop: str | None, places: list[tuple[str, int]]) -> None:
+    """SIGTERM to one of two ranks, in an update and in evaluations."""
+    strikes = [Strike(phase=phase, occurrence=2, rank=rank, hits="rank") for phase, rank in places]
+    _leave_and_end(lab, replace(TWO_RANKS, loop=loop), strikes)
 
 
 def test_workers_of_loaders_leave_a_signal_to_the_run(lab: CrashLab) -> None:
