@@ -100,11 +100,12 @@ def test_it_is_the_loop_by_hand() -> None:
 
 def _batches(run: Run[Any, Any]) -> Any:
     """The batches of a run that takes steps of no size."""
+    discriminator = run.models["discriminator"]
     for batch in run.batches():
         yield batch
-        for name, model in run.models.items():
-            run.backward(torch.cat([one.flatten() for one in model.parameters()]).sum() * 0, model=name)
-            run.step(name) if name == "discriminator" else None
+        weights_of_it = torch.cat([one.flatten() for one in discriminator.parameters()])
+        run.backward(weights_of_it.sum() * 0, model="discriminator")
+        run.step("discriminator")
 
 
 def test_a_backward_pass_touches_its_own_model_alone() -> None:
@@ -230,6 +231,28 @@ class TestMistakes:
         with pytest.raises(ConfigurationError, match="'critic'"), gan() as run:
             for _ in run.batches():
                 run.step("critic")
+
+    def test_gradients_without_a_step(self) -> None:
+        """They would be added to those of the next update, unless the run was resumed in between."""
+        with pytest.raises(ConfigurationError, match=r"update 2 with a backward pass of 'generator'"), gan() as run:
+            for update in run.updates():
+                for real, numbers in update:
+                    made = run.models["generator"](noise(numbers))
+                    update.backward(run.models["discriminator"](real).mean(), model="discriminator")
+                    update.backward(run.models["discriminator"](made).mean(), model="generator")
+                update.step("discriminator")
+                if update.number % 2 == 1:
+                    update.step("generator")
+
+    def test_a_last_batch_without_a_backward_pass(self) -> None:
+        """On several processes the gradients would not have been exchanged."""
+        run = gan(gradient_accumulation_steps=2)
+        with pytest.raises(ConfigurationError, match=r"last batch(.|\n)*a step of 'discriminator'"), run:
+            for update in run.updates():
+                for real, _ in update:
+                    if not update.is_at_last_batch:
+                        update.backward(run.models["discriminator"](real).mean(), model="discriminator")
+                update.step("discriminator")
 
     def test_names_that_do_not_fit(self) -> None:
         """Each optimizer and each schedule has the name of what it is for."""

@@ -13,7 +13,9 @@ __all__ = [
     "check_loss",
     "epoch_without_updates",
     "forgotten_step",
+    "forgotten_step_of_one",
     "loop_within",
+    "no_backward_of_last_batch",
     "no_batch",
     "no_callback_evaluates",
     "no_length",
@@ -218,6 +220,16 @@ def step_without_backward(name: str) -> ConfigurationError:
     )
 
 
+def no_backward_of_last_batch(name: str) -> ConfigurationError:
+    """Return the error of a step with gradients that were not exchanged, which would let the processes drift apart."""
+    return ConfigurationError(
+        "The last batch of an update had no backward pass, with which gradients are exchanged between processes.",
+        given=f"a step of {name!r} after backward passes of earlier batches of the update only",
+        expected="backward(loss) for the last batch of an update before its step",
+        do="Call backward(loss) for each batch; a loss that should not count can be multiplied by 0.",
+    )
+
+
 def forgotten_step(number: int, *, has_gradients: bool) -> ConfigurationError:
     """Return the error of an update that was not made."""
     return ConfigurationError(
@@ -225,6 +237,16 @@ def forgotten_step(number: int, *, has_gradients: bool) -> ConfigurationError:
         given=f"update {number}, {'with' if has_gradients else 'without'} a backward pass, and no step",
         expected="backward(loss) for each batch of an update, and a step",
         do="Call update.step() behind the loop over the batches of the update, or run.step() after each batch.",
+    )
+
+
+def forgotten_step_of_one(number: int, name: str) -> ConfigurationError:
+    """Return the error of an update with gradients of several models that was made for some of them only."""
+    return ConfigurationError(
+        "An update was left with gradients that no step has used.",
+        given=f"update {number} with a backward pass of {name!r}, and no step of it",
+        expected="a step of each optimizer whose model had a backward pass in the update",
+        do=f'Call update.step("{name}") too, or leave its backward pass out of updates in which it does not step.',
     )
 
 

@@ -113,6 +113,7 @@ class Update(Generic[BatchT]):
         self._is_over = False
         self._reports: dict[str, LossReport] = {}
         self._with_gradients: set[str] = set()
+        self._exchanged: set[str] = set()
         self._stepped: set[str] = set()
 
     @property
@@ -179,6 +180,8 @@ class Update(Generic[BatchT]):
         self._reports[trained.name] = LossReport(reported if before is None else before.loss + reported, weight)
         self._hooks.backward(trained, loss, self._part, retain_graph)
         self._with_gradients.add(trained.name)
+        if self._part.ends_group:
+            self._exchanged.add(trained.name)
 
     def step(self, name: str | None = None) -> None:
         """Update the weights: the processes agree, gradients are clipped, optimizer and scheduler step, gradients go.
@@ -187,8 +190,8 @@ class Update(Generic[BatchT]):
             name: With several optimizers, the name of the one to step.
 
         Raises:
-            ConfigurationError: Batches of the update are left, there was no backward pass, the optimizer is unknown, or
-                it has been stepped.
+            ConfigurationError: Batches of the update are left, the last one had no backward pass, the optimizer is
+                unknown, or it has been stepped.
             StopTrainingError: A process asked to end the run; no step was made.
         """
         trained = self._find(name, "step(name)")
@@ -200,6 +203,8 @@ class Update(Generic[BatchT]):
             raise mistakes.second_step(trained.name)
         if trained.name not in self._with_gradients:
             raise mistakes.step_without_backward(trained.name)
+        if trained.name not in self._exchanged:
+            raise mistakes.no_backward_of_last_batch(trained.name)
         self._finish_batch()
         self._hooks.make_step(trained, part, not self._stepped)
         self._stepped.add(trained.name)
@@ -208,12 +213,16 @@ class Update(Generic[BatchT]):
         """End the update; the run calls this before the next one.
 
         Raises:
-            ConfigurationError: It was not stepped.
+            ConfigurationError: It was not stepped, or there are gradients that were not stepped with: no training state
+                would have them.
         """
         self._finish_batch()
         self._is_over = True
+        left = [name for name in self._trained if name in self._with_gradients - self._stepped]
+        if left and self._stepped:
+            raise mistakes.forgotten_step_of_one(self.number, left[0])
         if not self._stepped:
-            raise mistakes.forgotten_step(self.number, has_gradients=bool(self._with_gradients))
+            raise mistakes.forgotten_step(self.number, has_gradients=bool(left))
 
     def _finish_batch(self) -> None:
         if self._is_in_batch and self._part is not None:
