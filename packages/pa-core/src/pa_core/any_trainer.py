@@ -3,56 +3,39 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from functools import partial
-from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Self, TypeVar, cast
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
-from typing_extensions import override
 
 from pa_core import (
     _accelerate,
     checkpoint,
-    compatibility,
-    default_step,
     distributed,
-    input_checks,
-    overrides,
-    run_scheduler,
     training_state,
 )
 from pa_core._tqdm import bars_hidden
-from pa_core.accumulation import Accumulation, MicroBatch, forget_gradients, micro_batches
 from pa_core.added_modules import AddedModule, AddedModules
 from pa_core.checkpoint import save_safetensors
-from pa_core.data.batch_count import BatchCount
-from pa_core.data.custom_loader import batches_of_slices
-from pa_core.data.given_data import GivenData, check_arguments_of_loaders
-from pa_core.data.loaders import Loaders, Purpose, batches_on_device, count_steps, end_workers
-from pa_core.distributed import fail_fast, processes
+from pa_core.data.loaders import Loaders
+from pa_core.distributed import processes
 from pa_core.distributed.agreement import Agreement
-from pa_core.distributed.collectives import agree_on_integer
-from pa_core.distributed.shared_errors import showing_errors_once
-from pa_core.errors import ConfigurationError, NonFiniteLossError, StopTrainingError
-from pa_core.events import EVENT_NAMES, CallbackHandler, CallbackLike, TrainerCallback
-from pa_core.misspelt_overrides import warn_of_misspelt_overrides
-from pa_core.placeholders import placeholder_values
-from pa_core.progress import Phase, Progress
-from pa_core.run_config import TrainerRunConfig, describe_run_config
+from pa_core.errors import ConfigurationError, StopTrainingError
+from pa_core.events import CallbackHandler
+from pa_core.progress import Progress
+from pa_core.run_config import TrainerRunConfig
 from pa_core.state_dicts import supports_state_dict
-from pa_core.step_output import no_sample_counted
 from pa_core.storage.encoding import encode
-from pa_core.tracking import InMemoryRunHistory, LossTracker, MetricValue, RunHistory, StepMeans
+from pa_core.tracking import LossTracker, MetricValue, RunHistory, StepMeans
 from pa_core.training_state import (
     EvaluationInterrupted,
     Resumption,
-    RunParts,
     SafePoints,
     SavedRun,
     StateRequest,
@@ -68,9 +51,6 @@ from pa_core.types import (
     TensorsT,
 )
 from pa_core.unwrapping import unwrap_model
-
-if TYPE_CHECKING:
-    from pa_core.scheduler_stepping import SchedulerStepping
 
 __all__ = ["AnyTrainer"]
 
@@ -132,64 +112,14 @@ class AnyTrainer(ABC):
     preemptible: bool
     _accelerator: _accelerate.AcceleratorLike
     _progress: Progress
-
     _loss_tracker: LossTracker
     _step_means: StepMeans
     _loaders: Loaders
     _agreement: Agreement
     _resumption: Resumption
-    _stepping: SchedulerStepping
-
-    def __init__(
-        self,
-        model: nn.Module,
-        loss_func: LossFunction | None,
-        optimizer: Optimizer | None,
-        callbacks: Iterable[CallbackLike[Self]],
-        run_history: RunHistory | None,
-        *,
-        mixed_precision: str | None,
-        cpu: bool | None,
-    ) -> None:
-        self.model = model
-        self.loss_func = cast("LossFunction", loss_func)
-        self.optimizer = cast("Optimizer", optimizer)
-        self.run_history = InMemoryRunHistory() if run_history is None else run_history
-        self.run_config = _unset()
-        self.train_dataset = _unset()
-        self.eval_dataset = None
-        self.collate_fn = None
-        self.create_scheduler_fn = None
-        self.scheduler = None
-        self.gradient_norm = None
-        self.train_dataloader = _unset()
-        self.eval_dataloader = None
-        self._loss_tracker = LossTracker()
-        self._step_means = StepMeans()
-        self._added = AddedModules()
-        self._accelerator, arguments = compatibility.create_accelerator(self._create_accelerator, mixed_precision, cpu)
-        processes.prepare_process(self._accelerator)
-        with showing_errors_once():  # from here on the processes are connected
-            input_checks.check_trainer_arguments(model, loss_func, optimizer)
-            self.callback_handler = self._create_callback_handler(callbacks)
-        compatibility.require_usable(self._accelerator, arguments, model)
-        self._loaders = Loaders(self._accelerator)
-        self._gradient_clip_norm: float | None = None
-        self._running: Literal["train", "evaluate"] | None = None
-        self._start_bookkeeping()
-        self._safe_points = SafePoints(self._parts_of_run())
-
-    @override
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Refuse or warn of methods that would replace a private part of the loop, or that it would never call."""
-        super().__init_subclass__(**kwargs)
-        trainer_class = cls.__mro__[cls.__mro__.index(AnyTrainer) - 1]
-        if trainer_class is cls:
-            return
-        names = (*vars(AnyTrainer), *vars(trainer_class))
-        parts = {name for name in names if name.startswith("_") and not name.startswith("__")}
-        overrides.check_overrides(cls, trainer_class, parts)
-        warn_of_misspelt_overrides(cls, trainer_class, overrides.OVERRIDABLE, EVENT_NAMES)
+    _safe_points: SafePoints
+    _added: AddedModules
+    _running: Literal["train", "evaluate"] | None
 
     @property
     def num_updates_completed(self) -> int:
@@ -655,359 +585,6 @@ class AnyTrainer(ABC):
                 )
         self._safe_points.registered.extend(objects)
 
-    # What a subclass may create in another way
-
-    def _create_accelerator(self) -> _accelerate.AcceleratorLike:
-        """Create the ``accelerate.Accelerator`` that places and wraps what a run needs.
-
-        Precision and device are those that the trainer was asked for, and otherwise what the script was launched with.
-        Override this to pass arguments of your own; an Accelerator made here follows the trainer's ``mixed_precision``
-        and ``cpu`` where it is not told otherwise.
-        """
-        return _accelerate.create_accelerator()
-
-    def _create_callback_handler(self, callbacks: Iterable[CallbackLike[Self]]) -> CallbackHandler[Self]:
-        """Create what calls the callbacks; override this for a ``CallbackHandler`` of your own.
-
-        Args:
-            callbacks: What was given to the trainer.
-        """
-        return CallbackHandler(callbacks)
-
-    def _create_run_config(
-        self,
-        per_device_batch_size: int,
-        num_epochs: int,
-        gradient_accumulation_steps: int,
-        max_num_train_steps: int | None,
-        gradient_clip_value: float | None,
-    ) -> TrainerRunConfig:
-        """Describe the run, from what was asked for and from the loaders that were made.
-
-        Args:
-            per_device_batch_size: Samples in a batch of one process, where a loader does not say.
-            num_epochs: Epochs asked for; ``max_num_train_steps`` overrides them.
-            gradient_accumulation_steps: Batches of one process in an update.
-            max_num_train_steps: Updates after which the run ends; None for all of the epochs.
-            gradient_clip_value: The bound on each element of the gradients.
-        """
-        return describe_run_config(
-            self._accelerator,
-            mixed_precision=_accelerate.computed_precision(self._accelerator),
-            seed=self._resumption.seed,
-            training=self._loaders.settings("train", self.train_dataloader, per_device_batch_size),
-            evaluation=self._loaders.settings("eval", self.eval_dataloader, per_device_batch_size),
-            num_steps_per_epoch=count_steps(self.train_dataloader) if self._running == "train" else 0,
-            num_epochs=num_epochs,
-            max_num_train_steps=max_num_train_steps,
-            gradient_accumulation_steps=gradient_accumulation_steps,
-            gradient_clip_value=gradient_clip_value,
-            gradient_clip_norm=self._gradient_clip_norm,
-        )
-
-    # What every loop stands on: beginning and ending a run
-
-    @contextmanager
-    def _run(self, kind: Literal["train", "evaluate"]) -> Generator[None]:
-        """Begin a run, and leave the user's objects as they were however it ends."""
-        self._start_bookkeeping()
-        self._safe_points.start_run(self._parts_of_run())
-        self._resumption.seed = agree_on_integer(int(torch.randint(2**63 - 1, ()).item()), self.device)
-        self.run_history.clock.start()
-        self._running = kind
-        try:
-            yield
-        except BaseException as exception:
-            self._safe_points.end(exception, self.device)
-            with fail_fast.ending_process_unless_all_fail(exception):
-                self._close_after(exception)
-            raise
-        finally:
-            self._running = None
-            optimizers = self.named_optimizers().values()
-            if kind == "train":
-                for optimizer in optimizers:
-                    asked_settings.end_run(optimizer)
-            self.run_history.clock.stop()
-            end_workers(self.train_dataloader, self.eval_dataloader)
-            self._release_models()
-            self._added.restore()
-            forget_gradients(self.model, *optimizers)
-        self.callback_handler.warn_of_unfired_events()
-
-    def _close_after(self, exception: BaseException) -> None:
-        """Close what is open when an exception ends the run: all of it, whatever one of the callbacks raises."""
-        problems: list[BaseException] = []
-        for listener in self.callback_handler.listeners(TrainerCallback.on_exception.__name__):
-            try:
-                listener(self, exception=exception)
-            except BaseException as problem:
-                problems.append(problem)
-        self._safe_points.abandon(exception)
-        end_workers(self.train_dataloader, self.eval_dataloader)
-        if problems:
-            raise problems[0]
-
-    def _start_bookkeeping(self) -> None:
-        """Forget what was noted down in an earlier run."""
-        self._progress = Progress()
-        self._agreement = Agreement(self.device, self.num_processes)
-        self._resumption = Resumption(self._progress, self.device)
-        self._loaders.start_run()
-        self._checked_steps: set[str] = set()
-        self.preemptible = False
-        self.resume_from = None
-
-    @abstractmethod
-    def _accumulations(self) -> Mapping[str, Accumulation]:
-        """What weighs the batches of each optimizer's updates, by the name of the optimizer."""
-
-    @abstractmethod
-    def _release_models(self) -> None:
-        """Make the models at the end of a run what they were before it."""
-
-    def _parts_of_run(self) -> RunParts:
-        """What decides which states are saved, and when."""
-        return RunParts(
-            self._progress,
-            self._resumption,
-            self._accumulations(),
-            self._agreement,
-            scaler=self._accelerator.scaler,
-        )
-
-    def _reset_run_history(self) -> None:
-        self.run_history.reset()
-        self.run_history.clock.reset()
-
-    # What every loop stands on: events
-
-    @contextmanager
-    def _stopping_in_order(self) -> Generator[None]:
-        """Let a ``StopTrainingError`` end what is within the context, and the run go on to its last events."""
-        try:
-            yield
-        except StopTrainingError as error:
-            self._agreement.stop = error
-            self.callback_handler.call_event(TrainerCallback.on_stop_training_error, self, error=error)
-
-    def _call_hook(self, hook: Callable[[], None]) -> None:
-        """Call a method of the trainer that may stop the run."""
-        try:
-            hook()
-        except StopTrainingError as error:
-            self._agreement.ask_to_stop(error)
-
-    def _call_event(
-        self, event: Callable[Concatenate[Any, Any, _P], None], *args: _P.args, **kwargs: _P.kwargs
-    ) -> None:
-        """Call an event that may stop the run.
-
-        With several processes, a callback that stops does not keep the others from being called: one of them may
-        gather, and would wait for this process.
-        """
-        for listener in self.callback_handler.listeners(event.__name__):
-            try:
-                listener(self, *args, **kwargs)
-            except StopTrainingError as error:
-                self._agreement.ask_to_stop(error)
-            except EvaluationInterrupted:
-                if not self._safe_points.is_between_steps:
-                    raise
-
-    def _call_event_of_evaluation(
-        self, event: Callable[Concatenate[Any, Any, ...], None], is_intermediate: bool
-    ) -> None:
-        """The argument is passed only where it says something."""
-        if is_intermediate:
-            self._call_event(event, is_intermediate=True)
-        else:
-            self._call_event(event)
-
-    # What every loop stands on: loaders and schedulers
-
-    def _check_data(
-        self, data: Sequence[GivenData], per_device_batch_size: int, collate_fn: Callable[[list[Any]], Any] | None
-    ) -> None:
-        """Refuse data that this trainer or this process cannot use, and arguments that have no effect on it."""
-        for one in data:
-            one.require_default_loader(type(self))
-            one.require_rank(self.process_index, self.num_processes)
-        check_arguments_of_loaders(data, per_device_batch_size, collate_fn)
-
-    def _create_dataloader(
-        self, dataset: Dataset[Any], purpose: Purpose, defaults: dict[str, Any], asked: dict[str, Any] | None
-    ) -> SizedIterable[Any]:
-        return self._loaders.create(
-            dataset, purpose, defaults, asked, collate_fn=self.collate_fn, seed=self._resumption.seed, say=self.print
-        )
-
-    def _placeholder_values(self) -> dict[str, float]:
-        return placeholder_values(
-            num_epochs=self.run_config.num_epochs,
-            num_update_steps_per_epoch=self.run_config.num_update_steps_per_epoch,
-            train_dataloader_len=count_steps(self.train_dataloader),
-            eval_dataloader_len=0 if self.eval_dataloader is None else count_steps(self.eval_dataloader),
-        )
-
-    @property
-    def _steps_scheduler_itself(self) -> bool:
-        """Whether a subclass steps the scheduler of the trainer in a way of its own."""
-        return False
-
-    def _require_usable_schedulers(self) -> None:
-        """Refuse schedulers that cannot be stepped in the way that was asked for."""
-        is_evaluated = self.eval_dataloader is not None
-        schedulers: Mapping[str, object] = self.named_schedulers() or {"scheduler": None}
-        for name, scheduler in schedulers.items():
-            is_overridden = name == "scheduler" and self._steps_scheduler_itself
-            self._stepping.require_usable(scheduler, is_overridden=is_overridden, is_evaluated=is_evaluated)
-
-    def _check_length_of_schedules(self) -> None:
-        """Refuse schedules that end with an error before the run does."""
-        updates = cast("int", self.run_config.max_num_train_steps) - self.num_updates_completed
-        steps = self._stepping.count(updates, self.run_config.num_epochs - self.num_epochs_completed)
-        for name, scheduler in self.named_schedulers().items():
-            if name != "scheduler" or not self._steps_scheduler_itself:
-                run_scheduler.check_length_of_schedule(scheduler, steps, is_resumed=self._resumption.saved is not None)
-
-    # What every loop stands on: steps and epochs
-
-    @property
-    def _is_at_last_update(self) -> bool:
-        """Whether all updates are made, perhaps in mid-epoch."""
-        return self._progress.updates == self.run_config.max_num_train_steps
-
-    @property
-    def _ends_within_epoch(self) -> bool:
-        """Whether the last update cut its epoch short, which a longer run would bring to its end."""
-        updates_of_whole_epochs = self.num_epochs_completed * self.run_config.num_update_steps_per_epoch
-        return self._is_at_last_update and self.num_updates_completed < updates_of_whole_epochs
-
-    def _remaining_steps(self, train_dl: SizedIterable, count: BatchCount | None) -> Iterator[tuple[MicroBatch, Any]]:
-        """The rest of a training epoch: no step, if the run had its last update before it was interrupted."""
-        if self._is_at_last_update:
-            return iter(())
-        return micro_batches(
-            train_dl,
-            self._remaining_batches(train_dl),
-            accumulation_steps=self.run_config.gradient_accumulation_steps,
-            rank=self._accelerator.process_index,
-            num_processes=self._accelerator.num_processes,
-            steps_done=self._progress.steps_in_epoch,
-            count=count,
-        )
-
-    def _remaining_batches(self, train_dl: SizedIterable) -> Iterable[Any]:
-        """The batches of the rest of the epoch on the device; a custom data loader is not read ahead."""
-        loader = self._resumption.loaders.custom_state(train_dl)
-        if loader is None:
-            return batches_on_device(train_dl, self.device)
-        limit = batches_of_slices(train_dl)
-        batches = self._leaving_safe_point(loader.batches())
-        return islice(batches, None if limit is None else max(0, limit - self._progress.steps_in_epoch))
-
-    def _leaving_safe_point(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """Fetching a batch of a custom data loader changes what the state holds of it."""
-        for batch in batches:
-            yield batch
-            self._safe_points.leave()
-
-    def _calculate_batch_loss(self, batch: Any, method: str) -> dict[str, Any]:
-        """The default step: the loss of a batch, whose parts are checked in the first step of a run."""
-        return default_step.calculate_batch_loss(self.model, self.loss_func, batch, method, self._checked_steps)
-
-    def _record_epoch_loss(self, metric_name: str, count: BatchCount | None) -> None:
-        """Record the means over all samples of the epoch on all processes, unless one of them asked to stop."""
-        missing = 0.0 if count is None else count.missing
-        missing = self._agreement.add_up(self._loss_tracker, self._step_means, missing)
-        if count is not None:
-            self._loaders.check_count(count, missing, is_empty=self._loss_tracker.running_count == 0)
-        if self._loss_tracker.running_count == 0:
-            raise no_sample_counted(metric_name)
-        self.run_history.update_metric(metric_name, self._loss_tracker.average)
-        self._step_means.record(self.run_history, metric_name)
-
-    def _updated_parameters(self) -> Iterator[Tensor]:
-        """Others of the model may have gradients too, which nobody clears and which must not count."""
-        for optimizer in self.named_optimizers().values():
-            for group in optimizer.param_groups:
-                yield from group["params"]
-
-    @contextmanager
-    def _evaluating(self) -> Generator[None]:
-        """Within the context the model is the module without wrappers; means and modes of training come back."""
-        wrapped, losses_of_training, means_of_training = self.model, self._loss_tracker, self._step_means
-        modes = [(module, module.training) for module in wrapped.modules()]
-        self.model = unwrap_model(wrapped)
-        self._loss_tracker, self._step_means = LossTracker(), StepMeans()
-        try:
-            distributed.broadcast_buffers(self.model)
-            with self._added.evaluating(self.optimizer):
-                yield
-        finally:
-            self.model = wrapped
-            self._loss_tracker, self._step_means = losses_of_training, means_of_training
-            for module, training in modes:
-                module.training = training
-
-    # What every loop stands on: training states
-
-    def _resume(self, allowed: Collection[str]) -> None:
-        """Restore everything of a saved run but what callbacks set up when the run starts."""
-        self._resumption.note_settings(self, str(self._stepping), self._stepping.count)
-        counts_steps = not (self._steps_scheduler_itself or self._stepping.watch_metric)
-        self._resumption.restore(
-            self,
-            scaler=self._accelerator.scaler,
-            objects=self._safe_points.registered,
-            allowed=allowed,
-            count_steps=self._stepping.count if counts_steps else None,
-        )
-        if self._resumption.saved is not None:
-            for name, accumulation in self._accumulations().items():
-                accumulation.nominal = self._resumption.saved.nominal_items.get(name)
-
-    def _resume_steps(self, train_dl: SizedIterable) -> None:
-        """Restore what belongs to a place within an epoch, and finish an evaluation that was interrupted there."""
-        phase = self._resumption.resume_steps(
-            self,
-            train_dl,
-            report=lambda steps: self._call_event(TrainerCallback.on_train_steps_passed_over, steps=steps),
-        )
-        if phase is Phase.INTERMEDIATE_EVALUATION:
-            with self._safe_points.between_steps():
-                try:
-                    self.run_evaluation_epoch(is_intermediate=True)
-                except EvaluationInterrupted:
-                    self._reach_safe_point(Phase.STEP)
-
-    @contextmanager
-    def _interruptible_evaluation(self) -> Generator[None]:
-        """Let the evaluation after a training epoch be interrupted by a preemption, for the resumed run to do it."""
-        try:
-            with self._safe_points.interruptible(Phase.EVALUATION, self):
-                yield
-        except EvaluationInterrupted:
-            self._reach_safe_point(Phase.EVALUATION)
-
-    def _reach_end(self) -> None:
-        """Save what was asked for at the end of a training run, unless a loss that is not finite ended it."""
-        if isinstance(self._agreement.stop, NonFiniteLossError):
-            self._safe_points.end(self._agreement.stop, self.device)
-            self._safe_points.drop_requests(self._agreement.stop)
-        else:
-            self._resumption.finish(self)
-            self._reach_safe_point(Phase.COMPLETE)
-
-    def _reach_safe_point(self, phase: Phase) -> None:
-        """Save what was asked for: here, everything that the run consists of belongs to the same update.
-
-        Args:
-            phase: What comes next.
-        """
-        self._safe_points.reach(phase, self, self._call_event)
-
     # The names under which scripts know the loaders
 
     @property
@@ -1028,7 +605,21 @@ class AnyTrainer(ABC):
     def _eval_dataloader(self, loader: SizedIterable | None) -> None:
         self.eval_dataloader = loader
 
+    # Events
 
-def _unset() -> Any:
-    """The value of attributes that have one from the first run on, and are typed as if they always had."""
-    return None
+    def _call_event(
+        self, event: Callable[Concatenate[Any, Any, _P], None], *args: _P.args, **kwargs: _P.kwargs
+    ) -> None:
+        """Call an event that may stop the run.
+
+        With several processes, a callback that stops does not keep the others from being called: one of them may
+        gather, and would wait for this process.
+        """
+        for listener in self.callback_handler.listeners(event.__name__):
+            try:
+                listener(self, *args, **kwargs)
+            except StopTrainingError as error:
+                self._agreement.ask_to_stop(error)
+            except EvaluationInterrupted:
+                if not self._safe_points.is_between_steps:
+                    raise

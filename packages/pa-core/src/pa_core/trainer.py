@@ -15,7 +15,6 @@ from typing_extensions import override
 
 from pa_core import _accelerate, compatibility, input_checks, run_scheduler, training_state
 from pa_core.accumulation import Accumulation, MicroBatch
-from pa_core.any_trainer import AnyTrainer
 from pa_core.beside_model import require_one_trained_module
 from pa_core.callbacks.defaults import DEFAULT_CALLBACKS
 from pa_core.callbacks.limit_batches import add_limit_of_environment, apply_limit_of_environment
@@ -24,6 +23,7 @@ from pa_core.data.loaders import batches_on_device
 from pa_core.distributed.agreement import Agreement
 from pa_core.distributed.shared_errors import showing_errors_once
 from pa_core.distributed.wrapping import ModelWrapping
+from pa_core.engine import Engine
 from pa_core.errors import StopTrainingError
 from pa_core.events import CallbackHandler, CallbackLike, TrainerCallback
 from pa_core.placeholders import resolve_placeholders
@@ -39,7 +39,7 @@ from pa_core.types import BatchT, LossFunction, ModelT_co, OutputT_co, Scheduler
 __all__ = ["Trainer"]
 
 
-class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
+class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
     """Trains a model on a dataset, on whatever hardware the script was launched on.
 
     Methods that start with *create* or *calculate* return something; all others change the state of the run. Override
@@ -207,8 +207,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self.train_dataset = cast("Dataset[Any]", train_data.dataset)
         self.eval_dataset = eval_data.dataset
         self.collate_fn = collate_fn
-        # pyright reports the narrower type of an attribute at its last assignment
-        self.create_scheduler_fn = create_scheduler_fn  # pyright: ignore[reportIncompatibleVariableOverride]
+        self.create_scheduler_fn = create_scheduler_fn
         self._gradient_clip_norm = gradient_clip_norm
         with self._run("train"):
             self.resume_from = None if resume_from is None else Path(resume_from)
@@ -221,7 +220,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             self._prepare_model_optimizer_and_dataloaders()
             self.run_config = self._create_run_config(*numbers)
             self._resumption.note_hyperparameters(self)
-            self.scheduler = self._scheduler_of_run()  # pyright: ignore[reportIncompatibleVariableOverride]  # as above
+            self.scheduler = self._scheduler_of_run()
             self._added.create_schedulers(self._placeholder_values())
             self._require_usable_schedulers()
             self._resume(resume_allow)
@@ -664,7 +663,7 @@ class Trainer(AnyTrainer, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
     @override
     def _release_models(self) -> None:
         if (model := self._wrapping.unwrap()) is not None:
-            self.model = cast("ModelT_co", model)  # pyright: ignore[reportIncompatibleVariableOverride]  # narrower than any module
+            self.model = cast("ModelT_co", model)
 
     @override
     def _start_bookkeeping(self) -> None:

@@ -18,7 +18,6 @@ from typing_extensions import override
 
 from pa_core import _accelerate, compatibility, distributed, input_checks, training_state
 from pa_core.accumulation import Accumulation, MicroBatch, forget_gradients
-from pa_core.any_trainer import AnyTrainer
 from pa_core.callbacks.limit_batches import LimitBatchesCallback, add_limit_of_environment, apply_limit_of_environment
 from pa_core.data.batch_count import BatchCount
 from pa_core.data.custom_loader import innermost, is_keyed
@@ -27,6 +26,7 @@ from pa_core.data.loaders import batches_on_device, end_workers
 from pa_core.distributed.agreement import Agreement
 from pa_core.distributed.shared_errors import showing_errors_once
 from pa_core.distributed.wrapping import ModelWrapping
+from pa_core.engine import Engine
 from pa_core.errors import StopTrainingError
 from pa_core.events import CallbackHandler, CallbackLike, TrainerCallback
 from pa_core.own_loop import mistakes
@@ -55,7 +55,7 @@ __all__ = ["Run"]
 _block_is_open: ContextVar[bool] = ContextVar("_block_is_open", default=False)
 
 
-class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
+class Run(Engine, Generic[ModelT_co, BatchT]):
     """A training loop of your own that has what ``Trainer.train`` has.
 
     The order of the samples and how processes share them, gradients of updates over several batches and processes,
@@ -120,7 +120,7 @@ class Run(AnyTrainer, Generic[ModelT_co, BatchT]):
         (160, True)
     """
 
-    model: ModelT_co  # pyright: ignore[reportIncompatibleVariableOverride]  # narrower than any module
+    model: ModelT_co
     callback_handler: CallbackHandler[Self]
 
     def __init__(
