@@ -17,7 +17,7 @@ def _share(what: str, output: str) -> float:
 def test_the_digits_are_recognised_and_the_loop_goes_on(launch: Launch) -> None:
     """On two ranks; started again, it has nothing left to do but to test."""
     launched = launch(EXAMPLES / "own_loop.py", "--epochs=6", ranks=2)
-    again = launch(EXAMPLES / "own_loop.py", "--epochs=6")
+    again = launch(EXAMPLES / "own_loop.py", "--epochs=6", ranks=2)
 
     assert (launched.status, again.status) == (0, 0)
     tested = re.findall(r"Recognised ([\d.]+)% of the test digits", launched.output)
