@@ -10,6 +10,8 @@ __all__ = ["COMPARISONS", "Comparison"]
 LOOPS = ("by_hand", "by_accelerate", "ours_bare", "ours")
 LOOPS_IN_MEMORY = ("by_hand", "by_hand_tuned", "by_accelerate", "ours_bare", "ours")
 TUNED_AND_OURS = ("by_hand_tuned", "ours_bare", "ours")
+OWN_LOOP = ("by_hand", "by_hand_tuned", "own_loop")
+TWO_OPTIMIZERS = ("gan_by_hand", "gan_own_loop")
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,18 @@ COMPARISONS = (
         "a step, two processes",
         f"in_turn digits {' '.join(LOOPS)}",
         limit=1.03,
+        ranks=2,
+        in_one_process=True,
+    ),
+    Comparison(
+        "a step, a loop of your own", "measures step digits", ("by_hand", "by_hand_tuned", "own_loop"), limit=1.05
+    ),
+    Comparison("a step, two optimizers", "measures step gan", TWO_OPTIMIZERS, limit=1.05),
+    Comparison(
+        "a step, two optimizers, two processes",
+        f"in_turn gan {' '.join(TWO_OPTIMIZERS)}",
+        TWO_OPTIMIZERS,
+        limit=1.05,
         ranks=2,
         in_one_process=True,
     ),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch.optim import SGD, AdamW, Optimizer
 from torch.utils.data import DataLoader, Dataset, Sampler, TensorDataset
 from typing_extensions import override
 
-__all__ = ["TASKS", "Task", "training_loader"]
+__all__ = ["TASKS", "AdversarialTask", "Task", "training_loader"]
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,21 @@ class Task:
     num_epochs: int
     accumulation: int = 1
     num_workers: int = 0
+
+
+@dataclass(frozen=True)
+class AdversarialTask(Task):
+    """Two networks that train against each other; the model and the optimizer are those of the generator.
+
+    Attributes:
+        discriminator: The network that tells real samples from generated ones.
+        discriminator_optimizer: Its optimizer.
+        noise: How many numbers the generator makes a sample of.
+    """
+
+    discriminator: nn.Module = field(kw_only=True)
+    discriminator_optimizer: Optimizer = field(kw_only=True)
+    noise: int = field(kw_only=True)
 
 
 def training_loader(task: Task, sampler: Sampler[int] | None = None) -> DataLoader[Any]:
@@ -124,8 +139,28 @@ def text() -> Task:
     return Task(model, optimizer, nn.CrossEntropyLoss(), dataset, batch_size=8, num_epochs=1, accumulation=4)
 
 
+def gan() -> AdversarialTask:
+    """A generator of small vectors and a discriminator of them."""
+    generator = torch.Generator().manual_seed(0)
+    noise, size = 16, 64
+    model = nn.Sequential(nn.Linear(noise, 128), nn.ReLU(), nn.Linear(128, size))
+    discriminator = nn.Sequential(nn.Linear(size, 128), nn.ReLU(), nn.Linear(128, 1))
+    return AdversarialTask(
+        model,
+        SGD(model.parameters(), lr=0.05, momentum=0.9),
+        nn.BCEWithLogitsLoss(),
+        TensorDataset(torch.rand(1797, size, generator=generator)),
+        batch_size=32,
+        num_epochs=10,
+        discriminator=discriminator,
+        discriminator_optimizer=SGD(discriminator.parameters(), lr=0.05, momentum=0.9),
+        noise=noise,
+    )
+
+
 TASKS: dict[str, Callable[[], Task]] = {
     "digits": digits,
+    "gan": gan,
     "images": images,
     "images_in_workers": images_in_workers,
     "text": text,
