@@ -101,6 +101,58 @@ def tokens(batch: int) -> dict[str, Any]:
     return _plain(run)
 
 
+def passes(batch: int) -> dict[str, Any]:
+    """Two passes over batches that count their items, and an update that a break leaves between its passes and step."""
+    run = _line(batch // 2, gradient_accumulation_steps=2)
+    with run:
+        for epoch in run.epochs():
+            for update in run.updates():
+                for inputs, targets in update:
+                    kept = inputs[:, 1] > -0.3
+                    for power in (1, 2):
+                        errors = (run.model(inputs) - targets)[:, 0].abs().pow(power) * kept
+                        update.backward(errors.sum() / max(int(kept.sum()), 1), num_items=int(kept.sum()))
+                if (epoch, update.number) == (0, 2):
+                    break
+                update.step()
+    return _plain(run)
+
+
+def thaws(batch: int) -> dict[str, Any]:
+    """A layer is trained from the middle of an epoch on, and another one no more."""
+    run = _line(batch)
+    run.model[0].requires_grad_(False)
+    with run:
+        for update in run.updates():
+            for inputs, targets in update:
+                loss = (run.model(inputs) - targets).square().mean()
+                update.backward(loss)
+            update.step()
+            run.model[0].requires_grad_(update.number >= 2)
+            run.model[2].requires_grad_(update.number < 4)
+    return _plain(run)
+
+
+def freezes(batch: int) -> dict[str, Any]:
+    """A discriminator is frozen while the generator is trained through it, and one rank asks to stop."""
+    run = gans.gan(per_device_batch_size=batch)
+    generator, discriminator = run.models["generator"], run.models["discriminator"]
+    with run:
+        for update in run.updates():
+            for real, numbers in update:
+                made = generator(gans.noise(numbers))
+                discriminator.requires_grad_(True)
+                update.backward((discriminator(real) - 1).square().mean(), model="discriminator")
+                update.backward(discriminator(made.detach()).square().mean(), model="discriminator")
+                discriminator.requires_grad_(False)
+                update.backward((discriminator(made) - 1).square().mean(), model="generator")
+            update.step("discriminator")
+            update.step("generator")
+            if update.number == 6 and run.process_index == run.num_processes - 1:
+                run.request_stop()
+    return _plain(run)
+
+
 def stops() -> dict[str, Any]:
     """One rank asks to stop after its third update."""
     run = _line(2)
@@ -133,6 +185,9 @@ def main() -> None:
         "one_sample": one_sample(),
         "gan": gan(4 // world),
         "tokens": tokens(8 // world),
+        "passes": passes(8 // world),
+        "thaws": thaws(8 // world),
+        "freezes": freezes(4 // world),
         "stops": stops(),
     }
     same = gather_objects(results)

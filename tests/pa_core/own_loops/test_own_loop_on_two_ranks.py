@@ -39,7 +39,7 @@ def _close(one: Any, other: Any) -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["uneven", "gan", "tokens", "one_sample"])
+@pytest.mark.parametrize("name", ["uneven", "gan", "tokens", "one_sample", "passes", "thaws", "freezes"])
 def test_two_processes_are_one(results: list[dict[str, Any]], name: str) -> None:
     """Weights and metrics are equal to 1e-12, with the same samples on the same clock."""
     one, two = (result[name] for result in results)

@@ -15,6 +15,7 @@ from typing_extensions import override
 
 from pa_core import (
     AnyTrainer,
+    BatchOutputError,
     ConfigurationError,
     NonFiniteLossError,
     Run,
@@ -110,6 +111,30 @@ class TestTheEngine:
         (expected(inputs[rows]) - targets[rows]).square().mean().backward()
         optimizer.step()
         torch.testing.assert_close(run.model.weight, expected.weight, rtol=1e-12, atol=1e-12)
+
+    @pytest.mark.parametrize("accumulation", [1, 2])
+    def test_two_backward_passes_count_their_items_once(self, accumulation: int) -> None:
+        """Their losses add up, however many batches an update has."""
+        options: dict[str, Any] = {"gradient_accumulation_steps": accumulation}
+        weights: list[Tensor] = []
+        for num_passes in (1, 2):
+            run = _line(8, 0.01, **options)
+            with run:
+                for inputs, targets in run.batches():
+                    for _ in range(num_passes):
+                        loss = (run.model(inputs) - targets).square().mean() * (2 / num_passes)
+                        run.backward(loss, num_items=len(inputs))
+                    run.step()
+            weights.append(run.model.weight.detach())
+        torch.testing.assert_close(weights[0], weights[1])
+
+    def test_two_backward_passes_with_other_items_are_refused(self) -> None:
+        """Their mean could be over one number of items only."""
+        run = _line()
+        with pytest.raises(BatchOutputError, match="num_items=4 in its first backward pass, and num_items=3"), run:
+            for inputs, _ in run.batches():
+                run.backward(run.model(inputs).mean(), num_items=4)
+                run.backward(run.model(inputs).mean(), num_items=3)
 
     def test_the_two_forms_of_the_loop_are_one(self) -> None:
         """Batches one by one, or in their updates: the same weights."""

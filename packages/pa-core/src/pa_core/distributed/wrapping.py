@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
 
 from pa_core import _accelerate
@@ -123,7 +124,13 @@ class ModelWrapping:
         """Wrap the model anew, as it was wrapped; return what a step calls."""
         before = cast("_Unwrapped", self._unwrapped)
         self.unwrap()
-        return self.wrap(before.model, for_training=before.for_training, num_carried=before.num_carried)
+        # The wrapper writes the same weights over them, which a graph that waits for its backward pass does not mind.
+        kept = (*before.model.parameters(), *before.model.buffers())
+        keeping = cast("Any", torch.autograd)._unsafe_preserve_version_counter  # torch has no public one
+        with ExitStack() as stack:
+            for tensor in kept:
+                stack.enter_context(keeping(tensor))
+            return self.wrap(before.model, for_training=before.for_training, num_carried=before.num_carried)
 
     def unwrap(self) -> nn.Module | None:
         """Make the model what it was, and return it; None if it is not wrapped."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from torch import Tensor
 
-from pa_core.errors import ConfigurationError, UnsupportedConfigurationError
+from pa_core.errors import BatchOutputError, ConfigurationError, UnsupportedConfigurationError
 
 __all__ = [
     "backward_after_step",
@@ -23,6 +23,7 @@ __all__ = [
     "no_previous_batch",
     "no_update",
     "not_begun",
+    "other_items",
     "over",
     "run_within_run",
     "scaler_of_several",
@@ -157,6 +158,16 @@ def no_previous_batch() -> UnsupportedConfigurationError:
         given="a custom loader without any batch on this process",
         expected="at least one batch on each process, which can stand in where others have more",
         do="Pass a dataset, or a loader with samples for each process.",
+    )
+
+
+def other_items(first: int, second: int) -> BatchOutputError:
+    """Return the error of two backward passes over one batch whose losses are means over different numbers of items."""
+    return BatchOutputError(
+        "The losses of one batch are means over different numbers of items.",
+        given=f"num_items={first} in its first backward pass, and num_items={second} in a later one",
+        expected="the same number of items in all passes of one model over a batch",
+        do="Divide each loss by the same number of items, and pass that number.",
     )
 
 

@@ -449,10 +449,8 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         self._step_means.reset()
         self._progress.start_epoch()
         for trained in self._trained_models.values():
-            trained.accumulation.start_epoch()
+            trained.start_epoch()
         self._call_event(TrainerCallback.on_train_epoch_start)
-        for trained in self._trained_models.values():
-            trained.renew()
         self._resume_steps(self.train_dataloader)
         self._first_step = self._progress.steps_in_epoch
 
@@ -564,6 +562,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
     def _backward(self, trained: TrainedModel, loss: Tensor, part: MicroBatch, retain_graph: bool) -> None:
         loss = trained.weigh(loss, part)
         if part.ends_group:
+            trained.renew()
             loss = trained.with_flags(loss, self._agreement)
         trained.backward(loss, part, retain_graph=retain_graph)
 

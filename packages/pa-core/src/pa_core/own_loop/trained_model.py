@@ -52,7 +52,13 @@ class TrainedModel:
         self.accumulation: Accumulation = Accumulation(accelerator.num_processes)
         self.wrapping: ModelWrapping = ModelWrapping(accelerator)
         self._is_only_model = is_only_model
-        self._items_told: float | None = None
+        self._weighed: MicroBatch | None = None
+
+    def start_epoch(self) -> None:
+        """Forget an update that was not finished."""
+        self.accumulation.start_epoch()
+        if self.wrapping.carrier is not None:
+            self.wrapping.carrier.sums()
 
     def wrap(self, num_carried: int) -> None:
         """Place the module on the device, and get ready to exchange its gradients; it is still called as it is.
@@ -68,7 +74,10 @@ class TrainedModel:
             )
 
     def renew(self) -> None:
-        """Wrap the module anew if parameters were frozen or unfrozen."""
+        """Wrap the module anew if parameters were frozen or unfrozen, before a pass that exchanges gradients.
+
+        Not earlier: a loop may freeze a model, such as a discriminator, while it trains another one through it.
+        """
         if self.wrapping.is_outdated:
             self.wrapping.renew()
 
@@ -81,7 +90,12 @@ class TrainedModel:
         """
         if part.is_empty:  # not by a weight of zero, which would leave NaN what it is
             loss = zero_loss(self.module)
-        return self.accumulation.weigh(loss, part)
+        items = self.accumulation.items
+        loss = self.accumulation.weigh(loss, part)
+        if part is self._weighed:  # a further pass over the same items
+            self.accumulation.items = items
+        self._weighed = part
+        return loss
 
     def with_flags(self, loss: Tensor, agreement: Agreement) -> Tensor:
         """Return the loss of a pass that exchanges gradients, with what all processes must know before the update.
@@ -90,13 +104,7 @@ class TrainedModel:
             loss: The weighed loss of the batch.
             agreement: What knows it.
         """
-        carrier, items = self.wrapping.carrier, self.accumulation.items
-        if self._items_told is None or carrier is None:
-            loss = agreement.add_to(carrier, loss, items)
-        else:  # another pass of the same update, whose gradients are added to those of the first one
-            loss = carrier.add_to(loss, [0.0] * (agreement.NUM_VALUES - 1) + [items - self._items_told])
-        self._items_told = items
-        return loss
+        return agreement.add_to(self.wrapping.carrier, loss, self.accumulation.items)
 
     def agree(self, agreement: Agreement, *, at_once: bool, may_stop: bool) -> None:
         """Act together on what the processes ask for, and make the gradients those of the mean over all items.
@@ -109,7 +117,6 @@ class TrainedModel:
         Raises:
             StopTrainingError: A process asked to stop.
         """
-        self._items_told = None
         carrier, items = self.wrapping.carrier, self.accumulation.items
         total = (
             agreement.before_update(carrier, items, at_once=at_once)

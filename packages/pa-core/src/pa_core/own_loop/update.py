@@ -164,7 +164,8 @@ class Update(Generic[BatchT]):
         Raises:
             ConfigurationError: There is no batch, the model is unknown or has been stepped, or the loss is no single
                 number with a graph.
-            BatchOutputError: Some calls of a run pass ``num_items``, and others do not.
+            BatchOutputError: Some calls of a run pass ``num_items``, and others do not; or two passes over a batch
+                differ in it.
         """
         trained = self._find(model, "backward(loss, model=...)")
         self._require_under_way("backward(...)")
@@ -176,6 +177,8 @@ class Update(Generic[BatchT]):
         items = 0 if self.is_empty and num_items is not None else num_items
         weight = trained.accumulation.take_counts(self._samples, items)
         before = self._reports.get(trained.name)
+        if before is not None and before.weight != weight:
+            raise mistakes.other_items(before.weight, weight)
         reported = loss.detach().reshape(())
         self._reports[trained.name] = LossReport(reported if before is None else before.loss + reported, weight)
         self._hooks.backward(trained, loss, self._part, retain_graph)
