@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parameters_to_vector
 from torch.optim import SGD
 from typing_extensions import override
 
@@ -57,6 +58,41 @@ def test_buffers_are_exchanged_as_often_as_the_other_rank_calls_the_model(views:
     assert trainer.run_history.clock.samples == 2 * 26
     state = torch.cat([value.detach().double().flatten() for value in model.parameters()])
     assert torch.equal(*trainer.gather(state[None]))
+
+
+class NotesExchanges(Trainer[nn.Module]):
+    """Notes in each step whether its backward pass exchanges gradients."""
+
+    exchanges: tuple[bool, ...] = ()
+
+    @override
+    def calculate_train_batch_loss(self, batch: Any) -> dict[str, Any]:
+        self.exchanges += (cast("Any", self.model).require_backward_grad_sync,)
+        return super().calculate_train_batch_loss(batch)
+
+
+class WrapsItself(NotesExchanges):
+    """Prepares the model as scripts do that replace the trainer's own preparation."""
+
+    @override
+    def _prepare_model_optimizer_and_dataloaders(self) -> None:
+        self.model = self._accelerator.prepare_model(self.model)
+
+
+def test_a_trainer_may_wrap_its_model_itself() -> None:
+    """It trains as one that leaves it to the loop: one exchange an update, also where one rank has no sample."""
+    weights: list[Tensor] = []
+    exchanges: list[tuple[bool, ...]] = []
+    for kind in (NotesExchanges, WrapsItself):
+        torch.manual_seed(0)
+        model = TinyClassifier()
+        trainer = kind(model, nn.CrossEntropyLoss(), SGD(model.parameters(), lr=0.1), callbacks=[])
+        trainer.train(make_classification(2 * 2 * 4 + 1), 2, per_device_batch_size=4, gradient_accumulation_steps=2)
+        weights.append(parameters_to_vector(model.parameters()))
+        exchanges.append(trainer.exchanges)
+    assert torch.equal(*weights)
+    assert exchanges[0] == exchanges[1]
+    assert exchanges[0][:2] == (False, True)
 
 
 def discriminator(*, batch_norm: bool = False) -> nn.Module:

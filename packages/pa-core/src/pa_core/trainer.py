@@ -218,6 +218,7 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             self.callback_handler.call_event(TrainerCallback.on_prepare_start, self)
             apply_limit_of_environment(self)
             self._prepare_model_optimizer_and_dataloaders()
+            self._wrapping.model = self.model
             self.run_config = self._create_run_config(*numbers)
             self._resumption.note_hyperparameters(self)
             self.scheduler = self._scheduler_of_run()

@@ -54,7 +54,7 @@ class ModelWrapping:
         accelerator: The accelerator of the run.
 
     Attributes:
-        model: The model as a training step calls it, between ``wrap`` and ``unwrap``.
+        model: The model as a training step calls it. ``wrap`` sets it; who wraps a model in another way assigns it.
         carrier: What carries small numbers of all processes along with the gradients; None where nothing can.
 
     Example:
@@ -149,7 +149,7 @@ class ModelWrapping:
             exchanges_gradients: Whether the backward pass exchanges gradients, once per update in that of its last
                 batch.
         """
-        if exchanges_gradients or self._exchange is None:
+        if exchanges_gradients or self._accelerator.num_processes == 1:
             return _NOTHING
         return _accelerate.keep_gradients_local(self._accelerator, self.model)
 
