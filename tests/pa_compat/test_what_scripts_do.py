@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch.nn.utils import parameters_to_vector
+from torch.utils.data import DataLoader
 from typing_extensions import override
 
 from pa_core import AnyTrainer
@@ -96,6 +97,20 @@ def test_own_preparation() -> None:
             self.model, self._train_dataloader = accelerator.prepare(self.model, self._train_dataloader)
 
     make_trainer(OwnPreparation).train(samples(4), 1)
+
+
+def test_no_training_dataset() -> None:
+    """A trainer that makes its own training loader needs no dataset for it."""
+
+    class OwnLoader(Trainer):
+        @override
+        def create_train_dataloader(self, batch_size: int, train_dl_kwargs: Any = None) -> list[Any]:
+            return [next(iter(DataLoader(samples(8), batch_size)))] * 3
+
+    trainer = make_trainer(OwnLoader)
+    without: Any = None
+    trainer.train(without, 1)
+    assert trainer.run_history.clock.update == 3
 
 
 def test_own_handler() -> None:

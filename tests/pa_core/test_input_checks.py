@@ -125,6 +125,7 @@ BEFORE_THE_RUN: dict[str, Mistake] = {
     "empty training data": mistake(EmptyDatasetError, "TensorDataset", "0 samples", data=EMPTY),
     "empty evaluation data": mistake(EmptyDatasetError, "0 samples", eval_dataset=EMPTY),
     "empty data to evaluate": Mistake(lambda trainer: trainer.evaluate(EMPTY), EmptyDatasetError, ("0 samples",)),
+    "no training data": mistake(ConfigurationError, "NoneType", data=None),
     "an empty list": mistake(EmptyDatasetError, "list", data=[]),
     "less than a batch with drop_last": mistake(
         EmptyDatasetError,

@@ -126,7 +126,7 @@ class Loaders:
     def take(
         self, data: GivenData, create: Callable[[int, dict[str, Any] | None], SizedIterable[Any]], batch_size: int
     ) -> SizedIterable[Any] | None:
-        """Return the loader of a run: the one that was given, or one that is created; None where there is no data.
+        """Return the loader of a run: the one that was given, or one that is created; None for no evaluation.
 
         Args:
             data: What was given to the run.
@@ -138,7 +138,7 @@ class Loaders:
             EmptyDatasetError: It has no batch.
         """
         self._kwargs[data.purpose], self._given[data.purpose] = {}, data.loader
-        if data.data is None:
+        if data.data is None and data.purpose == "eval":
             return None
         loader = create(batch_size, data.kwargs) if data.loader is None else data.loader
         check_loader(loader, data.origin)
