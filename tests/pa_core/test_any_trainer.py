@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from abc import ABC, abstractmethod
+from typing import Any, cast
 
 import pytest
 from typing_extensions import override
@@ -23,6 +24,20 @@ def test_private_parts_are_guarded_wherever_they_are_defined(name: str) -> None:
     """A method that would replace a part of the engine is refused where its class is defined."""
     with pytest.raises(OverrideError, match=name):
         type("Mine", (Trainer,), {name: object()})
+
+
+def test_a_mixin_may_be_abstract() -> None:
+    """A class that is abstract by itself, or annotated as a trainer, can be mixed into one on either side."""
+
+    class Logs(AnyTrainer):
+        pass
+
+    class Saves(ABC):
+        @abstractmethod
+        def save(self) -> None: ...
+
+    for bases in ((Saves, Trainer), (Trainer, Saves), (Logs, Trainer), (Trainer, Logs)):
+        make_trainer(cast("type[Trainer]", type("Mixed", bases, {"save": print})))
 
 
 def test_progress_is_read_and_not_set() -> None:

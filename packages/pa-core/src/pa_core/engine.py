@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
@@ -116,8 +116,9 @@ class Engine(AnyTrainer):
         trainer_class = cls.__mro__[cls.__mro__.index(Engine) - 1]
         if trainer_class is cls:
             return
-        names = (*vars(AnyTrainer), *vars(Engine), *vars(trainer_class))
-        parts = {name for name in names if name.startswith("_") and not name.startswith("__")}
+        names = vars(AnyTrainer).keys() | vars(Engine).keys() | vars(trainer_class).keys()
+        # What each abstract class has, a mixin has too.
+        parts = {name for name in names - vars(ABC).keys() if name.startswith("_") and not name.startswith("__")}
         overrides.check_overrides(cls, trainer_class, parts)
         warn_of_misspelt_overrides(cls, trainer_class, overrides.OVERRIDABLE, EVENT_NAMES)
 
