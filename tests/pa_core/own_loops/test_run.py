@@ -497,6 +497,15 @@ class TestMistakes:
                 torch.autograd.backward(run.model(inputs).sum())
                 run.step()
 
+    def test_gradients_that_the_loop_clears_between_two_batches(self) -> None:
+        """They would be missing in the update, without a word."""
+        run = _line(gradient_accumulation_steps=2)
+        with pytest.raises(ConfigurationError, match="zero_grad"), run:
+            for inputs, _ in run.batches():
+                run.optimizer.zero_grad()
+                run.backward(run.model(inputs).mean())
+                run.step()
+
     def test_a_step_before_the_last_batch(self) -> None:
         """An update is stepped behind the loop over its batches."""
         with pytest.raises(ConfigurationError, match="behind the loop"), _line(gradient_accumulation_steps=2) as run:

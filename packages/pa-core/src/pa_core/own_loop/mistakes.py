@@ -18,6 +18,7 @@ __all__ = [
     "no_backward_of_last_batch",
     "no_batch",
     "no_callback_evaluates",
+    "no_gradients_left",
     "no_length",
     "no_module_beside",
     "no_previous_batch",
@@ -118,6 +119,16 @@ def epoch_without_updates() -> ConfigurationError:
         given="a loop over run.epochs() whose body takes no updates",
         expected="a loop over the updates, or over the batches, of the epoch in its body",
         do="Write for update in run.updates(): ..., or for batch in run.batches(): ..., in the body.",
+    )
+
+
+def no_gradients_left(name: str) -> ConfigurationError:
+    """Return the error of gradients that were cleared within an update, or that the loss had none of."""
+    return ConfigurationError(
+        "The gradients of an update are gone.",
+        given=f"backward passes of {name!r}, after which none of its parameters has a gradient",
+        expected="gradients of a loss that depends on these parameters, which only the step clears",
+        do="Take zero_grad() out of the loop: the step clears gradients. With several models, look at model=.",
     )
 
 

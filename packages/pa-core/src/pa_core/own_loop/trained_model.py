@@ -139,6 +139,10 @@ class TrainedModel:
     def _trainable(self) -> list[nn.Parameter]:
         return [parameter for parameter in self.module.parameters() if parameter.requires_grad]
 
+    def has_gradients(self) -> bool:
+        """Whether any parameter that the optimizer updates has a gradient; mostly the first one tells."""
+        return any(parameter.grad is not None for group in self.optimizer.param_groups for parameter in group["params"])
+
     def parameters(self) -> list[Tensor]:
         """Return the parameters that the optimizer updates."""
         return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]

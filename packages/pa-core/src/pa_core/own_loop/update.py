@@ -173,6 +173,8 @@ class Update(Generic[BatchT]):
             raise mistakes.no_batch(self.number)
         if trained.name in self._stepped:
             raise mistakes.backward_after_step(trained.name)
+        if trained.name in self._with_gradients and not trained.has_gradients():
+            raise mistakes.no_gradients_left(trained.name)
         mistakes.check_loss(loss)
         items = 0 if self.is_empty and num_items is not None else num_items
         weight = trained.accumulation.take_counts(self._samples, items)
@@ -194,7 +196,7 @@ class Update(Generic[BatchT]):
 
         Raises:
             ConfigurationError: Batches of the update are left, the last one had no backward pass, the optimizer is
-                unknown, or it has been stepped.
+                unknown, it has been stepped, or its parameters have no gradients.
             StopTrainingError: A process asked to end the run; no step was made.
         """
         trained = self._find(name, "step(name)")
@@ -208,6 +210,8 @@ class Update(Generic[BatchT]):
             raise mistakes.step_without_backward(trained.name)
         if trained.name not in self._exchanged:
             raise mistakes.no_backward_of_last_batch(trained.name)
+        if not trained.has_gradients():
+            raise mistakes.no_gradients_left(trained.name)
         self._finish_batch()
         self._hooks.make_step(trained, part, not self._stepped)
         self._stepped.add(trained.name)
