@@ -15,8 +15,6 @@ __all__ = [
     "check_kept_scheduler",
     "check_length_of_schedule",
     "is_created",
-    "is_users_own",
-    "uses_factory",
 ]
 
 
@@ -28,8 +26,8 @@ def is_created(trainer_class: Any, factory: object, *, is_assigned: bool) -> boo
         factory: What ``train()`` was given as ``create_scheduler_fn``, if anything.
         is_assigned: Whether a script has assigned a scheduler to the trainer.
     """
-    is_overridden = is_users_own(trainer_class.create_scheduler)
-    needs_factory = not is_overridden or uses_factory(trainer_class.create_scheduler)
+    is_overridden = _is_overridden(trainer_class.create_scheduler)
+    needs_factory = not is_overridden or _uses_factory(trainer_class.create_scheduler)
     return factory is not None or not (needs_factory or is_assigned)
 
 
@@ -46,16 +44,16 @@ def check_kept_scheduler(scheduler: object, optimizer: Optimizer, trainer_class:
     """
     if scheduler is not None:
         _check_assigned_scheduler(scheduler, optimizer)
-    elif is_users_own(trainer_class.create_scheduler):
+    elif _is_overridden(trainer_class.create_scheduler):
         _warn_of_unused_override(trainer_class)
 
 
-def is_users_own(method: Callable[..., object]) -> bool:
+def _is_overridden(method: Callable[..., object]) -> bool:
     """Whether a method of a trainer is an override of the user's, not that of a trainer of this package."""
     return getattr(method, "__module__", "").partition(".")[0] != "pa_core"
 
 
-def uses_factory(create_scheduler: Callable[..., object]) -> bool:
+def _uses_factory(create_scheduler: Callable[..., object]) -> bool:
     """Whether an override of ``Trainer.create_scheduler`` needs ``create_scheduler_fn``, itself or through ``super()``.
 
     Only the names that its code mentions tell: calling it without a factory may fail in any way.
@@ -65,7 +63,7 @@ def uses_factory(create_scheduler: Callable[..., object]) -> bool:
         >>> class Own(Trainer):
         ...     def create_scheduler(self):
         ...         return self.create_scheduler_fn(self.optimizer)
-        >>> uses_factory(Own.create_scheduler)
+        >>> _uses_factory(Own.create_scheduler)
         True
     """
     code = getattr(inspect.unwrap(create_scheduler), "__code__", None)

@@ -51,7 +51,7 @@ class RunState:
         loaders: What is saved of the custom data loaders of this process, by what they are for.
         scaler: The gradient scaler of fp16.
         objects: What was registered to be saved with the run.
-        rng_state: The RNG state to save; None for the present one.
+        rng_state: The RNG state to save; None for the current one.
         extension: Where the run continues if more is asked for; None where it continues at its position.
     """
 
@@ -144,11 +144,6 @@ class SavedRun:
         self.is_extended: bool = False
         self.extras: dict[str, Any] = self._parts["extras"]
 
-    @property
-    def was_complete(self) -> bool:
-        """Whether the run had come to its end, early or not."""
-        return bool(self._state.summary["complete"])
-
     def extend(self, history: RunHistory) -> None:
         """Continue with more epochs or updates than the saved run was asked for; no change where some were left.
 
@@ -199,7 +194,7 @@ class SavedRun:
         """Restore models, optimizers, schedulers, scaler, history and registered objects.
 
         Args:
-            run: The present run, with its objects.
+            run: The current run, with its objects.
             hyperparameters: What it asks of each optimizer, by name.
             scaler: The gradient scaler of fp16.
             objects: What was registered to be saved with the run.
@@ -284,7 +279,7 @@ class SavedRun:
 
         Args:
             name: What the loader is for.
-            settings: Those of the present run.
+            settings: Those of the current run.
         """
         if not self._is_split_as_before() or settings["loader"] != self.settings["loader"]:
             return None
@@ -292,10 +287,10 @@ class SavedRun:
         return loaders.get(name)
 
     def steps_in_epoch(self, settings: Mapping[str, Any]) -> int:
-        """Return how many batches of each process were trained on, in batches of the present run.
+        """Return how many batches of each process were trained on, in batches of the current run.
 
         Args:
-            settings: Those of the present run.
+            settings: Those of the current run.
         """
         if settings["loader"] != "keyed" and settings["loader"] == self.settings["loader"]:
             return self.position.steps
