@@ -216,7 +216,7 @@ def micro_batches(
         count = BatchCount(loader, "training") if count is None else count
         count.given = steps_done
         sizes = _known_sizes(loader, num_processes)
-        yield from _of_users_loader(count, sizes, batches, accumulation_steps, num_processes)
+        yield from _of_custom_loader(count, sizes, batches, accumulation_steps, num_processes)
         if count.is_per_process:
             yield from _without_samples(count, steps_done, accumulation_steps)
         return
@@ -249,14 +249,14 @@ def _of_keyed_loader(
 
 
 def _known_sizes(loader: SizedIterable, num_processes: int) -> Callable[[int], int] | None:
-    """The number of samples that this process has in a step of a loader of the user's own, where its sampler tells.
+    """The number of samples that this process has in a step of a custom data loader, where its sampler tells.
 
     On several processes accelerate fills the last batches up, so that all are of one size. A sampler that has split
     the samples itself gives each process as many.
     """
-    users_loader = innermost(loader)
-    sampler = getattr(users_loader, "batch_sampler", None)
-    is_split = num_processes == 1 or split_sampler(users_loader) is not None
+    custom = innermost(loader)
+    sampler = getattr(custom, "batch_sampler", None)
+    is_split = num_processes == 1 or split_sampler(custom) is not None
     if not is_split or not isinstance(sampler, BatchSampler):
         return None
     samples: Any = sampler.sampler
@@ -267,7 +267,7 @@ def _known_sizes(loader: SizedIterable, num_processes: int) -> Callable[[int], i
     return lambda step: max(1, min(sampler.batch_size, total - step * sampler.batch_size))
 
 
-def _of_users_loader(
+def _of_custom_loader(
     count: BatchCount,
     size: Callable[[int], int] | None,
     batches: Iterable[Any],
@@ -278,7 +278,7 @@ def _of_users_loader(
 
     Within a group one batch is read ahead, so that the group of the last batch is closed even where the length was not
     true, unless other processes may have more batches. Between two updates none is, so that a training state need not
-    know of it; but the loader comes to its end with the last batch, as it may draw from random streams for that. What
+    know of it; but the loader comes to its end with the last batch, as it may draw random numbers for that. What
     it has beyond its length is left.
     """
     arriving = iter(batches)

@@ -29,10 +29,10 @@ class AddedModule:
     """A module, and what trains it.
 
     Attributes:
-        module: The user's own module.
+        module: The user's module.
         optimizer: Its own optimizer; None where that of the trainer has its parameters, or no optimizer.
         create_scheduler_fn: Makes the scheduler of its optimizer.
-        called: What a step calls; while a run goes on, the module in the precision of the run.
+        called: What a step calls; during a run, the module in the precision of the run.
     """
 
     module: nn.Module
@@ -251,7 +251,7 @@ def _require_same_on_all_processes(name: str, module: nn.Module) -> None:
     if not is_same_on_all_processes(module):
         raise UnsupportedConfigurationError(
             f"The module {name!r} has drifted apart on the processes before the first update of the trainer.",
-            given="steps that run a backward pass and an update of their own, whose gradients nobody averages",
+            given="steps that run a backward pass and an update of their own, whose gradients are not averaged",
             expected="an added module that is trained by the loss that a step returns",
             do="Add its loss to the one that is returned; for a loss and updates of its own, use Run.",
         )

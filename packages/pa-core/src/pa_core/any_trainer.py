@@ -65,7 +65,7 @@ class AnyTrainer(ABC):
     parameters; nobody else needs to.
 
     Attributes:
-        model: The module being trained. While a run goes on this may be the wrapped module; use ``get_model()``
+        model: The module being trained. During a run this may be the wrapped module; use ``get_model()``
             to reach the attributes of your own class.
         loss_func: The loss function that was given to the trainer.
         optimizer: The optimizer that was given to the trainer.
@@ -180,7 +180,7 @@ class AnyTrainer(ABC):
         """Make a function run on the process of rank zero only; the others return None at once.
 
         Nobody waits, so that it may be called anywhere, also by some processes only. Use ``world_process_zero_only``
-        for what the others need before they go on.
+        for what the others need before they continue.
 
         Args:
             function: What is decorated.
@@ -342,7 +342,7 @@ class AnyTrainer(ABC):
         return self._step_means
 
     def log(self, name: str, value: MetricValue) -> None:
-        """Log a value of the present step: its mean over all samples of the epoch, on all processes, is recorded.
+        """Log a value of the current step: its mean over all samples of the epoch, on all processes, is recorded.
 
         The metric is called ``train_NAME_epoch``, ``eval_NAME_epoch`` or, in ``evaluate()``, ``evaluation_NAME``; it is
         recorded with the loss of the epoch, and the mean so far is on the progress bar. Call this in a step: from
@@ -359,7 +359,7 @@ class AnyTrainer(ABC):
 
         Raises:
             ConfigurationError: There is no step under way, the name cannot be used or was logged in this step already,
-                or the value is no single number.
+                or the value is not a single number.
         """
         self._step_means.log(name, value)
 
@@ -385,14 +385,14 @@ class AnyTrainer(ABC):
         return _accelerate.describe_processes(self._accelerator)
 
     def print(self, *args: object, **kwargs: Any) -> None:
-        """Print once per node; a progress bar makes room."""
+        """Print once per node, without breaking progress bars."""
         if self._accelerator.is_local_main_process:
             with bars_hidden():
                 print(*args, **kwargs)  # noqa: T201  # printing is what this method is for
 
     @abstractmethod
     def run_evaluation_epoch(self, *, is_intermediate: bool = False) -> None:
-        """Evaluate ``eval_dataset`` once in the middle of a training run, and go on training as before."""
+        """Evaluate ``eval_dataset`` once in the middle of a training run, which then continues as before."""
 
     # Checkpoints and training states
 
@@ -489,17 +489,17 @@ class AnyTrainer(ABC):
         on_saved: Callable[[Path], object] | None = None,
         keep_other_runs: bool = False,
     ) -> None:
-        """Save everything that a run consists of, so that ``train(resume_from=...)`` goes on from there.
+        """Save everything that a run consists of, so that ``train(resume_from=...)`` resumes it.
 
         Every process must call this, and the first one writes. Within a run the state is captured at the next moment
-        at which everything belongs to the same update: after the events of the present update, or of the present epoch.
-        After a run it is that of the complete run or, where an exception ended it between two updates, of a run that
-        goes on from there.
+        at which everything belongs to the same update: after the events of the current update, or of the current epoch.
+        After a run it is that of the complete run or, where an exception ended it between two updates, of a run to be
+        resumed there.
 
         Args:
             output_dir: The directory of the state, which is whole or is not there. A state that is there is replaced.
             checkpoint_kwargs: Further entries, which ``load_training_state`` returns.
-            asynchronous: Whether training goes on while the state is written, from a copy in host memory.
+            asynchronous: Whether training continues while the state is written, from a copy in host memory.
             sequence: Its place among the states of a folder, of which the newest one has the highest.
             on_saved: Called with the directory, on the process that writes, once the state is there; in a thread if
                 asynchronous.
@@ -509,7 +509,7 @@ class AnyTrainer(ABC):
         Raises:
             ConfigurationError: There has not been any training yet.
             CheckpointError: An exception ended the run in the middle of an update, or on several processes, so that it
-                cannot go on from there. Or something could not be loaded again, or not be written; what was there
+                cannot be resumed there. Or something could not be loaded again, or not be written; what was there
                 stays. Within a run this is raised when the state is captured; if asynchronous, with the next one or
                 when the run ends.
         """
@@ -521,9 +521,9 @@ class AnyTrainer(ABC):
             self._safe_points.save(request, self, self._call_event)
 
     def load_training_state(self, input_dir: str | Path) -> dict[str, Any]:
-        """Load model, optimizer and scheduler of a training state, without going on with its run.
+        """Load model, optimizer and scheduler of a training state, without resuming its run.
 
-        Every process must call this. Pass ``resume_from`` to ``train()`` to go on with the run.
+        Every process must call this. Pass ``resume_from`` to ``train()`` to resume the run.
 
         Args:
             input_dir: A training state, or a folder of them, of which the newest valid one is taken.

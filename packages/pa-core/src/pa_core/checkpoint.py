@@ -297,7 +297,7 @@ def _load_state(target: SupportsStateDict, state: dict[str, Any], name: str, sou
         ) from error
     except Exception as error:
         raise CheckpointError(
-            f"The state does not fit the present {type(target).__name__}; nothing was loaded.",
+            f"The state does not fit this {type(target).__name__}; nothing was loaded.",
             given=f"{source} with a {name}: loading it raised {type(error).__name__}: {error}",
             expected=f"the state of a {type(target).__name__}",
             do=f"Build the {type(target).__name__} as it was when the checkpoint was saved, or leave it out with "

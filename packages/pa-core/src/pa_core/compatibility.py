@@ -187,7 +187,7 @@ def require_whole_model(model: nn.Module) -> None:
 
 
 def _is_sharded(model: nn.Module) -> bool:
-    """Where nobody has imported what shards, nothing is sharded; importing it here would cost a second."""
+    """Where the modules that shard are not imported, nothing is sharded; importing it here would cost a second."""
     tensor: Any = sys.modules.get("torch.distributed.tensor")
     fsdp: Any = sys.modules.get("torch.distributed.fsdp")
     has_parts = tensor is not None and any(isinstance(one, tensor.DTensor) for one in model.parameters())

@@ -64,7 +64,7 @@ _P = ParamSpec("_P")
 class Engine(AnyTrainer):
     """Begins and ends runs, and gives a loop its data, its events, its agreement and its training states.
 
-    ``Trainer`` and ``Run`` derive from it, each with a loop of its own. It makes the parts of a run anew for each of
+    ``Trainer`` and ``Run`` derive from it, each with a loop of its own. It makes new parts of a run for each of
     them, and calls them in the order that keeps their promises; what they do is in rooms of their own.
     """
 
@@ -251,7 +251,7 @@ class Engine(AnyTrainer):
 
     @contextmanager
     def _stopping_in_order(self) -> Generator[None]:
-        """Let a ``StopTrainingError`` end what is within the context, and the run go on to its last events."""
+        """Let a ``StopTrainingError`` end what is within the context; the run continues with its last events."""
         try:
             yield
         except StopTrainingError as error:

@@ -54,7 +54,7 @@ def check_trainer_arguments(model: object, loss_func: object, optimizer: object)
 
 
 def check_precision_and_device(mixed_precision: object, cpu: object) -> None:
-    """Refuse what is no mixed precision, or no answer to whether to run on the CPU.
+    """Refuse an unknown mixed precision, and a ``cpu`` that is not a bool.
 
     Args:
         mixed_precision: The argument of the trainer, or None.
@@ -172,7 +172,7 @@ def check_scheduler_factory(factory: object) -> None:
 
 
 def check_scheduler(scheduler: object) -> None:
-    """Refuse what a factory made that is no scheduler.
+    """Refuse what a factory returned if it is not a scheduler.
 
     Without a return statement it is None, with which a run would train at a constant rate, silently; some return the
     scheduler and something more, as timm's ``create_scheduler_v2`` does.
@@ -201,7 +201,7 @@ def check_scheduler(scheduler: object) -> None:
 
 
 def require_evaluation_data(data: object) -> None:
-    """Refuse ``evaluate()`` where nobody has said what to evaluate.
+    """Refuse ``evaluate()`` without data to evaluate.
 
     Args:
         data: What was passed, or is there from the run before.
@@ -245,7 +245,7 @@ def _precision_advice(name: str) -> str:
 
 
 def check_kind_of_module(module: object, argument: str) -> None:
-    """Refuse what is no module.
+    """Refuse anything but a module.
 
     Args:
         module: What was given.
@@ -309,7 +309,7 @@ def _letters(name: str) -> str:
 
 
 def check_kind_of_optimizer(optimizer: object) -> None:
-    """Refuse what is no optimizer.
+    """Refuse anything but an optimizer.
 
     Raises:
         ArgumentTypeError: It is a class, or something else.

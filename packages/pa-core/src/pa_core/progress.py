@@ -71,7 +71,7 @@ class Position:
 
 @dataclass(slots=True)
 class Progress:
-    """The counters of a run. They start at zero with each run; those of the run history may go on from an earlier one.
+    """The counters of a run. They start at zero with each run; those of the run history may continue an earlier one.
 
     Attributes:
         updates: Optimizer updates that are complete.

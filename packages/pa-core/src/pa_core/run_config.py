@@ -26,7 +26,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class TrainerRunConfig:
-    """The values that describe the current run; built anew for each call of ``train`` or ``evaluate``.
+    """The values that describe the current run; built for each call of ``train`` or ``evaluate``.
 
     Every value can be read as an attribute or by key. The dataloader arguments are copies: changing the
     dictionaries they came from changes nothing here.

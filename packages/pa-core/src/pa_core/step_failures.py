@@ -13,7 +13,7 @@ _BUILT_IN = {"builtins", "torch"}
 def name_step(error: Exception, step: str, batch: object) -> None:
     """Add the step, and the structure of its batch, to an error that is about to leave the step.
 
-    Errors that explain themselves are left alone, and so are exceptions of the user's own classes.
+    Errors that explain themselves are left alone, and so are exceptions of custom classes.
 
     Args:
         error: Any exception that the step raised.

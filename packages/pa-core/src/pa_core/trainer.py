@@ -288,7 +288,7 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
                 ``get_default_train_dl_kwargs``. A ``sampler`` or ``batch_sampler`` disables the trainer's own order.
 
         Returns:
-            A ``KeyedDataLoader``, or a plain ``DataLoader`` where the order is the user's own: with a sampler, or for
+            A ``KeyedDataLoader``, or a plain ``DataLoader`` where the order is another: with a sampler, or for
             an ``IterableDataset``. An override may return any iterable with a length.
         """
         defaults = self.get_default_train_dl_kwargs(batch_size)
@@ -337,7 +337,7 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             The scheduler, or None if no factory was given.
 
         Raises:
-            TypeError: What was given is no factory, a scheduler for example, or it returned nothing.
+            TypeError: What was given is not a factory, but a scheduler for example; or it returned nothing.
         """
         factory = self.create_scheduler_fn
         if factory is None:

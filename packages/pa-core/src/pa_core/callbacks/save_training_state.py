@@ -39,7 +39,7 @@ class SaveTrainingStateCallback(TrainerCallback):
             in the folder are never removed.
         save_every_n_seconds: Save when so much time has passed since the last state, by the clock of the first process.
         asynchronous: Copy what is saved to host memory, which takes as much of it again, and write the files while
-            the training goes on. An error in writing is raised with the next state, or when the run ends.
+            the training continues. An error in writing is raised with the next state, or when the run ends.
         stop_on_signals: Signals or their names, such as ``("SIGTERM", "SIGUSR1")``, that announce the end of the
             machine's time: a state is saved after the update that is under way, or in the middle of an evaluation,
             and ``train()`` raises ``TrainingPreempted``, which ends a script with the status 75. The default leaves
@@ -205,7 +205,7 @@ class SaveTrainingStateCallback(TrainerCallback):
             raise CheckpointError(
                 "The training state that was just saved is not there any more.",
                 given=str(newest),
-                expected="a folder in which nobody else removes training states while the run saves them",
+                expected="a folder from which nothing else removes training states while the run saves them",
                 do="Keep other programs from moving the folder, or set max_checkpoints instead of removing states.",
             )
         folder.remove_leftovers(run)

@@ -37,7 +37,7 @@ def fork_between_collectives() -> None:
 def _wait_for_gloo() -> None:
     """Wait until no thread of gloo has done anything while it could have had Python's lock.
 
-    That one sleeps tells nothing: it may be waiting for the lock, to go on with the next tensor once it has it.
+    That one sleeps tells nothing: it may be waiting for the lock, to continue with the next tensor once it has it.
     """
     give_up = time.monotonic() + SECONDS_TO_WAIT
     before: dict[str, str] = {}

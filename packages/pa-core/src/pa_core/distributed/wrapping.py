@@ -81,7 +81,7 @@ class ModelWrapping:
         """Place the model on the device and, for training on several processes, wrap it; return what a step calls.
 
         Args:
-            model: The user's own module.
+            model: The user's module.
             for_training: False leaves out the wrapper that exchanges gradients.
             num_carried: How many numbers are to travel with the gradients of an update, where these are exact.
 
@@ -121,7 +121,7 @@ class ModelWrapping:
         return self._unwrapped.trainable != _trainable(unwrap_model(self.model, keep_torch_compile=False))
 
     def renew(self) -> nn.Module:
-        """Wrap the model anew, as it was wrapped; return what a step calls."""
+        """Wrap the model again, as it was wrapped; return what a step calls."""
         before = cast("_Unwrapped", self._unwrapped)
         self.unwrap()
         # The wrapper writes the same weights over them, which a graph that waits for its backward pass does not mind.

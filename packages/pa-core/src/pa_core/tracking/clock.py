@@ -71,7 +71,7 @@ class RunClock:
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on from the readings that ``state_dict`` returned; a clock that runs keeps running."""
+        """Continue from the readings that ``state_dict`` returned; a clock that runs keeps running."""
         epoch, update, samples = (int(state_dict[unit]) for unit in ("epoch", "update", "samples"))
         self._seconds_before = float(state_dict["seconds"])
         self.epoch, self.update, self.samples = epoch, update, samples

@@ -94,7 +94,7 @@ class LossTracker:
         return torch.stack((on_device + self._host_total, on_device.new_full((), self._count)))
 
     def load_totals(self, totals: Tensor) -> None:
-        """Go on from what ``totals`` returned, where that is; waits for the accelerator."""
+        """Continue from what ``totals`` returned, where that is; waits for the accelerator."""
         self._device_total = None if totals.is_cpu else totals[0].clone()
         self._host_total = float(totals[0]) if totals.is_cpu else 0.0
         self._count = round(float(totals[1]))

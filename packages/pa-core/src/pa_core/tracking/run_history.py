@@ -136,5 +136,5 @@ class RunHistory(ABC):
         return {"clock": self.clock.state_dict()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on from what ``state_dict`` returned."""
+        """Continue from what ``state_dict`` returned."""
         self.clock.load_state_dict(state_dict["clock"])

@@ -111,7 +111,7 @@ class StepMeans(Mapping[str, LossTracker]):
         return {name: (tracker.total_loss, tracker.running_count) for name, tracker in self._trackers.items()}
 
     def load_totals(self, of_processes: Iterable[Mapping[str, tuple[float, int]]]) -> None:
-        """Go on from what ``totals`` returned, here or on all processes together."""
+        """Continue from what ``totals`` returned, here or on all processes together."""
         sums: dict[str, tuple[float, int]] = {}
         for totals in of_processes:
             for name, (total, count) in totals.items():
