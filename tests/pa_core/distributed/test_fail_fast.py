@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -166,3 +167,30 @@ def test_what_fails_on_all_ranks_is_raised_on_all() -> None:
     trainer.train(make_classification(16), 1)
     assert gather_objects(trainer.num_updates_completed) == [1, 1]
     assert torch.isfinite(trainer.loss_tracker.totals()).all()
+
+
+class LateTimer(threading.Timer):
+    """A thread that a busy machine does not let end at once."""
+
+    @override
+    def run(self) -> None:
+        super().run()
+        time.sleep(2.0)
+
+
+@pytest.mark.runs_on("two_ranks")
+def test_no_other_thread_keeps_what_fails_on_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of the run is closed by a thread that ends later than the error is handled, or that Python ends."""
+    monkeypatch.setattr(threading, "Timer", LateTimer)
+    alive: list[threading.Thread] = []
+
+    class Looks(FailsOnAll):
+        @override
+        def on_exception(self, trainer: AnyTrainer, exception: BaseException, **kwargs: Any) -> None:
+            alive.extend(one for one in threading.enumerate() if isinstance(one, LateTimer))
+
+    model = TinyClassifier()
+    trainer = Trainer(model, nn.CrossEntropyLoss(), SGD(model.parameters(), lr=0.1), callbacks=[Looks])
+    with pytest.raises([KeyError, OSError][dist.get_rank()]):
+        trainer.train(make_classification(16), 1)
+    assert alive == []

@@ -64,6 +64,9 @@ def ending_process_unless_all_fail(exception: BaseException) -> Generator[None]:
     failed_alone = _rank_that_failed_alone()
     if failed_alone is None:
         deadline.cancel()
+        # Its thread refers to the exception, and so to all frames of the run. If it let go of them last, it would close
+        # their generators and loaders, and as a daemon thread perhaps while Python ends, which aborts the process.
+        deadline.join()
         _withdraw_from_launcher()
         shared_errors.show_once(exception, _SECONDS_TO_COMPARE)
         yield
