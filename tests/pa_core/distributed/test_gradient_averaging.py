@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from pa_core import UnsupportedConfigurationError, gather_objects
-from pa_core.distributed import num_processes, rank
-from pa_core.distributed.gradient_averaging import average_gradients, copy_from_rank_zero, is_same_on_all_processes
+from pa_core.distributed import broadcast_weights, num_processes, rank
+from pa_core.distributed.gradient_averaging import average_gradients, is_same_on_all_processes
 
 everywhere = pytest.mark.runs_on("one_process", "two_ranks")
 on_two_ranks = pytest.mark.runs_on("two_ranks")
@@ -72,7 +72,8 @@ def test_weights_of_rank_zero() -> None:
     layers: list[nn.Module] = [nn.Linear(2, 2), nn.Linear(2, 1).double()]
     layers[0].register_parameter("scale", nn.Parameter(torch.rand(())))
     assert is_same_on_all_processes(layers[0]) == (num_processes() == 1)
-    copy_from_rank_zero(layers)
+    for layer in layers:
+        broadcast_weights(layer)
     assert all(map(is_same_on_all_processes, [*layers, nn.Tanh()]))
     weights = [parameter.tolist() for layer in layers for parameter in layer.parameters()]
     assert gather_objects(weights) == [weights] * num_processes()

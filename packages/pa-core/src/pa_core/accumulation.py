@@ -89,6 +89,7 @@ class Accumulation:
         self._counts_items: bool | None = None
         self._items_of_step: int | None = None
         self._last_batch_size = 0
+        self._counted: MicroBatch | None = None
         self.nominal = nominal
         self.items: float = 0.0
 
@@ -132,7 +133,9 @@ class Accumulation:
         self._items_of_step = None
         is_alone = weight == 1 and self._num_processes == 1
         if items is not None and not is_alone:
-            self.items += items
+            if part is not self._counted:  # a further pass over the same batch has the same items
+                self.items += items
+            self._counted = part
             weight = items / (self.nominal or 1.0)
         return loss if weight == 1 else loss * weight
 

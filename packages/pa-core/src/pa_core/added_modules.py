@@ -11,10 +11,10 @@ from torch.optim import Optimizer
 
 from pa_core import _accelerate, distributed
 from pa_core.compatibility import require_whole_model
-from pa_core.distributed.gradient_averaging import average_gradients, copy_from_rank_zero, is_same_on_all_processes
+from pa_core.distributed.gradient_averaging import average_gradients, is_same_on_all_processes
 from pa_core.errors import ConfigurationError, UnsupportedConfigurationError
-from pa_core.input_checks import check_kind_of_module, check_kind_of_optimizer, check_scheduler, check_scheduler_factory
-from pa_core.placeholders import resolve_placeholders
+from pa_core.input_checks import check_kind_of_module, check_kind_of_optimizer, check_scheduler_factory
+from pa_core.placeholders import create_scheduler
 from pa_core.types import SchedulerFactory, SchedulerLike
 from pa_core.unwrapping import unwrap_model
 
@@ -144,8 +144,7 @@ class AddedModules:
         for name, optimizer in self.optimizers.items():
             factory = self._by_name[name].create_scheduler_fn
             if factory is not None:
-                self.schedulers[name] = resolve_placeholders(factory, values)(optimizer)
-                check_scheduler(self.schedulers[name])
+                self.schedulers[name] = create_scheduler(factory, optimizer, values)
 
     def prepare(
         self, accelerator: _accelerate.AcceleratorLike, optimizer: Optimizer | None, *, for_training: bool
@@ -165,9 +164,8 @@ class AddedModules:
             if name not in trained:
                 added.module.eval()
         if for_training:
-            copy_from_rank_zero(trained.values())
             for module in trained.values():
-                distributed.broadcast_buffers(module)
+                distributed.broadcast_weights(module)
 
     def restore(self) -> None:
         """Make the user's modules what they were before the run, and forget the gradients of a run that stopped."""

@@ -384,6 +384,17 @@ class Engine(AnyTrainer):
             for group in optimizer.param_groups:
                 yield from group["params"]
 
+    def _clip(self, parameters: Iterable[Tensor]) -> None:
+        """Clip the gradients of an update as the run was told to."""
+        value, norm = self.run_config.gradient_clip_value, self.run_config.gradient_clip_norm
+        if value is None and norm is None:
+            return
+        parameters = list(parameters)
+        if value is not None:
+            nn.utils.clip_grad_value_(parameters, value)
+        if norm is not None:
+            self.gradient_norm = nn.utils.clip_grad_norm_(parameters, norm)
+
     @contextmanager
     def _evaluating(self) -> Generator[None]:
         """Within the context the model is the module without wrappers; means and modes of training come back."""

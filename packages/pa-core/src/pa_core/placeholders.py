@@ -13,11 +13,19 @@ from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar, cast
 
+from torch.optim import Optimizer
 from typing_extensions import override
 
 from pa_core.errors import ConfigurationError
+from pa_core.input_checks import check_scheduler, check_scheduler_factory
 
-__all__ = ["PlaceholderExpression", "TrainerPlaceholderValues", "placeholder_values", "resolve_placeholders"]
+__all__ = [
+    "PlaceholderExpression",
+    "TrainerPlaceholderValues",
+    "create_scheduler",
+    "placeholder_values",
+    "resolve_placeholders",
+]
 
 _OPERATIONS: dict[str, Callable[[float, float], float]] = {
     "+": lambda left, right: left + right,
@@ -227,6 +235,7 @@ class TrainerPlaceholderValues(_Arithmetic, Enum):
 
 
 _FactoryT = TypeVar("_FactoryT")
+_SchedulerT = TypeVar("_SchedulerT")
 
 
 def placeholder_values(
@@ -278,6 +287,27 @@ def resolve_placeholders(factory: _FactoryT, values: Mapping[str, float]) -> _Fa
         {'epochs': [1, 4]}
     """
     return cast("_FactoryT", _resolve(factory, values)) if isinstance(factory, partial) else factory
+
+
+def create_scheduler(
+    factory: Callable[[Optimizer], _SchedulerT], optimizer: Optimizer, values: Mapping[str, float]
+) -> _SchedulerT:
+    """Create the scheduler of an optimizer, with the placeholders of its factory replaced.
+
+    Args:
+        factory: Called with the optimizer.
+        optimizer: The optimizer.
+        values: As for ``resolve_placeholders``.
+
+    Raises:
+        ArgumentTypeError: What was given is not a factory, or it returned no scheduler.
+        ConfigurationError: As ``resolve_placeholders``.
+        ZeroDivisionError: As ``resolve_placeholders``.
+    """
+    check_scheduler_factory(factory)
+    scheduler = resolve_placeholders(factory, values)(optimizer)
+    check_scheduler(scheduler)
+    return scheduler
 
 
 def _resolve(value: Any, values: Mapping[str, float]) -> Any:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 from typing_extensions import override
@@ -26,7 +26,7 @@ from pa_core.distributed.wrapping import ModelWrapping
 from pa_core.engine import Engine
 from pa_core.errors import StopTrainingError
 from pa_core.events import CallbackHandler, CallbackLike, TrainerCallback
-from pa_core.placeholders import resolve_placeholders
+from pa_core.placeholders import create_scheduler
 from pa_core.progress import Phase
 from pa_core.run_config import TrainerRunConfig, check_count, check_run_arguments
 from pa_core.scheduler_stepping import SchedulerStepping
@@ -342,10 +342,7 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         factory = self.create_scheduler_fn
         if factory is None:
             return None
-        input_checks.check_scheduler_factory(factory)
-        scheduler = resolve_placeholders(factory, self._placeholder_values())(self.optimizer)
-        input_checks.check_scheduler(scheduler)
-        return scheduler
+        return create_scheduler(factory, self.optimizer, self._placeholder_values())
 
     def calculate_train_batch_loss(self, batch: BatchT) -> OutputT_co:
         """Calculate the training loss of a batch.
@@ -559,11 +556,7 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
 
     def _clip_gradients(self) -> None:
         """Clip the gradients as ``train()`` was told to, once per update, after any scaling is undone."""
-        value, norm = self.run_config.gradient_clip_value, self.run_config.gradient_clip_norm
-        if value is not None:
-            nn.utils.clip_grad_value_(self._updated_parameters(), value)
-        if norm is not None:
-            self.gradient_norm = nn.utils.clip_grad_norm_(self._updated_parameters(), norm)
+        self._clip(self._updated_parameters())
 
     def optimizer_step(self) -> None:
         """Update the parameters by their gradients; not called where those of fp16 overflowed."""

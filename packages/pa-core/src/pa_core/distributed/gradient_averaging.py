@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from pa_core.distributed.collectives import num_processes, values_of_all
 from pa_core.errors import UnsupportedConfigurationError
 
-__all__ = ["average_gradients", "copy_from_rank_zero", "is_same_on_all_processes"]
+__all__ = ["average_gradients", "is_same_on_all_processes"]
 
 # torch annotates its collectives only in part
 _collectives: Any = dist
@@ -74,15 +74,6 @@ def _require_dense(parameters: Mapping[str, Tensor]) -> None:
                 expected="dense gradients",
                 do="Make the layer with sparse=False.",
             )
-
-
-def copy_from_rank_zero(modules: Iterable[nn.Module]) -> None:
-    """Give every process the parameters of rank zero; every process must call this."""
-    if num_processes() == 1:
-        return
-    with torch.no_grad():
-        for parameter in (one for module in modules for one in module.parameters()):
-            _collectives.broadcast(parameter, src=0)
 
 
 def is_same_on_all_processes(module: nn.Module) -> bool:

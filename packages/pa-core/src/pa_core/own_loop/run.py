@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 from typing_extensions import override
 
-from pa_core import _accelerate, compatibility, distributed, input_checks, training_state
+from pa_core import _accelerate, compatibility, distributed, training_state
 from pa_core.accumulation import Accumulation, MicroBatch, forget_gradients
 from pa_core.callbacks.limit_batches import LimitBatchesCallback, add_limit_of_environment, apply_limit_of_environment
 from pa_core.data.batch_count import BatchCount
@@ -35,7 +35,7 @@ from pa_core.own_loop.run_models import RunModels
 from pa_core.own_loop.samples import count_samples
 from pa_core.own_loop.trained_model import TrainedModel
 from pa_core.own_loop.update import FinishedBatch, Update, UpdateHooks
-from pa_core.placeholders import resolve_placeholders
+from pa_core.placeholders import create_scheduler
 from pa_core.progress import Phase
 from pa_core.run_config import check_run_arguments
 from pa_core.scheduler_stepping import SchedulerStepping
@@ -323,10 +323,8 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
     def _create_schedulers(self) -> None:
         self._resumption.note_hyperparameters(self)
         for name, factory in self._given.factories.items():
-            input_checks.check_scheduler_factory(factory)
-            scheduler = resolve_placeholders(factory, self._placeholder_values())(self.optimizers[name])
-            input_checks.check_scheduler(scheduler)
-            self._trained_models[name].scheduler = scheduler
+            created = create_scheduler(factory, self.optimizers[name], self._placeholder_values())
+            self._trained_models[name].scheduler = created
         self.scheduler = next(iter(self.schedulers.values()), None)
         for scheduler in self.schedulers.values() or [None]:
             # Whether the loop evaluates shows only later.
@@ -573,7 +571,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
             self._stop_if_asked()
         trained.agree(self._agreement, at_once=self._progress.starts_epoch, may_stop=is_first)
         overflowed = _accelerate.unscale(self._accelerator, trained.optimizer)
-        self._clip_gradients(trained.parameters())
+        self._clip(trained.parameters())
         if not overflowed:
             trained.optimizer.step()
             if self._stepping.after == "update":
@@ -593,13 +591,6 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         """Stop one process where several would agree on it."""
         if self.num_processes == 1 and self._agreement.stop is not None:
             raise self._agreement.stop
-
-    def _clip_gradients(self, parameters: list[Tensor]) -> None:
-        value, norm = self.run_config.gradient_clip_value, self.run_config.gradient_clip_norm
-        if value is not None:
-            nn.utils.clip_grad_value_(parameters, value)
-        if norm is not None:
-            self.gradient_norm = nn.utils.clip_grad_norm_(parameters, norm)
 
     def _step_schedule(self, trained: TrainedModel) -> None:
         if trained.scheduler is not None:

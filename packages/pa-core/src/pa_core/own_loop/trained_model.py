@@ -52,7 +52,6 @@ class TrainedModel:
         self.accumulation: Accumulation = Accumulation(accelerator.num_processes)
         self.wrapping: ModelWrapping = ModelWrapping(accelerator)
         self._is_only_model = is_only_model
-        self._weighed: MicroBatch | None = None
 
     def start_epoch(self) -> None:
         """Forget an update that was not finished."""
@@ -90,12 +89,7 @@ class TrainedModel:
         """
         if part.is_empty:  # not by a weight of zero, which would leave NaN what it is
             loss = zero_loss(self.module)
-        items = self.accumulation.items
-        loss = self.accumulation.weigh(loss, part)
-        if part is self._weighed:  # a further pass over the same items
-            self.accumulation.items = items
-        self._weighed = part
-        return loss
+        return self.accumulation.weigh(loss, part)
 
     def with_flags(self, loss: Tensor, agreement: Agreement) -> Tensor:
         """Return the loss of a pass that exchanges gradients, with what all processes must know before the update.
