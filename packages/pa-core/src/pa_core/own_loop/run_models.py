@@ -54,12 +54,12 @@ class RunModels:
             check_trainer_arguments(next(iter(self.models.values())), None, optimizer)
         self.whole: nn.Module = models if isinstance(models, nn.Module) else nn.ModuleDict(self.models)
         if self._are_named:
-            _require_known("optimizer", self.optimizers, self.models)
+            _require_known("optimizer", self.optimizers, "model", self.models)
         for name, optimizer in self.optimizers.items():
             check_optimizer(self.trained_by(name), optimizer)
         if factories is not None:
             self.factories = _by_name(factories, next(iter(self.optimizers)))
-            _require_known("scheduler", self.factories, self.optimizers)
+            _require_known("scheduler", self.factories, "optimizer", self.optimizers)
 
     def trained_by(self, name: str) -> nn.Module:
         """Return what an optimizer trains: the model of its name; the one optimizer of a run trains all models."""
@@ -84,12 +84,12 @@ def _by_name(given: Any, name: str) -> dict[str, Any]:
     return named
 
 
-def _require_known(kind: str, named: Mapping[str, object], known: Mapping[str, object]) -> None:
+def _require_known(kind: str, named: Mapping[str, object], owner: str, known: Mapping[str, object]) -> None:
     unknown = [name for name in named if name not in known]
     if unknown:
         raise ConfigurationError(
-            f"It is not clear what a {kind} is for.",
-            given=f"a {kind} named {unknown[0]!r}",
+            f"The {kind} has the name of no {owner}.",
+            given=f"the {kind} {unknown[0]!r}",
             expected=f"one of the names {', '.join(map(repr, known))}",
-            do=f"Give each {kind} the name of what it is for.",
+            do=f"Give each {kind} the name of its {owner}.",
         )
