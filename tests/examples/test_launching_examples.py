@@ -67,7 +67,8 @@ def test_the_first_example_runs_in_every_way(way: Way, tmp_path: Path) -> None:
 
 
 def test_each_example_has_tests_of_its_own() -> None:
-    """They run it, on one process and on two."""
-    examples = {path.stem for path in EXAMPLES.glob("*.py")}
+    """In a file of its name, which runs it; a folder of examples has one file."""
+    folders = {path.name for path in EXAMPLES.iterdir() if any(path.glob("*.py"))}
+    examples = {path.stem for path in EXAMPLES.glob("*.py")} | folders
     tested = {path.stem.removeprefix("test_") for path in Path(__file__).parent.glob("test_*.py")}
     assert examples == tested - {"launching_examples"}
