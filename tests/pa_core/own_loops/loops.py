@@ -9,10 +9,11 @@ from typing import Any, cast
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.optim import Adam
+from torch.optim import SGD, Adam
 
 from pa_core import Run, TrainerCallback
 from tests.pa_core.training_states.small_runs import DrawingDataset, DropoutNetwork, SampleLog, cosine
+from tests.small_runs import linear, samples
 
 Batch = tuple[Tensor, Tensor]
 SAMPLES, BATCH_SIZE = 52, 8  # 7 batches, the last one of 4
@@ -99,3 +100,17 @@ def fingerprint(run: Run[Any, Any]) -> dict[str, Any]:
 def states_in(folder: Path) -> list[str]:
     """The names of the training states in a folder."""
     return sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
+
+
+def make_line(number: int = 10, lr: float = 0.1, **options: Any) -> Run[nn.Linear, list[Tensor]]:
+    """A linear model over ten samples, in double precision."""
+    model = linear()
+    settings: dict[str, Any] = {"num_epochs": 1, "per_device_batch_size": 4, **options}
+    return Run(model, SGD(model.parameters(), lr=lr), samples(number), **settings)
+
+
+def step_through(run: Run[nn.Linear, list[Tensor]]) -> None:
+    """Train the run to its end."""
+    for inputs, targets in run.batches():
+        run.backward((run.model(inputs * 0.1) - targets).square().mean())
+        run.step()

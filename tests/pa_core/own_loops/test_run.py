@@ -25,21 +25,9 @@ from pa_core import (
     TrainerCallback,
     TrainerPlaceholderValues,
 )
-from tests.pa_core.own_loops.loops import BATCH_SIZE, SAMPLES, make_run, seed_all
+from tests.pa_core.own_loops.loops import BATCH_SIZE, SAMPLES, make_line, make_run, seed_all, step_through
 from tests.pa_core.training_states.small_runs import DrawingDataset, DropoutNetwork, SampleLog, cosine, log_of
 from tests.small_runs import NoteBatches, linear, samples
-
-
-def _line(number: int = 10, lr: float = 0.1, **options: Any) -> Run[nn.Linear, list[Tensor]]:
-    model = linear()
-    settings: dict[str, Any] = {"num_epochs": 1, "per_device_batch_size": 4, **options}
-    return Run(model, SGD(model.parameters(), lr=lr), samples(number), **settings)
-
-
-def _step_through(run: Run[nn.Linear, list[Tensor]]) -> None:
-    for inputs, targets in run.batches():
-        run.backward((run.model(inputs * 0.1) - targets).square().mean())
-        run.step()
 
 
 class TestTheEngine:
@@ -81,7 +69,7 @@ class TestTheEngine:
 
     def test_an_update_has_the_gradient_of_all_its_samples(self) -> None:
         """However uneven its batches are: ten samples in batches of four and two in one group of three."""
-        run = _line(gradient_accumulation_steps=3)
+        run = make_line(gradient_accumulation_steps=3)
         seen: list[Tensor] = []
         with run:
             for update in run.updates():
@@ -98,7 +86,7 @@ class TestTheEngine:
 
     def test_losses_that_are_means_over_tokens_count_by_tokens(self) -> None:
         """With ``num_items``, the gradient of an update is that of the mean over its items."""
-        run = _line(number=8, gradient_accumulation_steps=2, train_dataloader_kwargs={"shuffle": False})
+        run = make_line(number=8, gradient_accumulation_steps=2, train_dataloader_kwargs={"shuffle": False})
         with run:
             for update in run.updates():
                 for (inputs, targets), items in zip(update, (3, 1), strict=True):
@@ -118,7 +106,7 @@ class TestTheEngine:
         options: dict[str, Any] = {"gradient_accumulation_steps": accumulation}
         weights: list[Tensor] = []
         for num_passes in (1, 2):
-            run = _line(8, 0.01, **options)
+            run = make_line(8, 0.01, **options)
             with run:
                 for inputs, targets in run.batches():
                     for _ in range(num_passes):
@@ -130,7 +118,7 @@ class TestTheEngine:
 
     def test_two_backward_passes_with_other_items_are_refused(self) -> None:
         """Their mean could be over one number of items only."""
-        run = _line()
+        run = make_line()
         with pytest.raises(BatchOutputError, match="num_items=4 in its first backward pass, and num_items=3"), run:
             for inputs, _ in run.batches():
                 run.backward(run.model(inputs).mean(), num_items=4)
@@ -138,7 +126,7 @@ class TestTheEngine:
 
     def test_the_two_forms_of_the_loop_are_one(self) -> None:
         """Batches one by one, or in their updates: the same weights."""
-        flat, nested = _line(lr=1e-3, num_epochs=2), _line(lr=1e-3, num_epochs=2)
+        flat, nested = make_line(lr=1e-3, num_epochs=2), make_line(lr=1e-3, num_epochs=2)
         torch.manual_seed(0)
         with flat:
             for _ in flat.epochs():
@@ -157,7 +145,7 @@ class TestTheEngine:
 
     def test_a_step_says_whether_it_updated(self) -> None:
         """Within an accumulation group it does nothing, and returns False."""
-        run = _line(gradient_accumulation_steps=2)
+        run = make_line(gradient_accumulation_steps=2)
         stepped: list[bool] = []
         with run:
             for inputs, targets in run.batches():
@@ -167,14 +155,14 @@ class TestTheEngine:
 
     def test_a_run_of_so_many_updates_ends_in_mid_epoch(self) -> None:
         """``max_num_train_steps`` wins over epochs, as in train()."""
-        run = _line(max_num_train_steps=4, num_epochs=None)
+        run = make_line(max_num_train_steps=4, num_epochs=None)
         with run:
-            _step_through(run)
+            step_through(run)
         assert (run.num_updates_completed, run.num_epochs_completed) == (4, 2)
 
     def test_gradients_are_clipped_by_norm_and_by_value(self) -> None:
         """The norm that was measured can be read."""
-        run = _line(gradient_clip_norm=1e-3, lr=1.0)
+        run = make_line(gradient_clip_norm=1e-3, lr=1.0)
         before = linear()
         with run:
             for update in run.updates():
@@ -205,124 +193,20 @@ class TestTheEngine:
     def test_schedules_by_placeholders_and_by_epochs(self) -> None:
         """A factory may have placeholders; a schedule may be stepped after epochs, with a metric too."""
         steps = TrainerPlaceholderValues.NUM_EPOCHS * TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH
-        run = _line(create_scheduler_fn=partial(StepLR, step_size=steps), num_epochs=2)
+        run = make_line(create_scheduler_fn=partial(StepLR, step_size=steps), num_epochs=2)
         with run:
-            _step_through(run)
+            step_through(run)
             assert isinstance(run.scheduler, StepLR)
             assert (run.scheduler.step_size, run.scheduler.last_epoch) == (6, 6)
-        plateau = _line(
+        plateau = make_line(
             create_scheduler_fn=partial(ReduceLROnPlateau, patience=0), watch_metric="eval_loss_epoch", num_epochs=3
         )
         with plateau:
             for _ in plateau.epochs():
-                _step_through(plateau)
+                step_through(plateau)
                 for _ in plateau.evaluation_batches(samples(4)):
                     plateau.log("loss", 1.0)
         assert plateau.optimizer.param_groups[0]["lr"] == pytest.approx(0.001)
-
-
-class TestEvaluation:
-    """Evaluations in a loop of one's own."""
-
-    def test_each_sample_counts_once(self) -> None:
-        """The mean over ten samples in batches of four is that of the samples, and is on the clock of the run."""
-        run = _line(lr=0.0)
-        with run:
-            for _ in run.epochs():
-                _step_through(run)
-                for inputs, _ in run.evaluation_batches(samples(10)):
-                    run.log("number", inputs[:, 0].mean())
-                    run.log("loss", inputs[:, 0].mean() + 1)
-        assert run.run_history.get_latest_metric("eval_number_epoch") == pytest.approx(4.5)
-        assert run.run_history.get_latest_metric("eval_loss_epoch") == pytest.approx(5.5)
-        record: Any = run.run_history
-        assert [(one.epoch, one.update, one.samples) for one in record.records() if "eval" in one.metric] == [
-            (1, 3, 10),
-            (1, 3, 10),
-        ]
-
-    def test_within_it_the_model_is_in_eval_mode_without_gradients(self) -> None:
-        """Both are as before when it has ended, also by a break."""
-        run = _line()
-        with run:
-            for stops in (False, True):
-                for inputs, _ in run.evaluation_batches(samples(10)):
-                    assert not run.model.training
-                    assert not run.model(inputs).requires_grad
-                    if stops:
-                        break
-                assert run.model.training
-                assert torch.is_grad_enabled()
-            _step_through(run)
-
-    def test_an_evaluation_changes_nothing_of_the_training(self) -> None:
-        """Order, logged values and losses of the epoch go on behind it."""
-        seed_all(0)
-        plain, with_evaluation = _line(number=30, lr=1e-4), _line(number=30, lr=1e-4)
-        for run, evaluates in ((plain, False), (with_evaluation, True)):
-            torch.manual_seed(3)
-            with run:
-                for update in run.updates():
-                    for inputs, targets in update:
-                        run.log("number", inputs[:, 0].mean())
-                        update.backward((run.model(inputs) - targets).square().mean())
-                    update.step()
-                    if evaluates:
-                        for inputs, _ in run.evaluation_batches(samples(5), name="mid"):
-                            run.log("number", inputs.mean())
-        assert torch.equal(plain.model.weight, with_evaluation.model.weight)
-        for name in ("train_loss_epoch", "train_number_epoch"):
-            assert plain.run_history.get_latest_metric(name) == with_evaluation.run_history.get_latest_metric(name)
-
-    def test_evaluations_have_names(self) -> None:
-        """By default that of the trainer's, also among updates; or one of the loop's own, by which metrics are told."""
-        run = _line(number=4)
-        with run:
-            for _ in run.epochs():
-                for update in run.updates():
-                    for inputs, targets in update:
-                        update.backward((run.model(inputs) - targets).square().mean())
-                    update.step()
-                    for _ in run.evaluation_batches(samples(4)):
-                        run.log("loss", 1.0)
-                for _ in run.evaluation_batches(samples(4)):
-                    run.log("loss", 2.0, num_items=3)
-                for _ in run.evaluation_batches(samples(4), name="test"):
-                    run.log("loss", 3.0)
-        values = {name: run.run_history.get_latest_metric(name) for name in run.run_history.get_metric_names()}
-        assert values.keys() == {
-            "train_loss_epoch",
-            "intermediate_eval_loss_epoch",
-            "eval_loss_epoch",
-            "test_loss_epoch",
-        }
-        assert (values["intermediate_eval_loss_epoch"], values["eval_loss_epoch"], values["test_loss_epoch"]) == (
-            1,
-            2,
-            3,
-        )
-
-    def test_an_evaluation_that_is_left_is_not_recorded(self) -> None:
-        """Its values would be means over some of the samples."""
-        run = _line(number=4)
-        with run:
-            _step_through(run)
-            for _ in run.evaluation_batches(samples(20)):
-                run.log("loss", 1.0)
-                break
-        assert list(run.run_history.get_metric_names()) == ["train_loss_epoch"]
-
-    def test_what_is_recorded_by_hand_is_on_the_clock(self) -> None:
-        """``record`` is for values that are no means over samples."""
-        run = _line()
-        with run:
-            for update in run.updates():
-                for inputs, targets in update:
-                    update.backward((run.model(inputs) - targets).square().mean())
-                update.step()
-                run.record("weight", run.model.weight.sum().item())
-        history: Any = run.run_history
-        assert [one.update for one in history.records() if one.metric == "weight"] == [1, 2, 3]
 
 
 class _Events(TrainerCallback):
@@ -345,10 +229,10 @@ class TestEvents:
     def test_the_order_of_events(self) -> None:
         """As in train(), with the evaluation where the loop has it."""
         events = _Events()
-        run = _line(number=8, callbacks=[events])
+        run = make_line(number=8, callbacks=[events])
         with run:
             for _ in run.epochs():
-                _step_through(run)
+                step_through(run)
                 for _ in run.evaluation_batches(samples(4)):
                     run.log("loss", 1.0)
         step = ["train_step_start", "train_step_end", "optimizer_step_end"]
@@ -380,7 +264,7 @@ class TestEvents:
                 assert batch_output["batch_size"] == len(batch[0])
 
         notes, expected = NoteLosses(), []
-        run = _line(callbacks=[notes])
+        run = make_line(callbacks=[notes])
         with run:
             for update in run.updates():
                 for inputs, targets in update:
@@ -401,17 +285,17 @@ class TestEndings:
     def test_a_stop_ends_the_block_in_silence(self) -> None:
         """A StopTrainingError of the loop, or of a callback, ends the run through its last events."""
         events = _Events()
-        run = _line(callbacks=[events], num_epochs=5)
+        run = make_line(callbacks=[events], num_epochs=5)
         with run:
             for _ in run.epochs():
-                _step_through(run)
+                step_through(run)
                 raise StopTrainingError("enough")
         assert events.names[-2:] == ["stop_training_error", "training_run_end"]
         assert run.num_updates_completed == 3
 
     def test_a_request_ends_the_run_before_the_next_update(self) -> None:
         """``request_stop`` may be called on one of several processes; on one, it does the same."""
-        run = _line(num_epochs=5)
+        run = make_line(num_epochs=5)
         with run:
             for update in run.updates():
                 for inputs, targets in update:
@@ -424,7 +308,7 @@ class TestEndings:
     def test_a_loss_that_is_not_finite_is_raised_at_the_end(self) -> None:
         """TerminateOnNaNCallback ends the run, and the block raises, as train() does."""
         events = _Events()
-        run = _line(callbacks=[TerminateOnNaNCallback, events])
+        run = make_line(callbacks=[TerminateOnNaNCallback, events])
         with pytest.raises(NonFiniteLossError), run:
             for inputs, _ in run.batches():
                 run.backward(run.model(inputs).sum() * float("nan"))
@@ -435,7 +319,7 @@ class TestEndings:
     def test_an_exception_leaves_the_block(self) -> None:
         """Callbacks close what is open; nothing of a run goes on."""
         events = _Events()
-        run = _line(callbacks=[events])
+        run = make_line(callbacks=[events])
         with pytest.raises(KeyError), run:
             for _ in run.updates():
                 raise KeyError("of the script")
@@ -445,7 +329,7 @@ class TestEndings:
     def test_a_break_leaves_the_epoch_or_the_run(self) -> None:
         """Out of the updates, the epoch is over; out of the epochs, the run is."""
         events = _Events()
-        run = _line(num_epochs=5, callbacks=[events])
+        run = make_line(num_epochs=5, callbacks=[events])
         with run:
             for epoch in run.epochs():
                 for update in run.updates():
@@ -463,7 +347,7 @@ class TestEndings:
 
     def test_a_break_between_the_batches_of_an_update_leaves_no_gradients(self) -> None:
         """What was accumulated is dropped with the update."""
-        run = _line(gradient_accumulation_steps=3, num_epochs=2)
+        run = make_line(gradient_accumulation_steps=3, num_epochs=2)
         with run:
             for epoch in run.epochs():
                 for update in run.updates():
@@ -482,24 +366,24 @@ class TestMistakes:
 
     def test_a_step_that_is_forgotten(self) -> None:
         """The next update says so, in the nested form and in the flat one."""
-        run = _line()
+        run = make_line()
         with pytest.raises(ConfigurationError, match=r"without a step(.|\n)*update 1, with a backward pass"), run:
             for inputs, _ in run.batches():
                 run.backward(run.model(inputs).sum())
-        with pytest.raises(ConfigurationError, match=r"update 1, without a backward pass"), _line() as run:
+        with pytest.raises(ConfigurationError, match=r"update 1, without a backward pass"), make_line() as run:
             for update in run.updates():
                 list(update)
 
     def test_a_step_without_a_backward_pass(self) -> None:
         """Also where ``loss.backward()`` was called, which knows nothing of shares."""
-        with pytest.raises(ConfigurationError, match=r"in the place of loss\.backward"), _line() as run:
+        with pytest.raises(ConfigurationError, match=r"in the place of loss\.backward"), make_line() as run:
             for inputs, _ in run.batches():
                 torch.autograd.backward(run.model(inputs).sum())
                 run.step()
 
     def test_gradients_that_the_loop_clears_between_two_batches(self) -> None:
         """They would be missing in the update, without a word."""
-        run = _line(gradient_accumulation_steps=2)
+        run = make_line(gradient_accumulation_steps=2)
         with pytest.raises(ConfigurationError, match="zero_grad"), run:
             for inputs, _ in run.batches():
                 run.optimizer.zero_grad()
@@ -508,7 +392,10 @@ class TestMistakes:
 
     def test_a_step_before_the_last_batch(self) -> None:
         """An update is stepped behind the loop over its batches."""
-        with pytest.raises(ConfigurationError, match="behind the loop"), _line(gradient_accumulation_steps=2) as run:
+        with (
+            pytest.raises(ConfigurationError, match="behind the loop"),
+            make_line(gradient_accumulation_steps=2) as run,
+        ):
             for update in run.updates():
                 for inputs, _ in update:
                     update.backward(run.model(inputs).sum())
@@ -516,12 +403,12 @@ class TestMistakes:
 
     def test_a_second_step_and_a_backward_pass_after_it(self) -> None:
         """Neither belongs to an update that has been made."""
-        with pytest.raises(ConfigurationError, match="stepped twice"), _line() as run:
+        with pytest.raises(ConfigurationError, match="stepped twice"), make_line() as run:
             for inputs, _ in run.batches():
                 run.backward(run.model(inputs).sum())
                 run.step()
                 run.step()
-        with pytest.raises(ConfigurationError, match="after the step"), _line() as run:
+        with pytest.raises(ConfigurationError, match="after the step"), make_line() as run:
             for inputs, _ in run.batches():
                 run.backward(run.model(inputs).sum())
                 run.step()
@@ -537,17 +424,17 @@ class TestMistakes:
     )
     def test_a_loss_without_a_graph(self, loss: str, message: str) -> None:
         """A number, several of them, or one that was detached."""
-        with pytest.raises(ConfigurationError, match=message), _line() as run:
+        with pytest.raises(ConfigurationError, match=message), make_line() as run:
             for inputs, _ in run.batches():
                 run.backward(eval(loss, {"outputs": run.model(inputs)}))
 
     def test_a_run_outside_of_its_block(self) -> None:
         """Before ``with``, after it, and a second time: each says what to do."""
-        run = _line()
+        run = make_line()
         with pytest.raises(ConfigurationError, match="with run:"):
             next(iter(run.updates()))
         with run:
-            _step_through(run)
+            step_through(run)
         for use in (run.epochs, run.updates, run.batches, lambda: run.evaluation_batches(samples(2))):
             with pytest.raises(ConfigurationError, match="after its block"):
                 next(iter(use()))
@@ -558,28 +445,28 @@ class TestMistakes:
 
     def test_a_run_within_a_run(self) -> None:
         """One run at a time: a second block, and a second loop over the epochs."""
-        with pytest.raises(ConfigurationError, match="within the block of another"), _line(), _line():
+        with pytest.raises(ConfigurationError, match="within the block of another"), make_line(), make_line():
             pass
-        with pytest.raises(ConfigurationError, match="within an epoch"), _line() as run:
+        with pytest.raises(ConfigurationError, match="within an epoch"), make_line() as run:
             for _ in run.epochs():
                 for _ in run.epochs():
                     pass
-        with pytest.raises(ConfigurationError, match="within an update"), _line() as run:
+        with pytest.raises(ConfigurationError, match="within an update"), make_line() as run:
             for _ in run.updates():
                 for _ in run.updates():
                     pass
-        with _line():  # an error in a block leaves nothing behind
+        with make_line():  # an error in a block leaves nothing behind
             pass
 
     def test_an_epoch_without_training(self) -> None:
         """A loop over epochs that takes no updates would go round for nothing."""
-        with pytest.raises(ConfigurationError, match=r"run\.updates"), _line() as run:
+        with pytest.raises(ConfigurationError, match=r"run\.updates"), make_line() as run:
             for _ in run.epochs():
                 pass
 
     def test_an_update_of_before(self) -> None:
         """An update that was kept is over when the loop goes on."""
-        with pytest.raises(ConfigurationError, match="is over"), _line() as run:
+        with pytest.raises(ConfigurationError, match="is over"), make_line() as run:
             kept = []
             for update in run.updates():
                 kept.append(update)
@@ -589,7 +476,7 @@ class TestMistakes:
 
     def test_what_can_be_logged_where(self) -> None:
         """In a training step and between evaluation batches; the name of the training loss is taken."""
-        with _line() as run:
+        with make_line() as run:
             with pytest.raises(ConfigurationError, match="within a step"):
                 run.log("kl", 1.0)
             for update in run.updates():
@@ -602,7 +489,7 @@ class TestMistakes:
     def test_a_module_beside_the_models(self) -> None:
         """All models are given when the run is made."""
         with pytest.raises(ConfigurationError, match="several models by name"):
-            _line().add_module("teacher", linear())
+            make_line().add_module("teacher", linear())
 
     def test_arguments_that_cannot_work(self) -> None:
         """How long it trains has to be said, and everything is checked as in train()."""
@@ -617,5 +504,5 @@ class TestMistakes:
 
     def test_callbacks_that_evaluate_are_told_where_to(self) -> None:
         """A run has no evaluation dataset of its own: the loop evaluates."""
-        with pytest.raises(ConfigurationError, match="evaluation_batches"), _line() as run:
+        with pytest.raises(ConfigurationError, match="evaluation_batches"), make_line() as run:
             run.run_evaluation_epoch()

@@ -41,7 +41,6 @@ from pa_core.placeholders import placeholder_values
 from pa_core.progress import Phase, Progress
 from pa_core.run_config import TrainerRunConfig, describe_run_config
 from pa_core.scheduler_stepping import SchedulerStepping
-from pa_core.step_output import no_sample_counted
 from pa_core.tracking import InMemoryRunHistory, LossTracker, RunHistory, StepMeans
 from pa_core.training_state import (
     EvaluationInterrupted,
@@ -367,16 +366,22 @@ class Engine(AnyTrainer):
         """The default step: the loss of a batch, whose parts are checked in the first step of a run."""
         return default_step.calculate_batch_loss(self.model, self.loss_func, batch, method, self._checked_steps)
 
-    def _record_epoch_loss(self, metric_name: str, count: BatchCount | None) -> None:
-        """Record the means over all samples of the epoch on all processes, unless one of them asked to stop."""
+    def _record_means(self, loss_name: str, count: BatchCount | None, *, with_loss: bool = True) -> None:
+        """Record the means over all samples of the epoch on all processes, unless one of them asked to stop.
+
+        Args:
+            loss_name: The metric of the loss; the names of other means are made from it.
+            count: The batches of a custom data loader, None for one whose length is true.
+            with_loss: Whether the loss is recorded, if there was one.
+        """
         missing = 0.0 if count is None else count.missing
         missing = self._agreement.add_up(self._loss_tracker, self._step_means, missing)
+        has_loss = self._loss_tracker.running_count > 0
         if count is not None:
-            self._loaders.check_count(count, missing, is_empty=self._loss_tracker.running_count == 0)
-        if self._loss_tracker.running_count == 0:
-            raise no_sample_counted(metric_name)
-        self.run_history.update_metric(metric_name, self._loss_tracker.average)
-        self._step_means.record(self.run_history, metric_name)
+            self._loaders.check_count(count, missing, is_empty=not has_loss and len(self._step_means) == 0)
+        if with_loss and has_loss:
+            self.run_history.update_metric(loss_name, self._loss_tracker.average)
+        self._step_means.record(self.run_history, loss_name)
 
     def _updated_parameters(self) -> Iterator[Tensor]:
         """Others of the model may have gradients too, which nobody clears and which must not count."""

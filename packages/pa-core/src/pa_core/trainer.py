@@ -18,6 +18,7 @@ from pa_core.accumulation import Accumulation, MicroBatch
 from pa_core.beside_model import require_one_trained_module
 from pa_core.callbacks.defaults import DEFAULT_CALLBACKS
 from pa_core.callbacks.limit_batches import add_limit_of_environment, apply_limit_of_environment
+from pa_core.data.batch_count import BatchCount
 from pa_core.data.given_data import DEFAULT_BATCH_SIZE, GivenData
 from pa_core.data.loaders import batches_on_device
 from pa_core.distributed.agreement import Agreement
@@ -31,7 +32,7 @@ from pa_core.progress import Phase
 from pa_core.run_config import TrainerRunConfig, check_count, check_run_arguments
 from pa_core.scheduler_stepping import SchedulerStepping
 from pa_core.step_failures import name_step
-from pa_core.step_output import check_step_output, count_items
+from pa_core.step_output import check_step_output, count_items, no_sample_counted
 from pa_core.tracking import RunHistory
 from pa_core.tracking.metric_prefix import INTERMEDIATE_PREFIX, recording_with_prefix
 from pa_core.types import BatchT, LossFunction, ModelT_co, OutputT_co, SchedulerFactory, SchedulerT, SizedIterable
@@ -624,6 +625,11 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self._loss_tracker.update(loss, output["batch_size"] if items is None else items)
         self._step_means.count_samples(output["batch_size"])
         self._call_event(TrainerCallback.on_eval_step_end, batch=batch, batch_output=output, step=step)
+
+    def _record_epoch_loss(self, metric_name: str, count: BatchCount | None) -> None:
+        self._record_means(metric_name, count)
+        if self._loss_tracker.running_count == 0:
+            raise no_sample_counted(metric_name)
 
     def _scheduler_of_run(self) -> SchedulerT | None:
         """A new one where there is a factory; otherwise what was assigned, or is there from the run before."""

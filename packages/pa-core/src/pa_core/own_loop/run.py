@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Literal, Self, cast
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -18,11 +19,10 @@ from typing_extensions import override
 
 from pa_core import _accelerate, compatibility, distributed, training_state
 from pa_core.accumulation import Accumulation, MicroBatch, forget_gradients
-from pa_core.callbacks.limit_batches import LimitBatchesCallback, add_limit_of_environment, apply_limit_of_environment
+from pa_core.callbacks.limit_batches import add_limit_of_environment, apply_limit_of_environment
 from pa_core.data.batch_count import BatchCount
 from pa_core.data.custom_loader import innermost, is_keyed
 from pa_core.data.given_data import DEFAULT_BATCH_SIZE, GivenData
-from pa_core.data.loaders import batches_on_device, end_workers
 from pa_core.distributed.agreement import Agreement
 from pa_core.distributed.shared_errors import showing_errors_once
 from pa_core.distributed.wrapping import ModelWrapping
@@ -31,8 +31,8 @@ from pa_core.errors import StopTrainingError
 from pa_core.events import CallbackHandler, CallbackLike, TrainerCallback
 from pa_core.own_loop import mistakes
 from pa_core.own_loop.evaluated_batch import EvaluatedBatch
+from pa_core.own_loop.evaluations import EvaluationHooks, Evaluations
 from pa_core.own_loop.run_models import RunModels
-from pa_core.own_loop.samples import count_samples
 from pa_core.own_loop.trained_model import TrainedModel
 from pa_core.own_loop.update import FinishedBatch, Update, UpdateHooks
 from pa_core.placeholders import create_scheduler
@@ -40,7 +40,6 @@ from pa_core.progress import Phase
 from pa_core.run_config import check_run_arguments
 from pa_core.scheduler_stepping import SchedulerStepping
 from pa_core.tracking import MetricValue, RunHistory
-from pa_core.tracking.metric_prefix import INTERMEDIATE_PREFIX, recording_with_prefix
 from pa_core.types import (
     BatchT,
     ModelT_co,
@@ -186,6 +185,14 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
             self._trained_models[name] = TrainedModel(name, module, one, self._accelerator, is_only_model=is_alone)
         self._placed: list[ModelWrapping] = []
         self._hooks = UpdateHooks(self._start_batch, self._finish_batch, self._backward, self._make_step)
+        hooks = EvaluationHooks(
+            self._evaluating,
+            self._call_event_of_evaluation_together,
+            partial(self._call_event, TrainerCallback.on_eval_step_start),
+            self._finish_evaluated_batch,
+            self._record_evaluation,
+        )
+        self._evaluations = Evaluations[BatchT](self._loaders, hooks)
         self._block = ExitStack()
         self._stage: Literal["before", "within", "after"] = "before"
         self._has_begun = False
@@ -194,9 +201,6 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         self._first_step = 0
         self._update: Update[BatchT] | None = None
         self._last_batch: BatchT | None = None
-        self._evaluation = ExitStack()
-        self._evaluated: EvaluatedBatch | None = None
-        self._eval_loaders: dict[str | None, tuple[GivenData, int, SizedIterable]] = {}
         add_limit_of_environment(self.callback_handler)
         self.callback_handler.call_event(TrainerCallback.on_init_end, self)
 
@@ -283,11 +287,10 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
             NonFiniteLossError: ``TerminateOnNaNCallback`` ended the run; its last events have been called.
             TrainingPreempted: All processes were asked to make room; a training state was saved.
         """
-        self._evaluation.close()
+        self._evaluations.end()
         self._update = None
         self._step_means.end_step()
         self._stage = "after"
-        end_workers(*(loader for *_, loader in self._eval_loaders.values()))
         if exception is not None and not isinstance(exception, StopTrainingError):
             return bool(self._block.__exit__(kind, exception, traceback))
         with self._block:
@@ -317,8 +320,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         self._check_length_of_schedules()
         if self._resumption.saved is None:
             self._reset_run_history()
-        with self._agreement.together():
-            self._call_event(TrainerCallback.on_training_run_start)
+        self._call_event_together(TrainerCallback.on_training_run_start)
 
     def _create_schedulers(self) -> None:
         self._resumption.note_hyperparameters(self)
@@ -379,7 +381,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
             self._finish_epoch()
 
     def _finish_epoch(self) -> None:
-        self._evaluation.close()
+        self._evaluations.leave()
         if self._training == "to come":
             raise mistakes.epoch_without_updates()
         if self._training == "under way":  # a break has left the loop over its updates
@@ -391,8 +393,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
             with self._agreement.together():
                 for trained in self._trained_models.values():
                     self._step_schedule(trained)
-        with self._agreement.together():
-            self._call_event(TrainerCallback.on_training_run_epoch_end)
+        self._call_event_together(TrainerCallback.on_training_run_epoch_end)
         self.run_history._increment_epoch()  # pyright: ignore[reportPrivateUsage]  # only trainers count epochs
         self._epoch = self._progress.epoch_under_way = None
         self._reach_safe_point(Phase.EPOCH)
@@ -433,7 +434,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
             self._update = update
             yield update
             self._require_open("the next update")
-            self._evaluation.close()
+            self._evaluations.leave()
             update.finish()
             self._update = None
             if len(self._trained_models) > 1:
@@ -456,9 +457,9 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         self._safe_points.leave()
         self._training = "over"
         self._step_means.end_step()
+        self._stop_if_asked()
         self._record_means("train_loss_epoch", count, with_loss=len(self._trained_models) == 1)
-        with self._agreement.together():
-            self._call_event(TrainerCallback.on_train_epoch_end)
+        self._call_event_together(TrainerCallback.on_train_epoch_end)
 
     def batches(self) -> Iterator[BatchT]:
         """Iterate over the batches of ``updates()``, one by one.
@@ -587,6 +588,11 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
             if len(self._trained_models) == 1:
                 self._finish_update()
 
+    def _call_event_together(self, event: Callable[Concatenate[Any, Any, ...], None]) -> None:
+        """Call an event that all processes come to; if one of them asks to stop, all of them do."""
+        with self._agreement.together():
+            self._call_event(event)
+
     def _stop_if_asked(self) -> None:
         """Stop one process where several would agree on it."""
         if self.num_processes == 1 and self._agreement.stop is not None:
@@ -621,10 +627,11 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
             ConfigurationError: There is no batch, the name cannot be used or was logged for this batch already, or the
                 value is no single number.
         """
-        if self._evaluated is not None and name == "loss":
-            self._evaluated.log_loss(value, num_items)
+        evaluated = self._evaluations.batch
+        if evaluated is not None and name == "loss":
+            evaluated.log_loss(value, num_items)
         else:
-            is_empty = self._evaluated is None and self._update is not None and self._update.is_empty
+            is_empty = evaluated is None and self._update is not None and self._update.is_empty
             self._step_means.log(name, value, count=0 if is_empty else num_items)
 
     def record(self, name: str, value: object) -> None:
@@ -665,70 +672,29 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
             ConfigurationError: This is not in the block of the run, or in the body of another evaluation.
         """
         self._require_open("evaluation_batches(...)")
-        if self._evaluated is not None:
+        if self._evaluations.batch is not None:
             raise mistakes.loop_within("evaluation_batches(...)", "an evaluation")
         self._begin()
         batch_size = per_device_batch_size or self._sizes["per_device_batch_size"]
         data = GivenData(dataset, "dataset", dataloader_kwargs)
         self._check_data([data], batch_size, self.collate_fn)
         self.eval_dataset = data.dataset
-        self.eval_dataloader = self._eval_loader(data, batch_size, name)
-        with ExitStack() as self._evaluation:
-            yield from self._evaluate(name)
+        self.eval_dataloader = self._evaluations.loader(self, data, batch_size, name, self._create_eval_loader)
+        yield from self._evaluations.batches(self, name, is_intermediate=self._update is not None)
 
-    def _eval_loader(self, data: GivenData, batch_size: int, name: str | None) -> SizedIterable:
-        """The loader of an evaluation: the same one as the last time, so that its workers need not start again."""
-        made = self._eval_loaders.get(name)
-        if made is not None:
-            before, size, loader = made
-            if before.data is data.data and (before.kwargs, size) == (data.kwargs, batch_size):
-                return loader
-        loader = cast("SizedIterable", self._loaders.take(data, self._create_eval_loader, batch_size))
-        for callback in self.callback_handler.callbacks:
-            if isinstance(callback, LimitBatchesCallback):
-                loader = callback.limited(loader)
-        split = self._loaders.split(loader)
-        self._eval_loaders[name] = data, batch_size, split
-        return split
-
-    def _evaluate(self, name: str | None) -> Iterator[BatchT]:
-        is_intermediate = self._update is not None
-        prefix = f"{name}_" if name is not None else INTERMEDIATE_PREFIX if is_intermediate else ""
-        self._evaluation.callback(setattr, self, "_evaluated", None)
-        for context in (recording_with_prefix(self.run_history, prefix), self._evaluating(), torch.no_grad()):
-            self._evaluation.enter_context(context)
-        for model in self.models.values():
-            model.eval()
+    def _call_event_of_evaluation_together(
+        self, event: Callable[Concatenate[Any, Any, ...], None], is_intermediate: bool
+    ) -> None:
         with self._agreement.together():
-            self._call_event_of_evaluation(TrainerCallback.on_eval_epoch_start, is_intermediate)
-        loader = cast("SizedIterable", self.eval_dataloader)  # a callback may have limited it
-        count = self._loaders.count_batches(loader, "evaluation")
-        for step, batch in enumerate(batches_on_device(loader, self.device, count), start=1):
-            self._call_event(TrainerCallback.on_eval_step_start)
-            evaluated = EvaluatedBatch(self._loss_tracker, self._samples_in(batch, step, loader))
-            with self._step_means.step():
-                self._step_means.count_samples(evaluated.samples)
-                self._evaluated = evaluated
-                yield batch
-                output = {"loss": evaluated.loss, "model_outputs": None, "batch_size": evaluated.samples}
-                self._call_event(TrainerCallback.on_eval_step_end, batch=batch, batch_output=output, step=step)
-        self._record_means("eval_loss_epoch" if name is None else "loss_epoch", count, with_loss=True)
-        with self._agreement.together():
-            self._call_event_of_evaluation(TrainerCallback.on_eval_epoch_end, is_intermediate)
+            self._call_event_of_evaluation(event, is_intermediate)
 
-    def _samples_in(self, batch: BatchT, step: int, loader: SizedIterable) -> int:
-        keyed = innermost(loader)
-        return len(keyed.split.piece(step - 1, self.process_index)) if is_keyed(keyed) else count_samples(batch)
+    def _finish_evaluated_batch(self, batch: BatchT, evaluated: EvaluatedBatch, step: int) -> None:
+        output = {"loss": evaluated.loss, "model_outputs": None, "batch_size": evaluated.samples}
+        self._call_event(TrainerCallback.on_eval_step_end, batch=batch, batch_output=output, step=step)
 
-    def _record_means(self, metric: str, count: BatchCount | None, *, with_loss: bool) -> None:
-        """Record the means over all samples of an epoch on all processes, unless one of them asked to stop."""
+    def _record_evaluation(self, loss_name: str, count: BatchCount | None) -> None:
         self._stop_if_asked()
-        missing = self._agreement.add_up(self._loss_tracker, self._step_means, 0.0 if count is None else count.missing)
-        if count is not None:
-            self._loaders.check_count(count, missing, is_empty=count.given == 0)
-        if with_loss and self._loss_tracker.running_count > 0:
-            self.run_history.update_metric(metric, self._loss_tracker.average)
-        self._step_means.record(self.run_history, metric)
+        self._record_means(loss_name, count)
 
     @override
     def run_evaluation_epoch(self, *, is_intermediate: bool = False) -> None:

@@ -1,0 +1,139 @@
+"""The evaluations of a custom training loop: their loaders, modes, events, batches and means."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from typing import Any, Concatenate, Generic, cast
+
+import torch
+
+from pa_core.any_trainer import AnyTrainer
+from pa_core.callbacks.limit_batches import LimitBatchesCallback
+from pa_core.data.batch_count import BatchCount
+from pa_core.data.custom_loader import innermost, is_keyed
+from pa_core.data.given_data import GivenData
+from pa_core.data.loaders import Loaders, batches_on_device, end_workers
+from pa_core.events import TrainerCallback
+from pa_core.own_loop.evaluated_batch import EvaluatedBatch
+from pa_core.own_loop.samples import count_samples
+from pa_core.tracking.metric_prefix import INTERMEDIATE_PREFIX, recording_with_prefix
+from pa_core.types import BatchT, SizedIterable
+
+__all__ = ["EvaluationHooks", "Evaluations"]
+
+
+@dataclass(frozen=True)
+class EvaluationHooks:
+    """What a run does around its evaluations and their batches.
+
+    Attributes:
+        evaluating: Returns the context of an evaluation, which has means of its own and restores the models' modes.
+        call_event: Called with the first and the last event, and with whether the training epoch continues afterwards.
+        start_batch: Called before each batch.
+        finish_batch: Called after the body of a batch, with the batch, its loss, and its number from 1.
+        record: Called after the last batch, with the metric name of the loss and the number of batches of a custom
+            data loader.
+    """
+
+    evaluating: Callable[[], AbstractContextManager[None]]
+    call_event: Callable[[Callable[Concatenate[Any, Any, ...], None], bool], None]
+    start_batch: Callable[[], None]
+    finish_batch: Callable[[Any, EvaluatedBatch, int], None]
+    record: Callable[[str, BatchCount | None], None]
+
+
+class Evaluations(Generic[BatchT]):
+    """Runs the evaluations of a run, one at a time, and keeps their loaders for the next ones.
+
+    Args:
+        loaders: Makes and splits the loaders of the run.
+        hooks: What the run does meanwhile.
+
+    Attributes:
+        batch: The current batch; None between evaluations.
+    """
+
+    def __init__(self, loaders: Loaders, hooks: EvaluationHooks) -> None:
+        self.batch: EvaluatedBatch | None = None
+        self._loaders = loaders
+        self._hooks = hooks
+        self._open = ExitStack()
+        self._made: dict[str | None, tuple[GivenData, int, SizedIterable]] = {}
+
+    def loader(
+        self,
+        run: AnyTrainer,
+        data: GivenData,
+        batch_size: int,
+        name: str | None,
+        create: Callable[[int, dict[str, Any] | None], SizedIterable],
+    ) -> SizedIterable:
+        """Return the loader of an evaluation: the one of the last time, so that its workers need not start again.
+
+        Args:
+            run: The run.
+            data: What to evaluate.
+            batch_size: Samples in a batch of one process.
+            name: The name of the evaluation; each name has a loader, which is replaced when its arguments change.
+            create: Called with the batch size and the arguments for the loader if a new one of a dataset is needed.
+        """
+        made = self._made.get(name)
+        if made is not None:
+            before, size, loader = made
+            if before.data is data.data and (before.kwargs, size) == (data.kwargs, batch_size):
+                return loader
+        loader = cast("SizedIterable", self._loaders.take(data, create, batch_size))
+        for callback in run.callback_handler.callbacks:
+            if isinstance(callback, LimitBatchesCallback):
+                loader = callback.limited(loader)
+        split = self._loaders.split(loader)
+        self._made[name] = data, batch_size, split
+        return split
+
+    def batches(self, run: AnyTrainer, name: str | None, *, is_intermediate: bool) -> Iterator[BatchT]:
+        """Evaluate ``run.eval_dataloader`` once: iterate over its batches, and record the means of what was logged.
+
+        Args:
+            run: The run.
+            name: What the names of the metrics begin with; None for "eval".
+            is_intermediate: Whether the training epoch continues afterwards.
+        """
+        prefix = f"{name}_" if name is not None else INTERMEDIATE_PREFIX if is_intermediate else ""
+        with ExitStack() as self._open:
+            self._open.callback(self._forget_batch)
+            for context in (recording_with_prefix(run.run_history, prefix), self._hooks.evaluating(), torch.no_grad()):
+                self._open.enter_context(context)
+            for model in run.named_models().values():
+                model.eval()
+            self._hooks.call_event(TrainerCallback.on_eval_epoch_start, is_intermediate)
+            loader = cast("SizedIterable", run.eval_dataloader)  # a callback may have limited it
+            count = self._loaders.count_batches(loader, "evaluation")
+            for step, batch in enumerate(batches_on_device(loader, run.device, count), start=1):
+                self._hooks.start_batch()
+                with run.step_means.step():
+                    samples = _count_samples(batch, step, loader, run.process_index)
+                    run.step_means.count_samples(samples)
+                    self.batch = evaluated = EvaluatedBatch(run.loss_tracker, samples)
+                    yield batch
+                    self._hooks.finish_batch(batch, evaluated, step)
+            self._hooks.record("eval_loss_epoch" if name is None else "loss_epoch", count)
+            self._hooks.call_event(TrainerCallback.on_eval_epoch_end, is_intermediate)
+
+    def leave(self) -> None:
+        """Leave the evaluation that is under way, if any, without recording its means."""
+        self._open.close()
+
+    def end(self) -> None:
+        """Leave the evaluation that is under way, and end the workers of all loaders."""
+        self.leave()
+        end_workers(*(loader for *_, loader in self._made.values()))
+
+    def _forget_batch(self) -> None:
+        self.batch = None
+
+
+def _count_samples(batch: object, step: int, loader: SizedIterable, rank: int) -> int:
+    keyed = innermost(loader)
+    return len(keyed.split.piece(step - 1, rank)) if is_keyed(keyed) else count_samples(batch)

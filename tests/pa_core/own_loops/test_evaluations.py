@@ -1,0 +1,117 @@
+"""The evaluations of a custom training loop."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.pa_core.own_loops.loops import make_line, seed_all, step_through
+from tests.small_runs import samples
+
+
+def test_each_sample_counts_once() -> None:
+    """The mean over ten samples in batches of four is that of the samples, and is on the clock of the run."""
+    run = make_line(lr=0.0)
+    with run:
+        for _ in run.epochs():
+            step_through(run)
+            for inputs, _ in run.evaluation_batches(samples(10)):
+                run.log("number", inputs[:, 0].mean())
+                run.log("loss", inputs[:, 0].mean() + 1)
+    assert run.run_history.get_latest_metric("eval_number_epoch") == pytest.approx(4.5)
+    assert run.run_history.get_latest_metric("eval_loss_epoch") == pytest.approx(5.5)
+    record: Any = run.run_history
+    assert [(one.epoch, one.update, one.samples) for one in record.records() if "eval" in one.metric] == [
+        (1, 3, 10),
+        (1, 3, 10),
+    ]
+
+
+def test_within_it_the_model_is_in_eval_mode_without_gradients() -> None:
+    """Both are as before when it has ended, also by a break."""
+    run = make_line()
+    with run:
+        for stops in (False, True):
+            for inputs, _ in run.evaluation_batches(samples(10)):
+                assert not run.model.training
+                assert not run.model(inputs).requires_grad
+                if stops:
+                    break
+            assert run.model.training
+            assert torch.is_grad_enabled()
+        step_through(run)
+
+
+def test_an_evaluation_changes_nothing_of_the_training() -> None:
+    """Order, logged values and losses of the epoch go on behind it."""
+    seed_all(0)
+    plain, with_evaluation = make_line(number=30, lr=1e-4), make_line(number=30, lr=1e-4)
+    for run, evaluates in ((plain, False), (with_evaluation, True)):
+        torch.manual_seed(3)
+        with run:
+            for update in run.updates():
+                for inputs, targets in update:
+                    run.log("number", inputs[:, 0].mean())
+                    update.backward((run.model(inputs) - targets).square().mean())
+                update.step()
+                if evaluates:
+                    for inputs, _ in run.evaluation_batches(samples(5), name="mid"):
+                        run.log("number", inputs.mean())
+    assert torch.equal(plain.model.weight, with_evaluation.model.weight)
+    for name in ("train_loss_epoch", "train_number_epoch"):
+        assert plain.run_history.get_latest_metric(name) == with_evaluation.run_history.get_latest_metric(name)
+
+
+def test_evaluations_have_names() -> None:
+    """By default that of the trainer's, also among updates; or one of the loop's own, by which metrics are told."""
+    run = make_line(number=4)
+    with run:
+        for _ in run.epochs():
+            for update in run.updates():
+                for inputs, targets in update:
+                    update.backward((run.model(inputs) - targets).square().mean())
+                update.step()
+                for _ in run.evaluation_batches(samples(4)):
+                    run.log("loss", 1.0)
+            for _ in run.evaluation_batches(samples(4)):
+                run.log("loss", 2.0, num_items=3)
+            for _ in run.evaluation_batches(samples(4), name="test"):
+                run.log("loss", 3.0)
+    values = {name: run.run_history.get_latest_metric(name) for name in run.run_history.get_metric_names()}
+    assert values.keys() == {
+        "train_loss_epoch",
+        "intermediate_eval_loss_epoch",
+        "eval_loss_epoch",
+        "test_loss_epoch",
+    }
+    assert (values["intermediate_eval_loss_epoch"], values["eval_loss_epoch"], values["test_loss_epoch"]) == (
+        1,
+        2,
+        3,
+    )
+
+
+def test_an_evaluation_that_is_left_is_not_recorded() -> None:
+    """Its values would be means over some of the samples."""
+    run = make_line(number=4)
+    with run:
+        step_through(run)
+        for _ in run.evaluation_batches(samples(20)):
+            run.log("loss", 1.0)
+            break
+    assert list(run.run_history.get_metric_names()) == ["train_loss_epoch"]
+
+
+def test_what_is_recorded_by_hand_is_on_the_clock() -> None:
+    """``record`` is for values that are no means over samples."""
+    run = make_line()
+    with run:
+        for update in run.updates():
+            for inputs, targets in update:
+                update.backward((run.model(inputs) - targets).square().mean())
+            update.step()
+            run.record("weight", run.model.weight.sum().item())
+    history: Any = run.run_history
+    assert [one.update for one in history.records() if one.metric == "weight"] == [1, 2, 3]
