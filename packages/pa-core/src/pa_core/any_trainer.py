@@ -28,6 +28,7 @@ from pa_core.distributed import processes
 from pa_core.distributed.agreement import Agreement
 from pa_core.errors import ConfigurationError, StopTrainingError
 from pa_core.events import CallbackHandler
+from pa_core.private_parts import PrivateParts
 from pa_core.progress import Progress
 from pa_core.run_config import TrainerRunConfig
 from pa_core.state_dicts import supports_state_dict
@@ -120,6 +121,7 @@ class AnyTrainer(ABC):
     _safe_points: SafePoints
     _added: AddedModules
     _running: Literal["train", "evaluate"] | None
+    _private_parts: PrivateParts
 
     @property
     def num_updates_completed(self) -> int:

@@ -26,6 +26,7 @@ from pa_core import (
 from pa_core.accumulation import Accumulation, MicroBatch, forget_gradients, micro_batches
 from pa_core.added_modules import AddedModules
 from pa_core.any_trainer import AnyTrainer
+from pa_core.callbacks.limit_batches import add_limit_of_environment
 from pa_core.data.batch_count import BatchCount
 from pa_core.data.custom_loader import batches_of_slices
 from pa_core.data.given_data import GivenData, check_arguments_of_loaders
@@ -38,6 +39,7 @@ from pa_core.errors import NonFiniteLossError, StopTrainingError
 from pa_core.events import EVENT_NAMES, CallbackHandler, CallbackLike, TrainerCallback
 from pa_core.misspelt_overrides import warn_of_misspelt_overrides
 from pa_core.placeholders import placeholder_values
+from pa_core.private_parts import PrivateParts, declared_parts
 from pa_core.progress import Phase, Progress
 from pa_core.run_config import TrainerRunConfig, describe_run_config
 from pa_core.scheduler_stepping import SchedulerStepping
@@ -68,6 +70,8 @@ class Engine(AnyTrainer):
     """
 
     _stepping: SchedulerStepping
+    _gradient_clip_norm: float | None
+    _checked_steps: set[str]
 
     def __init__(
         self,
@@ -80,6 +84,7 @@ class Engine(AnyTrainer):
         mixed_precision: str | None,
         cpu: bool | None,
     ) -> None:
+        self._private_parts = PrivateParts(self, declared_parts(AnyTrainer, Engine, _trainer_class(type(self))))
         self.model = model
         self.loss_func = cast("LossFunction", loss_func)
         self.optimizer = cast("Optimizer", optimizer)
@@ -103,19 +108,26 @@ class Engine(AnyTrainer):
             self.callback_handler = self._create_callback_handler(callbacks)
         compatibility.require_usable(self._accelerator, arguments, model)
         self._loaders = Loaders(self._accelerator)
-        self._gradient_clip_norm: float | None = None
-        self._running: Literal["train", "evaluate"] | None = None
+        self._gradient_clip_norm = None
+        self._running = None
         self._start_bookkeeping()
         self._safe_points = SafePoints(self._parts_of_run())
+
+    def _finish_init(self) -> None:
+        """End the constructor: from here on, what a subclass or a script sets is its own."""
+        self._private_parts.note(self)
+        add_limit_of_environment(self.callback_handler)
+        self.callback_handler.call_event(TrainerCallback.on_init_end, self)
 
     @override
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Refuse or warn of methods that would replace a private part of the loop, or that it would never call."""
         super().__init_subclass__(**kwargs)
-        trainer_class = cls.__mro__[cls.__mro__.index(Engine) - 1]
+        trainer_class = _trainer_class(cls)
         if trainer_class is cls:
             return
-        names = vars(AnyTrainer).keys() | vars(Engine).keys() | vars(trainer_class).keys()
+        classes = AnyTrainer, Engine, trainer_class
+        names = declared_parts(*classes).union(*(vars(one) for one in classes))
         # What each abstract class has, a mixin has too.
         parts = {name for name in names - vars(ABC).keys() if name.startswith("_") and not name.startswith("__")}
         overrides.check_overrides(cls, trainer_class, parts)
@@ -173,9 +185,15 @@ class Engine(AnyTrainer):
 
     # What every loop stands on: beginning and ending a run
 
+    def _require_ready(self, name: Literal["train", "evaluate"]) -> None:
+        """Refuse to begin a run on parts that are not the engine's own, or within another run."""
+        self._private_parts.check(self)
+        input_checks.refuse_run_within_run(name, self._running)
+
     @contextmanager
     def _run(self, kind: Literal["train", "evaluate"]) -> Generator[None]:
         """Begin a run, and leave the user's objects as they were however it ends."""
+        self._private_parts.start_run()
         self._start_bookkeeping()
         self._safe_points.start_run(self._parts_of_run())
         self._resumption.seed = agree_on_integer(int(torch.randint(2**63 - 1, ()).item()), self.device)
@@ -199,6 +217,7 @@ class Engine(AnyTrainer):
             self._release_models()
             self._added.restore()
             forget_gradients(self.model, *optimizers)
+            self._private_parts.note(self)
         self.callback_handler.warn_of_unfired_events()
 
     def _close_after(self, exception: BaseException) -> None:
@@ -220,7 +239,7 @@ class Engine(AnyTrainer):
         self._agreement = Agreement(self.device, self.num_processes)
         self._resumption = Resumption(self._progress, self.device)
         self._loaders.start_run()
-        self._checked_steps: set[str] = set()
+        self._checked_steps = set()
         self.preemptible = False
         self.resume_from = None
 
@@ -263,6 +282,7 @@ class Engine(AnyTrainer):
             hook()
         except StopTrainingError as error:
             self._agreement.ask_to_stop(error)
+        self._private_parts.check(self)
 
     def _call_event_of_evaluation(
         self, event: Callable[Concatenate[Any, Any, ...], None], is_intermediate: bool
@@ -473,6 +493,11 @@ class Engine(AnyTrainer):
             phase: What comes next.
         """
         self._safe_points.reach(phase, self, self._call_event)
+
+
+def _trainer_class(cls: type[Engine]) -> type[Engine]:
+    """The class with the loop that a class derives from, such as ``Trainer``."""
+    return cls.__mro__[cls.__mro__.index(Engine) - 1]
 
 
 def _unset() -> Any:

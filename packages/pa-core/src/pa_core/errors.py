@@ -178,7 +178,8 @@ class BatchOutputError(ExplainedError, TypeError):
 class OverrideError(ExplainedError, TypeError):
     """A subclass of the trainer has a method that would break the loop, or that the loop would never call.
 
-    It is raised where the class is defined.
+    It is raised where the class is defined. It is also raised, when the trainer is created or a run begins, where an
+    attribute has the name of a private part of the trainer.
 
     Example:
         >>> from pa_core import Trainer

@@ -71,7 +71,9 @@ def check_overrides(cls: type, trainer_class: type, private_parts: Collection[st
                 _refuse_replaced(f"{owner.__name__}.{name}", REPLACED[name])
             elif name in private_parts and name not in OVERRIDABLE:
                 raise OverrideError(
-                    "A method would replace a private part of the trainer's loop.",
+                    "A method would replace a private part of the trainer's loop."
+                    if callable(vars(owner)[name])
+                    else "An attribute has the name of a private part of the trainer.",
                     given=f"{owner.__name__}.{name}",
                     expected=f"methods with names of their own, or one of {', '.join(sorted(OVERRIDABLE))}",
                     do=f"Rename {name}.",

@@ -17,7 +17,7 @@ from pa_core import _accelerate, compatibility, input_checks, run_scheduler, tra
 from pa_core.accumulation import Accumulation, MicroBatch
 from pa_core.beside_model import require_one_trained_module
 from pa_core.callbacks.defaults import DEFAULT_CALLBACKS
-from pa_core.callbacks.limit_batches import add_limit_of_environment, apply_limit_of_environment
+from pa_core.callbacks.limit_batches import apply_limit_of_environment
 from pa_core.data.batch_count import BatchCount
 from pa_core.data.given_data import DEFAULT_BATCH_SIZE, GivenData
 from pa_core.data.loaders import batches_on_device
@@ -104,6 +104,9 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
     run_config: TrainerRunConfig
     gradient_norm: Tensor | None
     resume_from: Path | None
+    _created_scheduler: SchedulerT | None
+    _accumulation: Accumulation
+    _wrapping: ModelWrapping
 
     def __init__(
         self,
@@ -118,10 +121,9 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         cpu: bool | None = None,
     ) -> None:
         super().__init__(model, loss_func, optimizer, callbacks, run_history, mixed_precision=mixed_precision, cpu=cpu)
-        self._created_scheduler: SchedulerT | None = None
+        self._created_scheduler = None
         self._stepping = SchedulerStepping()
-        add_limit_of_environment(self.callback_handler)
-        self.callback_handler.call_event(TrainerCallback.on_init_end, self)
+        self._finish_init()
 
     # The two entries: training and evaluation
 
@@ -191,7 +193,7 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             TrainingPreempted: The run was preempted, after saving a training state.
             NonFiniteLossError: ``TerminateOnNaNCallback`` ended the run; its last events have been called.
         """
-        input_checks.refuse_run_within_run("train", self._running)
+        self._require_ready("train")
         steps = num_epochs, gradient_accumulation_steps, max_num_train_steps
         numbers = (per_device_batch_size, *steps, gradient_clip_value)
         with showing_errors_once():
@@ -256,7 +258,7 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             ConfigurationError: There is no dataset, or an argument cannot work.
             NonFiniteLossError: ``TerminateOnNaNCallback`` ended the run; its last events have been called.
         """
-        input_checks.refuse_run_within_run("evaluate", self._running)
+        self._require_ready("evaluate")
         with showing_errors_once():
             check_count("per_device_batch_size", per_device_batch_size)
             dataset = self._loaders.last_given(self.eval_dataset) if dataset is None else dataset
@@ -427,6 +429,7 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
 
     def _run_epoch(self, epoch: int) -> None:
         """Train an epoch, unless it is trained already, and evaluate."""
+        self._private_parts.check(self)
         self._safe_points.leave()
         self._progress.epoch_under_way = epoch
         if self._resumption.phase is not Phase.EVALUATION:

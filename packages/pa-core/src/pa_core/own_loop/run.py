@@ -19,7 +19,7 @@ from typing_extensions import override
 
 from pa_core import _accelerate, compatibility, distributed, training_state
 from pa_core.accumulation import Accumulation, MicroBatch, forget_gradients
-from pa_core.callbacks.limit_batches import add_limit_of_environment, apply_limit_of_environment
+from pa_core.callbacks.limit_batches import apply_limit_of_environment
 from pa_core.data.batch_count import BatchCount
 from pa_core.data.custom_loader import innermost, is_keyed
 from pa_core.data.given_data import DEFAULT_BATCH_SIZE, GivenData
@@ -201,8 +201,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         self._first_step = 0
         self._update: Update[BatchT] | None = None
         self._last_batch: BatchT | None = None
-        add_limit_of_environment(self.callback_handler)
-        self.callback_handler.call_event(TrainerCallback.on_init_end, self)
+        self._finish_init()
 
     # The models
 
@@ -255,6 +254,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
             raise mistakes.second_block(self._stage)
         if _block_is_open.get():
             raise mistakes.run_within_run()
+        self._private_parts.check(self)
         resume_from, resume_missing = self._resume_given
         self.train_dataset = cast("Dataset[Any]", self._train_data.dataset)
         with ExitStack() as block:
