@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from typing_extensions import override
 
-from pa_core import AnyTrainer, PrintProgressCallback, SaveTrainingStateCallback, TrainerCallback
+from pa_core import AnyTrainer, PrintProgressCallback, SaveTrainingStateCallback, StateNotFoundError, TrainerCallback
 from pa_core.storage import StateFolder
 from tests.pa_core.training_states.small_runs import InterruptAt, Interrupted, fingerprint, make_trainer, train
 
@@ -68,6 +68,17 @@ def test_a_state_that_is_missing_is_told_with_those_that_are_there(
     line = capsys.readouterr().out.splitlines()[0]
     assert line.startswith(f"There is no training state in {tmp_path / 'epoch_5'} ({tmp_path} has 3 older ones, ")
     assert line.endswith("): a new run begins.")
+
+
+def test_states_of_others_next_to_a_missing_folder_are_not_told_as_its_own(tmp_path: Path) -> None:
+    """What lies about under names that no run gives, as in a folder of temporary files, is nothing to resume from."""
+    trainer = make_trainer()
+    train(trainer, num_epochs=1)
+    for name in ("tmp1", "tmp2"):
+        trainer.save_training_state(tmp_path / name)
+    with pytest.raises(StateNotFoundError) as caught:
+        train(make_trainer(), resume_from=tmp_path / "states")
+    assert caught.value.given == f"resume_from={str(tmp_path / 'states')!r}"
 
 
 def test_a_resumed_run_says_from_where(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

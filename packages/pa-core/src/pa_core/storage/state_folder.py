@@ -14,7 +14,7 @@ from pa_core.storage.manifest import MANIFEST, read_manifest
 from pa_core.storage.staging import discard, leftovers, located, replaced, shown_path
 from pa_core.storage.state import DOCUMENTS, State, check_files, is_state, read_state
 
-__all__ = ["Skipped", "StateFolder", "StateRecord", "newest_valid", "states_to_remove"]
+__all__ = ["Skipped", "StateFolder", "StateRecord", "is_name_of_state", "newest_valid", "states_to_remove"]
 
 _NAME = re.compile(r"(?:epoch_\d+|step_(?P<update>\d+)|final)(?:_\d+)?")
 _NAME_WITH_SEQUENCE = re.compile(r"state_(?P<sequence>\d+)_update_(?P<update>\d+)")  # of earlier versions
@@ -205,6 +205,16 @@ def newest_valid(path: str | Path) -> tuple[State | None, list[Skipped]]:
         except CheckpointError as error:
             skipped.append(Skipped(candidate, _reason(error)))
     return None, skipped
+
+
+def is_name_of_state(name: str) -> bool:
+    """Whether a run calls its states so; a script may give them any other name.
+
+    Example:
+        >>> [name for name in ("epoch_5", "step_480", "final_2", "best", "tmp8x2") if is_name_of_state(name)]
+        ['epoch_5', 'step_480', 'final_2']
+    """
+    return (_NAME.fullmatch(name) or _NAME_WITH_SEQUENCE.fullmatch(name)) is not None
 
 
 def _may_be_state(path: Path) -> bool:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pa_core.errors import CheckpointError
 from pa_core.progress import Phase, Position
-from pa_core.storage import StateFolder
+from pa_core.storage.state_folder import StateFolder, is_name_of_state
 
 __all__ = ["describe_missing", "describe_neighbours", "describe_start"]
 
@@ -47,12 +47,17 @@ def describe_missing(resume_from: str | Path) -> str:
 
 
 def describe_neighbours(path: str | Path) -> str:
-    """Return which states are next to a path that holds none; empty without any."""
+    """Return which states are next to a path that holds none; empty without any.
+
+    Only names that runs give to their states are told: others may be those of anybody, as in a folder of temporary
+    files.
+    """
     folder = Path(path).parent
     try:
-        names = [record.path.name for record in StateFolder(folder).records() if record.problem is None]
+        records = [record for record in StateFolder(folder).records() if record.problem is None]
     except CheckpointError:
         return ""
+    names = [record.path.name for record in records if is_name_of_state(record.path.name)]
     if not names:
         return ""
     more = f"{len(names) - _SHOWN_STATES} older ones, " if len(names) > _SHOWN_STATES else ""
