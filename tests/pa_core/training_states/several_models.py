@@ -18,7 +18,6 @@ from pa_core.callbacks import CallbackHandler
 from pa_core.data import KeyedDataLoader
 from pa_core.distributed.agreement import Agreement
 from pa_core.progress import Phase, Progress
-from pa_core.storage.encoding import encode
 from pa_core.tracking import LossTracker, StepMeans
 from pa_core.training_state import Resumption, RunParts, SafePoints, StateRequest
 from pa_core.training_state.asked_settings import begin_run
@@ -133,13 +132,13 @@ class RunByHand(TwoModels):
 
     def request(self, name: str) -> Path:
         """Have a state saved at the next safe point, and return where."""
-        request = StateRequest(self._folder / name, encode({}, "extras"), sequence=self.progress.updates)
+        request = StateRequest(self._folder / name, {}, sequence=self.progress.updates)
         self.safe_points.request(request)
         return request.directory
 
     def save(self, name: str) -> Path:
         """Save a state now, and return where."""
-        request = StateRequest(self._folder / name, encode({}, "extras"))
+        request = StateRequest(self._folder / name, {})
         self.safe_points.save(request, self, self.call)
         return request.directory
 

@@ -18,6 +18,7 @@ from pa_core.progress import Phase
 from pa_core.storage import read_state
 from pa_core.training_state import EvaluationInterrupted, SavedRun
 from tests.pa_core.training_states.several_models import UPDATES_PER_EPOCH, RunByHand
+from tests.small_runs import make_trainer, samples
 
 
 class Killed(Exception):
@@ -85,6 +86,17 @@ def test_there_is_nothing_to_save_before_a_run(tmp_path: Path) -> None:
     for save in (run.request, run.save):
         with pytest.raises(ConfigurationError, match="before train"):
             save("state")
+
+
+def test_that_there_is_nothing_to_save_is_said_before_what_comes_with_it_is_looked_at(tmp_path: Path) -> None:
+    """Entries that could not be stored, or are large, are no matter where nothing is saved."""
+    trainer = make_trainer()
+    with pytest.raises(ConfigurationError, match="before train"):
+        trainer.save_training_state(tmp_path / "state", {"function": print})
+    trainer.train(samples(4), 1)
+    trainer.evaluate(samples(4))
+    with pytest.raises(CheckpointError, match="after a run that trained nothing"):
+        trainer.save_training_state(tmp_path / "state", {"function": print})
 
 
 def test_a_run_that_failed_is_saved_if_it_was_between_two_updates(tmp_path: Path) -> None:

@@ -32,7 +32,6 @@ from pa_core.private_parts import PrivateParts
 from pa_core.progress import Progress
 from pa_core.run_config import TrainerRunConfig
 from pa_core.state_dicts import supports_state_dict
-from pa_core.storage.encoding import encode
 from pa_core.tracking import LossTracker, MetricValue, RunHistory, StepMeans
 from pa_core.training_state import (
     EvaluationInterrupted,
@@ -515,8 +514,9 @@ class AnyTrainer(ABC):
                 stays. Within a run this is raised when the state is captured; if asynchronous, with the next one or
                 when the run ends.
         """
-        extras = encode(dict(checkpoint_kwargs or {}), "extras")
-        request = StateRequest(Path(output_dir), extras, asynchronous, sequence, on_saved, keep_other_runs)
+        request = StateRequest(
+            Path(output_dir), checkpoint_kwargs or {}, asynchronous, sequence, on_saved, keep_other_runs
+        )
         if self._running == "train" and self._safe_points.ended_by is None:
             self._safe_points.request(request)
         else:

@@ -284,6 +284,7 @@ class SafePoints:
 
         Raises:
             ConfigurationError: There has not been any training yet.
+            CheckpointError: One of its extras cannot be stored.
         """
         self._require_training()
         self._writer.request(request)

@@ -27,7 +27,7 @@ class StateRequest:
 
     Attributes:
         directory: Where it will be.
-        extras: Further entries.
+        extras: Further entries, as they are when the state is asked for.
         asynchronous: Whether training continues while it is written.
         sequence: Its place among the states of a folder.
         on_saved: Called with the directory, by the process that writes, once it is there.
@@ -35,7 +35,7 @@ class StateRequest:
     """
 
     directory: Path
-    extras: Encoded
+    extras: Mapping[str, Any]
     asynchronous: bool = False
     sequence: int = 0
     on_saved: Callable[[Path], object] | None = None
@@ -46,7 +46,7 @@ class StateWriter:
     """Writes the states that were asked for; every process calls each method, and the first one writes."""
 
     def __init__(self) -> None:
-        self._requests: list[StateRequest] = []
+        self._requests: list[tuple[StateRequest, Encoded]] = []
         self._writes_in_background = False
         self._pool: HostPool | None = None
         self._writer: BackgroundWriter | None = None
@@ -57,8 +57,12 @@ class StateWriter:
         return bool(self._requests)
 
     def request(self, request: StateRequest) -> None:
-        """Have a state written with the next ones."""
-        self._requests.append(request)
+        """Have a state written with the next ones.
+
+        Raises:
+            CheckpointError: One of its extras cannot be stored.
+        """
+        self._requests.append((request, encode(dict(request.extras), "extras")))
         self._writes_in_background |= request.asynchronous
 
     def write(self, parts: Mapping[str, Any], position: Position, run: str) -> None:
@@ -79,8 +83,8 @@ class StateWriter:
         if distributed.rank() == 0:
             try:
                 encoded = {name: encode(part, name) for name, part in parts.items()}
-                for request in requests:
-                    self._write(request, encoded, position, run)
+                for request, extras in requests:
+                    self._write(request, {**encoded, "extras": extras}, position, run)
             except (CheckpointError, OSError) as error:
                 problem = error
         _raise_on_all(problem)
@@ -124,7 +128,7 @@ class StateWriter:
         requests, self._requests = self._requests, []
         if failure is None:
             return
-        for request in requests:
+        for request, _ in requests:
             failure.add_note(
                 f"The training state {request.directory} was requested but not saved: the run ended before its next "
                 "safe point."
@@ -132,7 +136,6 @@ class StateWriter:
 
     def _write(self, request: StateRequest, parts: Mapping[str, Encoded], position: Position, run: str) -> None:
         summary = _summary(request, position, run)
-        parts = {**parts, "extras": request.extras}
 
         def write(parts: Mapping[str, Encoded]) -> None:
             directory = request.directory
