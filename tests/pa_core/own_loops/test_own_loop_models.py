@@ -254,6 +254,15 @@ class TestMistakes:
                         update.backward(run.models["discriminator"](real).mean(), model="discriminator")
                 update.step("discriminator")
 
+    def test_a_backward_pass_of_a_frozen_model(self) -> None:
+        """Its gradients would go nowhere, though those of other models in the graph could be computed."""
+        run = gan()
+        with pytest.raises(ConfigurationError, match=r"nothing to train(.|\n)*'discriminator'"), run:
+            run.models["discriminator"].requires_grad_(False)
+            for _, numbers in run.batches():
+                made = run.models["generator"](noise(numbers))
+                run.backward(run.models["discriminator"](made).mean(), model="discriminator")
+
     def test_names_that_do_not_fit(self) -> None:
         """Each optimizer and each schedule has the name of what it is for."""
         model = nn.Linear(1, 1)

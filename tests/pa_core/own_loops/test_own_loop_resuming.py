@@ -69,6 +69,14 @@ def test_a_complete_run_is_not_run_again(tmp_path: Path, uninterrupted: dict[str
     assert [record.path.name for record in StateFolder(tmp_path).records()] == ["final"]
 
 
+def test_a_loop_of_a_complete_run_has_nothing_left(tmp_path: Path) -> None:
+    """However often it begins: a script that is started once more must not fail."""
+    train(make_run(SaveTrainingStateCallback(tmp_path)))
+    with make_run(resume_from=tmp_path) as again:
+        for _ in range(2):
+            assert list(again.batches()) == []
+
+
 class _SignalAt(TrainerCallback):
     """Sends this process a signal, as a cluster does before it takes the machine away."""
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pa_core.errors import ConfigurationError
 from pa_core.tracking import LossTracker, MetricValue
+from pa_core.tracking.step_means import logged_twice, single_number
 
 __all__ = ["EvaluatedBatch"]
 
@@ -39,16 +39,9 @@ class EvaluatedBatch:
         Raises:
             ConfigurationError: It was logged already, or is no single number.
         """
-        loss = value.detach() if isinstance(value, Tensor) else torch.tensor(float(value))
-        if self._is_logged or loss.numel() != 1:
-            raise ConfigurationError(
-                "The loss of an evaluation batch is one number.",
-                given='a second log("loss", ...) for the same batch'
-                if self._is_logged
-                else f"a loss of shape {tuple(loss.shape)}",
-                expected='log("loss", value) once for each batch, with a number or a tensor with one element',
-                do='Log the mean over the samples: run.log("loss", loss.mean()).',
-            )
+        if self._is_logged:
+            raise logged_twice("loss")
+        number = single_number("loss", value)
         self._is_logged = True
-        self.loss = loss.reshape(())
+        self.loss = number if isinstance(number, Tensor) else torch.tensor(float(number))
         self._losses.update(self.loss, self.samples if num_items is None else num_items)

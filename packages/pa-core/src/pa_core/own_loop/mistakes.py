@@ -6,15 +6,19 @@ from collections.abc import Iterable
 
 from torch import Tensor
 
+from pa_core.batch_structure import is_mapping
 from pa_core.errors import BatchOutputError, ConfigurationError, UnsupportedConfigurationError
 
 __all__ = [
     "backward_after_step",
-    "check_loss",
     "epoch_without_updates",
     "forgotten_step",
     "forgotten_step_of_one",
+    "frozen_model",
+    "graph_is_gone",
+    "left_loop",
     "loop_within",
+    "needs_closure",
     "no_backward_of_last_batch",
     "no_batch",
     "no_callback_evaluates",
@@ -29,35 +33,77 @@ __all__ = [
     "run_within_run",
     "scaler_of_several",
     "second_block",
+    "second_loop",
     "second_step",
     "step_before_last_batch",
     "step_without_backward",
     "unclear_name",
+    "unusable_loss",
     "update_over",
 ]
 
 
-def check_loss(loss: object) -> None:
-    """Refuse what no gradients can be computed of.
+def unusable_loss(loss: object) -> ConfigurationError:
+    """Return the error of what no gradients can be computed of.
 
     Args:
         loss: What was passed to ``backward``.
-
-    Raises:
-        ConfigurationError: It is no tensor of one element with a graph.
     """
-    if isinstance(loss, Tensor) and loss.numel() == 1 and loss.requires_grad:
-        return
-    given, do = f"a loss of type {type(loss).__name__}", "Pass the tensor itself: without item() or float()."
-    if isinstance(loss, Tensor) and loss.numel() != 1:
+    given = f"a loss of type {type(loss).__name__}"
+    if not isinstance(loss, Tensor):
+        do = _advice_for(loss)
+    elif loss.numel() != 1:
         given, do = f"a loss of shape {tuple(loss.shape)}", "Take its mean over the samples: loss.mean()."
-    elif isinstance(loss, Tensor):
+    else:
         given = "a tensor that depends on no trainable parameter"
         do = "Compute it outside of torch.no_grad(), from outputs of the model that were not detached."
-    raise ConfigurationError(
+    return ConfigurationError(
         "There is nothing to compute gradients of.",
         given=given,
         expected="a tensor with one element that depends on trainable parameters",
+        do=do,
+    )
+
+
+def _advice_for(loss: object) -> str:
+    if isinstance(loss, int | float):
+        return "Pass the tensor itself: without item() or float()."
+    if isinstance(getattr(loss, "loss", None), Tensor):  # also a mapping, as models of transformers return it
+        return "Pass the loss that it holds: outputs.loss."
+    if is_mapping(loss) and "loss" in loss:
+        return "Pass the loss that it holds: outputs['loss']."
+    if isinstance(loss, tuple | list):
+        return "Pass the element that is the loss, or the sum of all of them."
+    return "Pass the tensor that the loss function returned. Some models return one only if they are given labels."
+
+
+def frozen_model(name: str) -> ConfigurationError:
+    """Return the error of a backward pass of a model without a trainable parameter."""
+    return ConfigurationError(
+        "There is nothing to train.",
+        given=f"backward(...) for {name!r}, every parameter of which has requires_grad=False",
+        expected="at least one trainable parameter",
+        do="Call requires_grad_() on what is to be trained, before the forward pass.",
+    )
+
+
+def graph_is_gone(name: str, *, is_of_this_batch: bool) -> ConfigurationError:
+    """Return the error of a second backward pass through a graph, whose tensors torch frees in the first one.
+
+    Args:
+        name: What the second pass was for.
+        is_of_this_batch: Whether the batch has had a backward pass before.
+    """
+    batch = "this batch" if is_of_this_batch else "an earlier batch"
+    do = (
+        "Pass retain_graph=True to the earlier call of backward(...), or add the losses up and call it once."
+        if is_of_this_batch
+        else "Detach what is carried over from one batch to the next: state = state.detach()."
+    )
+    return ConfigurationError(
+        "A backward pass goes through a graph that an earlier one has freed.",
+        given=f"backward(...) for {name!r}, through a graph of {batch}",
+        expected="one backward pass through each graph, or a graph that is kept",
         do=do,
     )
 
@@ -109,6 +155,37 @@ def loop_within(what: str, place: str) -> ConfigurationError:
         given=f"{what} within {place}",
         expected="a loop over epochs, in its body one loop over updates or batches, and evaluations",
         do=f"Take {what} out of the body of the other loop.",
+    )
+
+
+def second_loop() -> ConfigurationError:
+    """Return the error of a loop over what another loop of the block has been through."""
+    return ConfigurationError(
+        "All epochs of the run are over.",
+        given="a second loop over epochs, updates or batches, for which nothing is left",
+        expected="one loop over all epochs of the run",
+        do="Write for epoch in run.epochs(): around the loop over updates or batches, which then has one epoch.",
+    )
+
+
+def left_loop() -> ConfigurationError:
+    """Return the error of a loop after one that was left, which has ended the run."""
+    return ConfigurationError(
+        "A break has ended the run.",
+        given="another loop over epochs, updates or batches after one over all epochs that was left early",
+        expected="one loop over all epochs of the run",
+        do="Leave the loop over the updates of an epoch, in the body of run.epochs(): that ends one epoch only.",
+    )
+
+
+def needs_closure(optimizer: object) -> ConfigurationError:
+    """Return the error of an optimizer that computes losses by itself."""
+    name = type(optimizer).__name__
+    return ConfigurationError(
+        "The optimizer computes losses by itself, which a step after the backward pass cannot do.",
+        given=f"{name}, whose step(closure) needs its argument",
+        expected="an optimizer whose step() uses the gradients that are there",
+        do=f"Use Trainer for {name}: override its optimizer_step(), and call self.optimizer.step(closure) there.",
     )
 
 

@@ -197,6 +197,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         self._stage: Literal["before", "within", "after"] = "before"
         self._has_begun = False
         self._epoch: int | None = None
+        self._loop: Literal["before", "within", "after"] = "before"
         self._training: Literal["to come", "under way", "over"] = "over"
         self._first_step = 0
         self._update: Update[BatchT] | None = None
@@ -363,20 +364,26 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         What follows the updates in the body belongs to the epoch. A ``break`` ends the run: it is complete then.
 
         Raises:
-            ConfigurationError: This is not in the block of the run, or in the body of another loop of it; or an epoch
-                had no updates.
+            ConfigurationError: This is not in the block of the run, in the body of another loop of it, or after one
+                that has trained; or an epoch had no updates.
             CheckpointError: The run is not the one that was saved.
             TrainingPreempted: All processes were asked to make room; a training state was saved.
         """
         self._require_open("epochs()")
-        if self._epoch is not None:
+        if self._loop == "within":
             raise mistakes.loop_within("epochs()", "an epoch")
+        if self._loop == "after":
+            raise mistakes.second_loop() if self._epoch is None else mistakes.left_loop()
         self._begin()
         for epoch in self._resumption.remaining_epochs(self):
             self._safe_points.leave()
             self._epoch = self._progress.epoch_under_way = epoch
             self._training = "to come"
-            yield epoch
+            self._loop = "within"
+            try:
+                yield epoch
+            finally:
+                self._loop = "after"
             self._require_open("the next epoch")
             self._finish_epoch()
 
@@ -405,13 +412,13 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         belongs to its update. A ``break`` ends the epoch.
 
         Raises:
-            ConfigurationError: This is not in the block of the run, or in the body of another loop over updates; or an
-                update was not stepped.
+            ConfigurationError: This is not in the block of the run, in the body of another loop over updates, or after
+                one over all epochs that has trained; or an update was not stepped.
             CheckpointError: As ``epochs``.
             TrainingPreempted: As ``epochs``.
         """
         self._require_open("updates()")
-        if self._epoch is not None:
+        if self._loop == "within":
             yield from self._updates_of_epoch()
             return
         for _ in self.epochs():

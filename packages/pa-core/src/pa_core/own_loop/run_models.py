@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import nn
@@ -11,6 +12,7 @@ from torch.optim import Optimizer
 from pa_core.batch_structure import is_mapping
 from pa_core.errors import ConfigurationError
 from pa_core.input_checks import check_optimizer, check_trainer_arguments
+from pa_core.own_loop import mistakes
 from pa_core.types import SchedulerFactory
 
 __all__ = ["RunModels"]
@@ -35,7 +37,7 @@ class RunModels:
 
     Raises:
         ArgumentTypeError: Something is no module, or no optimizer.
-        ConfigurationError: A name does not fit, or an optimizer would train nothing.
+        ConfigurationError: A name does not fit, or an optimizer would train nothing or needs a closure.
     """
 
     def __init__(
@@ -52,6 +54,8 @@ class RunModels:
             check_trainer_arguments(model, None, None)
         for optimizer in self.optimizers.values():
             check_trainer_arguments(next(iter(self.models.values())), None, optimizer)
+            if _needs_arguments(optimizer.step):
+                raise mistakes.needs_closure(optimizer)
         self.whole: nn.Module = models if isinstance(models, nn.Module) else nn.ModuleDict(self.models)
         if self._are_named:
             _require_known("optimizer", self.optimizers, "model", self.models)
@@ -82,6 +86,12 @@ def _by_name(given: Any, name: str) -> dict[str, Any]:
             do='Write for example {"generator": generator, "discriminator": discriminator}.',
         )
     return named
+
+
+def _needs_arguments(function: Callable[..., object]) -> bool:
+    needed = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
+    parameters = inspect.signature(function).parameters.values()
+    return any(one.default is inspect.Parameter.empty and one.kind in needed for one in parameters)
 
 
 def _require_known(kind: str, named: Mapping[str, object], owner: str, known: Mapping[str, object]) -> None:

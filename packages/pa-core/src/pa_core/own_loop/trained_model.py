@@ -10,6 +10,7 @@ from pa_core.accumulation import Accumulation, MicroBatch
 from pa_core.distributed.agreement import Agreement
 from pa_core.distributed.wrapping import ModelWrapping
 from pa_core.distributed.zero_pass import zero_loss
+from pa_core.own_loop import mistakes
 from pa_core.types import StatefulScheduler
 from pa_core.unwrapping import compiled_from
 from pa_core.user_warnings import warn_user
@@ -79,6 +80,24 @@ class TrainedModel:
         """
         if self.wrapping.is_outdated:
             self.wrapping.renew()
+
+    def require_gradients_of(self, loss: object) -> None:
+        """Refuse what no gradients of the module can be computed of.
+
+        Args:
+            loss: What was passed to ``backward``.
+
+        Raises:
+            ConfigurationError: It is not a tensor of one element with a graph, or the module is frozen.
+        """
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            raise mistakes.unusable_loss(loss)
+        if loss.requires_grad and self._is_only_model:
+            return
+        if not any(parameter.requires_grad for parameter in self.module.parameters()):
+            raise mistakes.frozen_model(self.name)
+        if not loss.requires_grad:
+            raise mistakes.unusable_loss(loss)
 
     def weigh(self, loss: Tensor, part: MicroBatch) -> Tensor:
         """Scale the mean loss of a batch to its share of the update; that of a batch that weighs nothing is replaced.

@@ -16,6 +16,9 @@ from pa_core.types import BatchT
 
 __all__ = ["FinishedBatch", "LossReport", "Update", "UpdateHooks"]
 
+_GRAPH_IS_GONE = "Trying to backward through the graph a second time"
+"""What the error of torch begins with."""
+
 
 @dataclass(frozen=True)
 class LossReport:
@@ -175,15 +178,20 @@ class Update(Generic[BatchT]):
             raise mistakes.backward_after_step(trained.name)
         if trained.name in self._with_gradients and not trained.has_gradients():
             raise mistakes.no_gradients_left(trained.name)
-        mistakes.check_loss(loss)
+        trained.require_gradients_of(loss)
         items = 0 if self.is_empty and num_items is not None else num_items
         weight = trained.accumulation.take_counts(self._samples, items)
-        before = self._reports.get(trained.name)
+        is_first, before = not self._reports, self._reports.get(trained.name)
         if before is not None and before.weight != weight:
             raise mistakes.other_items(before.weight, weight)
         reported = loss.detach().reshape(())
         self._reports[trained.name] = LossReport(reported if before is None else before.loss + reported, weight)
-        self._hooks.backward(trained, loss, self._part, retain_graph)
+        try:
+            self._hooks.backward(trained, loss, self._part, retain_graph)
+        except RuntimeError as error:
+            if _GRAPH_IS_GONE in str(error):
+                raise mistakes.graph_is_gone(trained.name, is_of_this_batch=not is_first) from error
+            raise
         self._with_gradients.add(trained.name)
         if self._part.ends_group:
             self._exchanged.add(trained.name)

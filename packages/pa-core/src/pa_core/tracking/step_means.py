@@ -15,7 +15,7 @@ from pa_core.tracking.loss_tracker import LossTracker
 from pa_core.tracking.metric_values import MetricValue
 from pa_core.tracking.run_history import RunHistory
 
-__all__ = ["StepMeans"]
+__all__ = ["StepMeans", "logged_twice", "single_number"]
 
 
 class StepMeans(Mapping[str, LossTracker]):
@@ -98,8 +98,8 @@ class StepMeans(Mapping[str, LossTracker]):
         if name not in self._trackers:
             _check_name(name)
         if name in self._names_of_step:
-            raise _logged_twice(name)
-        value = _single_number(name, value)
+            raise logged_twice(name)
+        value = single_number(name, value)
         self._names_of_step.add(name)
         if count is not None or self._samples is not None:
             self._add(name, value, count if count is not None else self._samples or 0)
@@ -171,7 +171,16 @@ def _check_name(name: object) -> None:
         )
 
 
-def _single_number(name: str, value: object) -> MetricValue:
+def single_number(name: str, value: object) -> MetricValue:
+    """Return a value that can be logged, without its graph.
+
+    Args:
+        name: Its name, for the message.
+        value: What was passed to ``log``.
+
+    Raises:
+        ConfigurationError: It is not a single real number.
+    """
     if isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex():
         value = value.detach().reshape(())
         return value.long() if value.dtype is torch.bool else value
@@ -200,7 +209,8 @@ def _outside_of_steps(name: object) -> ConfigurationError:
     )
 
 
-def _logged_twice(name: str) -> ConfigurationError:
+def logged_twice(name: str) -> ConfigurationError:
+    """Return the error of a second value under the same name in one step."""
     return ConfigurationError(
         "A value was logged twice in one step.",
         given=f'a second log("{name}", ...) in the same step',

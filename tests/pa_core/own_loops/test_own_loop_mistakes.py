@@ -1,0 +1,261 @@
+"""What is refused in a loop of one's own, and how it is said."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.optim import LBFGS, SGD
+
+from pa_core import ConfigurationError, Run
+from tests.pa_core.own_loops.loops import make_line, step_through
+from tests.small_runs import linear, samples
+
+
+def _fail(gradient: Tensor) -> None:
+    raise RuntimeError("an error of the script")
+
+
+def test_a_step_that_is_forgotten() -> None:
+    """The next update says so, in the nested form and in the flat one."""
+    run = make_line()
+    with pytest.raises(ConfigurationError, match=r"without a step(.|\n)*update 1, with a backward pass"), run:
+        for inputs, _ in run.batches():
+            run.backward(run.model(inputs).sum())
+    with pytest.raises(ConfigurationError, match=r"update 1, without a backward pass"), make_line() as run:
+        for update in run.updates():
+            list(update)
+
+
+def test_a_step_without_a_backward_pass() -> None:
+    """Also where ``loss.backward()`` was called, which knows nothing of shares."""
+    with pytest.raises(ConfigurationError, match=r"in the place of loss\.backward"), make_line() as run:
+        for inputs, _ in run.batches():
+            torch.autograd.backward(run.model(inputs).sum())
+            run.step()
+
+
+def test_gradients_that_the_loop_clears_between_two_batches() -> None:
+    """They would be missing in the update, without a word."""
+    run = make_line(gradient_accumulation_steps=2)
+    with pytest.raises(ConfigurationError, match="zero_grad"), run:
+        for inputs, _ in run.batches():
+            run.optimizer.zero_grad()
+            run.backward(run.model(inputs).mean())
+            run.step()
+
+
+def test_a_step_before_the_last_batch() -> None:
+    """An update is stepped behind the loop over its batches."""
+    with pytest.raises(ConfigurationError, match="behind the loop"), make_line(gradient_accumulation_steps=2) as run:
+        for update in run.updates():
+            for inputs, _ in update:
+                update.backward(run.model(inputs).sum())
+                update.step()
+
+
+def test_a_second_step_and_a_backward_pass_after_it() -> None:
+    """Neither belongs to an update that has been made."""
+    with pytest.raises(ConfigurationError, match="stepped twice"), make_line() as run:
+        for inputs, _ in run.batches():
+            run.backward(run.model(inputs).sum())
+            run.step()
+            run.step()
+    with pytest.raises(ConfigurationError, match="after the step"), make_line() as run:
+        for inputs, _ in run.batches():
+            run.backward(run.model(inputs).sum())
+            run.step()
+            run.backward(run.model(inputs).sum())
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        ("outputs.sum().item()", "without item"),
+        ("outputs", "mean over the samples"),
+        ("outputs.sum().detach()", "not detached"),
+        ("(outputs.sum(), outputs)", "type tuple(.|\n)*element that is the loss"),
+        ("{'loss': outputs.sum()}", r"type dict(.|\n)*\['loss'\]"),
+        ("SimpleNamespace(loss=outputs.sum())", r"type SimpleNamespace(.|\n)*\.loss"),
+        ("None", "type NoneType(.|\n)*returned"),
+    ],
+)
+def test_a_loss_without_a_graph(loss: str, message: str) -> None:
+    """A number, several of them, one that was detached, or what holds the loss."""
+    with pytest.raises(ConfigurationError, match=message), make_line() as run:
+        for inputs, _ in run.batches():
+            run.backward(eval(loss, {"outputs": run.model(inputs), "SimpleNamespace": SimpleNamespace}))
+
+
+def test_a_model_that_is_frozen() -> None:
+    """There is nothing to train, in a run of one model and in one of several."""
+    with pytest.raises(ConfigurationError, match=r"nothing to train(.|\n)*requires_grad_\(\)"), make_line() as run:
+        run.model.requires_grad_(False)
+        for inputs, _ in run.batches():
+            run.backward(run.model(inputs).sum())
+
+
+def test_a_graph_that_is_gone() -> None:
+    """Torch frees a graph in its first backward pass: the advice is another one where that was another batch's."""
+    with pytest.raises(ConfigurationError, match=r"do: +Pass retain_graph=True") as caught, make_line() as run:
+        for inputs, _ in run.batches():
+            loss = run.model(inputs).square().sum()
+            run.backward(loss)
+            run.backward(loss)
+    assert isinstance(caught.value.__cause__, RuntimeError)
+    state = torch.zeros(1, 1, dtype=torch.float64)
+    with pytest.raises(ConfigurationError, match=r"do: +Detach"), make_line() as run:
+        for inputs, _ in run.batches():
+            state = run.model(inputs + state).square().mean()
+            run.backward(state)
+            run.step()
+    with pytest.raises(RuntimeError, match="of the script"), make_line() as run:
+        for inputs, _ in run.batches():
+            outputs = run.model(inputs)
+            outputs.register_hook(_fail)
+            run.backward(outputs.sum())
+
+
+def test_values_that_cannot_be_logged() -> None:
+    """Also as the loss of an evaluation: single numbers only, and each once."""
+    values: list[Any] = [[1], "low", torch.ones(2), None, 1j]
+    for value in values:
+        for name in ("loss", "kl"):
+            with pytest.raises(ConfigurationError, match="single number"), make_line() as run:
+                for _ in run.evaluation_batches(samples(4)):
+                    run.log(name, value)
+    with pytest.raises(ConfigurationError, match="second"), make_line() as run:
+        for _ in run.evaluation_batches(samples(4)):
+            run.log("loss", 1.0)
+            run.log("loss", 1.0)
+
+
+def test_a_run_outside_of_its_block() -> None:
+    """Before ``with``, after it, and a second time: each says what to do."""
+    run = make_line()
+    with pytest.raises(ConfigurationError, match="with run:"):
+        next(iter(run.updates()))
+    with run:
+        step_through(run)
+    for use in (run.epochs, run.updates, run.batches, lambda: run.evaluation_batches(samples(2))):
+        with pytest.raises(ConfigurationError, match="after its block"):
+            next(iter(use()))
+    with pytest.raises(ConfigurationError, match="after its block"):
+        run.step()
+    with pytest.raises(ConfigurationError, match="Make another Run"), run:
+        pass
+
+
+def test_a_run_within_a_run() -> None:
+    """One run at a time: a second block, and a second loop over the epochs."""
+    with pytest.raises(ConfigurationError, match="within the block of another"), make_line(), make_line():
+        pass
+    with pytest.raises(ConfigurationError, match="within an epoch"), make_line() as run:
+        for _ in run.epochs():
+            for _ in run.epochs():
+                pass
+    with pytest.raises(ConfigurationError, match="within an update"), make_line() as run:
+        for _ in run.updates():
+            for _ in run.updates():
+                pass
+    with make_line():  # an error in a block leaves nothing behind
+        pass
+
+
+def test_a_second_loop_without_epochs() -> None:
+    """A loop over all epochs is the whole run: another one would silently do nothing."""
+    run = make_line(num_epochs=2)
+    with pytest.raises(ConfigurationError, match=r"run\.epochs\(\)"), run:
+        for _ in range(2):
+            step_through(run)
+    assert run.num_updates_completed == 6
+
+
+def test_a_loop_after_one_that_a_break_has_left() -> None:
+    """The break has ended the run, whether it was over epochs or over batches."""
+    with pytest.raises(ConfigurationError, match="break"), make_line(num_epochs=2) as run:
+        for _ in run.epochs():
+            step_through(run)
+            break
+        for _ in run.epochs():
+            step_through(run)
+    with pytest.raises(ConfigurationError, match="break"), make_line(num_epochs=2) as run:
+        for _ in range(2):
+            for inputs, targets in run.batches():
+                run.backward((run.model(inputs) - targets).square().mean())
+                run.step()
+                break
+
+
+def test_an_epoch_without_training() -> None:
+    """A loop over epochs that takes no updates would go round for nothing."""
+    with pytest.raises(ConfigurationError, match=r"run\.updates"), make_line() as run:
+        for _ in run.epochs():
+            pass
+
+
+def test_an_update_of_before() -> None:
+    """An update that was kept is over when the loop goes on."""
+    with pytest.raises(ConfigurationError, match="is over"), make_line() as run:
+        kept = []
+        for update in run.updates():
+            kept.append(update)
+            for inputs, _ in update:
+                kept[0].backward(run.model(inputs).sum())
+            update.step()
+
+
+def test_what_can_be_logged_where() -> None:
+    """In a training step and between evaluation batches; the name of the training loss is taken."""
+    with make_line() as run:
+        with pytest.raises(ConfigurationError, match="within a step"):
+            run.log("kl", 1.0)
+        for update in run.updates():
+            for inputs, _ in update:
+                with pytest.raises(ConfigurationError, match="loss"):
+                    run.log("loss", 1.0)
+                update.backward(run.model(inputs).sum())
+            update.step()
+
+
+def test_a_module_beside_the_models() -> None:
+    """All models are given when the run is made."""
+    with pytest.raises(ConfigurationError, match="several models by name"):
+        make_line().add_module("teacher", linear())
+
+
+def test_arguments_that_cannot_work() -> None:
+    """How long it trains has to be said, and everything is checked as in train()."""
+    model = linear()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ConfigurationError, match="num_epochs"):
+        Run(model, optimizer, samples(4))
+    with pytest.raises(ConfigurationError, match="gradient_accumulation_steps"):
+        Run(model, optimizer, samples(4), num_epochs=1, gradient_accumulation_steps=0)
+    with pytest.raises(ConfigurationError, match="none of the model's parameters"):
+        Run(model, SGD(linear().parameters(), lr=0.1), samples(4), num_epochs=1)
+
+
+def test_an_optimizer_that_needs_a_closure() -> None:
+    """A loop has its forward pass before the step, which cannot repeat it."""
+
+    def step(closure: Callable[[], float]) -> float:
+        return closure()
+
+    model = linear()
+    of_a_library = SGD(model.parameters(), lr=0.1)
+    vars(of_a_library)["step"] = step
+    for optimizer in (LBFGS(model.parameters()), of_a_library):
+        kind = type(optimizer).__name__
+        with pytest.raises(ConfigurationError, match=rf"{kind}(.|\n)*Trainer(.|\n)*optimizer_step"):
+            Run(model, optimizer, samples(4), num_epochs=1)
+
+
+def test_callbacks_that_evaluate_are_told_where_to() -> None:
+    """A run has no evaluation dataset of its own: the loop evaluates."""
+    with pytest.raises(ConfigurationError, match="evaluation_batches"), make_line() as run:
+        run.run_evaluation_epoch()
