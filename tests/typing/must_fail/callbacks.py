@@ -23,6 +23,7 @@ from pa_core import (
     Trainer,
     get_default_callbacks,
 )
+from pa_core.callbacks import ScalarTransfer
 from pa_core.testing import RecordingCallback, TinyClassifier, make_classification, make_regression
 from tests.typing.vocabulary import CheckPixels, ForAnyTrainer, ForNetTrainer, Net, NetTrainer
 
@@ -74,6 +75,12 @@ class LogNothing(LogMetricsCallback):
     def log_metrics(self, trainer: AnyTrainer, metrics: list[float]) -> None:  # type: ignore[override]  # pyright: ignore[reportIncompatibleMethodOverride]  # pa_core.LogMetricsCallback.log_metrics: a dictionary
         raise NotImplementedError
 
+
+# What callbacks read of an accelerator
+
+losses = ScalarTransfer[int]()
+losses.send(torch.ones(1), tag="first")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # pa_core.callbacks.ScalarTransfer[TagT]: a tag of another type
+losses.send(0.5, tag=1)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # pa_core.callbacks.ScalarTransfer.send: a tensor
 
 # What there is for tests
 

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
+from pathlib import Path
 from typing import Any, Concatenate, Literal, ParamSpec, Self, cast
 
 import torch
@@ -54,6 +55,7 @@ from pa_core.training_state import (
 from pa_core.types import (
     LossFunction,
     SizedIterable,
+    StatefulScheduler,
 )
 from pa_core.unwrapping import unwrap_model
 
@@ -85,19 +87,19 @@ class Engine(AnyTrainer):
         cpu: bool | None,
     ) -> None:
         self._private_parts = PrivateParts(self, declared_parts(AnyTrainer, Engine, _trainer_class(type(self))))
-        self.model = model
-        self.loss_func = cast("LossFunction", loss_func)
-        self.optimizer = cast("Optimizer", optimizer)
-        self.run_history = InMemoryRunHistory() if run_history is None else run_history
-        self.run_config = _unset()
-        self.train_dataset = _unset()
-        self.eval_dataset = None
-        self.collate_fn = None
-        self.create_scheduler_fn = None
-        self.scheduler = None
+        self.model: nn.Module = model
+        self.loss_func: LossFunction = cast("LossFunction", loss_func)
+        self.optimizer: Optimizer = cast("Optimizer", optimizer)
+        self.run_history: RunHistory = InMemoryRunHistory() if run_history is None else run_history
+        self.run_config: TrainerRunConfig = _unset()
+        self.train_dataset: Dataset[Any] = _unset()
+        self.eval_dataset: Dataset[Any] | None = None
+        self.collate_fn: Callable[[list[Any]], Any] | None = None
+        self.create_scheduler_fn: Callable[[Optimizer], StatefulScheduler] | None = None
+        self.scheduler: StatefulScheduler | None = None
         self.gradient_norm = None
-        self.train_dataloader = _unset()
-        self.eval_dataloader = None
+        self.train_dataloader: SizedIterable = _unset()
+        self.eval_dataloader: SizedIterable | None = None
         self._loss_tracker = LossTracker()
         self._step_means = StepMeans()
         self._added = AddedModules()
@@ -105,7 +107,7 @@ class Engine(AnyTrainer):
         processes.prepare_process(self._accelerator)
         with showing_errors_once():  # from here on the processes are connected
             input_checks.check_trainer_arguments(model, loss_func, optimizer)
-            self.callback_handler = self._create_callback_handler(callbacks)
+            self.callback_handler: CallbackHandler[Any] = self._create_callback_handler(callbacks)
         compatibility.require_usable(self._accelerator, arguments, model)
         self._loaders = Loaders(self._accelerator)
         self._gradient_clip_norm = None
@@ -241,7 +243,7 @@ class Engine(AnyTrainer):
         self._loaders.start_run()
         self._checked_steps = set()
         self.preemptible = False
-        self.resume_from = None
+        self.resume_from: Path | None = None
 
     @abstractmethod
     def _accumulations(self) -> Mapping[str, Accumulation]:

@@ -210,7 +210,7 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self.train_dataset = cast("Dataset[Any]", train_data.dataset)
         self.eval_dataset = eval_data.dataset
         self.collate_fn = collate_fn
-        self.create_scheduler_fn = create_scheduler_fn
+        self.create_scheduler_fn = create_scheduler_fn  # pyright: ignore[reportIncompatibleVariableOverride]  # narrower
         self._gradient_clip_norm = gradient_clip_norm
         with self._run("train"):
             self.resume_from = None if resume_from is None else Path(resume_from)
@@ -224,7 +224,7 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             self._wrapping.model = self.model
             self.run_config = self._create_run_config(*numbers)
             self._resumption.note_hyperparameters(self)
-            self.scheduler = self._scheduler_of_run()
+            self.scheduler = self._scheduler_of_run()  # pyright: ignore[reportIncompatibleVariableOverride]  # as above
             self._added.create_schedulers(self._placeholder_values())
             self._require_usable_schedulers()
             self._resume(resume_allow)
@@ -666,7 +666,7 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
     @override
     def _release_models(self) -> None:
         if (model := self._wrapping.unwrap()) is not None:
-            self.model = cast("ModelT_co", model)
+            self.model = cast("ModelT_co", model)  # pyright: ignore[reportIncompatibleVariableOverride]  # as above
 
     @override
     def _start_bookkeeping(self) -> None:

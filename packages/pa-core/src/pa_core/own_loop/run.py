@@ -37,7 +37,7 @@ from pa_core.own_loop.trained_model import TrainedModel
 from pa_core.own_loop.update import FinishedBatch, Update, UpdateHooks
 from pa_core.placeholders import create_scheduler
 from pa_core.progress import Phase
-from pa_core.run_config import check_run_arguments
+from pa_core.run_config import TrainerRunConfig, check_run_arguments
 from pa_core.scheduler_stepping import SchedulerStepping
 from pa_core.tracking import MetricValue, RunHistory
 from pa_core.types import (
@@ -119,8 +119,15 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         (160, True)
     """
 
-    model: ModelT_co
+    model: ModelT_co  # pyright: ignore[reportIncompatibleVariableOverride]  # narrower than any module
+    scheduler: StatefulScheduler | None
+    train_dataset: Dataset[Any]
+    eval_dataset: Dataset[Any] | None
+    train_dataloader: SizedIterable
+    eval_dataloader: SizedIterable | None
+    run_config: TrainerRunConfig
     callback_handler: CallbackHandler[Self]
+    resume_from: Path | None
 
     def __init__(
         self,
