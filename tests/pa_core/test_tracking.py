@@ -38,6 +38,7 @@ from pa_core.tracking import (
     RunClock,
     RunHistory,
 )
+from tests.small_runs import make_trainer, samples
 
 
 class DocumentedHistory(RunHistory):
@@ -91,7 +92,7 @@ def test_a_history_of_ones_own_needs_only_the_documented_methods() -> None:
     history = DocumentedHistory("x_")
 
     assert history.current_epoch == 1
-    history._increment_epoch()  # pyright: ignore[reportPrivateUsage]  # what the trainer calls
+    history.increment_epoch()
     assert history.current_epoch == history.clock.epoch == 2
     assert DocumentedHistory("").current_epoch == 1
     with pytest.raises(NotImplementedError, match="DocumentedHistory cannot delete 'x_loss'"):
@@ -102,9 +103,30 @@ def test_the_count_of_the_epochs_may_be_overridden() -> None:
     """A subclass may answer ``current_epoch`` itself."""
     history = HistoryWithOwnEpochs("")
 
-    history._increment_epoch()  # pyright: ignore[reportPrivateUsage]  # what the trainer calls
+    history.increment_epoch()
 
     assert history.current_epoch == 102
+
+
+def test_a_history_may_count_its_epochs_itself() -> None:
+    """One that was written for pytorch-accelerated brings a count of its own, which the trainer advances."""
+
+    class OwnCount(InMemoryRunHistory):
+        own_epoch = 1
+
+        @property
+        @override
+        def current_epoch(self) -> int:
+            return self.own_epoch
+
+        @override
+        def _increment_epoch(self) -> None:
+            self.own_epoch += 1
+
+    trainer, history = make_trainer(), OwnCount()
+    trainer.run_history = history
+    trainer.train(samples(4), 2)
+    assert history.current_epoch == 3
 
 
 def test_the_documented_methods_are_the_abstract_ones() -> None:
@@ -232,7 +254,7 @@ def test_every_value_knows_its_moment() -> None:
     for step in range(1, 4):
         history.clock.update, history.clock.samples = step, step * 32
         history.update_metric("loss", 1 / step)
-    history._increment_epoch()  # pyright: ignore[reportPrivateUsage]  # what the trainer calls
+    history.increment_epoch()
     history.update_metric("accuracy", 0.5)
 
     records = history.records()

@@ -14,6 +14,7 @@ from pa_core.compatibility import require_whole_model
 from pa_core.distributed.gradient_averaging import average_gradients, is_same_on_all_processes
 from pa_core.errors import ConfigurationError, UnsupportedConfigurationError
 from pa_core.input_checks import check_kind_of_module, check_kind_of_optimizer, check_scheduler_factory
+from pa_core.optimizer_parameters import parameters_of
 from pa_core.placeholders import create_scheduler
 from pa_core.types import SchedulerFactory, SchedulerLike
 from pa_core.unwrapping import unwrap_model
@@ -125,7 +126,7 @@ class AddedModules:
 
     def trained(self, optimizer: Optimizer | None) -> dict[str, nn.Module]:
         """Return the modules that are trained, by their own optimizer or by that of the trainer, without wrappers."""
-        ours = _parameters_of(optimizer)
+        ours = _ids_of_parameters(optimizer)
         return {
             name: unwrap_model(added.module, keep_torch_compile=False)
             for name, added in self._by_name.items()
@@ -218,7 +219,7 @@ class AddedModules:
                 _require_same_on_all_processes(name, module)
             self._was_checked = True
         for name, module in trained.items():
-            updated = _parameters_of(self._by_name[name].optimizer) | _parameters_of(optimizer)
+            updated = _ids_of_parameters(self._by_name[name].optimizer) | _ids_of_parameters(optimizer)
             average_gradients(
                 {
                     f"{name}.{inner}": parameter
@@ -239,9 +240,8 @@ class AddedModules:
             optimizer.zero_grad()
 
 
-def _parameters_of(optimizer: Optimizer | None) -> set[int]:
-    groups = [] if optimizer is None else optimizer.param_groups
-    return {id(parameter) for group in groups for parameter in group["params"]}
+def _ids_of_parameters(optimizer: Optimizer | None) -> set[int]:
+    return set() if optimizer is None else {id(parameter) for parameter in parameters_of(optimizer)}
 
 
 def _require_same_on_all_processes(name: str, module: nn.Module) -> None:
@@ -298,7 +298,7 @@ def _check_parameters(name: str, added: AddedModule, beside: Mapping[int, str], 
             if shared == "the model"
             else "Add one module that holds both.",
         )
-    ours = _parameters_of(of_trainer)
+    ours = _ids_of_parameters(of_trainer)
     if added.optimizer is not None:
         _check_optimizer(name, added.optimizer, own, ours)
     elif of_trainer is not None and added.module.training and own.isdisjoint(ours):
@@ -306,7 +306,7 @@ def _check_parameters(name: str, added: AddedModule, beside: Mapping[int, str], 
 
 
 def _check_optimizer(name: str, optimizer: Optimizer, own: set[int], ours: set[int]) -> None:
-    kind, held = type(optimizer).__name__, _parameters_of(optimizer)
+    kind, held = type(optimizer).__name__, _ids_of_parameters(optimizer)
     if held & ours:
         raise ConfigurationError(
             f"Two optimizers would train the module {name!r}.",

@@ -10,6 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from pa_core.errors import UnsupportedConfigurationError
+from pa_core.optimizer_parameters import parameters_of
 
 __all__ = ["named_modules_of", "require_one_trained_module"]
 
@@ -97,7 +98,7 @@ def _trainable_parameters(item: object) -> list[Tensor]:
     if isinstance(item, nn.Parameter):
         parameters = (item,)
     elif isinstance(item, Optimizer):
-        parameters = (parameter for group in item.param_groups for parameter in group["params"])
+        parameters = parameters_of(item)
     elif isinstance(item, nn.Module):
         parameters = item.parameters()
     return [parameter for parameter in parameters if parameter.requires_grad]

@@ -39,6 +39,7 @@ from pa_core.distributed.shared_errors import showing_errors_once
 from pa_core.errors import NonFiniteLossError, StopTrainingError
 from pa_core.events import EVENT_NAMES, CallbackHandler, CallbackLike, TrainerCallback
 from pa_core.misspelt_overrides import warn_of_misspelt_overrides
+from pa_core.optimizer_parameters import parameters_of
 from pa_core.placeholders import placeholder_values
 from pa_core.private_parts import PrivateParts, declared_parts
 from pa_core.progress import Phase, Progress
@@ -408,8 +409,7 @@ class Engine(AnyTrainer):
     def _updated_parameters(self) -> Iterator[Tensor]:
         """Others of the model may have gradients too, which nobody clears and which must not count."""
         for optimizer in self.named_optimizers().values():
-            for group in optimizer.param_groups:
-                yield from group["params"]
+            yield from parameters_of(optimizer)
 
     def _clip(self, parameters: Iterable[Tensor]) -> None:
         """Clip the gradients of an update as the run was told to."""

@@ -8,6 +8,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from pa_core.errors import ArgumentTypeError, ConfigurationError
+from pa_core.optimizer_parameters import parameters_of
 
 __all__ = [
     "check_kind_of_module",
@@ -127,7 +128,7 @@ def check_optimizer(model: nn.Module, optimizer: Optimizer | None) -> None:
             do="Pass one to the trainer, for example torch.optim.SGD(model.parameters(), lr=0.1).",
         )
     of_model = {id(parameter) for parameter in model.parameters()}
-    of_optimizer = [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
+    of_optimizer = [id(parameter) for parameter in parameters_of(optimizer)]
     if not of_model:
         raise ConfigurationError(
             "The model has no parameters, so that nothing would be trained.",

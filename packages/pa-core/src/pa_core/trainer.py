@@ -444,7 +444,7 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         with self._agreement.together():
             self.training_run_epoch_end()
             self._call_event(TrainerCallback.on_training_run_epoch_end)
-        self.run_history._increment_epoch()  # pyright: ignore[reportPrivateUsage]  # only trainers count epochs
+        self.run_history.increment_epoch()
         self._progress.epoch_under_way = None
         self._reach_safe_point(Phase.EPOCH)
 

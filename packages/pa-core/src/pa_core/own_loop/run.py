@@ -408,7 +408,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
                 for trained in self._trained_models.values():
                     self._step_schedule(trained)
         self._call_event_together(TrainerCallback.on_training_run_epoch_end)
-        self.run_history._increment_epoch()  # pyright: ignore[reportPrivateUsage]  # only trainers count epochs
+        self.run_history.increment_epoch()
         self._epoch = self._progress.epoch_under_way = None
         self._reach_safe_point(Phase.EPOCH)
 

@@ -10,6 +10,7 @@ from pa_core.accumulation import Accumulation, MicroBatch
 from pa_core.distributed.agreement import Agreement
 from pa_core.distributed.wrapping import ModelWrapping
 from pa_core.distributed.zero_pass import zero_loss
+from pa_core.optimizer_parameters import parameters_of
 from pa_core.own_loop import mistakes
 from pa_core.types import StatefulScheduler
 from pa_core.unwrapping import compiled_from
@@ -154,8 +155,8 @@ class TrainedModel:
 
     def has_gradients(self) -> bool:
         """Whether any parameter that the optimizer updates has a gradient; mostly the first one tells."""
-        return any(parameter.grad is not None for group in self.optimizer.param_groups for parameter in group["params"])
+        return any(parameter.grad is not None for parameter in parameters_of(self.optimizer))
 
     def parameters(self) -> list[Tensor]:
         """Return the parameters that the optimizer updates."""
-        return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        return list(parameters_of(self.optimizer))

@@ -54,8 +54,12 @@ class RunHistory(ABC):
         """The number of the current epoch, counted from 1."""
         return self.clock.epoch
 
-    def _increment_epoch(self) -> None:
+    def increment_epoch(self) -> None:
         """Begin the next epoch; the trainer calls this when all events of an epoch are over."""
+        self._increment_epoch()
+
+    def _increment_epoch(self) -> None:
+        """The name that histories written for pytorch-accelerated override."""
         self.clock.epoch += 1
 
     @abstractmethod

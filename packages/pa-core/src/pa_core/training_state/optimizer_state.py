@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from pa_core.errors import CheckpointError
+from pa_core.optimizer_parameters import parameters_of
 from pa_core.types import StatefulScheduler
 
 __all__ = [
@@ -29,7 +30,7 @@ def capture_optimizer(optimizer: Optimizer, parameters: Mapping[str, Tensor]) ->
         parameters: The parameters of all models, by name.
     """
     names = _names(parameters)
-    others = [parameter.detach() for parameter in _parameters(optimizer) if id(parameter) not in names]
+    others = [parameter.detach() for parameter in parameters_of(optimizer) if id(parameter) not in names]
     return {
         "state": optimizer.state_dict(),
         "parameters": _group_names(optimizer, parameters),
@@ -73,7 +74,7 @@ def _restore(optimizer: Optimizer, parameters: Mapping[str, nn.Parameter], captu
         optimizer.add_param_group({"params": [parameters[name] for name in names]})
     load_state(optimizer, captured["state"])
     known = _names(parameters)
-    others = [parameter for parameter in _parameters(optimizer) if id(parameter) not in known]
+    others = [parameter for parameter in parameters_of(optimizer) if id(parameter) not in known]
     with torch.no_grad():
         for parameter, saved in zip(others, captured["parameters_beside_the_model"], strict=True):
             parameter.copy_(saved)
@@ -175,7 +176,7 @@ def _list(names: Sequence[str | None]) -> str:
 
 def _keep_precision(optimizer: Optimizer, saved: Mapping[object, object]) -> None:
     """Torch casts state to the precision of the parameter; an optimizer may keep its state in a higher one."""
-    for number, parameter in enumerate(_parameters(optimizer)):
+    for number, parameter in enumerate(parameters_of(optimizer)):
         state, of_parameter = optimizer.state.get(parameter), saved.get(number)
         if state is None or not isinstance(of_parameter, Mapping):
             continue
@@ -193,10 +194,6 @@ def _names(parameters: Mapping[str, Tensor]) -> dict[int, str]:
 def _group_names(optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> list[list[str | None]]:
     names = _names(parameters)
     return [[names.get(id(parameter)) for parameter in group["params"]] for group in optimizer.param_groups]
-
-
-def _parameters(optimizer: Optimizer) -> list[Tensor]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def _is_setting(value: object) -> bool:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from pa_core.errors import CheckpointError
+from pa_core.optimizer_parameters import parameters_of
 from pa_core.state_dicts import missing_methods
 from pa_core.storage.encoding import Encoded, decode, encode
 from pa_core.training_state.optimizer_state import load_state
@@ -116,9 +117,8 @@ def _copy_without_state(optimizer: Optimizer) -> Optimizer:
     """
     copied = object.__new__(type(optimizer))
     memo: dict[int, Any] = {id(optimizer): copied, id(optimizer.state): defaultdict[Any, Any](dict)}
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            memo[id(parameter)] = nn.Parameter(torch.empty_like(parameter, device="cpu"), parameter.requires_grad)
+    for parameter in parameters_of(optimizer):
+        memo[id(parameter)] = nn.Parameter(torch.empty_like(parameter, device="cpu"), parameter.requires_grad)
     vars(copied).update({name: copy.deepcopy(value, memo) for name, value in vars(optimizer).items()})
     return copied
 
