@@ -272,12 +272,26 @@ class WithUnusedLayer(nn.Module):
 
 
 def test_a_parameter_without_a_gradient_is_named() -> None:
-    """A pass that exchanges gradients needs that of each parameter; without, the error is no riddle of torch's."""
+    """The passes of an update together need to reach each of them, in any order."""
     model = WithUnusedLayer()
     wrapping, agreement = wrapping_of(model), Agreement(torch.device("cpu"), num_processes=2)
-    loss = agreement.add_to(wrapping.carrier, model(drawn(0, rank(), 4)).mean(), items=0.0)
-    with pytest.raises(UnsupportedConfigurationError, match=r"no gradient for unused.weight, unused.bias\n"):
+
+    def exchange(outputs: Tensor) -> None:
+        loss = agreement.add_to(wrapping.carrier, outputs.mean(), items=0.0)
         wrapping.backward(loss, parameters_of(model), exchanges_gradients=True)
+
+    inputs = drawn(0, rank(), 4)
+    for _ in range(2):
+        exchange(model(inputs))
+        exchange(model.unused(inputs[:, :1]))
+        wrapping.check_update()
+        model.zero_grad()
+    exchange(model(inputs))
+    with pytest.raises(UnsupportedConfigurationError, match=r"no gradient for unused.bias, unused.weight\n"):
+        wrapping.check_update()
+    exchange(model(inputs))
+    wrapping.start_epoch()
+    wrapping.check_update()
 
 
 @pytest.mark.parametrize("argument", ["find_unused_parameters", "gradient_as_bucket_view"])

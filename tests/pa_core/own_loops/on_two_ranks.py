@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
-from torch.optim import SGD
+from torch.optim import SGD, Adam, AdamW
+from torch.optim.lr_scheduler import OneCycleLR
 from torch.utils.data import TensorDataset
 
-from pa_core import Run, StopTrainingError, gather_objects
+from pa_core import Run, StopTrainingError, UnsupportedConfigurationError, gather_objects
 from tests.pa_core.own_loops import test_own_loop_models as gans
 
 
@@ -153,6 +155,61 @@ def freezes(batch: int) -> dict[str, Any]:
     return _plain(run)
 
 
+def critic(batch: int, order: str) -> dict[str, Any]:
+    """A critic with a gradient penalty, in a loss of its own or not, and a generator in each third update.
+
+    The penalty does not depend on the last bias of the critic.
+    """
+    torch.manual_seed(0)
+    generator = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 4)).double()
+    judge = nn.Sequential(nn.Linear(4, 8), nn.Softplus(), nn.Linear(8, 1)).double()
+    run = Run(
+        {"generator": generator, "critic": judge},
+        {"generator": Adam(generator.parameters(), 0.01), "critic": AdamW(judge.parameters(), 0.01)},
+        TensorDataset(gans.REAL[:21], torch.arange(21)),
+        num_epochs=2,
+        per_device_batch_size=batch,
+        create_scheduler_fn={"generator": partial(OneCycleLR, max_lr=0.02, total_steps=4)},  # of 12 updates
+    )
+    with run:
+        for update in run.updates():
+            for real, numbers in update:
+                made = generator(gans.noise(numbers)).detach()
+                between = torch.lerp(real, made, torch.sin(numbers.double())[:, None] ** 2).requires_grad_()
+                (slopes,) = torch.autograd.grad(judge(between).sum(), between, create_graph=True)
+                losses = [
+                    judge(made).mean() - judge(real).square().mean(),
+                    10 * (slopes.norm(dim=1) - 1).square().mean(),
+                ]
+                if order == "sum":
+                    losses = [losses[0] + losses[1]]
+                elif order == "penalty first":
+                    losses.reverse()
+                for loss in losses:
+                    update.backward(loss, model="critic")
+                if update.number % 3 == 0:
+                    update.backward(-judge(generator(gans.noise(numbers))).mean(), model="generator")
+            update.step("critic")
+            if update.number % 3 == 0:
+                update.step("generator")
+    return _plain(run)
+
+
+def unused() -> dict[str, Any]:
+    """No loss depends on a bias."""
+    run = _line(2)
+    try:
+        with run:
+            for update in run.updates():
+                for inputs, _ in update:
+                    hidden = run.model[1](run.model[0](inputs))
+                    update.backward((hidden @ run.model[2].weight.T).square().mean())
+                update.step()
+    except UnsupportedConfigurationError as error:
+        return {"error": str(error)}
+    return {"error": None}
+
+
 def stops() -> dict[str, Any]:
     """One rank asks to stop after its third update."""
     run = _line(2)
@@ -189,6 +246,8 @@ def main() -> None:
         "thaws": thaws(8 // world),
         "freezes": freezes(4 // world),
         "stops": stops(),
+        **{f"critic, {order}": critic(4 // world, order) for order in ("sum", "penalty last", "penalty first")},
+        "unused": unused(),
     }
     same = gather_objects(results)
     results["same"] = all(one == same[0] for one in same)

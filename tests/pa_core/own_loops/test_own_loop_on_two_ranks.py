@@ -39,7 +39,10 @@ def _close(one: Any, other: Any) -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["uneven", "gan", "tokens", "one_sample", "passes", "thaws", "freezes"])
+CRITICS = ["critic, sum", "critic, penalty last", "critic, penalty first"]
+
+
+@pytest.mark.parametrize("name", ["uneven", "gan", "tokens", "one_sample", "passes", "thaws", "freezes", *CRITICS])
 def test_two_processes_are_one(results: list[dict[str, Any]], name: str) -> None:
     """Weights and metrics are equal to 1e-12, with the same samples on the same clock."""
     one, two = (result[name] for result in results)
@@ -65,3 +68,17 @@ def test_each_sample_is_seen_once(results: list[dict[str, Any]]) -> None:
 def test_a_stop_of_one_rank_is_one_of_all(results: list[dict[str, Any]]) -> None:
     """Before the next update; and one that all of them raise is none that fails."""
     assert [result["stops"]["updates"] for result in results] == [[3, 1], [3, 1]]
+
+
+def test_the_passes_of_an_update_may_be_in_any_order(results: list[dict[str, Any]]) -> None:
+    """A gradient penalty, which leaves out a bias, is added to the other loss, or has a pass of its own."""
+    for result in results:
+        for name in CRITICS[1:]:
+            for one, other in zip(result[name]["weights"], result[CRITICS[0]]["weights"], strict=True):
+                torch.testing.assert_close(torch.tensor(one), torch.tensor(other), rtol=1e-5, atol=1e-5)
+
+
+def test_a_parameter_that_no_loss_depends_on(results: list[dict[str, Any]]) -> None:
+    """On several processes it is refused by its name: an exchange gives it a gradient that one process would not."""
+    assert results[0]["unused"]["error"] is None
+    assert "no gradient for 2.bias" in results[1]["unused"]["error"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Generator
+from collections.abc import Collection, Generator
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from pa_core.distributed.collectives import synchronising_wrapper, values_of_all
 from pa_core.errors import UnsupportedConfigurationError
 
-__all__ = ["GradientExchange"]
+__all__ = ["GradientExchange", "never_used"]
 
 _NOT_FINISHED = "Expected to have finished reduction in the prior iteration"
 _SHOWN = 4
@@ -62,6 +62,38 @@ class GradientExchange:
             self._was_compared = True
             self._compare()
 
+    def complete(self, model: nn.Module, zero_only: Collection[str] = ()) -> set[str]:
+        """Finish an exchange that waits for gradients which its backward pass has not computed: they are zero.
+
+        The gradient penalty of a critic, for one, does not depend on its last bias. Zero changes nothing where another
+        pass of the update computes a gradient. Every process must call this.
+
+        Args:
+            model: The wrapped model.
+            zero_only: What this returned after the pass before, in the same update.
+
+        Returns:
+            The names of parameters that have got nothing but these zeros in the update so far, where one process alone
+            would have no gradient.
+
+        Raises:
+            UnsupportedConfigurationError: As ``check``.
+        """
+        wrapper: Any = synchronising_wrapper(model)
+        missing: list[str] = []
+        try:
+            wrapper._check_reducer_finalized()
+        except RuntimeError as error:
+            if not (missing := self._unused(str(error))):
+                raise
+        without = {name for name in missing if name in zero_only or self._parameters[name].grad is None}
+        if missing:
+            parameters = [self._parameters[name] for name in missing]
+            torch.autograd.backward(parameters, [torch.zeros_like(parameter) for parameter in parameters])
+        if missing or not self._was_compared:
+            self.check(model)
+        return without
+
     @contextmanager
     def naming_unused_parameters(self) -> Generator[None]:
         """Explain torch's error about parameters without a gradient, which names them by numbers.
@@ -81,10 +113,7 @@ class GradientExchange:
             raise self._explain(str(error)) from error
 
     def _explain(self, message: str) -> UnsupportedConfigurationError:
-        found = re.search(r"Parameter indices which did not receive grad for rank \d+:((?: \d+)+)", message)
-        names = list(self._parameters)
-        numbers = [] if found is None else [int(number) for number in found[1].split()]
-        unused = [names[number] for number in numbers if number < len(names) and names[number] not in self._hidden]
+        unused = self._unused(message)
         if not unused:
             return UnsupportedConfigurationError(
                 "The gradients of an extra backward pass could not be exchanged.",
@@ -100,6 +129,13 @@ class GradientExchange:
             "_create_accelerator, or freeze what is never used with requires_grad_(False).",
         )
 
+    def _unused(self, message: str) -> list[str]:
+        """The names of the parameters without a gradient that an error of torch is about."""
+        found = re.search(r"Parameter indices which did not receive grad for rank \d+:((?: \d+)+)", message)
+        names = list(self._parameters)
+        numbers = [] if found is None else [int(number) for number in found[1].split()]
+        return [names[number] for number in numbers if number < len(names) and names[number] not in self._hidden]
+
     def _compare(self) -> None:
         names = [name for name in self._parameters if name not in self._hidden]
         norms = values_of_all(torch.stack([_norm_of_gradient(self._parameters[name]) for name in names]))
@@ -114,6 +150,20 @@ class GradientExchange:
                 do="In calculate_train_batch_loss, call self.model with gradients enabled, not self.get_model() or a "
                 "part of it; what another method needs goes through forward.",
             )
+
+
+def never_used(names: Collection[str]) -> UnsupportedConfigurationError:
+    """Return the error of an update in which a parameter has no gradient, which the wrapper cannot leave out.
+
+    Args:
+        names: The names of such parameters.
+    """
+    return UnsupportedConfigurationError(
+        "On several processes, each trainable parameter has to get a gradient in each update.",
+        given=f"no gradient for {_enumerate(sorted(names))}",
+        expected="backward passes that reach every trainable parameter of the model",
+        do="Freeze what the losses of the update do not depend on, with requires_grad_(False).",
+    )
 
 
 def _norm_of_gradient(parameter: Tensor) -> Tensor:

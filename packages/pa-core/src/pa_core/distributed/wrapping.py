@@ -17,7 +17,7 @@ from pa_core.distributed.gradient_agreement import (
     gradients_carry_counts,
     synchronises_every_parameter,
 )
-from pa_core.distributed.gradient_exchange import GradientExchange
+from pa_core.distributed.gradient_exchange import GradientExchange, never_used
 from pa_core.distributed.zero_pass import CallsOfStep, zero_pass
 from pa_core.errors import UnsupportedConfigurationError
 from pa_core.unwrapping import unwrap_model
@@ -76,6 +76,7 @@ class ModelWrapping:
         self._unwrapped: _Unwrapped | None = None
         self._calls: CallsOfStep | None = None
         self._exchange: GradientExchange | None = None
+        self._zero_only: set[str] = set()
 
     def wrap(self, model: nn.Module, *, for_training: bool, num_carried: int = 0) -> nn.Module:
         """Place the model on the device and, for training on several processes, wrap it; return what a step calls.
@@ -171,7 +172,8 @@ class ModelWrapping:
     ) -> None:
         """Run a backward pass whose graph was made by calls of the user's module, and exchange the gradients if asked.
 
-        A second exchange in the same update adds to the first one: averaging what is averaged changes nothing.
+        A second exchange in the same update adds to the first one: averaging what is averaged changes nothing. It need
+        not reach all parameters; ``check_update`` looks whether some pass has.
 
         Args:
             loss: What to differentiate. With an exchange, what ``carrier`` returned for it, if there is one.
@@ -182,8 +184,8 @@ class ModelWrapping:
             retain_graph: Whether another backward pass goes through the graph of this one.
 
         Raises:
-            UnsupportedConfigurationError: A parameter got no gradient, the gradients were not exchanged, or the wrapper
-                was told that its graph is static, and prepares no exchange outside of its forward pass.
+            UnsupportedConfigurationError: The gradients were not exchanged, or the wrapper was told that its graph is
+                static, and prepares no exchange outside of its forward pass.
         """
         wrapper = synchronising_wrapper(self.model) if exchanges_gradients else None
         if wrapper is None:
@@ -198,7 +200,24 @@ class ModelWrapping:
         reducer._rebuild_buckets()
         reducer.prepare_for_backward([loss] if wrapper.find_unused_parameters else [])
         _accelerate.backward(self._accelerator, loss, inputs=inputs, retain_graph=retain_graph)
-        self.check_exchange()
+        if self._exchange is not None:
+            self._zero_only = self._exchange.complete(self.model, self._zero_only)
+
+    def start_epoch(self) -> None:
+        """Forget an update whose gradients ``backward`` has exchanged, and which was not made."""
+        self._zero_only.clear()
+        if self.carrier is not None:
+            self.carrier.sums()
+
+    def check_update(self) -> None:
+        """Check, after the last ``backward`` of an update, that it has the gradients that one process would have.
+
+        Raises:
+            UnsupportedConfigurationError: None of its passes reached some parameter.
+        """
+        unused, self._zero_only = self._zero_only, set()
+        if unused:
+            raise never_used(unused)
 
     def check_exchange(self) -> None:
         """Check that the gradients of an update were exchanged; every process must call this.

@@ -325,7 +325,8 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
             return
         self._has_begun = True
         self._resume(self._resume_allow)
-        self._check_length_of_schedules()
+        if len(self._trained_models) == 1:  # of several, how often each steps is known to the loop alone
+            self._check_length_of_schedules()
         if self._resumption.saved is None:
             self._reset_run_history()
         self._call_event_together(TrainerCallback.on_training_run_start)

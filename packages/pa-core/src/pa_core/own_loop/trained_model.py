@@ -58,8 +58,7 @@ class TrainedModel:
     def start_epoch(self) -> None:
         """Forget an update that was not finished."""
         self.accumulation.start_epoch()
-        if self.wrapping.carrier is not None:
-            self.wrapping.carrier.sums()
+        self.wrapping.start_epoch()
 
     def wrap(self, num_carried: int) -> None:
         """Place the module on the device, and get ready to exchange its gradients; it is still called as it is.
@@ -130,7 +129,9 @@ class TrainedModel:
 
         Raises:
             StopTrainingError: A process asked to stop.
+            UnsupportedConfigurationError: No backward pass of the update reached some parameter, on several processes.
         """
+        self.wrapping.check_update()
         carrier, items = self.wrapping.carrier, self.accumulation.items
         total = (
             agreement.before_update(carrier, items, at_once=at_once)
