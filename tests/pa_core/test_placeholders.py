@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from torch.optim import SGD
 from torch.optim.lr_scheduler import LambdaLR, MultiStepLR, OneCycleLR
 
-from pa_core.errors import ConfigurationError
+from pa_core.errors import ArgumentTypeError, ConfigurationError
 from pa_core.placeholders import PlaceholderExpression, TrainerPlaceholderValues, resolve_placeholders
 
 VALUES = {
@@ -175,7 +175,7 @@ def test_an_unresolved_placeholder_is_no_number(unresolved: object, use: Operati
 @pytest.mark.parametrize("use", _USES[:10])
 def test_the_refusal_says_what_to_do(use: Operation) -> None:
     """The TypeError names the expression and the way to have it filled in."""
-    with pytest.raises(TypeError, match=r"NUM_EPOCHS \* 2\) is not a number yet.*functools\.partial"):
+    with pytest.raises(ArgumentTypeError, match=r"(?s)NUM_EPOCHS \* 2\) is not a number yet.*functools\.partial"):
         use(EPOCHS * 2)
 
 

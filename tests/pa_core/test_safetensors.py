@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import SGD
 from typing_extensions import override
 
-from pa_core import AnyTrainer, Trainer, TrainerCallback
+from pa_core import AnyTrainer, ConfigurationError, Trainer, TrainerCallback
 from pa_core.testing import TinyClassifier, make_classification
 from tests.support.disks import full_disk
 
@@ -142,7 +142,7 @@ def test_a_failure_leaves_the_old_files(tmp_path: Path, size: str) -> None:
 def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path: Path) -> None:
     """The error names the file, which stays as it is."""
     (tmp_path / "weights").write_text("mine")
-    with pytest.raises(NotADirectoryError, match="weights"):
+    with pytest.raises(ConfigurationError, match=r"weights.*which is a file"):
         trainer_of(network()).save_model(tmp_path / "weights")
     assert (tmp_path / "weights").read_text() == "mine"
 

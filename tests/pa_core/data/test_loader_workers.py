@@ -20,6 +20,7 @@ from typing_extensions import override
 
 from pa_core import AnyTrainer, ConfigurationError, Trainer, TrainerCallback
 from pa_core.data import KeyedDataLoader
+from pa_core.errors import UnsupportedConfigurationError
 from pa_core.testing import TinyClassifier, make_classification
 from tests.pa_core.data.drawing import Drawing, draw_after, preserved_streams, samples_by_index
 from tests.pa_core.good_run import assert_explained
@@ -132,7 +133,7 @@ def test_an_old_iterator_of_persistent_workers_is_refused() -> None:
     old = iter(loader)
     next(old)
     new = iter(loader)
-    with pytest.raises(RuntimeError, match="out of date"):
+    with pytest.raises(UnsupportedConfigurationError, match="out of date"):
         next(old)
     assert len(list(new)) == 5
 

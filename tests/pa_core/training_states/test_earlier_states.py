@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.optim import SGD
 from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import Dataset
+from typing_extensions import override
 
 from pa_core import SaveTrainingStateCallback, Trainer
 
@@ -34,6 +35,7 @@ class Draws(Dataset[tuple[Tensor, Tensor]]):
     def __len__(self) -> int:
         return 16
 
+    @override
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         drawn = int(torch.randint(2, ())) + random.randrange(2) + int(np.random.randint(2))
         return torch.tensor([index % 4, drawn]).double(), torch.tensor([drawn]).double()

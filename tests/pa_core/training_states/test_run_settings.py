@@ -15,6 +15,7 @@ from torch.optim.lr_scheduler import LambdaLR, StepLR
 from typing_extensions import override
 
 from pa_core import AnyTrainer, CheckpointError, ConfigurationError, SaveTrainingStateCallback, Trainer, TrainerCallback
+from pa_core.errors import ArgumentTypeError
 from pa_core.testing import RecordingCallback, TinyClassifier, make_classification
 from pa_core.training_state.run_settings import RESUME_OVERRIDES
 from tests.pa_core.training_states.small_runs import (
@@ -207,5 +208,5 @@ def test_registered_objects_must_be_the_same_kinds(tmp_path: Path) -> None:
     first.save_training_state(tmp_path)
     with pytest.raises(CheckpointError, match="register_for_checkpointing"):
         train(make_trainer(), num_epochs=2, resume_from=tmp_path)
-    with pytest.raises(TypeError, match=r"state_dict\(\) and"):
+    with pytest.raises(ArgumentTypeError, match="of type int, without state_dict and load_state_dict"):
         first.register_for_checkpointing(3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # that is the test

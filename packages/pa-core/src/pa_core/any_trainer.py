@@ -26,12 +26,12 @@ from pa_core.checkpoint import save_safetensors
 from pa_core.data.loaders import Loaders
 from pa_core.distributed import processes
 from pa_core.distributed.agreement import Agreement
-from pa_core.errors import ConfigurationError, StopTrainingError
+from pa_core.errors import ArgumentTypeError, ConfigurationError, StopTrainingError
 from pa_core.events import CallbackHandler
 from pa_core.private_parts import PrivateParts
 from pa_core.progress import Progress
 from pa_core.run_config import TrainerRunConfig
-from pa_core.state_dicts import supports_state_dict
+from pa_core.state_dicts import missing_methods
 from pa_core.tracking import LossTracker, MetricValue, RunHistory, StepMeans
 from pa_core.training_state import (
     EvaluationInterrupted,
@@ -577,13 +577,15 @@ class AnyTrainer(ABC):
                 model, the loss function, the optimizer, the scheduler and callbacks are saved without.
 
         Raises:
-            TypeError: An object has no such methods.
+            ArgumentTypeError: An object has no such methods; none of them is registered then.
         """
         for one in objects:
-            if not supports_state_dict(one):
-                raise TypeError(
-                    f"Given: an object of type {type(one).__name__}. Expected: one with state_dict() and "
-                    "load_state_dict(). Give its class these methods."
+            if missing := missing_methods(one):
+                raise ArgumentTypeError(
+                    "The state of an object cannot be saved and restored.",
+                    given=f"an object of type {type(one).__name__}, without {' and '.join(missing)}",
+                    expected="objects with state_dict() and load_state_dict()",
+                    do=f"Give {type(one).__name__} these methods, or register the object whose state it holds.",
                 )
         self._safe_points.registered.extend(objects)
 

@@ -354,12 +354,15 @@ def save_safetensors(
         max_shard_size: The size of a file, in bytes or as in ``"5GB"``.
 
     Raises:
-        NotADirectoryError: The target is a file.
+        ConfigurationError: The target is a file.
     """
     target = Path(directory)
     if target.exists() and not target.is_dir():
-        raise NotADirectoryError(
-            f"Given as a folder for weights: the file {target}. Expected: a folder. Choose another."
+        raise ConfigurationError(
+            "Weights cannot be exported to a file.",
+            given=f"save_directory={str(directory)!r}, which is a file",
+            expected="a folder, which may be new",
+            do=f"Pass the folder, such as {str(target.parent)!r}, or call save_checkpoint() to write one file.",
         )
     target.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(prefix=".saving-", dir=target))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar, cast
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from pa_core.errors import ConfigurationError
+from pa_core.errors import ArgumentTypeError, ConfigurationError
 from pa_core.input_checks import check_scheduler, check_scheduler_factory
 
 __all__ = [
@@ -45,9 +45,11 @@ else:
         __array_ufunc__ = None  # or a numpy array would become an array of expressions
 
         def _refuse(self, *_operands: object) -> NoReturn:
-            raise TypeError(
-                f"{self} is not a number yet: the trainer fills it in when a run starts. Pass it in the "
-                "arguments of a functools.partial as create_scheduler_fn, or override create_scheduler()."
+            raise ArgumentTypeError(
+                f"{self} is not a number yet.",
+                given="a placeholder where a number is needed now",
+                expected="a placeholder among the arguments of a functools.partial, filled in when a run starts",
+                do="Pass such a partial as create_scheduler_fn, or override create_scheduler().",
             )
 
         __int__ = __float__ = __complex__ = __index__ = __bool__ = _refuse
@@ -137,7 +139,8 @@ class PlaceholderExpression(_Arithmetic):
         >>> range(expression)
         Traceback (most recent call last):
         ...
-        TypeError: ((TrainerPlaceholderValues.NUM_EPOCHS * 2) + 1) is not a number yet: ...
+        pa_core.errors.ArgumentTypeError: ((TrainerPlaceholderValues.NUM_EPOCHS * 2) + 1) is not a number yet.
+        ...
     """
 
     _symbol: str

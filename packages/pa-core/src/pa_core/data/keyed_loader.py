@@ -25,7 +25,7 @@ from pa_core.data.loader_checks import (
 from pa_core.data.order import EpochOrder
 from pa_core.data.split import EvalSplit, Split, TrainSplit
 from pa_core.data.workers import WorkerStart, explaining_failed_start, sigterm_held_back
-from pa_core.errors import ConfigurationError
+from pa_core.errors import ConfigurationError, UnsupportedConfigurationError
 from pa_core.rng import extend_key, preserve_rng_state
 
 __all__ = ["KeyedDataLoader"]
@@ -81,7 +81,7 @@ class KeyedDataLoader(DataLoader[_SampleT_co]):
             a generator of the loader's own.
         prefetch_factor: The number of batches that each worker loads ahead.
         persistent_workers: Keeps the workers for the next epoch. Then only one iterator is live at a time:
-            an older one raises a `RuntimeError` when it is used again.
+            an older one raises an `UnsupportedConfigurationError`, a `RuntimeError`, when it is used again.
         pin_memory_device: See torch.
         in_order: Must be true, since the order is what this loader promises.
 
@@ -295,10 +295,11 @@ class KeyedDataLoader(DataLoader[_SampleT_co]):
         start: AbstractContextManager[None] = self._explaining_failed_start()
         while True:
             if self.persistent_workers and iteration != self._iterations:
-                raise RuntimeError(
-                    "this iterator is out of date: persistent workers serve one iterator at a time, and a "
-                    "newer one was made from the same loader, or the loader was closed. Iterate the newest "
-                    "one, or make the loader with persistent_workers=False."
+                raise UnsupportedConfigurationError(
+                    "This iterator is out of date.",
+                    given="an iterator of a loader with persistent_workers=True that was iterated again, or closed",
+                    expected="one iterator at a time, as its workers serve one",
+                    do="Use the newest iterator, or make the loader with persistent_workers=False.",
                 )
             with start:
                 batch = next(batches, _END)
