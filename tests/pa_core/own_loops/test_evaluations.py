@@ -93,6 +93,28 @@ def test_evaluations_have_names() -> None:
     )
 
 
+@pytest.mark.parametrize("in_epochs", [True, False])
+def test_after_a_break_out_of_the_updates_the_epoch_is_over(in_epochs: bool) -> None:
+    """What is evaluated then is no intermediate evaluation, and comes after the means of the training."""
+    run = make_line(num_epochs=2)
+    with run:
+        for _ in run.epochs() if in_epochs else range(1):
+            for update in run.updates():
+                for inputs, targets in update:
+                    update.backward((run.model(inputs * 0.1) - targets).square().mean())
+                update.step()
+                if update.number % 2 == 0:
+                    break
+            for inputs, targets in run.evaluation_batches(samples(5)):
+                run.log("loss", (run.model(inputs) - targets).square().mean())
+    history: Any = run.run_history
+    ends = [2, 4] if in_epochs else [2]
+    assert [(one.metric, one.update) for one in history.records()] == [
+        (metric, update) for metric in ("train_loss_epoch", "eval_loss_epoch") for update in ends
+    ]
+    assert all(parameter.grad is None for parameter in run.model.parameters())
+
+
 def test_an_evaluation_that_is_left_is_not_recorded() -> None:
     """Its values would be means over some of the samples."""
     run = make_line(number=4)

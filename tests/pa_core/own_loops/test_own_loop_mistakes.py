@@ -58,6 +58,38 @@ def test_a_step_before_the_last_batch() -> None:
                 update.step()
 
 
+def test_a_step_of_the_optimizer_itself() -> None:
+    """One that a port has left in the loop would be a second step in each update; outside of the block it is fine."""
+    run = make_line()
+    with pytest.raises(ConfigurationError, match=r"Take optimizer\.step\(\) out"), run:
+        for inputs, targets in run.batches():
+            run.backward((run.model(inputs) - targets).square().mean())
+            run.optimizer.step()
+            run.step()
+    run.optimizer.step()
+
+
+def test_training_in_the_body_of_an_evaluation() -> None:
+    """Its batches would be those of an update, in eval mode."""
+    run = make_line()
+    with run:
+        for update in run.updates():
+            for inputs, targets in update:
+                update.backward((run.model(inputs * 0.1) - targets).square().mean())
+                for _ in run.evaluation_batches(samples(3)):
+                    with (
+                        torch.enable_grad(),
+                        pytest.raises(ConfigurationError, match=r"backward\(\.\.\.\) in the body"),
+                    ):
+                        update.backward(run.model(inputs).sum())
+                    with pytest.raises(ConfigurationError, match=r"step\(\) in the body of a loop over evaluation"):
+                        run.step()
+                    for loop in (run.updates, run.epochs, run.batches):
+                        with pytest.raises(ConfigurationError, match=r"\(\) in the body of a loop over evaluation"):
+                            list(loop())
+            update.step()
+
+
 def test_a_second_step_and_a_backward_pass_after_it() -> None:
     """Neither belongs to an update that has been made."""
     with pytest.raises(ConfigurationError, match="stepped twice"), make_line() as run:

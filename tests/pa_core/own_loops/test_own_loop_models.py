@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD, Adam
+from torch.optim import SGD, Adam, Optimizer
 from torch.optim.lr_scheduler import ExponentialLR
 from torch.utils.data import TensorDataset
 
@@ -262,6 +262,20 @@ class TestMistakes:
             for _, numbers in run.batches():
                 made = run.models["generator"](noise(numbers))
                 run.backward(run.models["discriminator"](made).mean(), model="discriminator")
+
+    def test_one_schedule_of_several_optimizers(self) -> None:
+        """It would be that of the first one alone; and one of another optimizer would change nothing."""
+        with pytest.raises(ConfigurationError, match="'generator', 'discriminator'"):
+            gan(create_scheduler_fn=partial(ExponentialLR, gamma=0.9))
+
+        def of_the_other(optimizer: Optimizer) -> ExponentialLR:
+            assert optimizer is not others
+            return ExponentialLR(others, gamma=0.9)
+
+        run = gan(create_scheduler_fn={"generator": of_the_other})
+        others = run.optimizers["discriminator"]
+        with pytest.raises(ConfigurationError, match="a scheduler of another optimizer"), run:
+            pass
 
     def test_names_that_do_not_fit(self) -> None:
         """Each optimizer and each schedule has the name of what it is for."""

@@ -14,6 +14,7 @@ __all__ = [
     "check_kind_of_module",
     "check_kind_of_optimizer",
     "check_optimizer",
+    "check_optimizer_of_scheduler",
     "check_precision_and_device",
     "check_scheduler",
     "check_scheduler_factory",
@@ -198,6 +199,28 @@ def check_scheduler(scheduler: object) -> None:
             given=f"a function that returned a tuple of {kinds}",
             expected="the scheduler alone",
             do="Return that item, for example with lambda optimizer: create(optimizer)[0].",
+        )
+
+
+def check_optimizer_of_scheduler(scheduler: object, optimizer: Optimizer) -> None:
+    """Refuse a scheduler that a factory made for another optimizer, whose rates it would change for nothing.
+
+    Args:
+        scheduler: What the factory returned.
+        optimizer: What the factory was called with.
+
+    Raises:
+        ConfigurationError: The scheduler has an optimizer, and that one has none of the same parameters.
+    """
+    other: object = getattr(scheduler, "optimizer", None)
+    if other is optimizer or not isinstance(other, Optimizer):
+        return
+    if {id(one) for one in parameters_of(optimizer)}.isdisjoint(id(one) for one in parameters_of(other)):
+        raise ConfigurationError(
+            "create_scheduler_fn made a scheduler of another optimizer, which would change nothing of this run.",
+            given=f"{type(scheduler).__name__} of an optimizer with other parameters",
+            expected="a scheduler of the optimizer that the function is called with",
+            do=f"Pass lambda optimizer: {type(scheduler).__name__}(optimizer, ...).",
         )
 
 

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from pa_core.errors import ArgumentTypeError, ConfigurationError
-from pa_core.input_checks import check_scheduler, check_scheduler_factory
+from pa_core.input_checks import check_optimizer_of_scheduler, check_scheduler, check_scheduler_factory
 
 __all__ = [
     "PlaceholderExpression",
@@ -304,12 +304,13 @@ def create_scheduler(
 
     Raises:
         ArgumentTypeError: What was given is not a factory, or it returned no scheduler.
-        ConfigurationError: As ``resolve_placeholders``.
+        ConfigurationError: As ``resolve_placeholders``, or the scheduler is one of another optimizer.
         ZeroDivisionError: As ``resolve_placeholders``.
     """
     check_scheduler_factory(factory)
     scheduler = resolve_placeholders(factory, values)(optimizer)
     check_scheduler(scheduler)
+    check_optimizer_of_scheduler(scheduler, optimizer)
     return scheduler
 
 

@@ -32,14 +32,17 @@ __all__ = [
     "over",
     "run_within_run",
     "scaler_of_several",
+    "scheduler_of_several",
     "second_block",
     "second_loop",
     "second_step",
     "step_before_last_batch",
+    "step_by_hand",
     "step_without_backward",
     "unclear_name",
     "unusable_loss",
     "update_over",
+    "within_evaluation",
 ]
 
 
@@ -189,6 +192,16 @@ def needs_closure(optimizer: object) -> ConfigurationError:
     )
 
 
+def within_evaluation(what: str) -> ConfigurationError:
+    """Return the error of a part of the training in the body of an evaluation."""
+    return ConfigurationError(
+        "An evaluation does not train.",
+        given=f"{what} in the body of a loop over evaluation batches",
+        expected="a body that only measures",
+        do=f"Move {what} behind the evaluation.",
+    )
+
+
 def epoch_without_updates() -> ConfigurationError:
     """Return the error of a loop over epochs that trains nothing."""
     return ConfigurationError(
@@ -299,6 +312,16 @@ def step_before_last_batch() -> ConfigurationError:
     )
 
 
+def step_by_hand(name: str) -> ConfigurationError:
+    """Return the error of an optimizer that the loop steps by itself."""
+    return ConfigurationError(
+        "The loop has stepped an optimizer that the run steps.",
+        given=f"step() of the optimizer {name!r} itself",
+        expected="update.step() or run.step(), which agree, clip, step and clear the gradients",
+        do="Take optimizer.step() out of the loop.",
+    )
+
+
 def second_step(name: str) -> ConfigurationError:
     """Return the error of a second step in an update."""
     return ConfigurationError(
@@ -366,6 +389,16 @@ def no_module_beside(name: str) -> ConfigurationError:
         given=f"add_module({name!r}, ...)",
         expected="several models by name",
         do=f'Write Run({{"model": ..., {name!r}: ...}}, {{"model": ..., {name!r}: ...}}, ...).',
+    )
+
+
+def scheduler_of_several(names: Iterable[str]) -> ConfigurationError:
+    """Return the error of one factory where each optimizer has a scheduler of its own."""
+    return ConfigurationError(
+        "It is not clear which optimizer the scheduler is for.",
+        given="one create_scheduler_fn, and several optimizers",
+        expected=f"factories by the names of the optimizers that have a scheduler: {', '.join(map(repr, names))}",
+        do="Write create_scheduler_fn={name: factory}; the same factory may be there for several names.",
     )
 
 

@@ -205,7 +205,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         self._has_begun = False
         self._epoch: int | None = None
         self._loop: Literal["before", "within", "after"] = "before"
-        self._training: Literal["to come", "under way", "over"] = "over"
+        self._training: Literal["to come", "under way", "left", "over"] = "over"
         self._first_step = 0
         self._update: Update[BatchT] | None = None
         self._last_batch: BatchT | None = None
@@ -353,9 +353,12 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
                 distributed.broadcast_weights(model)
         for one in self._trained_models.values():
             one.wrap(num_carried=Agreement.NUM_VALUES)
+            one.watch_steps()
 
     @override
     def _release_models(self) -> None:
+        for one in self._trained_models.values():
+            one.stop_watching()
         for wrapping in [*self._placed, *(one.wrapping for one in self._trained_models.values())]:
             wrapping.unwrap()
         self._placed.clear()
@@ -377,7 +380,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
             CheckpointError: The run is not the one that was saved.
             TrainingPreempted: All processes were asked to make room; a training state was saved.
         """
-        self._require_open("epochs()")
+        self._require_training("epochs()")
         if self._loop == "within":
             raise mistakes.loop_within("epochs()", "an epoch")
         if self._loop == "after":
@@ -399,10 +402,8 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         self._evaluations.leave()
         if self._training == "to come":
             raise mistakes.epoch_without_updates()
-        if self._training == "under way":  # a break has left the loop over its updates
-            self._update = None
-            forget_gradients(self.model, *self.optimizers.values())
-            self._finish_training(None)
+        if self._training in ("under way", "left"):
+            self._leave_training()
         self._progress.finish_epoch()
         if self._stepping.after == "epoch" and not self._ends_within_epoch:
             with self._agreement.together():
@@ -425,7 +426,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
             CheckpointError: As ``epochs``.
             TrainingPreempted: As ``epochs``.
         """
-        self._require_open("updates()")
+        self._require_training("updates()")
         if self._loop == "within":
             yield from self._updates_of_epoch()
             return
@@ -434,7 +435,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
 
     def _updates_of_epoch(self) -> Iterator[Update[BatchT]]:
         if self._training != "to come":
-            place = "an update" if self._update is not None else "an epoch whose updates are over"
+            place = "an update" if self._training == "under way" else "an epoch whose updates are over"
             raise mistakes.loop_within("updates()", place)
         self._start_training()
         count = self._loaders.count_batches(self.train_dataloader, "training")
@@ -447,7 +448,11 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
                 self.num_updates_completed + 1, chain([first], steps), self._trained_models, self._hooks
             )
             self._update = update
-            yield update
+            try:
+                yield update
+            except GeneratorExit:  # of a break
+                self._training = "left"
+                raise
             self._require_open("the next update")
             self._evaluations.leave()
             update.finish()
@@ -467,6 +472,12 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         self._call_event(TrainerCallback.on_train_epoch_start)
         self._resume_steps(self.train_dataloader)
         self._first_step = self._progress.steps_in_epoch
+
+    def _leave_training(self) -> None:
+        """End the training of an epoch whose loop over updates was left by a break."""
+        self._update = None
+        forget_gradients(self.model, *self.optimizers.values())
+        self._finish_training(None)
 
     def _finish_training(self, count: BatchCount | None) -> None:
         self._safe_points.leave()
@@ -574,6 +585,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         self._call_event(TrainerCallback.on_train_step_end, batch=finished.batch, batch_output=output, step=part.step)
 
     def _backward(self, trained: TrainedModel, loss: Tensor, part: MicroBatch, retain_graph: bool) -> None:
+        self._require_training("backward(...)")
         loss = trained.weigh(loss, part)
         if part.ends_group:
             trained.renew()
@@ -582,6 +594,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
 
     def _make_step(self, trained: TrainedModel, part: MicroBatch, is_first: bool) -> None:
         """Agree, clip, step and clear the gradients; the first step of an update counts it."""
+        self._require_training("step()")
         self._progress.steps_in_epoch = part.step
         if is_first:
             self._stop_if_asked()
@@ -589,7 +602,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         overflowed = _accelerate.unscale(self._accelerator, trained.optimizer)
         self._clip(trained.parameters())
         if not overflowed:
-            trained.optimizer.step()
+            trained.step()
             if self._stepping.after == "update":
                 self._step_schedule(trained)
         trained.optimizer.zero_grad()
@@ -690,6 +703,8 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         if self._evaluations.batch is not None:
             raise mistakes.loop_within("evaluation_batches(...)", "an evaluation")
         self._begin()
+        if self._training == "left":
+            self._leave_training()
         batch_size = per_device_batch_size or self._sizes["per_device_batch_size"]
         data = GivenData(dataset, "dataset", dataloader_kwargs)
         self._check_data([data], batch_size, self.collate_fn)
@@ -821,6 +836,11 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
             raise mistakes.not_begun(what)
         if self._stage == "after":
             raise mistakes.over(what)
+
+    def _require_training(self, what: str) -> None:
+        self._require_open(what)
+        if self._evaluations.batch is not None:
+            raise mistakes.within_evaluation(what)
 
     def _require_update(self, what: str) -> Update[BatchT]:
         self._require_open(what)

@@ -62,6 +62,8 @@ class RunModels:
         for name, optimizer in self.optimizers.items():
             check_optimizer(self.trained_by(name), optimizer)
         if factories is not None:
+            if len(self.optimizers) > 1 and not isinstance(factories, Mapping):
+                raise mistakes.scheduler_of_several(self.optimizers)
             self.factories = _by_name(factories, next(iter(self.optimizers)))
             _require_known("scheduler", self.factories, "optimizer", self.optimizers)
 

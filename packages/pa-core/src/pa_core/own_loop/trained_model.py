@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from pa_core import _accelerate
 from pa_core.accumulation import Accumulation, MicroBatch
@@ -54,6 +55,34 @@ class TrainedModel:
         self.accumulation: Accumulation = Accumulation(accelerator.num_processes)
         self.wrapping: ModelWrapping = ModelWrapping(accelerator)
         self._is_only_model = is_only_model
+        self._steps = False
+        self._watch: RemovableHandle | None = None
+
+    def watch_steps(self) -> None:
+        """From here on, refuse steps of the optimizer that the run does not make, as they would come on top of its own.
+
+        Optimizers that do not call the constructor of their base class cannot be watched.
+        """
+        if hasattr(self.optimizer, "_optimizer_step_pre_hooks"):
+            self._watch = self.optimizer.register_step_pre_hook(self._require_own_step)
+
+    def stop_watching(self) -> None:
+        """Let the script step the optimizer again."""
+        if self._watch is not None:
+            self._watch.remove()
+            self._watch = None
+
+    def _require_own_step(self, *_arguments: object) -> None:
+        if not self._steps:
+            raise mistakes.step_by_hand(self.name)
+
+    def step(self) -> None:
+        """Step the optimizer."""
+        self._steps = True
+        try:
+            self.optimizer.step()
+        finally:
+            self._steps = False
 
     def start_epoch(self) -> None:
         """Forget an update that was not finished."""
