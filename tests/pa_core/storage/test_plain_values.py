@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from pa_core.errors import CheckpointError
+from pa_core.storage.encoding import encode
 from pa_core.storage.plain_values import ensure_plain
 
 
@@ -236,6 +237,7 @@ def test_types_that_the_user_allowed_are_accepted() -> None:
         (np.float64(1.0), ".item() of a numpy number"),
         (frozenset({1}), "Convert the frozenset"),
         (_function, "its state_dict(), its arguments or its name"),
+        (_TensorSubclass(), "a plain tensor made of the _TensorSubclass"),
     ],
 )
 def test_the_refusal_says_what_to_store_instead(value: object, advice: str) -> None:
@@ -244,3 +246,16 @@ def test_the_refusal_says_what_to_store_instead(value: object, advice: str) -> N
         ensure_plain([value], "x")
 
     assert advice in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "value", [0, 1.5, 1j, "x", b"x", torch.Size([1]), torch.int8, [{}], ({1}, None), nn.Parameter()]
+)
+def test_what_a_training_state_holds_a_checkpoint_may_hold_too(value: object) -> None:
+    """The same types are plain in both, so that what was accepted for the one need not be converted for the other."""
+    encode(value, "training state")
+    ensure_plain(value, "checkpoint")
+    for refused in (_Text(), frozenset[int](), _function, _TensorSubclass()):
+        for store in (encode, ensure_plain):
+            with pytest.raises(CheckpointError):
+                store([value, refused], "either")

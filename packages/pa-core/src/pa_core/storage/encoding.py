@@ -19,12 +19,24 @@ from pa_core.storage.tensor_memory import is_storable, memory_of, recorded_strid
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
-__all__ = ["Encoded", "JsonScalar", "JsonValue", "decode", "encode"]
+__all__ = [
+    "CONTAINERS",
+    "MAX_DEPTH",
+    "SINGLE_VALUES",
+    "TENSORS",
+    "Encoded",
+    "JsonScalar",
+    "JsonValue",
+    "advice_for",
+    "decode",
+    "encode",
+]
 
 JsonScalar: TypeAlias = bool | int | float | str | None
 JsonValue: TypeAlias = Union[JsonScalar, "list[JsonValue]", "dict[str, JsonValue]"]
 
-_MAX_DEPTH = 100  # reading JSON goes down recursively, and Python's stack ends somewhere below a thousand
+MAX_DEPTH = 100
+"""Of nested containers: JSON and pickle go down recursively, and Python's stack ends somewhere below a thousand."""
 _EXACT_IN_ANY_JSON = 2**53  # up to here, tools whose numbers are doubles read integers as they are
 
 
@@ -115,18 +127,18 @@ class _Encoder:
 
     def encode(self, value: object, place: _Place) -> JsonValue:
         kind = type(value)
-        if kind in _SINGLE_VALUES:
-            return _SINGLE_VALUES[kind](value)
-        if kind in (Tensor, nn.Parameter):
+        if kind in SINGLE_VALUES:
+            return SINGLE_VALUES[kind](value)
+        if kind in TENSORS:
             return self._tensor("$tensor", cast("Tensor", value), place)
         if kind.__module__ == "numpy":
             return self._numpy(value, kind, place)
-        if kind not in _CONTAINERS:
-            raise place.refusal(f"{kind.__qualname__} {reprlib.repr(value)}", _advice(kind))
+        if kind not in CONTAINERS:
+            raise place.refusal(f"{kind.__qualname__} {reprlib.repr(value)}", advice_for(kind))
         if id(value) in self._open:
             raise place.refusal(f"a {kind.__qualname__} that contains itself", "Store it without the cycle.")
-        if len(self._open) == _MAX_DEPTH:
-            raise place.refusal(f"something nested {_MAX_DEPTH} levels deep", "Store it less deeply nested.")
+        if len(self._open) == MAX_DEPTH:
+            raise place.refusal(f"something nested {MAX_DEPTH} levels deep", "Store it less deeply nested.")
         self._open.add(id(value))
         document = self._container(kind, value, place)
         self._open.remove(id(value))
@@ -145,7 +157,7 @@ class _Encoder:
         pairs: list[JsonValue] = [
             [self._key(key, place), self._item(key, item, place)] for key, item in mapping.items()
         ]
-        document: dict[str, JsonValue] = {_CONTAINERS[kind]: pairs}
+        document: dict[str, JsonValue] = {CONTAINERS[kind]: pairs}
         attributes: dict[str, JsonValue] = {
             name: self.encode(attribute, place.attribute(name))
             for name, attribute in getattr(value, "__dict__", {}).items()
@@ -160,7 +172,7 @@ class _Encoder:
 
     def _item(self, key: object, item: object, place: _Place) -> JsonValue:
         kind = type(item)  # single values need no place: long lists of numbers are common
-        return _SINGLE_VALUES[kind](item) if kind in _SINGLE_VALUES else self.encode(item, place.item(key))
+        return SINGLE_VALUES[kind](item) if kind in SINGLE_VALUES else self.encode(item, place.item(key))
 
     def _key(self, key: object, place: _Place) -> JsonValue:
         if isinstance(key, Tensor):
@@ -202,9 +214,9 @@ class _Encoder:
                 raise place.refusal(f"an array of {value.dtype}", "Convert it with .astype or .tolist().") from error
             return self._tensor("$ndarray", tensor, place)
         number: object = value.item() if np.generic in kind.__mro__ else value
-        if type(number) not in _SINGLE_VALUES:
-            raise place.refusal(f"{kind.__qualname__} {reprlib.repr(value)}", _advice(kind))
-        return _SINGLE_VALUES[type(number)](number)
+        if type(number) not in SINGLE_VALUES:
+            raise place.refusal(f"{kind.__qualname__} {reprlib.repr(value)}", advice_for(kind))
+        return SINGLE_VALUES[type(number)](number)
 
 
 def _int(value: int) -> JsonValue:
@@ -221,7 +233,7 @@ def _str(value: str) -> JsonValue:
     return {"$str": base64.b64encode(value.encode("utf-8", "surrogatepass")).decode()}
 
 
-_SINGLE_VALUES: dict[type, Callable[[Any], JsonValue]] = {
+SINGLE_VALUES: Mapping[type, Callable[[Any], JsonValue]] = {
     type(None): lambda value: value,
     bool: lambda value: value,
     int: _int,
@@ -233,9 +245,12 @@ _SINGLE_VALUES: dict[type, Callable[[Any], JsonValue]] = {
     torch.dtype: lambda value: {"$dtype": str(value).removeprefix("torch.")},
     torch.device: lambda value: {"$device": str(value)},
 }
-"""By exact type: what a subclass adds would be lost."""
+"""By exact type, how each is written: what a subclass adds would be lost."""
 
-_CONTAINERS: dict[type, str] = {
+TENSORS = frozenset({Tensor, nn.Parameter})
+"""The types whose values are stored as tensors, again exact ones."""
+
+CONTAINERS: Mapping[type, str] = {
     list: "",
     tuple: "$tuple",
     set: "$set",
@@ -243,6 +258,7 @@ _CONTAINERS: dict[type, str] = {
     collections.OrderedDict: "$ordered_dict",
     collections.Counter: "$counter",
 }
+"""By exact type, the name that each has in a document."""
 
 
 def _is_plain_text(text: str) -> bool:
@@ -258,7 +274,8 @@ def _is_plain_key(key: str) -> bool:
     return not key.startswith("$") and _is_plain_text(key)
 
 
-def _advice(kind: type) -> str:
+def advice_for(kind: type) -> str:
+    """Return what to do about a value of a type that cannot be stored."""
     if issubclass(kind, Tensor):
         return (
             f"Store a plain tensor made of the {kind.__qualname__}, such as .full_tensor() or .to_local() of a DTensor."

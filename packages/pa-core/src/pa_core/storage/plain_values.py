@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import collections
 import reprlib
 from collections.abc import Iterable, Mapping
 from typing import cast
 
 import torch
-from torch import Tensor, nn
 
 from pa_core.errors import CheckpointError
+from pa_core.storage.encoding import CONTAINERS, MAX_DEPTH, SINGLE_VALUES, TENSORS, advice_for
 
 __all__ = ["ensure_plain"]
 
-# What torch.load(weights_only=True) builds again, by exact type: a subclass would need its class unpickled.
-_SINGLE_VALUES = frozenset({
-    type(None), bool, int, float, complex, str, bytes, bytearray,
-    torch.Size, torch.dtype, torch.device, torch.layout,
-})  # fmt: skip
-_SEQUENCES = frozenset({list, tuple, set})
-_MAPPINGS = frozenset({dict, collections.OrderedDict, collections.Counter})
-_TENSORS = frozenset({Tensor, nn.Parameter})
-_MAX_DEPTH = 100  # pickling goes down recursively, and Python's stack ends somewhere below a thousand
+# By exact type: what a training state holds, torch.load(weights_only=True) builds again too, and these two as well. A
+# subclass would need its class unpickled.
+_SINGLE_VALUES = frozenset({*SINGLE_VALUES, bytearray, torch.layout})
 
 
 def ensure_plain(obj: object, where: str) -> None:
@@ -67,15 +60,15 @@ class _PlainWalk:
             return
         self._seen.add(id(value))
         kind = type(value)
-        if depth == _MAX_DEPTH:
+        if depth == MAX_DEPTH:
             raise _refusal(where, f"something nested {depth} levels deep", "Store it less deeply nested.")
-        if kind in _MAPPINGS:
+        if kind in CONTAINERS and issubclass(kind, dict):
             self._check_mapping(cast("Mapping[object, object]", value), where, depth + 1)
-        elif kind in _SEQUENCES:
+        elif kind in CONTAINERS:
             self._check_sequence(cast("Iterable[object]", value), where, depth + 1)
-        elif kind not in _TENSORS:
+        elif kind not in TENSORS:
             if kind not in self._allowed_by_user:
-                raise _refusal(where, f"{kind.__qualname__} {reprlib.repr(value)}", _advice(value))
+                raise _refusal(where, f"{kind.__qualname__} {reprlib.repr(value)}", _advice(kind))
             return
         for name, attribute in getattr(value, "__dict__", {}).items():
             self.check(attribute, f"{where}.{name}", depth + 1)
@@ -107,10 +100,7 @@ def _refusal(where: str, found: str, advice: str) -> CheckpointError:
     )
 
 
-def _advice(value: object) -> str:
-    kind = type(value)
-    if kind.__module__ == "numpy":
+def _advice(kind: type) -> str:
+    if kind.__module__ == "numpy":  # which training states can hold
         return "Store .item() of a numpy number, and torch.from_numpy(...) of an array."
-    if issubclass(kind, dict | list | tuple | set | frozenset | str | int | float):
-        return f"Convert the {kind.__qualname__} to one of these types."
-    return "Store what it can be made of again: its state_dict(), its arguments or its name."
+    return advice_for(kind)
