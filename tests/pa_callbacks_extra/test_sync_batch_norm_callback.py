@@ -14,7 +14,7 @@ from torch.utils.data import SequentialSampler, TensorDataset
 from typing_extensions import override
 
 from pa_callbacks_extra import ConvertSyncBatchNormCallback, ModelEmaCallback
-from pa_core import AnyTrainer, StepBasedEvaluationCallback, StopTrainingError, Trainer, TrainerCallback
+from pa_core import AnyTrainer, Run, StepBasedEvaluationCallback, StopTrainingError, Trainer, TrainerCallback
 from pa_core.testing import TinyClassifier, make_classification
 from tests.launching import Launch
 
@@ -91,6 +91,29 @@ def test_two_ranks_train_as_one_process(last_batch: int, accumulation: int) -> N
     train(trainer, data, gradient_accumulation_steps=accumulation)
 
     require_trained_as(trainer, train_on_one_process(data, accumulation))
+
+
+@pytest.mark.runs_on("two_ranks")
+@pytest.mark.parametrize("samples", [2, 2 * GLOBAL_BATCH + 2, 2 * GLOBAL_BATCH + 5])
+def test_a_loop_of_ones_own_trains_as_one_process(samples: int) -> None:
+    """A rank without a sample calls the model all the same, with a batch that leaves no trace in the statistics."""
+    data, model = make_data(samples), make_model()
+    run = Run(
+        model,
+        sgd(model),
+        data,
+        num_epochs=2,
+        per_device_batch_size=BATCH_SIZE,
+        gradient_accumulation_steps=2,
+        train_dataloader_kwargs={"shuffle": False},
+        callbacks=[ConvertSyncBatchNormCallback],
+    )
+    with run:
+        for inputs, expected in run.batches():
+            run.backward(mse_loss(model(inputs), expected))
+            run.step()
+
+    require_trained_as(run, train_on_one_process(data, accumulation=2))
 
 
 @pytest.mark.runs_on("two_ranks")

@@ -8,7 +8,7 @@ from torch import nn
 from typing_extensions import override
 
 from pa_callbacks_extra.sync_batch_norm_layers import Participants, restore_layers, synchronise_layers
-from pa_core import AnyTrainer, TrainerCallback
+from pa_core import AnyTrainer, Run, TrainerCallback
 from pa_core.data import DataLoaderSlice, KeyedDataLoader
 from pa_core.distributed import num_processes
 
@@ -62,7 +62,9 @@ class ConvertSyncBatchNormCallback(TrainerCallback):
         if num_processes() == 1:
             return
         has_accelerator = trainer.device.type != "cpu"
-        participants = Participants(shares_group=has_accelerator)
+        # A loop of one's own calls the model also with a batch that only stands in for one.
+        is_left_out = (lambda: trainer.is_at_empty_batch) if isinstance(trainer, Run) else (lambda: False)
+        participants = Participants(shares_group=has_accelerator, is_left_out=is_left_out)
         model = trainer.get_model(keep_torch_compile=False)
         synchronise_layers(model, participants, uses_torch=has_accelerator)
         self._participants, self._converted = participants, model
@@ -78,7 +80,7 @@ class ConvertSyncBatchNormCallback(TrainerCallback):
 
     @override
     def on_train_step_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Leave out the processes that have no sample in this step, and do not call the model."""
+        """Leave out the processes that have no sample in this step."""
         if self._participants is not None:
             self._participants.choose_first(_processes_with_samples(trainer, self._next_step))
         self._next_step += 1

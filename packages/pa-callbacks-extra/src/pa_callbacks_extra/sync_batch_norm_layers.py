@@ -36,16 +36,20 @@ class Participants:
     Args:
         shares_group: Whether they exchange statistics in the process group that gradients are exchanged in. A group of
             their own keeps the two apart, whatever order they come in; on an accelerator it would take memory.
-
-    Attributes:
-        group: Their process group.
+        is_left_out: Returns whether this process calls the model without taking part.
     """
 
-    def __init__(self, *, shares_group: bool) -> None:
+    def __init__(self, *, shares_group: bool, is_left_out: Callable[[], bool] = lambda: False) -> None:
         world = cast("dist.ProcessGroup", dist.group.WORLD)
         self._of_first = _groups.setdefault(world, {})
         self._everyone = world if shares_group else self._connect(world.size())
-        self.group: dist.ProcessGroup = self._everyone
+        self._chosen: dist.ProcessGroup = self._everyone
+        self.is_left_out = is_left_out
+
+    @property
+    def group(self) -> dist.ProcessGroup:
+        """Their process group; on a process that is left out, what torch takes for a group without this process."""
+        return cast("Any", dist.GroupMember.NON_GROUP_MEMBER) if self.is_left_out() else self._chosen
 
     def connect_first(self, count: int) -> None:
         """Make it possible that only the first processes take part; every process must call this.
@@ -62,7 +66,7 @@ class Participants:
         Args:
             count: Their number.
         """
-        self.group = self._everyone if count == self._everyone.size() else self._of_first[count]
+        self._chosen = self._everyone if count == self._everyone.size() else self._of_first[count]
 
     def __deepcopy__(self, memo: dict[int, object]) -> Self:
         """A copied layer normalises with the same processes."""
@@ -152,8 +156,10 @@ class _SynchronisedBatchNorm(nn.Module):
 
     @override
     def forward(self, input: Tensor) -> Tensor:
+        if not self.training or self.participants.is_left_out():
+            return cast("Tensor", super().forward(input))
         group = self.participants.group
-        if not self.training or group.size() == 1:
+        if group.size() == 1:
             return cast("Tensor", super().forward(input))
         cast("Any", self)._check_input_dim(input)
         statistics = BatchStatistics(input, group)

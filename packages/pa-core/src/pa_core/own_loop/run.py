@@ -487,6 +487,11 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         self._record_means("train_loss_epoch", count, with_loss=len(self._trained_models) == 1)
         self._call_event_together(TrainerCallback.on_train_epoch_end)
 
+    @property
+    def is_at_empty_batch(self) -> bool:
+        """Whether the current batch stands in for one that this process does not have; see ``Update.is_empty``."""
+        return self._update is not None and self._update.is_empty
+
     def batches(self) -> Iterator[BatchT]:
         """Iterate over the batches of ``updates()``, one by one.
 
@@ -659,7 +664,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         if evaluated is not None and name == "loss":
             evaluated.log_loss(value, num_items)
         else:
-            is_empty = evaluated is None and self._update is not None and self._update.is_empty
+            is_empty = evaluated is None and self.is_at_empty_batch
             self._step_means.log(name, value, count=0 if is_empty else num_items)
 
     def record(self, name: str, value: object) -> None:
