@@ -10,6 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from pa_core.errors import UnsupportedConfigurationError
+from pa_core.module_tensors import parameters_of_module
 from pa_core.optimizer_parameters import parameters_of
 
 __all__ = ["named_modules_of", "require_one_trained_module"]
@@ -48,17 +49,17 @@ def require_one_trained_module(
     Raises:
         UnsupportedConfigurationError: There is such a module, or an optimizer of its parameters.
     """
-    synchronised = {id(parameter) for module in (model, *added) for parameter in module.parameters()}
-    found = list(_items_of(attributes))
+    synchronised = {id(parameter) for module in (model, *added) for parameter in parameters_of_module(module)}
+    found = [one for one in _items_of(attributes) if isinstance(one[1], nn.Module | Optimizer | Tensor)]
     for _, item in found:
         if isinstance(item, nn.Module):
             wrapped = [part for part in item.modules() if isinstance(part, DistributedDataParallel)]
-            synchronised |= {id(parameter) for part in wrapped for parameter in part.parameters()}
+            synchronised |= {id(parameter) for part in wrapped for parameter in parameters_of_module(part)}
     optimized = {id(one) for _, item in found if isinstance(item, Optimizer) for one in _trainable_parameters(item)}
     for _, item in found:
         if isinstance(item, nn.Module):
             untrained = [part for part in item.modules() if not part.training or _is_copy(part, model)]
-            synchronised |= {id(one) for part in untrained for one in part.parameters()} - optimized
+            synchronised |= {id(one) for part in untrained for one in parameters_of_module(part)} - optimized
     for name, item in found:
         own = [one for one in _trainable_parameters(item) if id(one) not in synchronised]
         if own:
@@ -67,6 +68,8 @@ def require_one_trained_module(
 
 def _is_copy(module: nn.Module, model: nn.Module) -> bool:
     """Whether a module is what averages of a model are: of its class, with parameters of the same names and shapes."""
+    if module is model:
+        return True
     if type(module) is not type(model):
         return False
     shapes, of_model = (
@@ -100,7 +103,7 @@ def _trainable_parameters(item: object) -> list[Tensor]:
     elif isinstance(item, Optimizer):
         parameters = parameters_of(item)
     elif isinstance(item, nn.Module):
-        parameters = item.parameters()
+        parameters = parameters_of_module(item)
     return [parameter for parameter in parameters if parameter.requires_grad]
 
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from pa_core.errors import ArgumentTypeError, ConfigurationError
+from pa_core.module_tensors import buffers_of_module, parameters_of_module
 from pa_core.types import TensorsT
 from pa_core.unwrapping import compiled_from
 
@@ -115,17 +116,17 @@ def broadcast_buffers(module: nn.Module) -> None:
 
     Buffers of one dtype travel together, so that the cost does not grow with the number of layers.
     """
-    _broadcast(module.buffers())
+    if num_processes() > 1:
+        _broadcast(buffers_of_module(module))
 
 
 def broadcast_weights(module: nn.Module) -> None:
     """Give every process the parameters and the buffers of rank zero."""
-    _broadcast([*module.parameters(), *module.buffers()])
+    if num_processes() > 1:
+        _broadcast([*parameters_of_module(module), *buffers_of_module(module)])
 
 
 def _broadcast(tensors: Iterable[Tensor]) -> None:
-    if num_processes() == 1:
-        return
     by_dtype: dict[torch.dtype, list[Tensor]] = {}
     for tensor in tensors:
         by_dtype.setdefault(tensor.dtype, []).append(tensor)

@@ -20,6 +20,7 @@ from pa_core.distributed.gradient_agreement import (
 from pa_core.distributed.gradient_exchange import GradientExchange, never_used
 from pa_core.distributed.zero_pass import CallsOfStep, zero_pass
 from pa_core.errors import UnsupportedConfigurationError
+from pa_core.module_tensors import parameters_of_module
 from pa_core.unwrapping import unwrap_model
 
 __all__ = ["ModelWrapping"]
@@ -238,7 +239,7 @@ class ModelWrapping:
 
 
 def _trainable(module: nn.Module) -> list[bool]:
-    return [parameter.requires_grad for parameter in module.parameters()]
+    return [parameter.requires_grad for parameter in parameters_of_module(module)]
 
 
 def _static_graph() -> UnsupportedConfigurationError:

@@ -11,6 +11,7 @@ from pa_core.accumulation import Accumulation, MicroBatch
 from pa_core.distributed.agreement import Agreement
 from pa_core.distributed.wrapping import ModelWrapping
 from pa_core.distributed.zero_pass import zero_loss
+from pa_core.module_tensors import parameters_of_module
 from pa_core.optimizer_parameters import parameters_of
 from pa_core.own_loop import mistakes
 from pa_core.types import StatefulScheduler
@@ -181,7 +182,7 @@ class TrainedModel:
         self.wrapping.backward(loss, inputs, exchanges_gradients=part.ends_group, retain_graph=retain_graph)
 
     def _trainable(self) -> list[nn.Parameter]:
-        return [parameter for parameter in self.module.parameters() if parameter.requires_grad]
+        return [parameter for parameter in parameters_of_module(self.module) if parameter.requires_grad]
 
     def has_gradients(self) -> bool:
         """Whether any parameter that the optimizer updates has a gradient; mostly the first one tells."""
