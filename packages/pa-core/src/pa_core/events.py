@@ -1,37 +1,12 @@
 """The events of a run, the class that listens to them, and the handler that calls the listeners.
 
-When each event fires:
+The docstring of ``Trainer`` shows when each event fires in ``train()``. ``evaluate()`` fires ``on_prepare_start``, then
+the events of an evaluation epoch between ``on_evaluation_run_start`` and ``on_evaluation_run_end``.
 
-    train()
-      on_prepare_start                                   loaders exist, nothing is wrapped yet
-      on_training_run_start
-      each epoch
-        on_train_epoch_start
-        each batch
-          on_train_step_start
-          on_train_step_end(batch, batch_output, step)   the loss is known, gradients are not
-          after the last batch of an accumulation group:
-            on_optimizer_step_end(update)                the weights have changed, ``update`` updates are complete
-        on_train_epoch_end
-        on_eval_epoch_start
-        each batch
-          on_eval_step_start
-          on_eval_step_end(batch, batch_output)
-        on_eval_epoch_end
-        on_training_run_epoch_end
-      on_training_run_end
-
-    ``on_training_state_request`` and ``on_preemption`` fire after the update at which all processes know of such a
-    request, ``on_training_state_save`` before a training state is captured. A run that resumes from a training state
-    fires the start events that came before it again (of the run, and of the epoch if it resumes within one), and
-    then gives each callback the state that it had. Before that, ``on_train_steps_passed_over`` fires if it resumes
-    mid-epoch.
-
-    evaluate()
-      on_prepare_start
-      on_evaluation_run_start
-      on_eval_epoch_start ... on_eval_epoch_end          as above
-      on_evaluation_run_end
+``on_training_state_request`` and ``on_preemption`` fire after the update at which all processes know of such a request,
+``on_training_state_save`` before a training state is captured. A run that resumes from a training state fires the start
+events that came before it again (of the run, and of the epoch if it resumes within one), and then gives each callback
+the state that it had. Before that, ``on_train_steps_passed_over`` fires if it resumes mid-epoch.
 
 ``StopTrainingError`` fires ``on_stop_training_error``, and the run then still ends through its last event. Any other
 exception fires ``on_exception`` and leaves ``train()`` or ``evaluate()``; the last event does not fire.
