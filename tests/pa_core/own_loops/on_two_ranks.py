@@ -13,8 +13,18 @@ from torch import nn
 from torch.optim import SGD, Adam, AdamW
 from torch.optim.lr_scheduler import OneCycleLR
 from torch.utils.data import TensorDataset
+from typing_extensions import override
 
-from pa_core import Run, StopTrainingError, UnsupportedConfigurationError, gather_objects
+from pa_core import (
+    AnyTrainer,
+    NonFiniteLossError,
+    Run,
+    StopTrainingError,
+    TerminateOnNaNCallback,
+    TrainerCallback,
+    UnsupportedConfigurationError,
+    gather_objects,
+)
 from tests.pa_core.own_loops import test_own_loop_models as gans
 
 
@@ -210,6 +220,86 @@ def unused() -> dict[str, Any]:
     return {"error": None}
 
 
+class Events(TrainerCallback):
+    """Notes the events that do not tell of a batch."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    @override
+    def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
+        self.names.append("update")
+
+    @override
+    def on_eval_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        self.names.append("evaluation")
+
+    @override
+    def on_train_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        self.names.append("start")
+
+    @override
+    def on_train_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        self.names.append("training")
+
+    @override
+    def on_training_run_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        self.names.append("epoch")
+
+    @override
+    def on_training_run_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        self.names.append("run")
+
+
+def asks(batch: int, place: str, *callbacks: TrainerCallback) -> dict[str, Any]:
+    """One rank asks to stop, somewhere in the third update or after the first epoch."""
+    events = Events()
+    run = _line(batch // 2, 16, gradient_accumulation_steps=2, num_epochs=4, callbacks=[events, *callbacks])
+
+    def ask(at: str) -> None:
+        is_there = run.num_updates_completed >= 2 and at == place
+        if is_there and run.process_index == run.num_processes - 1:
+            run.request_stop()
+
+    with run:
+        for _ in run.epochs():
+            for update in run.updates():
+                for number, (inputs, targets) in enumerate(update):
+                    ask(f"before backward {number}")
+                    update.backward((run.model(inputs) - targets).square().mean())
+                    ask(f"after backward {number}")
+                for inputs, _ in run.evaluation_batches(run.train_dataset, name="early"):
+                    run.log("loss", run.model(inputs).mean())
+                ask("before step")
+                update.step()
+                ask("after step")
+                for inputs, _ in run.evaluation_batches(run.train_dataset, name="late"):
+                    run.log("loss", run.model(inputs).mean())
+                    ask("in evaluation")
+            ask("after updates")
+            for inputs, _ in run.evaluation_batches(run.train_dataset):
+                run.log("loss", run.model(inputs).mean())
+                ask("in evaluation after updates")
+            ask("after evaluation")
+    return {**_plain(run), "events": events.names, "updates": run.num_updates_completed}
+
+
+def not_finite(batch: int) -> dict[str, Any]:
+    """The loss of one sample is NaN in the second epoch."""
+    run = _line(batch, callbacks=[TerminateOnNaNCallback])
+    error = ""
+    try:
+        with run:
+            for epoch in run.epochs():
+                for inputs, targets in run.batches():
+                    factor = torch.where(inputs[:, :1] == 0.3, float("nan"), 1.0) if epoch == 1 else 1.0
+                    run.backward(((run.model(inputs) - targets).square() * factor).mean())
+                    run.step()
+    except NonFiniteLossError as caught:
+        error = type(caught).__name__
+    return {**_plain(run), "error": error, "updates": run.num_updates_completed}
+
+
 def stops() -> dict[str, Any]:
     """One rank asks to stop after its third update."""
     run = _line(2)
@@ -234,6 +324,12 @@ def run_again() -> Run[nn.Sequential, Any]:
     return _line(2)
 
 
+PLACES = (
+    "before backward 0", "after backward 0", "before backward 1", "after backward 1", "before step", "after step",
+    "in evaluation", "after updates", "in evaluation after updates", "after evaluation",
+)  # fmt: skip
+
+
 def main() -> None:
     """Run all of them."""
     world = 1 if len(sys.argv) < 3 else int(sys.argv[2])
@@ -246,6 +342,8 @@ def main() -> None:
         "thaws": thaws(8 // world),
         "freezes": freezes(4 // world),
         "stops": stops(),
+        **{f"asks {place}": asks(8 // world, place) for place in PLACES},
+        "not finite": not_finite(8 // world),
         **{f"critic, {order}": critic(4 // world, order) for order in ("sum", "penalty last", "penalty first")},
         "unused": unused(),
     }

@@ -82,3 +82,41 @@ def test_a_parameter_that_no_loss_depends_on(results: list[dict[str, Any]]) -> N
     """On several processes it is refused by its name: an exchange gives it a gradient that one process would not."""
     assert results[0]["unused"]["error"] is None
     assert "no gradient for 2.bias" in results[1]["unused"]["error"]
+
+
+@pytest.mark.parametrize(
+    ("place", "updates"),
+    [
+        ("before backward 0", 2),
+        ("after backward 0", 2),
+        ("before backward 1", 2),
+        ("after backward 1", 3),
+        ("before step", 3),
+        ("after step", 2),
+        ("in evaluation", 2),
+        ("after updates", 2),
+        ("in evaluation after updates", 2),
+        ("after evaluation", 2),
+    ],
+)
+def test_a_request_to_stop_acts_at_the_same_update(results: list[dict[str, Any]], place: str, updates: int) -> None:
+    """With its last backward pass an update is sealed; what is asked for later stops the next one, on one process too.
+
+    Metrics and events are the same, too.
+    """
+    one, two = (result[f"asks {place}"] for result in results)
+    assert (one["updates"], one["events"]) == (two["updates"], two["events"])
+    assert one["updates"] == updates
+    _close(one["weights"], two["weights"])
+    assert [[record[0], *record[2:]] for record in one["history"]] == [
+        [record[0], *record[2:]] for record in two["history"]
+    ]
+
+
+def test_an_update_whose_loss_is_not_finite_is_not_made(results: list[dict[str, Any]]) -> None:
+    """Though one process alone has seen it: the weights are those from before it."""
+    one, two = (result["not finite"] for result in results)
+    assert one["error"] == two["error"] == "NonFiniteLossError"
+    assert one["updates"] == two["updates"]
+    _close(one["weights"], two["weights"])
+    assert all(torch.tensor(values).isfinite().all() for values in two["weights"])

@@ -208,6 +208,8 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         self._training: Literal["to come", "under way", "left", "over"] = "over"
         self._first_step = 0
         self._update: Update[BatchT] | None = None
+        self._is_update_sealed = False
+        self._late_stop: StopTrainingError | None = None
         self._last_batch: BatchT | None = None
         self._finish_init()
 
@@ -406,7 +408,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
             self._leave_training()
         self._progress.finish_epoch()
         if self._stepping.after == "epoch" and not self._ends_within_epoch:
-            with self._agreement.together():
+            with self._together():
                 for trained in self._trained_models.values():
                     self._step_schedule(trained)
         self._call_event_together(TrainerCallback.on_training_run_epoch_end)
@@ -441,6 +443,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         count = self._loaders.count_batches(self.train_dataloader, "training")
         steps = self._remaining_steps(self.train_dataloader, count)
         while not self._is_at_last_update and (first := next(steps, None)) is not None:
+            self._take_up_late_stop()
             self._safe_points.leave()
             for model in self.models.values():
                 distributed.broadcast_buffers(model)
@@ -482,6 +485,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
     def _finish_training(self, count: BatchCount | None) -> None:
         self._safe_points.leave()
         self._training = "over"
+        self._take_up_late_stop()
         self._step_means.end_step()
         self._stop_if_asked()
         self._record_means("train_loss_epoch", count, with_loss=len(self._trained_models) == 1)
@@ -543,12 +547,19 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
     def request_stop(self, reason: str = "The loop asked to stop.") -> None:
         """Ask that all processes end the run before the next update is made, as if it were complete.
 
-        One process may ask alone. Leaving the block by ``break`` or ``StopTrainingError`` is for all of them together.
+        One process may ask alone. What all of them know travels with the gradients: an update is not made if this is
+        called before the backward pass of its last batch; it is, and the next one is not, if this is called later. That
+        is so on one process too. On several accelerators the answer is read two updates later, so that none waits for
+        it.
+
+        Leaving the block by ``break`` or ``StopTrainingError`` is for all processes together.
 
         Args:
             reason: The text of the ``StopTrainingError`` that callbacks are told of.
         """
-        if self._agreement.stop is None:
+        if self._is_update_sealed:
+            self._late_stop = self._late_stop or StopTrainingError(reason)
+        elif self._agreement.stop is None:
             self._agreement.stop = StopTrainingError(reason)
 
     # What happens in an update
@@ -595,6 +606,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         if part.ends_group:
             trained.renew()
             loss = trained.with_flags(loss, self._agreement)
+            self._is_update_sealed = True
         trained.backward(loss, part, retain_graph=retain_graph)
 
     def _make_step(self, trained: TrainedModel, part: MicroBatch, is_first: bool) -> None:
@@ -602,7 +614,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         self._require_training("step()")
         self._progress.steps_in_epoch = part.step
         if is_first:
-            self._stop_if_asked()
+            self._stop_for_callbacks()
         trained.agree(self._agreement, at_once=self._progress.starts_epoch, may_stop=is_first)
         overflowed = _accelerate.unscale(self._accelerator, trained.optimizer)
         self._clip(trained.parameters())
@@ -623,8 +635,33 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
 
     def _call_event_together(self, event: Callable[Concatenate[Any, Any, ...], None]) -> None:
         """Call an event that all processes come to; if one of them asks to stop, all of them do."""
-        with self._agreement.together():
+        with self._together():
             self._call_event(event)
+
+    @contextmanager
+    def _together(self) -> Generator[None]:
+        """What the processes agree on at the end of the context, also if there is one alone."""
+        with self._agreement.together():
+            yield
+        self._stop_if_asked()
+
+    def _stop_for_callbacks(self) -> None:
+        """Stop before the update if a callback asks for it that has seen its loss, as for one that is not finite.
+
+        Callbacks see the loss when all backward passes are over, and the flags have travelled with the gradients. On
+        accelerators they see it some updates later in any case, and no process waits for another here.
+        """
+        if self.num_processes == 1:
+            self._stop_if_asked()
+        elif self.device.type == "cpu" and self.callback_handler.listeners(TrainerCallback.on_train_step_end.__name__):
+            with self._agreement.together():
+                pass
+
+    def _take_up_late_stop(self) -> None:
+        """Let a request that came too late for an update stop the next one."""
+        self._is_update_sealed = False
+        if self._late_stop is not None:
+            self._agreement.stop, self._late_stop = self._agreement.stop or self._late_stop, None
 
     def _stop_if_asked(self) -> None:
         """Stop one process where several would agree on it."""
@@ -720,7 +757,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
     def _call_event_of_evaluation_together(
         self, event: Callable[Concatenate[Any, Any, ...], None], is_intermediate: bool
     ) -> None:
-        with self._agreement.together():
+        with self._together():
             self._call_event_of_evaluation(event, is_intermediate)
 
     def _finish_evaluated_batch(self, batch: BatchT, evaluated: EvaluatedBatch, step: int) -> None:
