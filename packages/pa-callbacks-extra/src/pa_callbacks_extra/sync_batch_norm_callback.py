@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -62,8 +63,7 @@ class ConvertSyncBatchNormCallback(TrainerCallback):
         if num_processes() == 1:
             return
         has_accelerator = trainer.device.type != "cpu"
-        # A loop of one's own calls the model also with a batch that only stands in for one.
-        is_left_out = (lambda: trainer.is_at_empty_batch) if isinstance(trainer, Run) else (lambda: False)
+        is_left_out = partial(_is_at_empty_batch, trainer)
         participants = Participants(shares_group=has_accelerator, is_left_out=is_left_out)
         model = trainer.get_model(keep_torch_compile=False)
         synchronise_layers(model, participants, uses_torch=has_accelerator)
@@ -110,6 +110,11 @@ class ConvertSyncBatchNormCallback(TrainerCallback):
         if self._converted is not None:
             restore_layers(self._converted)
         self._participants = self._converted = None
+
+
+def _is_at_empty_batch(trainer: AnyTrainer) -> bool:
+    """Whether a loop of the user's own calls the model with a batch that only stands in for one."""
+    return isinstance(trainer, Run) and trainer.is_at_empty_batch
 
 
 def _processes_with_samples(trainer: AnyTrainer, step: int) -> int:

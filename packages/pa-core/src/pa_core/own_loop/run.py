@@ -602,6 +602,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
 
     def _backward(self, trained: TrainedModel, loss: Tensor, part: MicroBatch, retain_graph: bool) -> None:
         self._require_training("backward(...)")
+        trained.check_precision(loss)
         loss = trained.weigh(loss, part)
         if part.ends_group:
             trained.renew()

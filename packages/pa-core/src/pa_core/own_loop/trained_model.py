@@ -14,6 +14,7 @@ from pa_core.distributed.zero_pass import zero_loss
 from pa_core.module_tensors import parameters_of_module
 from pa_core.optimizer_parameters import parameters_of
 from pa_core.own_loop import mistakes
+from pa_core.own_loop.full_precision import is_in_full_precision
 from pa_core.types import StatefulScheduler
 from pa_core.unwrapping import compiled_from
 from pa_core.user_warnings import warn_user
@@ -56,6 +57,8 @@ class TrainedModel:
         self.accumulation: Accumulation = Accumulation(accelerator.num_processes)
         self.wrapping: ModelWrapping = ModelWrapping(accelerator)
         self._is_only_model = is_only_model
+        self._precision = _accelerate.computed_precision(accelerator)
+        self._has_checked_precision = self._precision == "no"
         self._steps = False
         self._watch: RemovableHandle | None = None
 
@@ -128,6 +131,22 @@ class TrainedModel:
             raise mistakes.frozen_model(self.name)
         if not loss.requires_grad:
             raise mistakes.unusable_loss(loss)
+
+    def check_precision(self, loss: Tensor) -> None:
+        """Warn of the first loss if the precision that was asked for has no effect on it.
+
+        Args:
+            loss: A loss with its graph.
+        """
+        if self._has_checked_precision:
+            return
+        self._has_checked_precision = True
+        if is_in_full_precision(loss):
+            warn_user(
+                f"The run is to compute in {self._precision}, and the first loss of {self.name!r} was computed in "
+                "fp32: a model computes in the precision of the run where it is called itself. "
+                "Put calls of its parts and of its other methods into a block: with run.autocast()."
+            )
 
     def weigh(self, loss: Tensor, part: MicroBatch) -> Tensor:
         """Scale the mean loss of a batch to its share of the update; that of a batch that weighs nothing is replaced.
