@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import sys
+import warnings
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW
 from torch.optim.lr_scheduler import OneCycleLR
-from torch.utils.data import TensorDataset
+from torch.utils.data import IterableDataset, TensorDataset
 from typing_extensions import override
 
 from pa_core import (
@@ -21,6 +23,7 @@ from pa_core import (
     Run,
     StopTrainingError,
     TerminateOnNaNCallback,
+    Trainer,
     TrainerCallback,
     UnsupportedConfigurationError,
     gather_objects,
@@ -54,6 +57,7 @@ def uneven(batch: int) -> dict[str, Any]:
     """21 samples in updates of 8: the last one has 5, of which a rank may have none in its last batch."""
     run = _line(batch // 2, gradient_accumulation_steps=2)
     seen: list[float] = []
+    gathered: list[float] = []
     evaluated: list[float] = []
     empty = 0
     with run:
@@ -68,6 +72,7 @@ def uneven(batch: int) -> dict[str, Any]:
                     else:
                         seen += inputs[:, 0].tolist()
                     run.log("error", (outputs - targets).abs().mean() * (float("nan") if update.is_empty else 1))
+                    gathered += run.gather({"inputs": inputs[:, 0]})["inputs"].tolist()
                     update.backward(loss)
                 update.step()
             evaluated = []
@@ -78,19 +83,48 @@ def uneven(batch: int) -> dict[str, Any]:
     return {
         **_plain(run),
         "seen": counted,
+        "gathered": sorted(gathered),
         "evaluated": sorted(evaluated),
         "empty": sum(gather_objects(empty)),
     }
 
 
-def one_sample() -> dict[str, Any]:
-    """Fewer samples than processes: a rank that has never had one."""
-    run = _line(1, number=1)
+def one_sample(batch: int) -> dict[str, Any]:
+    """Fewer samples than processes: a rank that has never had one, in training and in evaluations."""
+    steps = _EvalSteps()
+    run = _line(batch, number=1, callbacks=[steps])
+    gathered: list[list[float]] = []
+    empty = 0
     with run:
-        for inputs, targets in run.batches():
-            run.backward((run.model(inputs) - targets).square().mean())
-            run.step()
-    return _plain(run)
+        for _ in run.epochs():
+            for inputs, targets in run.batches():
+                loss = (run.model(inputs) - targets).square().mean()
+                run.backward(loss)
+                run.step()
+                gathered += [run.gather(inputs[:, 0]).tolist(), run.gather(loss * 0).tolist()]
+            for inputs, targets in run.evaluation_batches(run.train_dataset):
+                weight = float("nan") if run.is_at_empty_batch else 1.0
+                empty += run.is_at_empty_batch
+                run.log("loss", (run.model(inputs) - targets).square().mean() * weight)
+                run.log("error", (run.model(inputs) - targets).abs().mean() * weight, num_items=3)
+                gathered += [run.gather(inputs[:, 0]).tolist()]
+            assert not run.is_at_empty_batch
+    return {
+        **_plain(run),
+        "gathered": gathered,
+        "empty": sum(gather_objects(empty)),
+        "steps": sum(gather_objects(steps.number)),
+    }
+
+
+class _EvalSteps(TrainerCallback):
+    """Counts the batches of evaluations."""
+
+    number = 0
+
+    @override
+    def on_eval_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
+        self.number += 1
 
 
 def gan(batch: int) -> dict[str, Any]:
@@ -319,6 +353,36 @@ def stops() -> dict[str, Any]:
     return {"updates": [run.num_updates_completed, other.num_updates_completed]}
 
 
+class _Stream(IterableDataset[tuple[Tensor, Tensor]]):
+    """Samples that come one after the other."""
+
+    def __len__(self) -> int:
+        return 21
+
+    @override
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for number in range(21):
+            yield torch.tensor([number / 10, 1.0]).double(), torch.zeros(1).double()
+
+
+def stream() -> dict[str, Any]:
+    """How many samples a stream has, and what is said of it."""
+    model = nn.Linear(2, 1).double()
+    optimizer = SGD(model.parameters(), lr=0.0)
+    trainer = Trainer(model, nn.MSELoss(), optimizer, callbacks=[])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with Run(model, optimizer, _Stream(), num_epochs=1, per_device_batch_size=4) as run:
+            for inputs, targets in run.batches():
+                run.backward((model(inputs) - targets).square().mean())
+                run.step()
+        trainer.train(_Stream(), num_epochs=1, per_device_batch_size=4)
+    return {
+        "warnings": [str(one.message) for one in caught],
+        "samples": {"run": run.run_history.clock.samples, "trainer": trainer.run_history.clock.samples},
+    }
+
+
 def run_again() -> Run[nn.Sequential, Any]:
     """Another run."""
     return _line(2)
@@ -335,7 +399,8 @@ def main() -> None:
     world = 1 if len(sys.argv) < 3 else int(sys.argv[2])
     results: dict[str, Any] = {
         "uneven": uneven(8 // world),
-        "one_sample": one_sample(),
+        "one_sample": one_sample(1),
+        "one_sample_of_many": one_sample(4),
         "gan": gan(4 // world),
         "tokens": tokens(8 // world),
         "passes": passes(8 // world),
@@ -346,6 +411,7 @@ def main() -> None:
         "not finite": not_finite(8 // world),
         **{f"critic, {order}": critic(4 // world, order) for order in ("sum", "penalty last", "penalty first")},
         "unused": unused(),
+        "stream": stream(),
     }
     same = gather_objects(results)
     results["same"] = all(one == same[0] for one in same)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from pa_core import SaveTrainingStateCallback
 from tests.pa_core.own_loops.loops import make_line, seed_all, step_through
 from tests.small_runs import samples
 
@@ -137,3 +139,41 @@ def test_what_is_recorded_by_hand_is_on_the_clock() -> None:
             run.record("weight", run.model.weight.sum().item())
     history: Any = run.run_history
     assert [one.update for one in history.records() if one.metric == "weight"] == [1, 2, 3]
+
+
+def test_an_evaluation_after_the_last_epoch_belongs_to_it(tmp_path: Path) -> None:
+    """What is recorded after the loop has the number of the last epoch; a longer run continues with the next one."""
+
+    def epochs_of_tests(num_epochs: int) -> list[int]:
+        options: dict[str, Any] = {"resume_from": tmp_path, "resume_missing": "start", "num_epochs": num_epochs}
+        run = make_line(callbacks=[SaveTrainingStateCallback(tmp_path)], **options)
+        with run:
+            for _ in run.epochs():
+                step_through(run)
+            if run.was_complete:
+                assert list(run.epochs()) == []
+            for _ in run.evaluation_batches(samples(4), name="test"):
+                run.log("loss", 1.0)
+            run.record("checked", 1)
+        assert run.run_history.current_epoch == num_epochs + 1
+        history: Any = run.run_history
+        found = {name: [record.epoch for record in history.records(name)] for name in history.get_metric_names()}
+        assert found["train_loss_epoch"] == [*range(1, num_epochs + 1)]
+        assert found["test_loss_epoch"] == found["checked"]
+        return found["checked"]
+
+    assert epochs_of_tests(2) == [2]
+    assert epochs_of_tests(2) == [2, 2], "nothing is left to train"
+    assert epochs_of_tests(3) == [2, 3]
+
+
+def test_an_evaluation_after_a_break_belongs_to_the_epoch_that_was_left() -> None:
+    """The clock is that of the epoch, which is not complete."""
+    with make_line(num_epochs=3) as run:
+        for epoch in run.epochs():
+            step_through(run)
+            if epoch == 1:
+                break
+        run.record("checked", 1)
+    history: Any = run.run_history
+    assert [record.epoch for record in history.records("checked")] == [2]

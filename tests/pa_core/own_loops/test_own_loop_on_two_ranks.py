@@ -40,9 +40,10 @@ def _close(one: Any, other: Any) -> None:
 
 
 CRITICS = ["critic, sum", "critic, penalty last", "critic, penalty first"]
+NAMES = ["uneven", "gan", "tokens", "one_sample", "one_sample_of_many", "passes", "thaws", "freezes", *CRITICS]
 
 
-@pytest.mark.parametrize("name", ["uneven", "gan", "tokens", "one_sample", "passes", "thaws", "freezes", *CRITICS])
+@pytest.mark.parametrize("name", NAMES)
 def test_two_processes_are_one(results: list[dict[str, Any]], name: str) -> None:
     """Weights and metrics are equal to 1e-12, with the same samples on the same clock."""
     one, two = (result[name] for result in results)
@@ -63,6 +64,29 @@ def test_each_sample_is_seen_once(results: list[dict[str, Any]]) -> None:
         assert result["uneven"]["seen"] == sorted([number / 10 for number in range(21)] * 2)
         assert result["uneven"]["evaluated"] == [number / 10 for number in range(21)]
     assert [result["uneven"]["empty"] for result in results] == [0, 2]
+
+
+def test_a_batch_that_stands_in_has_no_rows_in_what_is_gathered(results: list[dict[str, Any]]) -> None:
+    """In training as in evaluations, each sample is gathered once, also a number such as the loss."""
+    for result in results:
+        assert result["uneven"]["gathered"] == sorted([number / 10 for number in range(21)] * 2)
+        for name in ("one_sample", "one_sample_of_many"):
+            assert result[name]["gathered"] == [[0.0], [0.0], [0.0]] * 2
+
+
+def test_fewer_samples_than_ranks_are_evaluated(results: list[dict[str, Any]]) -> None:
+    """The rank without one has a batch that weighs nothing, which the body can tell and callbacks do not see."""
+    for name in ("one_sample", "one_sample_of_many"):
+        assert [result[name]["empty"] for result in results] == [0, 2]
+        assert [result[name]["steps"] for result in results] == [2, 2]
+
+
+def test_samples_that_accelerate_repeats_are_warned_of(results: list[dict[str, Any]]) -> None:
+    """A stream is split by accelerate, which repeats samples at its end: in a run as in train()."""
+    assert results[0]["stream"] == {"warnings": [], "samples": {"run": 21, "trainer": 21}}
+    assert results[1]["stream"]["samples"] == {"run": 22, "trainer": 22}
+    assert len(results[1]["stream"]["warnings"]) == 2
+    assert all("repeats samples" in one for one in results[1]["stream"]["warnings"])
 
 
 def test_a_stop_of_one_rank_is_one_of_all(results: list[dict[str, Any]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from functools import partial
 from typing import Any
 
@@ -358,3 +359,44 @@ class TestEndings:
                 assert run.num_updates_completed == 0
                 assert run.model.weight.grad is not None
         assert run.model.weight.grad is None
+
+
+class TestMemory:
+    """What a run keeps of its batches."""
+
+    @pytest.mark.parametrize("is_custom", [False, True])
+    @pytest.mark.parametrize("breaks", [False, True])
+    def test_no_batch_stays_after_its_loop(self, is_custom: bool, breaks: bool) -> None:
+        """Nor after the block, although the script has the run and its last update: a batch takes device memory."""
+        options: dict[str, Any] = {"gradient_accumulation_steps": 2, "num_epochs": 2}
+        if is_custom:
+            model = linear()
+            run = Run(model, SGD(model.parameters(), lr=0.01), DataLoader(samples(20), batch_size=4), **options)
+        else:
+            run = make_line(20, lr=0.01, **options)
+        batches: list[weakref.ref[Tensor]] = []
+
+        def alive() -> list[int]:
+            return [number for number, batch in enumerate(batches) if batch() is not None]
+
+        update = inputs = targets = _ = None
+        with run:
+            for _ in run.epochs():
+                for update in run.updates():
+                    for inputs, targets in update:
+                        batches.append(weakref.ref(inputs))
+                        update.backward((run.model(inputs) - targets).square().mean())
+                        if breaks and len(batches) % 3 == 0:
+                            break
+                    inputs = targets = None
+                    if breaks and len(batches) % 3 == 0:
+                        break
+                    update.step()
+                for inputs, _ in run.evaluation_batches(samples(4)):
+                    batches.append(weakref.ref(inputs))
+                    if breaks:
+                        break
+                inputs = _ = None
+            assert alive() == []
+        assert alive() == []
+        assert update is not None

@@ -45,6 +45,7 @@ from pa_core.private_parts import PrivateParts, declared_parts
 from pa_core.progress import Phase, Progress
 from pa_core.run_config import TrainerRunConfig, describe_run_config
 from pa_core.scheduler_stepping import SchedulerStepping
+from pa_core.step_output import no_sample_counted
 from pa_core.tracking import InMemoryRunHistory, LossTracker, RunHistory, StepMeans
 from pa_core.training_state import (
     EvaluationInterrupted,
@@ -308,10 +309,23 @@ class Engine(AnyTrainer):
         check_arguments_of_loaders(data, per_device_batch_size, collate_fn)
 
     def _create_dataloader(
-        self, dataset: Dataset[Any], purpose: Purpose, defaults: dict[str, Any], asked: dict[str, Any] | None
+        self,
+        dataset: Dataset[Any],
+        purpose: Purpose,
+        defaults: dict[str, Any],
+        asked: dict[str, Any] | None,
+        *,
+        allows_empty_shares: bool = False,
     ) -> SizedIterable[Any]:
         return self._loaders.create(
-            dataset, purpose, defaults, asked, collate_fn=self.collate_fn, seed=self._resumption.seed, say=self.print
+            dataset,
+            purpose,
+            defaults,
+            asked,
+            collate_fn=self.collate_fn,
+            seed=self._resumption.seed,
+            say=self.print,
+            allows_empty_shares=allows_empty_shares,
         )
 
     def _placeholder_values(self) -> dict[str, float]:
@@ -389,19 +403,24 @@ class Engine(AnyTrainer):
         """The default step: the loss of a batch, whose parts are checked in the first step of a run."""
         return default_step.calculate_batch_loss(self.model, self.loss_func, batch, method, self._checked_steps)
 
-    def _record_means(self, loss_name: str, count: BatchCount | None, *, with_loss: bool = True) -> None:
+    def _record_means(
+        self, loss_name: str, count: BatchCount | None, *, with_loss: bool = True, requires_loss: bool = False
+    ) -> None:
         """Record the means over all samples of the epoch on all processes, unless one of them asked to stop.
 
         Args:
             loss_name: The metric of the loss; the names of other means are made from it.
             count: The batches of a custom data loader, None for one whose length is true.
             with_loss: Whether the loss is recorded, if there was one.
+            requires_loss: Whether an epoch without a loss is an error.
         """
         missing = 0.0 if count is None else count.missing
         missing = self._agreement.add_up(self._loss_tracker, self._step_means, missing)
         has_loss = self._loss_tracker.running_count > 0
         if count is not None:
             self._loaders.check_count(count, missing, is_empty=not has_loss and len(self._step_means) == 0)
+        if requires_loss and not has_loss:
+            raise no_sample_counted(loss_name)
         if with_loss and has_loss:
             self.run_history.update_metric(loss_name, self._loss_tracker.average)
         self._step_means.record(self.run_history, loss_name)

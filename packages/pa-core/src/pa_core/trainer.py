@@ -18,7 +18,6 @@ from pa_core.accumulation import Accumulation, MicroBatch
 from pa_core.beside_model import require_one_trained_module
 from pa_core.callbacks.defaults import DEFAULT_CALLBACKS
 from pa_core.callbacks.limit_batches import apply_limit_of_environment
-from pa_core.data.batch_count import BatchCount
 from pa_core.data.given_data import DEFAULT_BATCH_SIZE, GivenData
 from pa_core.data.loaders import batches_on_device
 from pa_core.distributed.agreement import Agreement
@@ -32,7 +31,7 @@ from pa_core.progress import Phase
 from pa_core.run_config import TrainerRunConfig, check_count, check_run_arguments
 from pa_core.scheduler_stepping import SchedulerStepping
 from pa_core.step_failures import name_step
-from pa_core.step_output import check_step_output, count_items, no_sample_counted
+from pa_core.step_output import check_step_output, count_items
 from pa_core.tracking import RunHistory
 from pa_core.tracking.metric_prefix import INTERMEDIATE_PREFIX, recording_with_prefix
 from pa_core.types import BatchT, LossFunction, ModelT_co, OutputT_co, SchedulerFactory, SchedulerT, SizedIterable
@@ -471,7 +470,7 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
                     break
         self._safe_points.leave()
         self._call_hook(self.train_epoch_end)
-        self._record_epoch_loss("train_loss_epoch", count)
+        self._record_means("train_loss_epoch", count, requires_loss=True)
         with self._agreement.together():
             self._call_event(TrainerCallback.on_train_epoch_end)
 
@@ -609,7 +608,7 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
                         self._run_eval_step(batch, step)
                     self._safe_points.leave_evaluation_if_asked(self)
             self._call_hook(self.eval_epoch_end)
-            self._record_epoch_loss("eval_loss_epoch" if is_training else "evaluation_loss", count)
+            self._record_means("eval_loss_epoch" if is_training else "evaluation_loss", count, requires_loss=True)
             with self._agreement.together():
                 self._call_event_of_evaluation(TrainerCallback.on_eval_epoch_end, is_intermediate)
 
@@ -628,11 +627,6 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self._loss_tracker.update(loss, output["batch_size"] if items is None else items)
         self._step_means.count_samples(output["batch_size"])
         self._call_event(TrainerCallback.on_eval_step_end, batch=batch, batch_output=output, step=step)
-
-    def _record_epoch_loss(self, metric_name: str, count: BatchCount | None) -> None:
-        self._record_means(metric_name, count)
-        if self._loss_tracker.running_count == 0:
-            raise no_sample_counted(metric_name)
 
     def _scheduler_of_run(self) -> SchedulerT | None:
         """A new one where there is a factory; otherwise what was assigned, or is there from the run before."""

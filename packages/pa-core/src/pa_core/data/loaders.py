@@ -25,6 +25,7 @@ from pa_core.data.device import move_to_device
 from pa_core.data.fetching import is_in_memory
 from pa_core.data.given_data import GivenData, batch_size_of
 from pa_core.data.keyed_loader import KeyedDataLoader
+from pa_core.data.loader_checks import count_samples
 from pa_core.data.split_sampler import check_share, split_sampler, warn_of_filling_up, warn_of_repeated_samples
 from pa_core.data.workers import start_method
 from pa_core.distributed import collectives
@@ -163,6 +164,7 @@ class Loaders:
         collate_fn: Callable[[list[Any]], Any] | None,
         seed: int,
         say: Callable[[str], object],
+        allows_empty_shares: bool = False,
     ) -> SizedIterable[Any]:
         """Create a loader of a dataset.
 
@@ -174,6 +176,8 @@ class Loaders:
             collate_fn: Makes a batch of a list of samples, unless the arguments have one.
             seed: What the order of the samples follows from.
             say: Called with a line, once in a run, if workers that would help are not started.
+            allows_empty_shares: Whether a process may have no sample in an evaluation of fewer samples than processes,
+                as in the last step of a training epoch; otherwise it is refused.
 
         Returns:
             A ``KeyedDataLoader``; a plain ``DataLoader`` with a custom sampler, or for an ``IterableDataset``.
@@ -189,9 +193,10 @@ class Loaders:
         if isinstance(dataset, IterableDataset) or not kwargs.keys().isdisjoint(("sampler", "batch_sampler")):
             return plain_dataloader(dataset, kwargs)
         kwargs = {"persistent_workers": kwargs["num_workers"] > 0, **kwargs}
+        has_too_few = allows_empty_shares and count_samples(dataset) < self._accelerator.num_processes
         return KeyedDataLoader(
             dataset,
-            split=purpose,
+            split="train" if has_too_few else purpose,
             seed=seed,
             rank=self._accelerator.process_index,
             num_processes=self._accelerator.num_processes,

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import atexit
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, TypeVar, cast
 
 import torch
@@ -26,6 +27,7 @@ __all__ = [
     "broadcast_weights",
     "gather",
     "gather_objects",
+    "gather_without_rows",
     "leave_processes_at_exit",
     "num_local_processes",
     "num_processes",
@@ -154,19 +156,38 @@ def gather(data: TensorsT, padding_value: float | None = None) -> TensorsT:
         ArgumentTypeError: Something in ``data`` is neither a tensor nor a container of tensors.
         ConfigurationError: The tensors of the processes do not fit together.
     """
-    return cast("TensorsT", _gather_nested(data, padding_value))
+    return cast("TensorsT", _map_tensors(partial(_gather_tensor, padding_value=padding_value), data))
 
 
-def _gather_nested(data: object, padding_value: float | None) -> Any:
+def gather_without_rows(data: TensorsT, padding_value: float | None = None) -> TensorsT:
+    """Return the tensors of the other processes, which call ``gather``: those of this one have no rows to add.
+
+    Args:
+        data: As for ``gather``: what this process would have gathered.
+        padding_value: As for ``gather``.
+
+    Raises:
+        ArgumentTypeError: As ``gather``.
+        ConfigurationError: As ``gather``.
+    """
+    return gather(cast("TensorsT", _map_tensors(_without_rows, data)), padding_value)
+
+
+def _without_rows(tensor: Tensor) -> Tensor:
+    return tensor[:0] if tensor.dim() else tensor.reshape(1)[:0]
+
+
+def _map_tensors(function: Callable[[Tensor], Tensor], data: object) -> Any:
+    """Replace each tensor in a nested container by what a function makes of it."""
     if isinstance(data, Tensor):
-        return _gather_tensor(data, padding_value)
+        return function(data)
     container: Any = data
     if isinstance(data, Mapping):
-        return type(container)({key: _gather_nested(value, padding_value) for key, value in container.items()})
+        return type(container)({key: _map_tensors(function, value) for key, value in container.items()})
     if isinstance(data, tuple) and hasattr(container, "_fields"):
-        return type(container)(*(_gather_nested(value, padding_value) for value in container))
+        return type(container)(*(_map_tensors(function, value) for value in container))
     if isinstance(data, (list, tuple)):
-        return type(container)(_gather_nested(value, padding_value) for value in container)
+        return type(container)(_map_tensors(function, value) for value in container)
     raise ArgumentTypeError(
         "Only tensors can be gathered.",
         given=f"an object of type {type(data).__name__}",

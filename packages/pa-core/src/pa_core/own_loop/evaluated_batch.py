@@ -1,4 +1,4 @@
-"""What a loop of the user's own logs as the loss of an evaluation batch."""
+"""An evaluation batch of a custom training loop, and its loss."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class EvaluatedBatch:
 
     Args:
         losses: The losses of the evaluation so far.
-        samples: The number of samples of the batch.
+        samples: The number of samples of the batch; 0 for one that is there only because other processes have samples.
 
     Attributes:
         samples: As passed.
@@ -25,9 +25,14 @@ class EvaluatedBatch:
 
     def __init__(self, losses: LossTracker, samples: int) -> None:
         self._losses = losses
-        self.samples = samples
+        self.samples: int = samples
         self._is_logged = False
         self.loss: Tensor = torch.zeros(())
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether this process has no sample in this step, while others do."""
+        return self.samples == 0
 
     def log_loss(self, value: MetricValue, num_items: int | None = None) -> None:
         """Add the loss of the batch.
@@ -44,4 +49,5 @@ class EvaluatedBatch:
         number = single_number("loss", value)
         self._is_logged = True
         self.loss = number if isinstance(number, Tensor) else torch.tensor(float(number))
-        self._losses.update(self.loss, self.samples if num_items is None else num_items)
+        if not self.is_empty:  # a loss that is not finite would spoil the mean even so
+            self._losses.update(self.loss, self.samples if num_items is None else num_items)

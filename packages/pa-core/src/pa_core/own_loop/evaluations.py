@@ -14,7 +14,7 @@ from pa_core.callbacks.limit_batches import LimitBatchesCallback
 from pa_core.data.batch_count import BatchCount
 from pa_core.data.custom_loader import innermost, is_keyed
 from pa_core.data.given_data import GivenData
-from pa_core.data.loaders import Loaders, batches_on_device, end_workers
+from pa_core.data.loaders import Loaders, batches_on_device, count_steps, end_workers
 from pa_core.events import TrainerCallback
 from pa_core.own_loop.evaluated_batch import EvaluatedBatch
 from pa_core.own_loop.samples import count_samples
@@ -118,8 +118,18 @@ class Evaluations(Generic[BatchT]):
                     self.batch = evaluated = EvaluatedBatch(run.loss_tracker, samples)
                     yield batch
                     self._hooks.finish_batch(batch, evaluated, step)
+            yield from self._batch_to_stand_in(run, loader)
             self._hooks.record("eval_loss_epoch" if name is None else "loss_epoch", count)
             self._hooks.call_event(TrainerCallback.on_eval_epoch_end, is_intermediate)
+
+    def _batch_to_stand_in(self, run: AnyTrainer, loader: SizedIterable) -> Iterator[BatchT]:
+        """The last step, in which other processes have the only samples: the batch of the first of them."""
+        keyed, last = innermost(loader), count_steps(loader) - 1
+        if is_keyed(keyed) and not keyed.split.piece(last, run.process_index):
+            with run.step_means.step():
+                run.step_means.count_samples(0)
+                self.batch = EvaluatedBatch(run.loss_tracker, samples=0)
+                yield keyed.fetch_for(last, rank=0)
 
     def leave(self) -> None:
         """Leave the evaluation that is under way, if any, without recording its means."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, Self, cast
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, Self, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +25,7 @@ from pa_core.data.batch_count import BatchCount
 from pa_core.data.custom_loader import innermost, is_keyed
 from pa_core.data.given_data import DEFAULT_BATCH_SIZE, GivenData
 from pa_core.distributed.agreement import Agreement
+from pa_core.distributed.collectives import gather_without_rows
 from pa_core.distributed.shared_errors import showing_errors_once
 from pa_core.distributed.wrapping import ModelWrapping
 from pa_core.engine import Engine
@@ -47,9 +49,12 @@ from pa_core.types import (
     SchedulerLike,
     SizedIterable,
     StatefulScheduler,
+    TensorsT,
 )
 
 __all__ = ["Run"]
+
+_T = TypeVar("_T")
 
 _block_is_open: ContextVar[bool] = ContextVar("_block_is_open", default=False)
 
@@ -204,6 +209,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         self._stage: Literal["before", "within", "after"] = "before"
         self._has_begun = False
         self._epoch: int | None = None
+        self._shows_last_epoch = False
         self._loop: Literal["before", "within", "after"] = "before"
         self._training: Literal["to come", "under way", "left", "over"] = "over"
         self._first_step = 0
@@ -298,7 +304,8 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
             TrainingPreempted: All processes were asked to make room; a training state was saved.
         """
         self._evaluations.end()
-        self._update = None
+        self._leave_update()
+        self._last_batch = None
         self._step_means.end_step()
         self._stage = "after"
         if exception is not None and not isinstance(exception, StopTrainingError):
@@ -313,6 +320,8 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         if not self._has_begun:
             return
         forget_gradients(self.model, *self.optimizers.values())
+        if self._shows_last_epoch:  # a state has the number of the epoch that comes next
+            self.run_history.clock.epoch += 1
         with self._stopping_in_order():
             if stop is not None:
                 raise stop
@@ -399,6 +408,13 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
                 self._loop = "after"
             self._require_open("the next epoch")
             self._finish_epoch()
+        self._show_last_epoch()
+
+    def _show_last_epoch(self) -> None:
+        """Let what is recorded after the last epoch carry its number, until the block ends."""
+        if self.num_epochs_completed >= self.run_config.num_epochs and not self._shows_last_epoch:
+            self.run_history.clock.epoch -= 1
+            self._shows_last_epoch = True
 
     def _finish_epoch(self) -> None:
         self._evaluations.leave()
@@ -442,14 +458,13 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         self._start_training()
         count = self._loaders.count_batches(self.train_dataloader, "training")
         steps = self._remaining_steps(self.train_dataloader, count)
-        while not self._is_at_last_update and (first := next(steps, None)) is not None:
+        while not self._is_at_last_update and (first := deque(islice(steps, 1))):
             self._take_up_late_stop()
             self._safe_points.leave()
             for model in self.models.values():
                 distributed.broadcast_buffers(model)
-            update = Update[BatchT](
-                self.num_updates_completed + 1, chain([first], steps), self._trained_models, self._hooks
-            )
+            batches = chain(_taking(first), steps)
+            update = Update[BatchT](self.num_updates_completed + 1, batches, self._trained_models, self._hooks)
             self._update = update
             try:
                 yield update
@@ -459,7 +474,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
             self._require_open("the next update")
             self._evaluations.leave()
             update.finish()
-            self._update = None
+            self._leave_update()
             if len(self._trained_models) > 1:
                 self._finish_update()
             self._reach_safe_point(Phase.STEP)
@@ -478,7 +493,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
 
     def _leave_training(self) -> None:
         """End the training of an epoch whose loop over updates was left by a break."""
-        self._update = None
+        self._leave_update()
         forget_gradients(self.model, *self.optimizers.values())
         self._finish_training(None)
 
@@ -486,15 +501,11 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         self._safe_points.leave()
         self._training = "over"
         self._take_up_late_stop()
+        self._last_batch = None
         self._step_means.end_step()
         self._stop_if_asked()
         self._record_means("train_loss_epoch", count, with_loss=len(self._trained_models) == 1)
         self._call_event_together(TrainerCallback.on_train_epoch_end)
-
-    @property
-    def is_at_empty_batch(self) -> bool:
-        """Whether the current batch stands in for one that this process does not have; see ``Update.is_empty``."""
-        return self._update is not None and self._update.is_empty
 
     def batches(self) -> Iterator[BatchT]:
         """Iterate over the batches of ``updates()``, one by one.
@@ -564,12 +575,18 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
 
     # What happens in an update
 
+    def _leave_update(self) -> None:
+        if self._update is not None:
+            self._update.close()
+            self._update = None
+
     def _start_batch(self, part: MicroBatch, batch: BatchT) -> BatchT:
         self._step_means.start_step()
         if part.is_empty:
             return self._batch_to_stand_in(part)
         self._call_event(TrainerCallback.on_train_step_start)
-        self._last_batch = batch
+        if not is_keyed(innermost(self.train_dataloader)):
+            self._last_batch = batch
         return batch
 
     def _batch_to_stand_in(self, part: MicroBatch) -> BatchT:
@@ -681,6 +698,44 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
 
     # Metrics and evaluation
 
+    @property
+    def is_at_empty_batch(self) -> bool:
+        """Whether the current batch is there only because other processes still have samples, and weighs nothing.
+
+        On several processes, the last step of a training epoch, or an evaluation, may have fewer samples than there are
+        processes. Those without one get a batch of another process, so that the loop is the same on all of them. Its
+        losses, what is logged for it and what is gathered of it count for nothing, and callbacks do not see it. Ask
+        this where the loop adds up or collects values itself.
+        """
+        evaluated = self._evaluations.batch
+        if evaluated is not None:
+            return evaluated.is_empty
+        return self._update is not None and self._update.is_empty
+
+    @override
+    def gather(self, tensor: TensorsT, padding_value: float | None = None) -> TensorsT:
+        """Return the tensors of all processes, concatenated along the first dimension; every process must call this.
+
+        In the body of a loop, a process whose batch ``is_at_empty_batch`` adds no rows, so that each sample is in the
+        result once.
+
+        Args:
+            tensor: A tensor, or a nested list, tuple or mapping of tensors; first dimensions may differ.
+            padding_value: Only needed where other dimensions differ too, which are filled up with it to the longest of
+                all processes. Rows of padding are never in the result.
+
+        Returns:
+            The same structure, with the rows of all processes in the order of the ranks; it carries no gradient.
+
+        Raises:
+            TypeError: Something in it is neither a tensor nor a container of tensors.
+            ConfigurationError: The tensors of the processes do not fit together.
+        """
+        # What callbacks gather between two steps is not of the batch.
+        if self.is_at_empty_batch and not self._safe_points.is_between_steps:
+            return gather_without_rows(tensor, padding_value)
+        return super().gather(tensor, padding_value)
+
     @override
     def log(self, name: str, value: MetricValue, *, num_items: int | None = None) -> None:
         """Log a value of the present batch: its mean over all samples of the epoch or the evaluation is recorded.
@@ -702,8 +757,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         if evaluated is not None and name == "loss":
             evaluated.log_loss(value, num_items)
         else:
-            is_empty = evaluated is None and self.is_at_empty_batch
-            self._step_means.log(name, value, count=0 if is_empty else num_items)
+            self._step_means.log(name, value, count=0 if self.is_at_empty_batch else num_items)
 
     def record(self, name: str, value: object) -> None:
         """Record a value of the present moment, which is no mean over samples, on the clock of the run.
@@ -731,7 +785,8 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         In the body the models are in eval mode, and no gradients are recorded; the modes come back when the iteration
         ends, also by a ``break``, which records nothing. What is logged is recorded as ``eval_NAME_epoch``, and among
         the updates of an epoch as ``intermediate_eval_NAME_epoch``. Each process has as many batches as the others, so
-        that ``gather`` may be called in the body.
+        that ``gather`` may be called in the body; one that has no sample, as there are fewer than processes, has a
+        batch that weighs nothing: see ``is_at_empty_batch``.
 
         Args:
             dataset: The samples, or a ``DataLoader`` of them.
@@ -870,7 +925,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
     def _create_eval_loader(self, batch_size: int, kwargs: dict[str, Any] | None) -> SizedIterable[BatchT]:
         dataset = cast("Dataset[Any]", self.eval_dataset)
         defaults = {"shuffle": False, **self._loaders.default_kwargs(dataset, batch_size)}
-        return self._create_dataloader(dataset, "eval", defaults, kwargs)
+        return self._create_dataloader(dataset, "eval", defaults, kwargs, allows_empty_shares=True)
 
     # Where the loop is
 
@@ -890,6 +945,12 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         if self._update is None:
             raise mistakes.no_update(what)
         return self._update
+
+
+def _taking(items: deque[_T]) -> Iterator[_T]:
+    """Iterate over items without keeping them."""
+    while items:
+        yield items.popleft()
 
 
 @contextmanager

@@ -232,18 +232,24 @@ class Update(Generic[BatchT]):
                 would have them.
         """
         self._finish_batch()
-        self._is_over = True
+        self.close()
         left = [name for name in self._trained if name in self._with_gradients - self._stepped]
         if left and self._stepped:
             raise mistakes.forgotten_step_of_one(self.number, left[0])
         if not self._stepped:
             raise mistakes.forgotten_step(self.number, has_gradients=bool(left))
 
+    def close(self) -> None:
+        """Forget the batches: a script may keep the update, and a batch would stay on the device with it."""
+        self._is_over = True
+        self._batch, self._batches = None, iter(())
+
     def _finish_batch(self) -> None:
         if self._is_in_batch and self._part is not None:
             self._is_in_batch = False
+            batch, self._batch = self._batch, None
             reports, self._reports = self._reports, {}
-            self._hooks.finish_batch(FinishedBatch(self._part, self._batch, self._samples, reports))
+            self._hooks.finish_batch(FinishedBatch(self._part, batch, self._samples, reports))
 
     def _find(self, name: str | None, call: str) -> TrainedModel:
         if name is None and len(self._trained) == 1:
