@@ -31,10 +31,10 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     before = TABLE.read_text() if arguments.write and arguments.words else ""
-    if before and not before.startswith(heading(arguments.rounds)):
+    if before and not before.startswith(heading()):
         parser.error(
-            "the table is of another day, machine or number of rounds than this, so that no part of it can be "
-            f"written:\n{before.splitlines()[0]}\nLeave the words out to measure all of it"
+            "the table is of another machine or of other versions than this, so that no part of it can be written:\n"
+            f"{before.splitlines()[0]}\n{heading()}\nLeave the words out to measure all of it"
         )
     if arguments.rounds < 1:
         parser.error(f"--rounds {arguments.rounds}: each variant needs at least one turn")
@@ -45,16 +45,16 @@ def main() -> None:
         names = "\n  ".join(one.name for one in COMPARISONS)
         parser.error(f"none of {arguments.words} is in the name of a comparison. There are:\n  {names}")
     peers = dict(peer.split("=", 1) for peer in arguments.peer)
-    measured: list[Row] = []
+    measured: dict[str, tuple[int, list[Row]]] = {}
     print_row(HEADER)
     for comparison in chosen:
         rounds = min(arguments.rounds, comparison.rounds or arguments.rounds)
         of_comparison = rows(comparison, [run_round(comparison, peers, number) for number in range(rounds)])
-        measured += of_comparison
+        measured[comparison.name] = rounds, of_comparison
         for row in of_comparison:
             print_row(row.cells, "" if row.keeps_promise is None else ("kept" if row.keeps_promise else "MISSED"))
         if arguments.write:
-            TABLE.write_text(as_page(measured, arguments.rounds, before))
+            TABLE.write_text(as_page(measured, before))
 
 
 def run_round(comparison: Comparison, peers: dict[str, str], number: int) -> dict[str, float]:

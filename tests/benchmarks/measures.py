@@ -22,7 +22,7 @@ import torch
 from tests.benchmarks.processes import publish
 from tests.benchmarks.tasks import TASKS, Task
 
-__all__ = ["MEASURES", "loop_named", "time_of_step"]
+__all__ = ["MEASURES", "loop_named", "steps_of_epoch", "time_of_step"]
 
 REPEATS = 3
 
@@ -61,10 +61,11 @@ def time_of_step(task: Task, run: Callable[[Task, int], None]) -> float:
     """Microseconds of a step of one run over the epochs of the task."""
     start = time.perf_counter()
     run(task, task.num_epochs)
-    return (time.perf_counter() - start) / (task.num_epochs * _steps(task)) * 1e6
+    return (time.perf_counter() - start) / (task.num_epochs * steps_of_epoch(task)) * 1e6
 
 
-def _steps(task: Task) -> int:
+def steps_of_epoch(task: Task) -> int:
+    """The number of updates of an epoch where each batch makes one."""
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     return -(-len(cast("Sized", task.dataset)) // (task.batch_size * processes))
 
@@ -85,7 +86,7 @@ def edge(make_task: Callable[[], Task], loop: Loop) -> float:
     task.model.register_forward_pre_hook(begin)
     task.optimizer.register_step_post_hook(update)
     loop.train(task, task.num_epochs)
-    firsts = range(_steps(task), len(begun), _steps(task))
+    firsts = range(steps_of_epoch(task), len(begun), steps_of_epoch(task))
     return statistics.median(begun[first] - updated[first - 1] for first in firsts) * 1e6
 
 

@@ -1,10 +1,10 @@
-"""The table on the page about costs, which can be written as a whole or in parts."""
+"""The table on the page about costs, which can be written as a whole or in parts, also on several days."""
 
 from __future__ import annotations
 
 import datetime
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from itertools import groupby
 from pathlib import Path
@@ -15,32 +15,34 @@ from tests.benchmarks.report import HEADER, Row
 
 __all__ = ["TABLE", "as_page", "heading"]
 
+COLUMNS = (*HEADER, "rounds, day")
+
 TABLE = ROOT / "docs" / "maintainers" / "cost-figures.md"
 
 
-def heading(rounds: int) -> str:
-    """Where and when the figures of a table were measured: those of another day or machine do not belong into it."""
+def heading() -> str:
+    """Where and with what the figures of a table were measured: those of another machine do not belong into it."""
     versions = ", ".join(f"{name} {metadata.version(name)}" for name in ("torch", "accelerate"))
     return (
-        f"Measured on {datetime.datetime.now(datetime.UTC):%Y-%m-%d}: {_processor()}, one thread a process, Python "
-        f"{platform.python_version()}, {versions}; medians of {rounds} rounds. This table is written by "
-        "`nox -s benchmark -- --write`."
+        f"Measured on {_processor()}, one thread a process, Python {platform.python_version()}, {versions}; medians. "
+        "This table is written by `nox -s benchmark -- --write`."
     )
 
 
-def as_page(measured: Sequence[Row], rounds: int, before: str = "") -> str:
+def as_page(measured: Mapping[str, tuple[int, Sequence[Row]]], before: str = "") -> str:
     """The table in Markdown.
 
     Args:
-        measured: The rows that were measured.
-        rounds: How often each variant had its turn.
+        measured: By the name of the comparison, how often each variant had its turn, and the rows.
         before: The page with the rows of other comparisons, which are kept.
     """
     lines = [line for line in before.splitlines() if line.startswith("| ")][1:]
-    lines += [f"| {' | '.join(row.cells)} |" for row in measured]
     of_comparison = {name: list(rows) for name, rows in groupby(lines, lambda line: line.split(" | ")[0][2:])}
+    today = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}"
+    for name, (rounds, rows_of_comparison) in measured.items():
+        of_comparison[name] = [f"| {' | '.join((*row.cells, f'{rounds}, {today}'))} |" for row in rows_of_comparison]
     ordered = [line for one in COMPARISONS for line in of_comparison.get(one.name, ())]
-    return "\n".join([heading(rounds), "", f"| {' | '.join(HEADER)} |", f"|{'---|' * len(HEADER)}", *ordered]) + "\n"
+    return "\n".join([heading(), "", f"| {' | '.join(COLUMNS)} |", f"|{'---|' * len(COLUMNS)}", *ordered]) + "\n"
 
 
 def _processor() -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import datetime
 import importlib
+import re
 import sys
 from dataclasses import replace
 from typing import Any
@@ -12,6 +14,7 @@ import torch
 from torch.utils.data import Subset
 
 from tests.benchmarks.__main__ import main
+from tests.benchmarks.calls import calls_of_edge, calls_of_step
 from tests.benchmarks.chapters import time_chapters
 from tests.benchmarks.comparisons import COMPARISONS
 from tests.benchmarks.measures import loop_named
@@ -109,13 +112,12 @@ def test_one_command_prints_the_table() -> None:
         (["epohc"], "There are:\n  a step, data in memory"),
         (["--rounds", "0"], "at least one turn"),
         (["--peer", "ignite"], "expected NAME=PYTHON"),
-        (["epoch", "--write", "--rounds", "99"], "Leave the words out"),
     ],
 )
 def test_what_cannot_be_measured_is_said_before_anything_is(
     arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A word that no comparison has, no rounds, a trainer without its interpreter, a part of another table."""
+    """A word that no comparison has, no rounds, a trainer without its interpreter."""
     monkeypatch.setattr(sys, "argv", ["benchmarks", *arguments])
     with pytest.raises(SystemExit):
         main()
@@ -136,16 +138,31 @@ def test_figures_are_compared_within_their_round() -> None:
         ("0.95", "0.95 to 0.95"),
     ]
     assert [row.keeps_promise for row in measured] == [None, None, None, None, True]
-    assert "| a step, data in memory | ours | 142 us | 95 to 190 | 0.95 | 0.95 to 0.95 | 1.00 |" in as_page(measured, 2)
+    assert "| a step, data in memory | ours | 142 us | 95 to 190 | 0.95 | 0.95 to 0.95 | 1.00 | 2, " in as_page(
+        {comparison.name: (2, measured)}
+    )
 
 
 def test_a_part_of_the_table_is_written_into_the_rest() -> None:
-    """What was measured again takes the place of its comparison; figures and order of the others stay."""
-    table = [rows(one, [dict.fromkeys(one.variants, 2.0)])[-1] for one in COMPARISONS[:3]]
-    again = rows(COMPARISONS[1], [dict.fromkeys(COMPARISONS[1].variants, 3.0)])
-    written = as_page(again, 5, before=as_page(table, 5))
-    assert written == as_page([table[0], *again, table[2]], 5)
-    assert written.count("| 3 us |") == len(again)
+    """What was measured again takes the place of its comparison; figures, days and order of the others stay."""
+    table = {one.name: (5, rows(one, [dict.fromkeys(one.variants, 2.0)])[-1:]) for one in COMPARISONS[:3]}
+    before = re.sub(r"5, \d+-\d+-\d+", "5, 2001-02-03", as_page(table))
+    again = {COMPARISONS[1].name: (3, rows(COMPARISONS[1], [dict.fromkeys(COMPARISONS[1].variants, 3.0)]))}
+    written = as_page(again, before)
+    assert written.replace("2001-02-03", f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}") == as_page(table | again)
+    assert written.count("5, 2001-02-03") == 2
+    assert written.count("| 3 us |") == len(COMPARISONS[1].variants)
+
+
+def test_figures_of_another_machine_are_not_mixed_in(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rows of the same machine and versions can be added on any day; others would compare what does not compare."""
+    monkeypatch.setattr("tests.benchmarks.__main__.heading", lambda: "Measured on another machine")
+    monkeypatch.setattr(sys, "argv", ["benchmarks", "epoch", "--write"])
+    with pytest.raises(SystemExit):
+        main()
+    assert "Leave the words out to measure all of it" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("loop", LOOPS)
@@ -166,3 +183,13 @@ def test_a_step_is_told_apart_into_the_same_chapters_in_all_loops(loop: str) -> 
         "clearing gradients": 2,
         "after the clearing gradients": 2,
     }
+
+
+@pytest.mark.parametrize(("loop", "most"), [("by_hand_tuned", 0), ("ours_bare", 80), ("ours", 85), ("own_loop", 125)])
+def test_a_step_calls_few_functions_of_the_trainer(loop: str, most: int) -> None:
+    """Its own share of a step does not grow unnoticed: counted, as times scatter by more than a function takes."""
+    train = loop_named(loop).train
+    of_step = calls_of_step(TASKS["digits"], train)
+    assert of_step.of_trainer <= most
+    assert of_step == calls_of_step(TASKS["digits"], train)
+    assert 0 <= calls_of_edge(TASKS["digits"], train).of_trainer <= 3 * most

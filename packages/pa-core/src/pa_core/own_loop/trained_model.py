@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
@@ -207,6 +209,6 @@ class TrainedModel:
         """Whether any parameter that the optimizer updates has a gradient; mostly the first one tells."""
         return any(parameter.grad is not None for parameter in parameters_of(self.optimizer))
 
-    def parameters(self) -> list[Tensor]:
-        """Return the parameters that the optimizer updates."""
-        return list(parameters_of(self.optimizer))
+    def parameters(self) -> Iterator[Tensor]:
+        """Iterate over the parameters that the optimizer updates."""
+        return parameters_of(self.optimizer)
