@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import importlib.util
 import signal
@@ -37,9 +38,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--versions", help="versions of others that must be installed: A==1.0,B==2.0")
 
 
-def pytest_configure() -> None:
-    """Let Ctrl-C reach the tests: a shell that starts a command in the background has it ignored."""
+def pytest_configure(config: pytest.Config) -> None:
+    """Let Ctrl-C reach the tests, and scripts that they launch start soon.
+
+    A shell that starts a command in the background has Ctrl-C ignored.
+    """
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    resources = contextlib.ExitStack()
+    resources.enter_context(launching.fork_server())
+    config.add_cleanup(resources.close)
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

@@ -8,13 +8,17 @@ import secrets
 import socket
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Generator, Mapping, Sequence
 
+_HERE = Path(__file__).parent
+_SERVER = "TESTS_FORK_SERVER"
+_KNOWN_VARIABLES = {"PYTHONPATH", "PYTHONUNBUFFERED"}  # to `fork_server.py`; those of accelerate act when it is used
 _RANK_VARIABLES = {
     "GROUP_RANK",
     "GROUP_WORLD_SIZE",
@@ -70,8 +74,12 @@ class Launch:
         ranks: int = 1,
         env: Mapping[str, str | None] | None = None,
         timeout: float = 100,
+        fresh: bool = False,
     ) -> Launched:
         """Run a script until it ends and return its exit status and output.
+
+        Its processes are forked from one that has imported torch, which saves most of their time, unless `env` may
+        change what an import does.
 
         Args:
             script: the file to run, or the text of one.
@@ -79,11 +87,14 @@ class Launch:
             ranks: more than one starts that many gloo ranks with torchrun.
             env: variables added to those of this process; None takes one away.
             timeout: seconds after which the script and its ranks are killed and the test fails.
+            fresh: whether to start new interpreters, because the test looks at what is imported, or at memory.
         """
         if isinstance(script, str):
             text, script = script, self.folder / f"script_{free_port()}.py"
             script.write_text(text)
-        command = [sys.executable, *_torchrun(ranks), str(script), *arguments]
+        is_known = all(name in _KNOWN_VARIABLES or name.startswith("ACCELERATE_") for name in env or {})
+        python = forked_python() if is_known and not fresh else [sys.executable]
+        command = [*python, *torchrun(ranks, python), str(script), *arguments]
         return run_command(command, folder=self.folder, env=env, timeout=timeout)
 
 
@@ -116,7 +127,49 @@ def run_command(
     return Launched(process.returncode, output)
 
 
-def _torchrun(ranks: int) -> list[str]:
+@contextlib.contextmanager
+def fork_server() -> Generator[None]:
+    """Let `forked_python` fork meanwhile, also in processes that are started from this one.
+
+    The server imports nothing before it is asked for the first time.
+    """
+    if _SERVER in os.environ or not hasattr(os, "pidfd_open"):
+        yield
+        return
+    with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as listener:
+        address = str(Path(folder, "socket"))
+        listener.bind(address)
+        listener.listen(64)
+        server = subprocess.Popen(
+            [sys.executable, str(_HERE / "fork_server.py"), str(listener.fileno())],
+            env=_environment({"PYTHONUNBUFFERED": None}),  # it would be so for all that is forked
+            pass_fds=[listener.fileno()],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+        )
+        os.environ[_SERVER] = address
+        yield
+        del os.environ[_SERVER]
+        server.communicate()
+
+
+def forked_python() -> list[str]:
+    """A command that does what `python` does, in a process forked from one that has imported torch.
+
+    Without a server, or where processes cannot be forked and watched, the command is `python`.
+    """
+    if _SERVER not in os.environ:
+        return [sys.executable]
+    return [sys.executable, "-IS", str(_HERE / "forked_python.py"), os.environ[_SERVER]]
+
+
+def torchrun(ranks: int, python: list[str]) -> list[str]:
+    """What comes between `python` and a script, or `-m` and a module, to start several ranks of it.
+
+    Args:
+        ranks: of one, nothing is in between.
+        python: the command that runs each rank.
+    """
     if ranks == 1:
         return []
     return [
@@ -125,6 +178,9 @@ def _torchrun(ranks: int) -> list[str]:
         "--standalone",  # on a port that torch finds itself
         "--local-addr=127.0.0.1",
         f"--nproc-per-node={ranks}",
+        "--no-python",
+        *python,
+        "-u",
     ]
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.launching import Launched, run_command
+from tests.launching import Launched, forked_python, run_command, torchrun
 
 ROOT = Path(__file__).parents[2]
 BF16 = {"ACCELERATE_MIXED_PRECISION": "bf16"}
@@ -35,9 +34,8 @@ def trial(tmp_path: Path) -> Path:
 
 
 def _run(folder: Path, *options: str, ranks: int = 1, env: dict[str, str] | None = None) -> Launched:
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]
-    launcher = [*torchrun, f"--nproc-per-node={ranks}"] if ranks > 1 else []
-    command = [sys.executable, *launcher, "-m", "pytest", "tests", *options]
+    python = forked_python()
+    command = [*python, *torchrun(ranks, python), "-m", "pytest", "tests", *options]
     return run_command(command, folder=folder, env={"ACCELERATE_MIXED_PRECISION": "no", **(env or {})})
 
 

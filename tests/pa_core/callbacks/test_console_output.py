@@ -6,6 +6,7 @@ import contextlib
 import io
 import os
 import re
+import shlex
 import sys
 import threading
 import time
@@ -265,7 +266,7 @@ def test_piped_output_is_plain_lines(launch: launching.Launch) -> None:
 def test_two_files_get_everything_in_one(launch: launching.Launch) -> None:
     """With standard output in one file and errors in another, no line of the run is among the errors."""
     (launch.folder / "train.py").write_text(TRAIN_AND_EVALUATE)
-    command = f"{sys.executable} train.py > out.txt 2> err.txt"
+    command = f"{shlex.join(launching.forked_python())} train.py > out.txt 2> err.txt"
     launched = launching.run_command(["sh", "-c", command], folder=launch.folder)
     assert launched.status == 0
     assert (launch.folder / "err.txt").read_text() == ""

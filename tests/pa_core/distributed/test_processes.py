@@ -6,7 +6,6 @@ import contextlib
 import json
 import math
 import os
-import sys
 import sysconfig
 import time
 from pathlib import Path
@@ -35,7 +34,7 @@ from pa_core import (
     world_process_zero_only,
 )
 from pa_core.testing import make_classification
-from tests.launching import Launch, run_command
+from tests.launching import Launch, forked_python, run_command
 
 on_one_and_two_ranks = pytest.mark.runs_on("one_process", "two_ranks")
 
@@ -119,7 +118,7 @@ def noted_by_ranks(folder: Path, start: str, launcher: list[str] | None = None) 
     folder.mkdir()
     script = folder / "train.py"
     script.write_text(TRAIN + start)
-    command = [*(launcher or [sys.executable]), str(script)]
+    command = [*(launcher or forked_python()), str(script)]
     launched = run_command(command, folder=folder, env={"HF_HOME": str(folder)})
     assert launched.status == 0
     return [json.loads(path.read_text()) for path in sorted(folder.glob("rank_*.json"))]

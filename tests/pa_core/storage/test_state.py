@@ -582,4 +582,4 @@ state = read_state(sys.argv[1])
 print("read with", peak() - before, "MiB more")
 assert peak() - before < 160 + 30
 """
-    assert launch(script, str(tmp_path / "state")).status == 0
+    assert launch(script, str(tmp_path / "state"), fresh=True).status == 0  # its memory is its own

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ from typing_extensions import override
 from pa_core.errors import ConfigurationError, MetricNotFoundError
 from pa_core.tracking import InMemoryRunHistory, MetricValue, RunHistory
 from pa_core.tracking.plot import PlotAxis, plot_run_history
+from tests.launching import Launch
 
 BLUE, ORANGE = (0x00, 0x72, 0xB2), (0xD5, 0x5E, 0x00)
 
@@ -151,7 +150,7 @@ def test_runs_that_went_wrong_are_drawn_too(tmp_path: Path, values: list[float])
         assert plot_run_history(history, tmp_path / "run.png", x=x).exists()
 
 
-def test_matplotlib_is_left_as_it_was(tmp_path: Path, history: InMemoryRunHistory) -> None:
+def test_matplotlib_is_left_as_it_was(launch: Launch, history: InMemoryRunHistory) -> None:
     """Drawing imports no pyplot and changes neither the backend nor the settings."""
     script = (
         "import sys, json\n"
@@ -167,11 +166,10 @@ def test_matplotlib_is_left_as_it_was(tmp_path: Path, history: InMemoryRunHistor
         "assert 'matplotlib.pyplot' not in sys.modules  # which would choose a backend\n"
         "assert settings() == before\n"
     )
-    state = json.dumps(history.state_dict())
-    subprocess.run([sys.executable, "-c", script, str(tmp_path / "run.png"), state], check=True)
+    assert launch(script, "run.png", json.dumps(history.state_dict())).status == 0
 
 
-def test_importing_does_not_need_matplotlib(tmp_path: Path) -> None:
+def test_importing_does_not_need_matplotlib(launch: Launch) -> None:
     """Without matplotlib everything else works, and drawing says what to install."""
     script = (
         "import sys\n"
@@ -183,14 +181,12 @@ def test_importing_does_not_need_matplotlib(tmp_path: Path) -> None:
         "history.update_metric('loss', 1.0)\n"
         "pa_core.tracking.plot.plot_run_history(history, sys.argv[1])\n"
     )
-    ran = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path / "run.png")], check=False, capture_output=True, text=True
-    )
+    ran = launch(script, "run.png")
 
-    assert ran.stderr.splitlines()[-1] == (
+    assert ran.output.splitlines()[-1] == (
         'ImportError: Drawing a run history needs matplotlib. Install it with: pip install "pa-core[plot]"'
     )
-    assert not list(tmp_path.iterdir())
+    assert not list(launch.folder.glob("*.png"))
 
 
 class _KeepsNoMoments(RunHistory):
