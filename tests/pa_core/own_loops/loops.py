@@ -17,6 +17,7 @@ from tests.small_runs import linear, samples
 
 Batch = tuple[Tensor, Tensor]
 SAMPLES, BATCH_SIZE = 52, 8  # 7 batches, the last one of 4
+NO_WORKERS = {"num_workers": 0}  # starting them takes longer than such a run
 
 
 def seed_all(seed: int) -> None:
@@ -35,6 +36,7 @@ def make_run(*callbacks: TrainerCallback, seed: int = 1, **options: Any) -> Run[
         "per_device_batch_size": BATCH_SIZE,
         "gradient_accumulation_steps": 2,
         "create_scheduler_fn": cosine,
+        "train_dataloader_kwargs": NO_WORKERS,
         **options,
     }
     return Run(
@@ -72,7 +74,7 @@ def train(run: Run[DropoutNetwork, Batch], *, dies_at: int | None = None) -> Non
 
 def evaluate(run: Run[DropoutNetwork, Batch], name: str) -> None:
     """Measure the loss and the accuracy over 20 samples."""
-    for inputs, targets in run.evaluation_batches(DrawingDataset(20), name=name):
+    for inputs, targets in run.evaluation_batches(DrawingDataset(20), name=name, dataloader_kwargs=NO_WORKERS):
         logits = run.model(inputs)
         run.log("loss", nn.functional.cross_entropy(logits, targets))
         run.log("accuracy", (logits.argmax(1) == targets).float().mean())

@@ -46,15 +46,15 @@ def test_a_loop_that_fails_anywhere_goes_on_bit_for_bit(
 def test_a_run_that_is_interrupted_again_and_again_comes_to_the_same_end(
     tmp_path: Path, uninterrupted: dict[str, Any]
 ) -> None:
-    """States of resumed runs are as good as those of the first one, with states after epochs too."""
+    """States of resumed runs are as good as those of the first one, with states after epochs and with workers too."""
+    workers = {"num_workers": 2}
     for dies_at in (3, 6, 7, 10):
         save = SaveTrainingStateCallback(tmp_path, save_every_n_steps=2, save_every_n_epochs=1, max_checkpoints=2)
+        seed = 1 if dies_at == 3 else dies_at
+        run = make_run(save, seed=seed, resume_from=tmp_path, resume_missing="start", train_dataloader_kwargs=workers)
         with pytest.raises(KilledError):
-            train(
-                make_run(save, seed=1 if dies_at == 3 else dies_at, resume_from=tmp_path, resume_missing="start"),
-                dies_at=dies_at,
-            )
-    last = make_run(seed=9, resume_from=tmp_path)
+            train(run, dies_at=dies_at)
+    last = make_run(seed=9, resume_from=tmp_path, train_dataloader_kwargs=workers)
     train(last)
     assert fingerprint(last) == uninterrupted
 

@@ -108,11 +108,16 @@ def make_trainer(*callbacks: TrainerCallback, best: Path | None = None, seed: in
 
 
 def train(trainer: Trainer, num_epochs: int = 3, **options: Any) -> dict[str, Any]:
-    """Run with an evaluation after each epoch, and return the fingerprint of its end; 52 samples make 7 batches."""
+    """Run with an evaluation after each epoch, and return the fingerprint of its end; 52 samples make 7 batches.
+
+    Without workers, unless told otherwise: starting them takes longer than such a run.
+    """
     settings: dict[str, Any] = {
         "per_device_batch_size": 8,
         "create_scheduler_fn": cosine,
         "eval_dataset": DrawingDataset(20),
+        "train_dataloader_kwargs": {"num_workers": 0},
+        "eval_dataloader_kwargs": {"num_workers": 0},
     }
     trainer.train(options.pop("dataset", DrawingDataset(52)), num_epochs, **{**settings, **options})
     return fingerprint(trainer)

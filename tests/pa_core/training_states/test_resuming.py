@@ -60,6 +60,7 @@ def test_a_resumed_run_ends_as_the_uninterrupted_one(shared_tmp_path: Path, work
     options: dict[str, Any] = {
         "gradient_accumulation_steps": accumulation,
         "train_dataloader_kwargs": {"num_workers": workers},
+        "eval_dataloader_kwargs": {"num_workers": workers},
     }
     whole = make_trainer(saving(shared_tmp_path / "whole"), best=shared_tmp_path / "best.pt")
     expected = train(whole, **options)
