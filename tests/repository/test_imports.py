@@ -4,34 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
-if TYPE_CHECKING:
-    from tests.launching import Launch
+from tests.launching import Launch
 
 PACKAGES = ["pa_callbacks_extra", "pa_core", "pa_finetuning", "pa_schedulers", "pytorch_accelerated"]
 
 IMPORT_ALL_MODULES = """
-import importlib, pkgutil
-
-def import_all(package):
-    module = importlib.import_module(package)
-    for found in pkgutil.walk_packages(module.__path__, package + "."):
-        importlib.import_module(found.name)
-"""
-
-LOADED_MODULES = """
-import json, sys
-import torch
-before = set(sys.modules)
-import_all(sys.argv[1])
-print(json.dumps(sorted({name.partition(".")[0] for name in set(sys.modules) - before})))
-"""
-
-PROCESS_STATE = """
-import json, logging, os, random, sys, warnings
+import importlib, json, logging, os, pkgutil, random, sys, warnings
 import numpy, torch
 
 def state():
@@ -50,26 +31,34 @@ def state():
     }
 
 before = state()
-import_all(sys.argv[1])
+modules = set(sys.modules)
+package = importlib.import_module(sys.argv[1])
+for found in pkgutil.walk_packages(package.__path__, sys.argv[1] + "."):
+    importlib.import_module(found.name)
+loaded = set(sys.modules) - modules
 after = state()
-print(json.dumps([name for name in before if before[name] != after[name]]))
+print(json.dumps({
+    "loaded": sorted({name.partition(".")[0] for name in loaded}),
+    "changed": [name for name in before if before[name] != after[name]],
+}))
 """
 
 
-def _result(launch: Launch, script: str, package: str) -> Any:
-    launched = launch(IMPORT_ALL_MODULES + script, package)
+@pytest.fixture(scope="module", params=PACKAGES)
+def imported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    """What the import of all modules of a distribution has loaded and changed."""
+    launch = Launch(tmp_path_factory.mktemp("imports"))
+    launched = launch(IMPORT_ALL_MODULES, request.param, fresh=True)
     assert launched.status == 0
-    return json.loads(launched.output.splitlines()[-1])
+    result: dict[str, list[str]] = json.loads(launched.output.splitlines()[-1])
+    return result
 
 
-@pytest.mark.parametrize("package", PACKAGES)
-def test_an_import_loads_nothing_of_others_that_torch_does_not_load(launch: Launch, package: str) -> None:
+def test_an_import_loads_nothing_of_others_that_torch_does_not_load(imported: dict[str, list[str]]) -> None:
     """Every module of a distribution can be imported without loading any third party but torch."""
-    loaded: list[str] = _result(launch, LOADED_MODULES, package)
-    assert set(loaded) - set(PACKAGES) - sys.stdlib_module_names == set()
+    assert set(imported["loaded"]) - set(PACKAGES) - sys.stdlib_module_names == set()
 
 
-@pytest.mark.parametrize("package", PACKAGES)
-def test_an_import_changes_nothing_in_the_process(launch: Launch, package: str) -> None:
+def test_an_import_changes_nothing_in_the_process(imported: dict[str, list[str]]) -> None:
     """An import seeds no generator, sets no variable, adds no log handler and touches no device."""
-    assert _result(launch, PROCESS_STATE, package) == []
+    assert imported["changed"] == []
