@@ -153,7 +153,7 @@ class TorchMetricsCallback(TrainerCallback[AnyTrainer, BatchT_contra, OutputT_co
     @override
     def on_training_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         """Forget what a run before was stopped in, and place the metrics on the device."""
-        self._begin(trainer, "eval_")
+        self._begin("eval_")
         if self.train_metrics is not None:
             self.train_metrics.to(trainer.device).reset()
 
@@ -188,7 +188,7 @@ class TorchMetricsCallback(TrainerCallback[AnyTrainer, BatchT_contra, OutputT_co
     @override
     def on_evaluation_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         """Note that ``evaluate()`` runs."""
-        self._begin(trainer, "evaluation_")
+        self._begin("evaluation_")
 
     @override
     def on_eval_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
@@ -219,7 +219,7 @@ class TorchMetricsCallback(TrainerCallback[AnyTrainer, BatchT_contra, OutputT_co
         """Refuse names under which another callback has recorded something too."""
         self._refuse_names_of_others(trainer.run_history)
 
-    def _begin(self, trainer: AnyTrainer, prefix_of_evaluation: str) -> None:
+    def _begin(self, prefix_of_evaluation: str) -> None:
         self._prefix_of_evaluation = prefix_of_evaluation
         self._evaluated = []
         self._earlier = []
