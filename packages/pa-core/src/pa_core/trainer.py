@@ -28,7 +28,7 @@ from pa_core.errors import StopTrainingError
 from pa_core.events import CallbackHandler, CallbackLike, TrainerCallback
 from pa_core.placeholders import create_scheduler
 from pa_core.progress import Phase
-from pa_core.run_config import TrainerRunConfig, check_count, check_run_arguments
+from pa_core.run_config import check_count, check_run_arguments
 from pa_core.scheduler_stepping import SchedulerStepping
 from pa_core.step_failures import name_step
 from pa_core.step_output import check_step_output, count_items
@@ -98,11 +98,6 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
     scheduler: SchedulerT | None
     create_scheduler_fn: SchedulerFactory[SchedulerT] | None
     callback_handler: CallbackHandler[Self]
-    train_dataset: Dataset[Any]
-    train_dataloader: SizedIterable
-    run_config: TrainerRunConfig
-    gradient_norm: Tensor | None
-    resume_from: Path | None
     _created_scheduler: SchedulerT | None
     _accumulation: Accumulation
     _wrapping: ModelWrapping
@@ -223,7 +218,7 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             self._wrapping.model = self.model
             self.run_config = self._create_run_config(*numbers)
             self._resumption.note_hyperparameters(self)
-            self.scheduler = self._scheduler_of_run()  # pyright: ignore[reportIncompatibleVariableOverride]  # as above
+            self._set_scheduler()
             self._added.create_schedulers(self._placeholder_values())
             self._require_usable_schedulers()
             self._resume(resume_allow)
@@ -628,14 +623,14 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self._step_means.count_samples(output["batch_size"])
         self._call_event(TrainerCallback.on_eval_step_end, batch=batch, batch_output=output, step=step)
 
-    def _scheduler_of_run(self) -> SchedulerT | None:
-        """A new one where there is a factory; otherwise what was assigned, or is there from the run before."""
+    def _set_scheduler(self) -> None:
+        """Make a scheduler where there is a factory; otherwise keep what was assigned, or the one of the run before."""
         is_assigned = self.scheduler is not None and self.scheduler is not self._created_scheduler
         if run_scheduler.is_created(type(self), self.create_scheduler_fn, is_assigned=is_assigned):
             self._created_scheduler = self.create_scheduler()
-            return self._created_scheduler
-        run_scheduler.check_kept_scheduler(self.scheduler, self.optimizer, type(self))
-        return self.scheduler
+            self.scheduler = self._created_scheduler  # pyright: ignore[reportIncompatibleVariableOverride]  # as above
+        else:
+            run_scheduler.check_kept_scheduler(self.scheduler, self.optimizer, type(self))
 
     @property
     @override
