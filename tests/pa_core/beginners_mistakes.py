@@ -513,7 +513,7 @@ NOTHING_TO_TRAIN = {
         "None",
         "ConfigurationError",
         ("optimizer=None",),
-        "Pass one to the trainer, for example torch.optim.SGD(model.parameters(), lr=0.1).",
+        "Pass one, for example torch.optim.SGD(model.parameters(), lr=0.1).",
     ),
 }
 

@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
 from torch.nn.utils import parameters_to_vector
 from torch.optim import SGD
 from typing_extensions import override
@@ -292,6 +293,18 @@ def test_a_parameter_without_a_gradient_is_named() -> None:
     exchange(model(inputs))
     wrapping.start_epoch()
     wrapping.check_update()
+
+
+def test_gradients_that_differ_after_the_exchange() -> None:
+    """A hook may keep them apart: the names of the parameters are told before the processes train apart."""
+    model = discriminator()
+    wrapping, agreement = wrapping_of(model), Agreement(torch.device("cpu"), num_processes=2)
+    wrapper: Any = wrapping.model
+    wrapper.register_comm_hook(None, noop_hook)
+    loss = agreement.add_to(wrapping.carrier, model(drawn(0, rank(), 4)).square().mean(), items=0.0)
+    with pytest.raises(UnsupportedConfigurationError, match="not the same on all processes") as caught:
+        wrapping.backward(loss, parameters_of(model), exchanges_gradients=True)
+    assert "calculate_train_batch_loss" not in str(caught.value)
 
 
 @pytest.mark.parametrize("argument", ["find_unused_parameters", "gradient_as_bucket_view"])

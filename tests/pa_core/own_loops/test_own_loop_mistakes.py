@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,8 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 from torch.optim import LBFGS, SGD
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.utils.data import IterableDataset
+from typing_extensions import override
 
-from pa_core import ConfigurationError, Run
+from pa_core import ArgumentTypeError, BatchOutputError, ConfigurationError, Run
 from tests.pa_core.own_loops.loops import make_line, step_through
 from tests.small_runs import linear, samples
 
@@ -244,7 +248,7 @@ def test_an_update_of_before() -> None:
 def test_what_can_be_logged_where() -> None:
     """In a training step and between evaluation batches; the name of the training loss is taken."""
     with make_line() as run:
-        with pytest.raises(ConfigurationError, match="within a step"):
+        with pytest.raises(ConfigurationError, match="before the step"):
             run.log("kl", 1.0)
         for update in run.updates():
             for inputs, _ in update:
@@ -252,6 +256,76 @@ def test_what_can_be_logged_where() -> None:
                     run.log("loss", 1.0)
                 update.backward(run.model(inputs).sum())
             update.step()
+
+
+def _words_for_a_trainer(error: BaseException) -> list[str]:
+    words = ("trainer", "Trainer", "train()", "calculate_", "num_items_in_batch", "verride", "dataloader")
+    return [word for word in words if word in str(error)]
+
+
+class _Stream(IterableDataset[Tensor]):
+    @override
+    def __iter__(self) -> Iterator[Tensor]:
+        yield torch.ones(1)
+
+
+def _step_with_two(first: object, second: object) -> None: ...
+
+
+class _Odd:
+    """A scheduler that needs more than it gets."""
+
+    def __init__(self, optimizer: Any, step: Any = None) -> None:
+        vars(self).update(optimizer=optimizer, **({} if step is None else {"step": step}))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"train_dataset": _Stream()}, "DataLoader from train_dataset"),
+        ({"train_dataset": 5}, "__getitem__"),
+        ({"optimizer": None}, "no optimizer"),
+        ({"mixed_precision": "fp8"}, "precision"),
+        ({"step_scheduler": "epoch"}, "Pass create_scheduler_fn to Run"),
+        ({"create_scheduler_fn": ReduceLROnPlateau}, "to Run: it is then stepped with each epoch"),
+        ({"create_scheduler_fn": _Odd}, "Derive it from StatefulSchedulerBase"),
+        ({"create_scheduler_fn": partial(_Odd, step=_step_with_two)}, "Give its step"),
+    ],
+)
+def test_messages_of_a_run_do_not_speak_of_the_trainer(options: dict[str, Any], message: str) -> None:
+    """What both refuse is said in the words of the one that is used."""
+    model = linear()
+    settings: dict[str, Any] = {
+        "optimizer": SGD(model.parameters(), lr=0.1),
+        "train_dataset": samples(4),
+        "num_epochs": 1,
+        **options,
+    }
+    with pytest.raises((ConfigurationError, ArgumentTypeError), match=message) as caught, Run(model, **settings):
+        pass
+    assert _words_for_a_trainer(caught.value) == []
+
+
+def test_messages_of_a_loop_do_not_speak_of_the_trainer() -> None:
+    """Counts of items in some batches alone, values that are logged after the step, and a name that is taken."""
+    with pytest.raises(BatchOutputError, match="num_items=3 in this step") as of_items, make_line() as run:
+        for number, (inputs, _) in enumerate(run.batches()):
+            run.backward(run.model(inputs).mean(), num_items=3 if number else None)
+            run.step()
+    with pytest.raises(ConfigurationError, match="before the step") as of_values, make_line() as run:
+        for inputs, _ in run.batches():
+            run.backward(run.model(inputs).mean())
+            run.step()
+            run.log("kl", 1.0)
+    with pytest.raises(ConfigurationError, match="reconstruction_loss") as of_names, make_line() as run:
+        for _ in run.batches():
+            run.log("loss", 1.0)
+    assert [_words_for_a_trainer(one.value) for one in (of_items, of_values, of_names)] == [[], [], []]
 
 
 def test_a_module_beside_the_models() -> None:

@@ -66,6 +66,7 @@ class Accumulation:
     Args:
         num_processes: The number of processes, over which gradients are averaged.
         nominal: The nominal number of a run that is resumed; by default it is taken from the first update.
+        counted_by: What the script gives the number of items as, for messages.
 
     Attributes:
         items: The items of this process in the current update so far; 0 where losses are means over samples.
@@ -84,8 +85,11 @@ class Accumulation:
         tensor(2.)
     """
 
-    def __init__(self, num_processes: int, nominal: float | None = None) -> None:
+    def __init__(
+        self, num_processes: int, nominal: float | None = None, *, counted_by: str = "num_items_in_batch"
+    ) -> None:
         self._num_processes = num_processes
+        self._counted_by = counted_by
         self._counts_items: bool | None = None
         self._items_of_step: int | None = None
         self._last_batch_size = 0
@@ -112,11 +116,11 @@ class Accumulation:
         if self._counts_items != (items is not None):
             raise BatchOutputError(
                 "Some steps of this run count their items, and others do not.",
-                given="num_items_in_batch in earlier steps, and none in this one"
+                given=f"{self._counted_by} in earlier steps, and none in this one"
                 if items is None
-                else f"num_items_in_batch={items} in this step, and none in earlier ones",
-                expected="num_items_in_batch in every step of a run, or in none",
-                do="Return the key from each call of calculate_train_batch_loss.",
+                else f"{self._counted_by}={items} in this step, and none in earlier ones",
+                expected=f"{self._counted_by} in every step of a run, or in none",
+                do=f"Give {self._counted_by} in each step, also where it is 0.",
             )
         self._last_batch_size = batch_size
         self._items_of_step = items

@@ -68,7 +68,7 @@ def check_precision_and_device(mixed_precision: object, cpu: object) -> None:
     """
     if mixed_precision is not None and mixed_precision not in _PRECISIONS:
         raise ConfigurationError(
-            "This is not a mixed precision that a trainer computes in.",
+            "This is not a mixed precision that a run computes in.",
             given=f"mixed_precision={mixed_precision!r}",
             expected="'no', 'bf16' or 'fp16'; or None for what the script was launched with",
             do=_precision_advice(str(mixed_precision).lower()),
@@ -126,7 +126,7 @@ def check_optimizer(model: nn.Module, optimizer: Optimizer | None) -> None:
             "There is no optimizer to train with.",
             given="optimizer=None",
             expected="an optimizer of the model's parameters",
-            do="Pass one to the trainer, for example torch.optim.SGD(model.parameters(), lr=0.1).",
+            do="Pass one, for example torch.optim.SGD(model.parameters(), lr=0.1).",
         )
     of_model = {id(parameter) for parameter in model.parameters()}
     of_optimizer = [id(parameter) for parameter in parameters_of(optimizer)]
@@ -263,7 +263,7 @@ def require_evaluation_loader(loader: _LoaderT | None) -> _LoaderT:
 
 def _precision_advice(name: str) -> str:
     if name == "fp8":
-        return "Use mixed_precision='bf16': in fp8, layers would have to be converted, which a trainer does not do."
+        return "Use mixed_precision='bf16': in fp8, layers would have to be converted, which is not done here."
     meant = name if name in _PRECISIONS else _MEANT.get(name)
     return "Pass one of these strings." if meant is None else f"Pass mixed_precision={meant!r}."
 

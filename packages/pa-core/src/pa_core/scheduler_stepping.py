@@ -19,11 +19,12 @@ _METRIC_NAMES = {"metric", "metrics"}
 
 
 class SchedulerStepping:
-    """How ``train()`` was asked to step the scheduler.
+    """How a run was asked to step its scheduler.
 
     Args:
         step_scheduler: After which of the two it is stepped.
         watch_metric: The metric that it is stepped with, which is there after an epoch; None for none.
+        asked_of: What takes these two as arguments: ``"train()"``, or ``"Run"``, which has no method to override.
 
     Raises:
         ConfigurationError: ``step_scheduler`` is neither of the two.
@@ -33,7 +34,13 @@ class SchedulerStepping:
         'epoch'
     """
 
-    def __init__(self, step_scheduler: Literal["update", "epoch"] = "update", watch_metric: str | None = None) -> None:
+    def __init__(
+        self,
+        step_scheduler: Literal["update", "epoch"] = "update",
+        watch_metric: str | None = None,
+        *,
+        asked_of: Literal["train()", "Run"] = "train()",
+    ) -> None:
         given: str = step_scheduler
         if given not in ("update", "epoch"):
             raise ConfigurationError(
@@ -44,6 +51,7 @@ class SchedulerStepping:
             )
         self.after: Literal["update", "epoch"] = step_scheduler if watch_metric is None else "epoch"
         self.watch_metric = watch_metric
+        self._asked_of = asked_of
 
     @override
     def __str__(self) -> str:
@@ -70,7 +78,7 @@ class SchedulerStepping:
                 "There is no scheduler to step.",
                 f"a scheduler that is stepped {self}, and none",
                 "a scheduler",
-                "Pass create_scheduler_fn to train(), or leave step_scheduler and watch_metric out.",
+                f"Pass create_scheduler_fn to {self._asked_of}, or leave step_scheduler and watch_metric out.",
             )
         if self.watch_metric == "eval_loss_epoch" and not is_evaluated:
             _refuse(
@@ -99,7 +107,9 @@ class SchedulerStepping:
                 f"{name} has no step().",
                 f"{name} as the scheduler of a run",
                 "a scheduler with step()",
-                "Derive it from StatefulSchedulerBase, or override scheduler_step() of the trainer.",
+                "Derive it from StatefulSchedulerBase, or override scheduler_step() of the trainer."
+                if self._asked_of == "train()"
+                else "Derive it from StatefulSchedulerBase.",
             )
         unknown = [one for one in _required(step) if self.after == "update" or one not in _EPOCH_NAMES]
         if self.watch_metric is not None and _metric_of(step) is None:
@@ -114,8 +124,18 @@ class SchedulerStepping:
                 f"{name} cannot be stepped {self}: its step() needs {', '.join(unknown)}.",
                 f"{name}.step{inspect.signature(step)}",
                 "a step() that needs no more than it gets",
-                _advice(unknown, "eval_loss_epoch" if is_evaluated else "train_loss_epoch"),
+                self._advice(unknown, "eval_loss_epoch" if is_evaluated else "train_loss_epoch"),
             )
+
+    def _advice(self, needed: list[str], metric: str) -> str:
+        if set(needed) <= _EPOCH_NAMES:
+            return f'Pass step_scheduler="epoch" to {self._asked_of}.'
+        if len(set(needed) - _EPOCH_NAMES) == 1:
+            what = f'watch_metric="{metric}", or another metric,'
+            return f"Pass {what} to {self._asked_of}: it is then stepped with each epoch."
+        if self._asked_of == "train()":
+            return "Override scheduler_step() of the trainer, and step it there."
+        return "Give its step() defaults, or wrap it in a StatefulSchedulerBase whose step() passes what it needs."
 
     def step(self, scheduler: Any, trainer: AnyTrainer) -> None:
         """Step a scheduler that ``require_usable`` let pass; with a metric, every process must call this.
@@ -160,14 +180,6 @@ def _parameters(step: Callable[..., object]) -> dict[str, inspect.Parameter]:
         return dict(inspect.signature(step).parameters)
     except (TypeError, ValueError):
         return {}
-
-
-def _advice(needed: list[str], metric: str) -> str:
-    if set(needed) <= _EPOCH_NAMES:
-        return 'Pass step_scheduler="epoch" to train().'
-    if len(set(needed) - _EPOCH_NAMES) == 1:
-        return f'Pass watch_metric="{metric}", or another metric, to train(): it is then stepped with each epoch.'
-    return "Override scheduler_step() of the trainer, and step it there."
 
 
 def _refuse(message: str, given: str, expected: str, do: str) -> NoReturn:

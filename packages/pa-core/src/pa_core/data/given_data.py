@@ -27,6 +27,7 @@ class GivenData:
         data: What was passed; None for no evaluation.
         argument: The name of the argument.
         kwargs: The arguments for its loader, if there are any.
+        is_made_by_method: Whether a method that can be overridden makes the loader of a dataset.
 
     Raises:
         ConfigurationError: It is neither a dataset nor a DataLoader, or it is a DataLoader that needs no arguments.
@@ -35,10 +36,11 @@ class GivenData:
     data: Dataset[Any] | DataLoader[Any] | None
     argument: str
     kwargs: dict[str, Any] | None
+    is_made_by_method: bool = True
 
     def __post_init__(self) -> None:
         if self.loader is None:
-            _check_dataset(self.data, self.argument)
+            _check_dataset(self.data, self.argument, self.method if self.is_made_by_method else None)
         elif self.kwargs:
             name = {"train_dataset": "train_dataloader_kwargs", "eval_dataset": "eval_dataloader_kwargs"}
             raise _without_effect(name.get(self.argument, "dataloader_kwargs"), self.kwargs, self)
@@ -66,7 +68,7 @@ class GivenData:
     @property
     def origin(self) -> str:
         """Where the loader comes from."""
-        return self.method if self.loader is None else self.argument
+        return self.method if self.loader is None and self.is_made_by_method else self.argument
 
     def require_default_loader(self, trainer_class: type) -> None:
         """Refuse a DataLoader for a trainer that creates another one.
@@ -96,7 +98,7 @@ class GivenData:
                 "A KeyedDataLoader yields the samples of one process, and this is another one.",
                 given=f"rank={loader.rank}, num_processes={loader.num_processes}",
                 expected=f"rank={rank}, num_processes={num_processes}",
-                do=f"Pass the dataset as {self.argument}: the trainer creates a KeyedDataLoader for each process.",
+                do=f"Pass the dataset as {self.argument}: a KeyedDataLoader is then created for each process.",
             )
 
 
@@ -148,7 +150,7 @@ def _without_effect(name: str, value: object, given: GivenData) -> Configuration
     )
 
 
-def _check_dataset(data: Any, argument: str) -> None:
+def _check_dataset(data: Any, argument: str, method: str | None) -> None:
     """Refuse what is not a dataset, and would fail far from here; a sequence of samples is one."""
     if data is None or isinstance(data, IterableDataset):
         return
@@ -167,8 +169,8 @@ def _check_dataset(data: Any, argument: str) -> None:
         raise _refused(
             data,
             argument,
-            "Pass a dataset with __len__ and __getitem__. Return a loader of another kind from "
-            f"create_{'train' if argument == 'train_dataset' else 'eval'}_dataloader.",
+            "Pass a dataset with __len__ and __getitem__."
+            + ("" if method is None else f" Return a loader of another kind from {method}."),
         )
 
 

@@ -59,8 +59,11 @@ class GradientExchange:
             self._raise_explained(error)
             raise
         if not self._was_compared:
-            self._was_compared = True
-            self._compare()
+            self._compare(
+                "The step goes round the wrapper that exchanges gradients: the processes would train apart.",
+                "In calculate_train_batch_loss, call self.model with gradients enabled, not self.get_model() or a part "
+                "of it; what another method needs goes through forward.",
+            )
 
     def complete(self, model: nn.Module, zero_only: Collection[str] = ()) -> set[str]:
         """Finish an exchange that waits for gradients which its backward pass has not computed: they are zero.
@@ -84,14 +87,20 @@ class GradientExchange:
         try:
             wrapper._check_reducer_finalized()
         except RuntimeError as error:
-            if not (missing := self._unused(str(error))):
+            missing = self._unused(str(error))
+            if not missing:
+                self._raise_explained(error)
                 raise
         without = {name for name in missing if name in zero_only or self._parameters[name].grad is None}
         if missing:
             parameters = [self._parameters[name] for name in missing]
             torch.autograd.backward(parameters, [torch.zeros_like(parameter) for parameter in parameters])
-        if missing or not self._was_compared:
-            self.check(model)
+            wrapper._check_reducer_finalized()
+        if not self._was_compared:
+            self._compare(
+                "The gradients of an update are not the same on all processes, which would train apart.",
+                "Leave the exchange of gradients to backward(...): without a communication hook that keeps them apart.",
+            )
         return without
 
     @contextmanager
@@ -136,7 +145,8 @@ class GradientExchange:
         numbers = [] if found is None else [int(number) for number in found[1].split()]
         return [names[number] for number in numbers if number < len(names) and names[number] not in self._hidden]
 
-    def _compare(self) -> None:
+    def _compare(self, problem: str, do: str) -> None:
+        self._was_compared = True
         names = [name for name in self._parameters if name not in self._hidden]
         norms = values_of_all(torch.stack([_norm_of_gradient(self._parameters[name]) for name in names]))
         same = torch.isclose(norms, norms[:1], rtol=1e-4, atol=0.0, equal_nan=True).all(dim=0)
@@ -144,11 +154,10 @@ class GradientExchange:
         differing = [name for name, is_same in zip(names, of_each, strict=True) if not is_same]
         if differing:
             raise UnsupportedConfigurationError(
-                "The step goes round the wrapper that exchanges gradients: the processes would train apart.",
+                problem,
                 given=f"other gradients on each process for {_enumerate(differing)}",
                 expected="the same gradients on all processes after the backward pass of an update",
-                do="In calculate_train_batch_loss, call self.model with gradients enabled, not self.get_model() or a "
-                "part of it; what another method needs goes through forward.",
+                do=do,
             )
 
 

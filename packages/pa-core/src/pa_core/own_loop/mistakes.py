@@ -17,6 +17,7 @@ __all__ = [
     "frozen_model",
     "graph_is_gone",
     "left_loop",
+    "log_between_batches",
     "loop_within",
     "needs_closure",
     "no_backward_of_last_batch",
@@ -178,6 +179,16 @@ def left_loop() -> ConfigurationError:
         given="another loop over epochs, updates or batches after one over all epochs that was left early",
         expected="one loop over all epochs of the run",
         do="Leave the loop over the updates of an epoch, in the body of run.epochs(): that ends one epoch only.",
+    )
+
+
+def log_between_batches(name: object) -> ConfigurationError:
+    """Return the error of a logged value that belongs to no batch."""
+    return ConfigurationError(
+        "There is no batch that the value could belong to.",
+        given=f"log({name!r}, ...) outside of a loop over batches, or after the step of an update",
+        expected="a call for a batch, before the step: in the body of a loop over batches, or in an event of a batch",
+        do="Log it before the step; a value that is not a mean over samples is for run.record(name, value).",
     )
 
 

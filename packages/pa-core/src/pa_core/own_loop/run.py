@@ -183,8 +183,10 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
             asked = {**self._sizes, "num_epochs": 1 if num_epochs is None else num_epochs}
             check_run_arguments(**asked, gradient_clip_norm=gradient_clip_norm)
             training_state.check_resume_overrides(resume_allow)
-            self._stepping = SchedulerStepping(step_scheduler, watch_metric)
-            self._train_data = GivenData(train_dataset, "train_dataset", train_dataloader_kwargs)
+            self._stepping = SchedulerStepping(step_scheduler, watch_metric, asked_of="Run")
+            self._train_data = GivenData(
+                train_dataset, "train_dataset", train_dataloader_kwargs, is_made_by_method=False
+            )
             self._check_data([self._train_data], per_device_batch_size, collate_fn)
             if self._accelerator.scaler is not None and len(self._given.optimizers) > 1:
                 raise mistakes.scaler_of_several()
@@ -756,6 +758,8 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         evaluated = self._evaluations.batch
         if evaluated is not None and name == "loss":
             evaluated.log_loss(value, num_items)
+        elif not self._step_means.is_in_step:
+            raise mistakes.log_between_batches(name)
         else:
             self._step_means.log(name, value, count=0 if self.is_at_empty_batch else num_items)
 
@@ -804,7 +808,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         if self._training == "left":
             self._leave_training()
         batch_size = per_device_batch_size or self._sizes["per_device_batch_size"]
-        data = GivenData(dataset, "dataset", dataloader_kwargs)
+        data = GivenData(dataset, "dataset", dataloader_kwargs, is_made_by_method=False)
         self._check_data([data], batch_size, self.collate_fn)
         self.eval_dataset = data.dataset
         self.eval_dataloader = self._evaluations.loader(self, data, batch_size, name, self._create_eval_loader)

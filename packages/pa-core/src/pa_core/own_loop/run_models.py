@@ -54,13 +54,13 @@ class RunModels:
             check_trainer_arguments(model, None, None)
         for optimizer in self.optimizers.values():
             check_trainer_arguments(next(iter(self.models.values())), None, optimizer)
-            if _needs_arguments(optimizer.step):
-                raise mistakes.needs_closure(optimizer)
         self.whole: nn.Module = models if isinstance(models, nn.Module) else nn.ModuleDict(self.models)
         if self._are_named:
             _require_known("optimizer", self.optimizers, "model", self.models)
         for name, optimizer in self.optimizers.items():
             check_optimizer(self.trained_by(name), optimizer)
+            if _needs_arguments(optimizer.step):
+                raise mistakes.needs_closure(optimizer)
         if factories is not None:
             if len(self.optimizers) > 1 and not isinstance(factories, Mapping):
                 raise mistakes.scheduler_of_several(self.optimizers)

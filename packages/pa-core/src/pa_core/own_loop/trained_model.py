@@ -56,7 +56,7 @@ class TrainedModel:
         self.module = module
         self.optimizer = optimizer
         self.scheduler: StatefulScheduler | None = None
-        self.accumulation: Accumulation = Accumulation(accelerator.num_processes)
+        self.accumulation: Accumulation = Accumulation(accelerator.num_processes, counted_by="num_items")
         self.wrapping: ModelWrapping = ModelWrapping(accelerator)
         self._is_only_model = is_only_model
         self._precision = _accelerate.computed_precision(accelerator)

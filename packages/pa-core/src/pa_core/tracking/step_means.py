@@ -53,6 +53,11 @@ class StepMeans(Mapping[str, LossTracker]):
     def __len__(self) -> int:
         return len(self._trackers)
 
+    @property
+    def is_in_step(self) -> bool:
+        """Whether a step is under way, in which values can be logged."""
+        return self._is_in_step
+
     def reset(self) -> None:
         """Start over with nothing logged."""
         self._trackers.clear()
@@ -166,7 +171,7 @@ def _check_name(name: object) -> None:
         raise ConfigurationError(
             "The name of this logged value is taken.",
             given='log("loss", ...)',
-            expected='another name than "loss", under which the trainer records the loss of the step',
+            expected='another name than "loss", under which the loss that is trained on is recorded',
             do='Choose another name, such as "reconstruction_loss".',
         )
 
