@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
+from torch.utils.data import Dataset
+from typing_extensions import override
 
-from pa_core import SaveTrainingStateCallback
+from pa_core import Run, SaveTrainingStateCallback
 from tests.pa_core.own_loops.loops import make_line, seed_all, step_through
 from tests.small_runs import samples
 
@@ -177,3 +182,45 @@ def test_an_evaluation_after_a_break_belongs_to_the_epoch_that_was_left() -> Non
         run.record("checked", 1)
     history: Any = run.run_history
     assert [record.epoch for record in history.records("checked")] == [2]
+
+
+class _Workers(Dataset[int]):
+    """Samples that are the numbers of the processes that load them."""
+
+    def __len__(self) -> int:
+        return 4
+
+    @override
+    def __getitem__(self, index: int) -> int:
+        return os.getpid()
+
+
+def test_evaluations_of_a_name_share_their_workers() -> None:
+    """They start once; other data or arguments have a loader of their own, and the workers of the last one end."""
+    data, workers = _Workers(), {"num_workers": 1}
+
+    def loaded_by(run: Run[nn.Linear, Any], dataset: _Workers, size: int = 2, **options: Any) -> int:
+        (number,) = {
+            number
+            for batch in run.evaluation_batches(dataset, size, dataloader_kwargs=workers, **options)
+            for number in batch.tolist()
+        }
+        return int(number)
+
+    with make_line() as run:
+        first = loaded_by(run, data)
+        other_name = loaded_by(run, data, name="test")
+        assert loaded_by(run, data) == first
+        assert loaded_by(run, data, name="test") == other_name
+        larger = loaded_by(run, data, size=4)
+        assert not has_child(first)
+        other_data = loaded_by(run, _Workers(), size=4)
+        assert not has_child(larger)
+        assert len({os.getpid(), first, other_name, larger, other_data}) == 5
+        step_through(run)
+    assert not any(map(has_child, (other_name, other_data)))
+
+
+def has_child(number: int) -> bool:
+    """Whether this process has a worker of this number."""
+    return number in {child.pid for child in multiprocessing.active_children()}

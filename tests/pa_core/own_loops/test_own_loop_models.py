@@ -231,6 +231,17 @@ class TestMistakes:
         with pytest.raises(ConfigurationError, match="'critic'"), gan() as run:
             for _ in run.batches():
                 run.step("critic")
+        with pytest.raises(ConfigurationError, match=r"'critic'(.|\n)*'generator', 'discriminator'"), gan() as run:
+            for real, _ in run.batches():
+                run.backward(run.models["discriminator"](real).mean(), model="critic")
+
+    def test_the_name_of_a_model_that_the_loss_does_not_depend_on(self) -> None:
+        """The other half of a GAN: the generator would get no gradients, and its step would change nothing."""
+        with pytest.raises(ConfigurationError, match=r"'generator'(.|\n)*model="), gan() as run:
+            for update in run.updates():
+                for real, _ in update:
+                    update.backward(run.models["discriminator"](real).mean(), model="generator")
+                update.step("generator")
 
     def test_gradients_without_a_step(self) -> None:
         """They would be added to those of the next update, unless the run was resumed in between."""

@@ -102,6 +102,33 @@ def test_a_signal_ends_the_loop_with_a_state(tmp_path: Path, uninterrupted: dict
     assert fingerprint(resumed) == uninterrupted
 
 
+class _RequestAt(TrainerCallback):
+    """Asks for a training state in the middle of an update."""
+
+    def __init__(self, update: int) -> None:
+        self._update = update
+
+    @override
+    def on_train_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
+        if trainer.num_updates_completed == self._update - 1:
+            trainer.request_training_state()
+
+
+@pytest.mark.parametrize("update", [2, 4, 6])
+def test_a_state_that_is_asked_for_is_saved_after_the_update(
+    tmp_path: Path, uninterrupted: dict[str, Any], update: int
+) -> None:
+    """With all that follows the step in its body, an evaluation too; the resumed run is the same to the last bit."""
+    save = SaveTrainingStateCallback(tmp_path, save_every_n_seconds=3600)
+    with pytest.raises(KilledError):
+        train(make_run(save, _RequestAt(update)), dies_at=update + 2)
+    assert [record.update for record in StateFolder(tmp_path).records()] == [update]
+
+    resumed = make_run(seed=3, resume_from=tmp_path)
+    train(resumed)
+    assert fingerprint(resumed) == uninterrupted
+
+
 def test_what_is_registered_before_the_loop_is_restored(tmp_path: Path) -> None:
     """An object that is registered within the block, before the loop, has its state when the loop begins."""
     run = make_run(SaveTrainingStateCallback(tmp_path))

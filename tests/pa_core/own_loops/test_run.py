@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from functools import partial
 from typing import Any
@@ -359,6 +360,19 @@ class TestEndings:
                 assert run.num_updates_completed == 0
                 assert run.model.weight.grad is not None
         assert run.model.weight.grad is None
+
+
+def test_a_run_that_accelerate_is_told_to_compile_says_that_it_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop calls the model that it has; a model that is compiled already is what accelerate asks for."""
+    monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "AOT_EAGER")
+    with pytest.warns(UserWarning, match=r"model = torch\.compile\(model\)"), make_line() as run:
+        step_through(run)
+    model: Any = torch.compile(linear(), backend="aot_eager")
+    compiled: Run[Any, Any] = Run(model, SGD(model.parameters(), lr=0.1), samples(4), num_epochs=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        with compiled:
+            pass
 
 
 class TestMemory:

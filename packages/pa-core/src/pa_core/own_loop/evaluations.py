@@ -84,6 +84,7 @@ class Evaluations(Generic[BatchT]):
             before, size, loader = made
             if before.data is data.data and (before.kwargs, size) == (data.kwargs, batch_size):
                 return loader
+            end_workers(loader)
         loader = cast("SizedIterable", self._loaders.take(data, create, batch_size))
         for callback in run.callback_handler.callbacks:
             if isinstance(callback, LimitBatchesCallback):
