@@ -28,7 +28,7 @@ from pa_core.errors import StopTrainingError
 from pa_core.events import CallbackHandler, CallbackLike, TrainerCallback
 from pa_core.placeholders import create_scheduler
 from pa_core.progress import Phase
-from pa_core.run_config import check_count, check_run_arguments
+from pa_core.run_config import TrainerRunConfig, check_count, check_run_arguments
 from pa_core.scheduler_stepping import SchedulerStepping
 from pa_core.step_failures import name_step
 from pa_core.step_output import check_step_output, count_items
@@ -98,6 +98,10 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
     scheduler: SchedulerT | None
     create_scheduler_fn: SchedulerFactory[SchedulerT] | None
     callback_handler: CallbackHandler[Self]
+    train_dataset: Dataset[Any]
+    train_dataloader: SizedIterable
+    run_config: TrainerRunConfig
+    resume_from: Path | None
     _created_scheduler: SchedulerT | None
     _accumulation: Accumulation
     _wrapping: ModelWrapping
