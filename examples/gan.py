@@ -2,7 +2,7 @@
 
 Each has an optimizer of its own, and a name. Both are in the training states, and their gradients are exchanged between
 the processes: two passes over the discriminator, and one over the generator through it. This file runs unchanged in one
-process or several, and goes on where it was interrupted:
+process or several, and resumes where it was interrupted:
 
     python examples/gan.py
     torchrun --nproc-per-node 2 examples/gan.py

@@ -1,7 +1,7 @@
 """Write the training loop yourself, and keep what the trainer guarantees: recognise scanned digits.
 
 The loop below is the script's own. The order of the samples, the gradients of an update over several batches and
-processes, metrics, callbacks and training states come from the run. Interrupt it and start it again: it goes on where
+processes, metrics, callbacks and training states come from the run. Interrupt it and start it again: it resumes where
 it was. This file runs unchanged in one process or several, in full or mixed precision:
 
     python examples/own_loop.py

@@ -52,7 +52,7 @@ def test_within_it_the_model_is_in_eval_mode_without_gradients() -> None:
 
 
 def test_an_evaluation_changes_nothing_of_the_training() -> None:
-    """Order, logged values and losses of the epoch go on behind it."""
+    """Order, logged values and losses of the epoch continue after it."""
     seed_all(0)
     plain, with_evaluation = make_line(number=30, lr=1e-4), make_line(number=30, lr=1e-4)
     for run, evaluates in ((plain, False), (with_evaluation, True)):

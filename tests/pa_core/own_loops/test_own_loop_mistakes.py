@@ -37,7 +37,7 @@ def test_a_step_that_is_forgotten() -> None:
 
 def test_a_step_without_a_backward_pass() -> None:
     """Also where ``loss.backward()`` was called, which knows nothing of shares."""
-    with pytest.raises(ConfigurationError, match=r"in the place of loss\.backward"), make_line() as run:
+    with pytest.raises(ConfigurationError, match=r"instead of loss\.backward"), make_line() as run:
         for inputs, _ in run.batches():
             torch.autograd.backward(run.model(inputs).sum())
             run.step()
@@ -54,8 +54,8 @@ def test_gradients_that_the_loop_clears_between_two_batches() -> None:
 
 
 def test_a_step_before_the_last_batch() -> None:
-    """An update is stepped behind the loop over its batches."""
-    with pytest.raises(ConfigurationError, match="behind the loop"), make_line(gradient_accumulation_steps=2) as run:
+    """An update is stepped after the loop over its batches."""
+    with pytest.raises(ConfigurationError, match="after the loop"), make_line(gradient_accumulation_steps=2) as run:
         for update in run.updates():
             for inputs, _ in update:
                 update.backward(run.model(inputs).sum())
@@ -65,7 +65,7 @@ def test_a_step_before_the_last_batch() -> None:
 def test_a_step_of_the_optimizer_itself() -> None:
     """One that a port has left in the loop would be a second step in each update; outside of the block it is fine."""
     run = make_line()
-    with pytest.raises(ConfigurationError, match=r"Take optimizer\.step\(\) out"), run:
+    with pytest.raises(ConfigurationError, match=r"Remove optimizer\.step\(\) from"), run:
         for inputs, targets in run.batches():
             run.backward((run.model(inputs) - targets).square().mean())
             run.optimizer.step()
@@ -228,14 +228,14 @@ def test_a_loop_after_one_that_a_break_has_left() -> None:
 
 
 def test_an_epoch_without_training() -> None:
-    """A loop over epochs that takes no updates would go round for nothing."""
+    """A loop over epochs that takes no updates would do nothing."""
     with pytest.raises(ConfigurationError, match=r"run\.updates"), make_line() as run:
         for _ in run.epochs():
             pass
 
 
 def test_an_update_of_before() -> None:
-    """An update that was kept is over when the loop goes on."""
+    """An update that was kept is over when the loop continues."""
     with pytest.raises(ConfigurationError, match="is over"), make_line() as run:
         kept = []
         for update in run.updates():

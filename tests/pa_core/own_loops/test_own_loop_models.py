@@ -168,7 +168,7 @@ def test_an_optimizer_need_not_step_in_each_update() -> None:
 
 
 @pytest.mark.parametrize("dies_at", [3, 6, 9])
-def test_it_goes_on_bit_for_bit(tmp_path: Path, dies_at: int) -> None:
+def test_it_resumes_bit_for_bit(tmp_path: Path, dies_at: int) -> None:
     """Both models, both optimizers and the schedule come back by name."""
     whole = gan()
     train(whole)

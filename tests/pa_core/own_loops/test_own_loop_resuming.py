@@ -1,4 +1,4 @@
-"""A loop of one's own that is interrupted goes on as if it had not been, bit for bit."""
+"""A custom loop that is interrupted resumes as if it had not been, bit for bit."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from tests.pa_core.own_loops.loops import KilledError, fingerprint, make_run, tr
 
 @pytest.fixture(scope="module")
 def uninterrupted() -> dict[str, Any]:
-    """What the run leaves behind that nothing interrupts."""
+    """What an uninterrupted run ends with."""
     run = make_run()
     train(run)
     return fingerprint(run)
 
 
 @pytest.mark.parametrize("dies_at", [1, 3, 4, 5, 8, 11])
-def test_a_loop_that_fails_anywhere_goes_on_bit_for_bit(
+def test_a_loop_that_fails_anywhere_resumes_bit_for_bit(
     tmp_path: Path, uninterrupted: dict[str, Any], dies_at: int
 ) -> None:
     """Weights, optimizer, schedule, history, samples, draws and random streams are those of the whole run."""
@@ -156,7 +156,7 @@ def test_a_changed_run_is_refused(tmp_path: Path) -> None:
     train(make_run(resume_from=tmp_path, per_device_batch_size=16, resume_allow=["samples_per_update"]))
 
 
-def test_more_epochs_go_on_with_a_complete_run(tmp_path: Path) -> None:
+def test_more_epochs_continue_a_complete_run(tmp_path: Path) -> None:
     """A run of three epochs that was asked for two first is the run of three."""
     train(make_run(SaveTrainingStateCallback(tmp_path), num_epochs=2, create_scheduler_fn=None))
     longer = make_run(seed=4, resume_from=tmp_path, create_scheduler_fn=None)

@@ -318,7 +318,7 @@ class TestEndings:
         assert torch.isfinite(run.model.weight).all()
 
     def test_an_exception_leaves_the_block(self) -> None:
-        """Callbacks close what is open; nothing of a run goes on."""
+        """Callbacks close what is open; nothing of the run continues."""
         events = _Events()
         run = make_line(callbacks=[events])
         with pytest.raises(KeyError), run:

@@ -1,4 +1,4 @@
-"""A training loop of the user's own, on the parts that the trainer stands on."""
+"""Custom training loops, on the same engine as the trainer."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class EvaluatedBatch:
             num_items: The number of items; None for the samples.
 
         Raises:
-            ConfigurationError: It was logged already, or is no single number.
+            ConfigurationError: It was logged already, or is not a single number.
         """
         if self._is_logged:
             raise logged_twice("loss")

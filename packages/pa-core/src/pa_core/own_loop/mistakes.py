@@ -1,4 +1,4 @@
-"""The errors of a loop that does not go as it can."""
+"""The errors of a custom training loop that cannot work."""
 
 from __future__ import annotations
 
@@ -155,10 +155,10 @@ def run_within_run() -> ConfigurationError:
 def loop_within(what: str, place: str) -> ConfigurationError:
     """Return the error of a loop in the body of another one where it has no place."""
     return ConfigurationError(
-        "Two loops of a run do not go within each other.",
+        "A loop of the run cannot be nested in this place.",
         given=f"{what} within {place}",
         expected="a loop over epochs, in its body one loop over updates or batches, and evaluations",
-        do=f"Take {what} out of the body of the other loop.",
+        do=f"Move {what} out of the body of the other loop.",
     )
 
 
@@ -209,7 +209,7 @@ def within_evaluation(what: str) -> ConfigurationError:
         "An evaluation does not train.",
         given=f"{what} in the body of a loop over evaluation batches",
         expected="a body that only measures",
-        do=f"Move {what} behind the evaluation.",
+        do=f"Move {what} after the evaluation.",
     )
 
 
@@ -229,12 +229,12 @@ def no_gradients_left(name: str) -> ConfigurationError:
         "The gradients of an update are gone.",
         given=f"backward passes of {name!r}, after which none of its parameters has a gradient",
         expected="gradients of a loss that depends on these parameters, which only the step clears",
-        do="Take zero_grad() out of the loop: the step clears gradients. With several models, look at model=.",
+        do="Remove zero_grad() from the loop: the step clears gradients. With several models, check model=.",
     )
 
 
 def no_length() -> ConfigurationError:
-    """Return the error of a run that has no end."""
+    """Return the error of a run without a length."""
     return ConfigurationError(
         "Nothing says how long the run is.",
         given="neither num_epochs nor max_num_train_steps",
@@ -246,7 +246,7 @@ def no_length() -> ConfigurationError:
 def no_update(what: str) -> ConfigurationError:
     """Return the error of a call outside of the body of the loop."""
     return ConfigurationError(
-        "There is no update under way.",
+        "No update is in progress.",
         given=f"run.{what} outside of a loop over updates() or batches()",
         expected="a call in the body of that loop",
         do="Write for batch in run.batches(): ..., and call it for each batch.",
@@ -256,7 +256,7 @@ def no_update(what: str) -> ConfigurationError:
 def no_batch(number: int) -> ConfigurationError:
     """Return the error of a backward pass before there is a batch."""
     return ConfigurationError(
-        "There is no batch whose loss this could be.",
+        "There is no batch that this loss could belong to.",
         given=f"backward(...) before the first batch of update {number}",
         expected="backward(...) in the body of a loop over the batches of the update",
         do="Write for batch in update: ..., and call it for each batch.",
@@ -287,7 +287,7 @@ def update_over(what: str, number: int) -> ConfigurationError:
     """Return the error of a call on an update that the loop has left."""
     return ConfigurationError(
         "This update is over.",
-        given=f"{what} of update {number}, after the loop went on",
+        given=f"{what} of update {number}, after the loop had continued",
         expected="calls in the body of the loop that yielded the update",
         do="Use the update that run.updates() yielded last.",
     )
@@ -318,8 +318,8 @@ def step_before_last_batch() -> ConfigurationError:
     return ConfigurationError(
         "An update is stepped after its last batch.",
         given="update.step() while batches of the update are left",
-        expected="a step behind the loop over the batches of the update",
-        do="Move update.step() behind the loop, or call run.step(), which steps after the last batch only.",
+        expected="a step after the loop over the batches of the update",
+        do="Move update.step() after the loop, or call run.step(), which steps after the last batch only.",
     )
 
 
@@ -329,7 +329,7 @@ def step_by_hand(name: str) -> ConfigurationError:
         "The loop has stepped an optimizer that the run steps.",
         given=f"step() of the optimizer {name!r} itself",
         expected="update.step() or run.step(), which agree, clip, step and clear the gradients",
-        do="Take optimizer.step() out of the loop.",
+        do="Remove optimizer.step() from the loop.",
     )
 
 
@@ -339,7 +339,7 @@ def second_step(name: str) -> ConfigurationError:
         "An optimizer was stepped twice in one update.",
         given=f"a second step of {name!r}",
         expected="one step of each optimizer in an update",
-        do="Take one of the two calls away.",
+        do="Remove one of the two calls.",
     )
 
 
@@ -349,7 +349,7 @@ def step_without_backward(name: str) -> ConfigurationError:
         "There are no gradients to step with.",
         given=f"a step of {name!r} without its backward pass in this update",
         expected="backward(loss) for each batch of an update before its step",
-        do="Call update.backward(loss) or run.backward(loss) in the place of loss.backward().",
+        do="Call update.backward(loss) or run.backward(loss) instead of loss.backward().",
     )
 
 
@@ -369,7 +369,7 @@ def forgotten_step(number: int, *, has_gradients: bool) -> ConfigurationError:
         "An update was left without a step.",
         given=f"update {number}, {'with' if has_gradients else 'without'} a backward pass, and no step",
         expected="backward(loss) for each batch of an update, and a step",
-        do="Call update.step() behind the loop over the batches of the update, or run.step() after each batch.",
+        do="Call update.step() after the loop over the batches of the update, or run.step() after each batch.",
     )
 
 
@@ -386,10 +386,10 @@ def forgotten_step_of_one(number: int, name: str) -> ConfigurationError:
 def no_callback_evaluates() -> ConfigurationError:
     """Return the error of a callback that asks the run for an evaluation."""
     return ConfigurationError(
-        "A loop of the script's own evaluates by itself.",
+        "A custom loop runs its evaluations itself.",
         given="a callback that asks for an evaluation",
         expected="an evaluation in the loop",
-        do="Take the callback away, and iterate over run.evaluation_batches(dataset) in the loop.",
+        do="Remove the callback, and iterate over run.evaluation_batches(dataset) in the loop.",
     )
 
 

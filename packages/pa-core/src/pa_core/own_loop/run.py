@@ -1,4 +1,4 @@
-"""A training loop of the user's own, with what ``Trainer.train`` guarantees: order, shares, agreement, exact states."""
+"""Custom training loops with what ``Trainer.train`` guarantees: order, shares, agreement, exact states."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
     """A training loop of your own that has what ``Trainer.train`` has.
 
     The order of the samples and how processes share them, gradients of updates over several batches and processes,
-    metrics on one clock, callbacks, training states from which the loop goes on exactly, signals: all of it is as with
+    metrics on one clock, callbacks, training states that resume exactly, signals: all of it is as with
     the trainer. The loop itself stays in the script::
 
         with Run(model, optimizer, train_dataset, num_epochs=10, per_device_batch_size=64) as run:

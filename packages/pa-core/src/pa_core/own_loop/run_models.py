@@ -1,4 +1,4 @@
-"""The models of a run whose loop is the user's own, each with its name, and the optimizers and schedules of them."""
+"""The models of a custom loop by name, with their optimizers and schedules."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class RunModels:
         whole: The one module, or a module of all of them.
 
     Raises:
-        ArgumentTypeError: Something is no module, or no optimizer.
+        ArgumentTypeError: Something is not a module, or not an optimizer.
         ConfigurationError: A name does not fit, or an optimizer would train nothing or needs a closure.
     """
 

@@ -28,6 +28,6 @@ def count_samples(batch: object) -> int:
             "The number of samples in the batch is not known.",
             given=describe_batch(batch),
             expected="a batch with a tensor whose first dimension is that of the samples",
-            do="Return tensors from the dataset or from collate_fn, or pass a dataset in the place of the loader.",
+            do="Return tensors from the dataset or from collate_fn, or pass a dataset instead of the loader.",
         )
     return number

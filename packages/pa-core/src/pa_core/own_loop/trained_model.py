@@ -1,4 +1,4 @@
-"""What one optimizer trains in a loop of the user's own: its gradients, its update and its schedule."""
+"""What one optimizer trains in a custom loop: its gradients, its update and its schedule."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class TrainedModel:
             )
 
     def renew(self) -> None:
-        """Wrap the module anew if parameters were frozen or unfrozen, before a pass that exchanges gradients.
+        """Wrap the module again if parameters were frozen or unfrozen, before a pass that exchanges gradients.
 
         Not earlier: a loop may freeze a model, such as a discriminator, while it trains another one through it.
         """

@@ -1,4 +1,4 @@
-"""One optimizer update in a loop of the user's own: its batches, its backward passes and its steps."""
+"""One optimizer update in a custom loop: its batches, its backward passes and its steps."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class FinishedBatch:
 
 @dataclass(frozen=True)
 class UpdateHooks:
-    """What a run does as one of its updates goes on.
+    """What a run does in the course of an update.
 
     Attributes:
         start_batch: Called with the part that a batch has in the update, and the batch; returns what to hand out.
