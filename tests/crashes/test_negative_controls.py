@@ -110,12 +110,13 @@ def test_a_changed_state_of_several_models_is_seen_in_the_end(
     _sees(killed_adversaries, ADVERSARIES, change, expected)
 
 
+@pytest.mark.whole_proof
 @pytest.mark.parametrize(
     ("loop", "expected"),
     [
         ("one model", {"rank 0: weights", "rank 0: history"}),
-        pytest.param("adversaries", {"rank 0: history"}, marks=pytest.mark.whole_proof),
-        pytest.param("distillation", {"rank 0: weights", "rank 0: history"}, marks=pytest.mark.whole_proof),
+        ("adversaries", {"rank 0: history"}),
+        ("distillation", {"rank 0: weights", "rank 0: history"}),
     ],
 )
 def test_what_a_loop_does_not_save_is_seen_in_the_end(lab: CrashLab, loop: str, expected: set[str]) -> None:
