@@ -84,7 +84,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
             models that they train. Models without an optimizer are placed on the device and saved in training states.
         train_dataset: The samples to train on, or a ``DataLoader`` that is used as it is.
         num_epochs: How often to go over them.
-        max_num_train_steps: Updates after which the run ends, also in mid-epoch; overrides ``num_epochs``.
+        max_num_train_steps: Updates after which the run ends, also mid-epoch; overrides ``num_epochs``.
         per_device_batch_size: Samples in a batch of one process, where a ``DataLoader`` does not say.
         gradient_accumulation_steps: Batches of one process in an update; the last group of an epoch may be shorter.
         gradient_clip_value: Clip each element of the gradients to plus and minus this value.
@@ -303,7 +303,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
 
         Raises:
             NonFiniteLossError: ``TerminateOnNaNCallback`` ended the run; its last events have been called.
-            TrainingPreempted: All processes were asked to make room; a training state was saved.
+            TrainingPreempted: The run was preempted, after saving a training state.
         """
         self._evaluations.end()
         self._leave_update()
@@ -391,7 +391,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
             ConfigurationError: This is not in the block of the run, in the body of another loop of it, or after one
                 that has trained; or an epoch had no updates.
             CheckpointError: The run is not the one that was saved.
-            TrainingPreempted: All processes were asked to make room; a training state was saved.
+            TrainingPreempted: The run was preempted, after saving a training state.
         """
         self._require_training("epochs()")
         if self._loop == "within":
@@ -523,7 +523,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
     def backward(
         self, loss: Tensor, *, model: str | None = None, num_items: int | None = None, retain_graph: bool = False
     ) -> None:
-        """Run the backward pass of a loss of the present batch, as ``Update.backward``.
+        """Run the backward pass of a loss of the current batch, as ``Update.backward``.
 
         Args:
             loss: The mean loss over the samples of the batch.
@@ -740,7 +740,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
 
     @override
     def log(self, name: str, value: MetricValue, *, num_items: int | None = None) -> None:
-        """Log a value of the present batch: its mean over all samples of the epoch or the evaluation is recorded.
+        """Log a value of the current batch: its mean over all samples of the epoch or the evaluation is recorded.
 
         In training the metric is called ``train_NAME_epoch``, in an evaluation ``eval_NAME_epoch``. A tensor stays on
         its device, and nothing waits for it before the mean is recorded.
@@ -753,7 +753,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
 
         Raises:
             ConfigurationError: There is no batch, the name cannot be used or was logged for this batch already, or the
-                value is no single number.
+                value is not a single number.
         """
         evaluated = self._evaluations.batch
         if evaluated is not None and name == "loss":
@@ -764,7 +764,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
             self._step_means.log(name, value, count=0 if self.is_at_empty_batch else num_items)
 
     def record(self, name: str, value: object) -> None:
-        """Record a value of the present moment, which is no mean over samples, on the clock of the run.
+        """Record a value that is not a mean over samples, at the current reading of the clock.
 
         Args:
             name: The name of the metric, as it is.
@@ -830,10 +830,10 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
 
     @override
     def run_evaluation_epoch(self, *, is_intermediate: bool = False) -> None:
-        """Refuse to evaluate: a loop of the script's own does so itself.
+        """Refuse to evaluate: a custom training loop evaluates itself.
 
         Args:
-            is_intermediate: Whether the training epoch would go on afterwards.
+            is_intermediate: Whether the training epoch would continue afterwards.
 
         Raises:
             ConfigurationError: In any case.
@@ -848,7 +848,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         optimizer: Optimizer | None = None,
         create_scheduler_fn: SchedulerFactory[SchedulerLike] | None = None,
     ) -> None:
-        """Refuse a module beside the model: a run is given all of its models when it is made.
+        """Refuse a further module: a run is given all of its models when it is created.
 
         Args:
             name: Its name.
