@@ -86,7 +86,7 @@ def _ignored(accelerator: _accelerate.AcceleratorLike) -> Iterator[str]:
             "made. Override scheduler_step() to step it otherwise."
         )
     if settings.profile_handler is not None:
-        yield "ProfileKwargs have no effect. Run torch.profiler around train(), or in a callback."
+        yield "ProfileKwargs have no effect. Run torch.profiler around the training, or in a callback."
 
 
 def _ignored_precision(accelerator: _accelerate.AcceleratorLike) -> Iterator[str]:
@@ -107,7 +107,7 @@ def _ignored_accumulation(accelerator: _accelerate.AcceleratorLike) -> Iterator[
     if accelerator.gradient_accumulation_steps != 1:
         yield (
             f"gradient_accumulation_steps={accelerator.gradient_accumulation_steps} of accelerate has no effect. "
-            "Pass it to train()."
+            "Pass it to train(), or to Run."
         )
     settings: Any = accelerator
     if not settings.gradient_state.sync_with_dataloader:
@@ -131,7 +131,7 @@ def _ignored_loader_settings(accelerator: _accelerate.AcceleratorLike) -> Iterat
 def _ignored_files(accelerator: _accelerate.AcceleratorLike) -> Iterator[str]:
     settings: Any = accelerator
     if settings.log_with:
-        yield "log_with has no effect. Pass TrackerCallback of pa-callbacks-extra as a callback of the trainer."
+        yield "log_with has no effect. Pass TrackerCallback of pa-callbacks-extra as a callback."
     project = cast("dict[str, object]", vars(settings.project_configuration))
     given = [f"{name}={value!r}" for name, value in project.items() if value]
     if given:

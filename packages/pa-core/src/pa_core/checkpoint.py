@@ -203,9 +203,7 @@ def _refusal_of_directory(path: Path) -> CheckpointError:
         "A directory is not a checkpoint file.",
         given=f"{path}, {'a training state' if is_state(path) else 'a directory'}",
         expected="a file that save_checkpoint wrote",
-        do=f"Load it with trainer.load_training_state({str(path)!r})."
-        if is_state(path)
-        else "Pass the path of a file in it.",
+        do=f"Load it with load_training_state({str(path)!r})." if is_state(path) else "Pass the path of a file in it.",
     )
 
 

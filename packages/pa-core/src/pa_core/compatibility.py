@@ -80,7 +80,7 @@ def _require_as_asked(
     else:
         return
     raise ConfigurationError(
-        "The Accelerator is not the one that the trainer was asked for.",
+        "The Accelerator is not the one that was asked for.",
         given=f"{asked}, and an Accelerator with {there} from {maker}",
         expected="the same from both",
         do="Ask for it in one place, and leave it out in the other.",
@@ -90,10 +90,10 @@ def _require_as_asked(
 def _conflict(asked: str) -> UnsupportedConfigurationError:
     there = f"mixed_precision={_accelerate.precision_of_process()!r}"
     return UnsupportedConfigurationError(
-        "Accelerate has one precision and one device for each process, and an earlier trainer has chosen them.",
+        "Accelerate has one precision and one device for each process, and an earlier trainer or run has chosen them.",
         given=f"{asked}, after {there}",
-        expected="the same for each trainer of a process",
-        do=f"Pass {there} to this trainer too, or train with it in a process of its own."
+        expected="the same for all trainers and runs of a process",
+        do=f"Pass {there} here too, or train in a process of its own."
         if asked.startswith("mixed_precision")
         else "Train on another device in a process of its own.",
     )
@@ -179,8 +179,8 @@ def require_whole_model(model: nn.Module) -> None:
         raise UnsupportedConfigurationError(
             "The model is wrapped in DistributedDataParallel already.",
             given=f"{type(model).__name__} with a DistributedDataParallel in it",
-            expected="the module itself, which the trainer wraps for the length of a run",
-            do="Give the trainer the module inside, and DistributedDataParallelKwargs to the Accelerator.",
+            expected="the module itself, which is wrapped for the length of a run",
+            do="Pass the module inside, and DistributedDataParallelKwargs to the Accelerator.",
         )
     if _is_sharded(model):
         raise _sharded(f"{type(model).__name__} with parameters that are split over processes (DTensor or FSDP)")
@@ -198,17 +198,17 @@ def _is_sharded(model: nn.Module) -> bool:
 
 def _sharded(given: str) -> UnsupportedConfigurationError:
     return UnsupportedConfigurationError(
-        "This trainer does not run with a model that is split over processes.",
+        "Models that are split over processes are not trained here.",
         given=given,
         expected="one process, or several with DistributedDataParallel, each with the whole model",
-        do="Give the trainer the whole model, and launch without sharding, for example with torchrun or "
+        do="Pass the whole model, and launch without sharding, for example with torchrun or "
         "accelerate launch --multi_gpu.",
     )
 
 
 def _fp8(given: str) -> UnsupportedConfigurationError:
     return UnsupportedConfigurationError(
-        "This trainer does not run in fp8: its layers would not be converted.",
+        "There is no training in fp8: layers would not be converted.",
         given=given,
         expected="'no', 'bf16' or 'fp16'",
         do="Use bf16.",

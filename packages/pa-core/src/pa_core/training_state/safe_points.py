@@ -341,7 +341,7 @@ class SafePoints:
         if not self._has_trained and self._run.resumption.settings is None:
             raise ConfigurationError(
                 "There is no run whose state could be saved.",
-                given="save_training_state() before train()",
+                given="save_training_state() before a training run",
                 expected="a run that has begun",
                 do="Call save_checkpoint() to save a model that was not trained here.",
             )
@@ -413,7 +413,7 @@ def _when(ended_by: type[BaseException] | None) -> str:
 
 def _advice(ended_by: type[BaseException] | None) -> str:
     if ended_by is None:
-        return "Save the state before evaluate() is called, or when train() has returned."
+        return "Save the state before evaluate() is called, or when the training run is over."
     if issubclass(ended_by, NonFiniteLossError):
         return "Resume from a state that was saved before, with other settings."
     if issubclass(ended_by, KeyboardInterrupt):
