@@ -84,14 +84,14 @@ def test_there_is_nothing_to_save_before_a_run(tmp_path: Path) -> None:
     """Neither now nor at the next safe point."""
     run = RunByHand(tmp_path)
     for save in (run.request, run.save):
-        with pytest.raises(ConfigurationError, match="before train"):
+        with pytest.raises(ConfigurationError, match="before a training run"):
             save("state")
 
 
 def test_that_there_is_nothing_to_save_is_said_before_what_comes_with_it_is_looked_at(tmp_path: Path) -> None:
     """Entries that could not be stored, or are large, are no matter where nothing is saved."""
     trainer = make_trainer()
-    with pytest.raises(ConfigurationError, match="before train"):
+    with pytest.raises(ConfigurationError, match="before a training run"):
         trainer.save_training_state(tmp_path / "state", {"function": print})
     trainer.train(samples(4), 1)
     trainer.evaluate(samples(4))
