@@ -520,9 +520,10 @@ NOTHING_TO_TRAIN = {
 _WATCH = """
 import tempfile
 model = nn.Linear(4, 3)
-best = SaveBestModelCallback(tempfile.mkdtemp() + "/best.pt", watch_metric="eval_loss_epoch")
-trainer = Trainer(model, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=0.1), callbacks=[best])
-trainer.train(TensorDataset(inputs, classes), 1, eval_dataset=TensorDataset(inputs, classes))
+with tempfile.TemporaryDirectory() as folder:
+    best = SaveBestModelCallback(folder + "/best.pt", watch_metric="eval_loss_epoch")
+    trainer = Trainer(model, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=0.1), callbacks=[best])
+    trainer.train(TensorDataset(inputs, classes), 1, eval_dataset=TensorDataset(inputs, classes))
 """
 
 WATCHED = {

@@ -97,7 +97,7 @@ class FailingDataset(Dataset[tuple[Tensor, Tensor]]):
 def train_and_evaluate(place: str, failure: Failure | None) -> None:
     """Run until the place at which the rank that was given a failure fails; go on as scripts should not."""
     model = TinyClassifier(batch_norm=True)
-    report = Report(tempfile.mkdtemp())
+    report = Report(tempfile.mkdtemp(dir="."))
     trainer = Trainer(model, nn.CrossEntropyLoss(), SGD(model.parameters(), lr=0.1), callbacks=[report])
     data: Dataset[Any] = make_classification(40)
     if failure is not None:
