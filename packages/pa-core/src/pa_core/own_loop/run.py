@@ -35,6 +35,7 @@ from pa_core.own_loop import mistakes
 from pa_core.own_loop.evaluated_batch import EvaluatedBatch
 from pa_core.own_loop.evaluations import EvaluationHooks, Evaluations
 from pa_core.own_loop.run_models import RunModels
+from pa_core.own_loop.stop_requests import StopRequests
 from pa_core.own_loop.trained_model import TrainedModel
 from pa_core.own_loop.update import FinishedBatch, Update, UpdateHooks
 from pa_core.placeholders import create_scheduler
@@ -216,8 +217,6 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         self._training: Literal["to come", "under way", "left", "over"] = "over"
         self._first_step = 0
         self._update: Update[BatchT] | None = None
-        self._is_update_sealed = False
-        self._late_stop: StopTrainingError | None = None
         self._last_batch: BatchT | None = None
         self._finish_init()
 
@@ -380,6 +379,11 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
     def _accumulations(self) -> Mapping[str, Accumulation]:
         return {name: one.accumulation for name, one in self._trained_models.items()}
 
+    @override
+    def _start_bookkeeping(self) -> None:
+        super()._start_bookkeeping()
+        self._stop_requests = StopRequests(self._agreement, self.device, self.num_processes)
+
     # The loop
 
     def epochs(self) -> Iterator[int]:
@@ -426,7 +430,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
             self._leave_training()
         self._progress.finish_epoch()
         if self._stepping.after == "epoch" and not self._ends_within_epoch:
-            with self._together():
+            with self._stop_requests.together():
                 for trained in self._trained_models.values():
                     self._step_schedule(trained)
         self._call_event_together(TrainerCallback.on_training_run_epoch_end)
@@ -461,7 +465,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         count = self._loaders.count_batches(self.train_dataloader, "training")
         steps = self._remaining_steps(self.train_dataloader, count)
         while not self._is_at_last_update and (first := deque(islice(steps, 1))):
-            self._take_up_late_stop()
+            self._stop_requests.open_update()
             self._safe_points.leave()
             for model in self.models.values():
                 distributed.broadcast_buffers(model)
@@ -502,10 +506,10 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
     def _finish_training(self, count: BatchCount | None) -> None:
         self._safe_points.leave()
         self._training = "over"
-        self._take_up_late_stop()
+        self._stop_requests.open_update()
         self._last_batch = None
         self._step_means.end_step()
-        self._stop_if_asked()
+        self._stop_requests.act_alone()
         self._record_means("train_loss_epoch", count, with_loss=len(self._trained_models) == 1)
         self._call_event_together(TrainerCallback.on_train_epoch_end)
 
@@ -570,10 +574,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         Args:
             reason: The text of the ``StopTrainingError`` that callbacks are told of.
         """
-        if self._is_update_sealed:
-            self._late_stop = self._late_stop or StopTrainingError(reason)
-        elif self._agreement.stop is None:
-            self._agreement.stop = StopTrainingError(reason)
+        self._stop_requests.ask(reason)
 
     # What happens in an update
 
@@ -626,7 +627,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         if part.ends_group:
             trained.renew()
             loss = trained.with_flags(loss, self._agreement)
-            self._is_update_sealed = True
+            self._stop_requests.seal_update()
         trained.backward(loss, part, retain_graph=retain_graph)
 
     def _make_step(self, trained: TrainedModel, part: MicroBatch, is_first: bool) -> None:
@@ -634,7 +635,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         self._require_training("step()")
         self._progress.steps_in_epoch = part.step
         if is_first:
-            self._stop_for_callbacks()
+            self._stop_requests.act_before_step(self.callback_handler)
         trained.agree(self._agreement, at_once=self._progress.starts_epoch, may_stop=is_first)
         overflowed = _accelerate.unscale(self._accelerator, trained.optimizer)
         self._clip(trained.parameters())
@@ -655,38 +656,8 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
 
     def _call_event_together(self, event: Callable[Concatenate[Any, Any, ...], None]) -> None:
         """Call an event that all processes come to; if one of them asks to stop, all of them do."""
-        with self._together():
+        with self._stop_requests.together():
             self._call_event(event)
-
-    @contextmanager
-    def _together(self) -> Generator[None]:
-        """What the processes agree on at the end of the context, also if there is one alone."""
-        with self._agreement.together():
-            yield
-        self._stop_if_asked()
-
-    def _stop_for_callbacks(self) -> None:
-        """Stop before the update if a callback asks for it that has seen its loss, as for one that is not finite.
-
-        Callbacks see the loss when all backward passes are over, and the flags have travelled with the gradients. On
-        accelerators they see it some updates later in any case, and no process waits for another here.
-        """
-        if self.num_processes == 1:
-            self._stop_if_asked()
-        elif self.device.type == "cpu" and self.callback_handler.listeners(TrainerCallback.on_train_step_end.__name__):
-            with self._agreement.together():
-                pass
-
-    def _take_up_late_stop(self) -> None:
-        """Let a request that came too late for an update stop the next one."""
-        self._is_update_sealed = False
-        if self._late_stop is not None:
-            self._agreement.stop, self._late_stop = self._agreement.stop or self._late_stop, None
-
-    def _stop_if_asked(self) -> None:
-        """Stop one process where several would agree on it."""
-        if self.num_processes == 1 and self._agreement.stop is not None:
-            raise self._agreement.stop
 
     def _step_schedule(self, trained: TrainedModel) -> None:
         if trained.scheduler is not None:
@@ -817,7 +788,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
     def _call_event_of_evaluation_together(
         self, event: Callable[Concatenate[Any, Any, ...], None], is_intermediate: bool
     ) -> None:
-        with self._together():
+        with self._stop_requests.together():
             self._call_event_of_evaluation(event, is_intermediate)
 
     def _finish_evaluated_batch(self, batch: BatchT, evaluated: EvaluatedBatch, step: int) -> None:
@@ -825,7 +796,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         self._call_event(TrainerCallback.on_eval_step_end, batch=batch, batch_output=output, step=step)
 
     def _record_evaluation(self, loss_name: str, count: BatchCount | None) -> None:
-        self._stop_if_asked()
+        self._stop_requests.act_alone()
         self._record_means(loss_name, count)
 
     @override

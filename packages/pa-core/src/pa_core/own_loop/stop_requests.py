@@ -1,0 +1,106 @@
+"""What ends a custom loop early: requests of the script and of callbacks, and the update that each of them stops."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from pa_core.distributed.agreement import Agreement
+from pa_core.errors import StopTrainingError
+from pa_core.events import CallbackHandler, TrainerCallback
+
+__all__ = ["StopRequests"]
+
+
+class StopRequests:
+    """Has a request to stop act at the same update, whether a run has one process or several.
+
+    What the processes must know before an update travels with the gradients of its last backward pass. With that pass
+    the update is sealed: a request that comes later stops the next one, also on a process that is alone.
+
+    Args:
+        agreement: What all processes of the run decide together.
+        device: The device of the run.
+        num_processes: The number of processes.
+
+    Example:
+        >>> import torch
+        >>> from pa_core.distributed.agreement import Agreement
+        >>> stops = StopRequests(Agreement(torch.device("cpu"), 1), torch.device("cpu"), num_processes=1)
+        >>> stops.seal_update()
+        >>> stops.ask("enough")
+        >>> stops.act_alone()  # too late for this update
+        >>> stops.open_update()
+        >>> stops.act_alone()
+        Traceback (most recent call last):
+        pa_core.errors.StopTrainingError: enough
+    """
+
+    def __init__(self, agreement: Agreement, device: torch.device, num_processes: int) -> None:
+        self._agreement = agreement
+        self._is_alone = num_processes == 1
+        self._is_on_cpu = device.type == "cpu"
+        self._is_sealed = False
+        self._late: StopTrainingError | None = None
+
+    def ask(self, reason: str) -> None:
+        """Ask to stop before the next update that is not sealed; the first request is the one that counts.
+
+        Args:
+            reason: The text of the error that callbacks are told of.
+        """
+        if self._is_sealed:
+            self._late = self._late or StopTrainingError(reason)
+        elif self._agreement.stop is None:
+            self._agreement.stop = StopTrainingError(reason)
+
+    def seal_update(self) -> None:
+        """Note that what the processes must know before the update is on its way."""
+        self._is_sealed = True
+
+    def open_update(self) -> None:
+        """Begin the next update, which a request that came too late for the last one stops."""
+        self._is_sealed = False
+        if self._late is not None:
+            self._agreement.stop, self._late = self._agreement.stop or self._late, None
+
+    def act_alone(self) -> None:
+        """Act on a request if there is no other process to agree with.
+
+        Raises:
+            StopTrainingError: The only process of the run asked to stop.
+        """
+        if self._is_alone and self._agreement.stop is not None:
+            raise self._agreement.stop
+
+    def act_before_step(self, callbacks: CallbackHandler[Any]) -> None:
+        """Stop before the step of an update if a callback that has seen its loss asks for it, as for one that is NaN.
+
+        Callbacks see the loss when all backward passes are over, and the flags have travelled with the gradients. On
+        accelerators they see it some updates later in any case, and no process waits for another here.
+
+        Args:
+            callbacks: The callbacks of the run.
+
+        Raises:
+            StopTrainingError: A process asked to stop.
+        """
+        if self._is_alone:
+            self.act_alone()
+        elif self._is_on_cpu and callbacks.listeners(TrainerCallback.on_train_step_end.__name__):
+            with self._agreement.together():
+                pass
+
+    @contextmanager
+    def together(self) -> Generator[None]:
+        """Let a request within the context, or before it, end the run on all processes when the context ends.
+
+        Raises:
+            StopTrainingError: A process asked to stop.
+        """
+        with self._agreement.together():
+            yield
+        self.act_alone()
