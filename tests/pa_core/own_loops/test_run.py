@@ -31,6 +31,11 @@ from tests.pa_core.training_states.small_runs import DrawingDataset, DropoutNetw
 from tests.small_runs import NoteBatches, linear, samples
 
 
+def list_of_images(drawn: list[Any]) -> dict[str, Any]:
+    """A batch of images that differ in their sizes, so that they are not stacked."""
+    return {"images": [torch.ones(3, 5) for _ in drawn], "targets": torch.ones(len(drawn))}
+
+
 class TestTheEngine:
     """What ``Trainer`` and ``Run`` share."""
 
@@ -190,6 +195,18 @@ class TestTheEngine:
                     update.backward((run.model(inputs) - targets).square().mean())
                 update.step()
         assert run.num_updates_completed == 4
+
+    def test_a_batch_whose_tensors_differ_in_length_is_warned_of(self) -> None:
+        """Once: losses would be weighted with the wrong number of samples, and nothing else would tell."""
+        loader = DataLoader(samples(4), batch_size=2, collate_fn=list_of_images)
+        model = linear()
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("default")
+            with Run(model, SGD(model.parameters(), lr=0.01), loader, num_epochs=2) as run:
+                for _ in run.batches():
+                    run.backward(model(torch.ones(2, 2).double()).square().mean())
+                    run.step()
+        assert len([one for one in said if "differ in their first dimension" in str(one.message)]) == 1
 
     def test_schedules_by_placeholders_and_by_epochs(self) -> None:
         """A factory may have placeholders; a schedule may be stepped after epochs, with a metric too."""

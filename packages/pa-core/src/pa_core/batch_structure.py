@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from torch import Tensor
 from typing_extensions import TypeIs
 
-__all__ = ["describe_batch", "first_dimension", "is_array", "is_mapping", "keys_of"]
+__all__ = ["describe_batch", "first_dimensions", "is_array", "is_mapping", "keys_of"]
 
 _MAX_DEPTH = 3
 _MAX_ITEMS = 8
@@ -89,21 +89,23 @@ def _shortened(items: Iterable[str], number: int) -> str:
     return f"{shown}, ..." if number > _MAX_ITEMS else shown
 
 
-def first_dimension(value: object) -> int | None:
-    """Return the first dimension of the first tensor in a batch; None if there is none.
+def first_dimensions(value: object) -> Iterator[int]:
+    """Iterate over the first dimensions of the tensors in a batch that have one.
 
     Example:
         >>> import torch
-        >>> first_dimension({"ids": [7, 8], "pixels": (torch.zeros(()), torch.zeros(4, 3))})
-        4
+        >>> list(first_dimensions({"ids": [7, 8], "pixels": (torch.zeros(()), torch.zeros(4, 3)), "y": torch.ones(4)}))
+        [4, 4]
     """
-    if isinstance(value, Tensor):
-        return len(value) if value.dim() > 0 else None
     parts: Iterable[object] = ()
-    if is_mapping(value):
+    if isinstance(value, Tensor):
+        if value.dim() > 0:
+            yield len(value)
+    elif is_mapping(value):
         parts = (value[key] for key in keys_of(value))
     elif isinstance(value, list | tuple):
         parts = cast("Iterable[object]", value)
     elif dataclasses.is_dataclass(value):
         parts = (getattr(value, field.name) for field in dataclasses.fields(value))
-    return next((size for size in map(first_dimension, parts) if size is not None), None)
+    for part in parts:
+        yield from first_dimensions(part)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from pa_core.batch_structure import describe_batch, first_dimension
+from pa_core.batch_structure import describe_batch, first_dimensions
 from pa_core.errors import ConfigurationError
+from pa_core.user_warnings import warn_user
 
 __all__ = ["count_samples"]
 
 
 def count_samples(batch: object) -> int:
     """Return the number of samples in a batch: the first dimension of its first tensor.
+
+    Warns if its tensors do not agree on it, as where a batch is a list of images.
 
     Args:
         batch: What a custom data loader yields.
@@ -22,12 +25,19 @@ def count_samples(batch: object) -> int:
         >>> count_samples({"pixels": torch.zeros(4, 3), "names": ["a", "b", "c", "d"]})
         4
     """
-    number = first_dimension(batch)
-    if number is None:
+    numbers = list(first_dimensions(batch))
+    if not numbers:
         raise ConfigurationError(
             "The number of samples in the batch is not known.",
             given=describe_batch(batch),
             expected="a batch with a tensor whose first dimension is that of the samples",
             do="Return tensors from the dataset or from collate_fn, or pass a dataset instead of the loader.",
         )
-    return number
+    if len(set(numbers)) > 1:
+        # The same words for each batch, so that it is said once.
+        warn_user(
+            "The tensors in a batch of the loader differ in their first dimension, and that of the first one is taken "
+            "for the number of samples, with which losses and metrics are weighted. Pass the dataset instead of the "
+            "loader, or num_items where the loss is passed."
+        )
+    return numbers[0]
