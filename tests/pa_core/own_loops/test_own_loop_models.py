@@ -207,6 +207,17 @@ def test_a_model_without_an_optimizer_is_placed_and_saved(tmp_path: Path) -> Non
     assert again.models["teacher"].get_parameter("weight").tolist() == [[7.0, 7.0]]
 
 
+def test_a_checkpoint_has_the_weights_of_all_models(tmp_path: Path) -> None:
+    """Several optimizers are in training states alone."""
+    run = gan()
+    train(run)
+    run.save_checkpoint(tmp_path / "gan.pt")
+    other = gan(seed=8)
+    assert "optimizer_state_dict" not in other.load_checkpoint(tmp_path / "gan.pt")
+    for name, value in weights(run).items():
+        assert torch.equal(value, weights(other)[name]), name
+
+
 def test_one_optimizer_of_several_models() -> None:
     """It needs no name, and one backward pass reaches all of them."""
     encoder, decoder = nn.Linear(2, 1), nn.Linear(1, 2)

@@ -18,16 +18,14 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 from typing_extensions import override
 
-from pa_core import _accelerate, compatibility, distributed, training_state
+from pa_core import _accelerate, training_state
 from pa_core.accumulation import Accumulation, MicroBatch, forget_gradients
 from pa_core.callbacks.limit_batches import apply_limit_of_environment
 from pa_core.data.batch_count import BatchCount
 from pa_core.data.custom_loader import innermost, is_keyed
 from pa_core.data.given_data import DEFAULT_BATCH_SIZE, GivenData
-from pa_core.distributed.agreement import Agreement
 from pa_core.distributed.collectives import gather_without_rows
 from pa_core.distributed.shared_errors import showing_errors_once
-from pa_core.distributed.wrapping import ModelWrapping
 from pa_core.engine import Engine
 from pa_core.errors import StopTrainingError
 from pa_core.events import CallbackHandler, CallbackLike, TrainerCallback
@@ -37,8 +35,8 @@ from pa_core.own_loop.evaluations import EvaluationHooks, Evaluations
 from pa_core.own_loop.run_models import RunModels
 from pa_core.own_loop.stop_requests import StopRequests
 from pa_core.own_loop.trained_model import TrainedModel
+from pa_core.own_loop.trained_models import TrainedModels
 from pa_core.own_loop.update import FinishedBatch, Update, UpdateHooks
-from pa_core.placeholders import create_scheduler
 from pa_core.progress import Phase
 from pa_core.run_config import TrainerRunConfig, check_run_arguments
 from pa_core.scheduler_stepping import SchedulerStepping
@@ -161,7 +159,6 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         cpu: bool | None = None,
     ) -> None:
         self._given = RunModels(model, optimizer, create_scheduler_fn)
-        self._trained_models: dict[str, TrainedModel] = {}
         super().__init__(
             self._given.whole,
             None,
@@ -195,10 +192,6 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         self._gradient_clip_norm = gradient_clip_norm
         self._resume_given = resume_from, resume_missing
         self._resume_allow = resume_allow
-        for name, one in self._given.optimizers.items():
-            module, is_alone = self._given.trained_by(name), len(self._given.models) == 1
-            self._trained_models[name] = TrainedModel(name, module, one, self._accelerator, is_only_model=is_alone)
-        self._placed: list[ModelWrapping] = []
         self._hooks = UpdateHooks(self._start_batch, self._finish_batch, self._backward, self._make_step)
         hooks = EvaluationHooks(
             self._evaluating,
@@ -240,7 +233,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
     @property
     def schedulers(self) -> Mapping[str, StatefulScheduler]:
         """The schedulers by the names of their optimizers; empty before the block is entered."""
-        return {name: one.scheduler for name, one in self._trained_models.items() if one.scheduler is not None}
+        return self._trained_models.schedulers()
 
     @override
     def named_models(self) -> dict[str, nn.Module]:
@@ -284,7 +277,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
             self.train_dataloader = cast("SizedIterable", loader)
             self.callback_handler.call_event(TrainerCallback.on_prepare_start, self)
             apply_limit_of_environment(self)
-            self._place_models()
+            self._trained_models.place()
             self.train_dataloader = self._loaders.split_for_training(self.train_dataloader)
             self.run_config = self._create_run_config(**self._sizes)
             self._create_schedulers()
@@ -337,7 +330,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
             return
         self._has_begun = True
         self._resume(self._resume_allow)
-        if len(self._trained_models) == 1:  # of several, how often each steps is known to the loop alone
+        if self._trained_models.has_one_optimizer:  # of several, how often each steps is known to the loop alone
             self._check_length_of_schedules()
         if self._resumption.saved is None:
             self._reset_run_history()
@@ -345,44 +338,25 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
 
     def _create_schedulers(self) -> None:
         self._resumption.note_hyperparameters(self)
-        for name, factory in self._given.factories.items():
-            created = create_scheduler(factory, self.optimizers[name], self._placeholder_values())
-            self._trained_models[name].scheduler = created
+        self._trained_models.create_schedulers(self._placeholder_values())
         self.scheduler = next(iter(self.schedulers.values()), None)
         for scheduler in self.schedulers.values() or [None]:
             # Whether the loop evaluates shows only later.
             self._stepping.require_usable(scheduler, is_overridden=False, is_evaluated=True)
 
-    def _place_models(self) -> None:
-        """Place and wrap what is trained, and only place other models, with the same weights on all processes."""
-        trained = {id(one.module) for one in self._trained_models.values()}
-        for model in self.models.values():
-            compatibility.require_whole_model(model)
-            if id(model) not in trained:
-                placing = ModelWrapping(self._accelerator)
-                self._placed.append(placing)
-                placing.wrap(model, for_training=False)
-                distributed.broadcast_weights(model)
-        for one in self._trained_models.values():
-            one.wrap(num_carried=Agreement.NUM_VALUES)
-            one.watch_steps()
-
-    @override
-    def _release_models(self) -> None:
-        for one in self._trained_models.values():
-            one.stop_watching()
-        for wrapping in [*self._placed, *(one.wrapping for one in self._trained_models.values())]:
-            wrapping.unwrap()
-        self._placed.clear()
-
-    @override
-    def _accumulations(self) -> Mapping[str, Accumulation]:
-        return {name: one.accumulation for name, one in self._trained_models.items()}
-
     @override
     def _start_bookkeeping(self) -> None:
         super()._start_bookkeeping()
         self._stop_requests = StopRequests(self._agreement, self.device, self.num_processes)
+        self._trained_models = TrainedModels(self._given, self._accelerator)
+
+    @override
+    def _accumulations(self) -> Mapping[str, Accumulation]:
+        return self._trained_models.accumulations()
+
+    @override
+    def _release_models(self) -> None:
+        self._trained_models.release()
 
     # The loop
 
@@ -431,7 +405,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         self._progress.finish_epoch()
         if self._stepping.after == "epoch" and not self._ends_within_epoch:
             with self._stop_requests.together():
-                for trained in self._trained_models.values():
+                for trained in self._trained_models.by_name.values():
                     self._step_schedule(trained)
         self._call_event_together(TrainerCallback.on_training_run_epoch_end)
         self.run_history.increment_epoch()
@@ -467,10 +441,9 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         while not self._is_at_last_update and (first := deque(islice(steps, 1))):
             self._stop_requests.open_update()
             self._safe_points.leave()
-            for model in self.models.values():
-                distributed.broadcast_buffers(model)
+            self._trained_models.broadcast_buffers()
             batches = chain(_taking(first), steps)
-            update = Update[BatchT](self.num_updates_completed + 1, batches, self._trained_models, self._hooks)
+            update = Update[BatchT](self.num_updates_completed + 1, batches, self._trained_models.by_name, self._hooks)
             self._update = update
             try:
                 yield update
@@ -481,7 +454,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
             self._evaluations.leave()
             update.finish()
             self._leave_update()
-            if len(self._trained_models) > 1:
+            if not self._trained_models.has_one_optimizer:
                 self._finish_update()
             self._reach_safe_point(Phase.STEP)
         self._finish_training(count)
@@ -491,8 +464,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         self._loss_tracker.reset()
         self._step_means.reset()
         self._progress.start_epoch()
-        for trained in self._trained_models.values():
-            trained.start_epoch()
+        self._trained_models.start_epoch()
         self._call_event(TrainerCallback.on_train_epoch_start)
         self._resume_steps(self.train_dataloader)
         self._first_step = self._progress.steps_in_epoch
@@ -510,7 +482,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         self._last_batch = None
         self._step_means.end_step()
         self._stop_requests.act_alone()
-        self._record_means("train_loss_epoch", count, with_loss=len(self._trained_models) == 1)
+        self._record_means("train_loss_epoch", count, with_loss=self._trained_models.has_one_optimizer)
         self._call_event_together(TrainerCallback.on_train_epoch_end)
 
     def batches(self) -> Iterator[BatchT]:
@@ -555,8 +527,8 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
             StopTrainingError: A process asked to end the run; no step was made.
         """
         update = self._require_update("step()")
-        if name is not None and name not in self._trained_models:
-            raise mistakes.unclear_name(name, self._trained_models, "step(name)")
+        if name is not None and name not in self._trained_models.by_name:
+            raise mistakes.unclear_name(name, self._trained_models.by_name, "step(name)")
         if update.is_at_last_batch:
             update.step(name)
         return update.is_at_last_batch
@@ -611,7 +583,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
             return
         losses = [report.loss for report in reports.values()]
         loss = torch.stack(losses).sum() if len(losses) > 1 else losses[0] if losses else torch.zeros(())
-        if len(self._trained_models) > 1:
+        if not self._trained_models.has_one_optimizer:
             for name, report in reports.items():
                 self._step_means.log(f"{name}_loss", report.loss, count=report.weight)
         if losses:
@@ -651,7 +623,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
                 self._progress.finish_update(self.run_history.clock)
             if trained.name in self._safe_points.unchecked_optimizers:
                 self._safe_points.check_optimizer(trained.name, self)
-            if len(self._trained_models) == 1:
+            if self._trained_models.has_one_optimizer:
                 self._finish_update()
 
     def _call_event_together(self, event: Callable[Concatenate[Any, Any, ...], None]) -> None:
@@ -857,7 +829,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         Raises:
             CheckpointError: Something in it could not be loaded again; a file that is there already stays as it is.
         """
-        is_single = len(self._trained_models) == 1
+        is_single = self._trained_models.has_one_optimizer
         super().save_checkpoint(
             save_path,
             checkpoint_kwargs,
@@ -884,7 +856,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
             FileNotFoundError: There is no such file.
             CheckpointError: The file is damaged, or is that of another model; nothing was loaded.
         """
-        is_single = len(self._trained_models) == 1
+        is_single = self._trained_models.has_one_optimizer
         return super().load_checkpoint(
             checkpoint_path,
             load_optimizer=load_optimizer and is_single,
