@@ -13,8 +13,8 @@ from torch import nn
 from torch.utils.data import Dataset
 from typing_extensions import override
 
-from pa_core import Run, SaveTrainingStateCallback
-from tests.pa_core.own_loops.loops import make_line, seed_all, step_through
+from pa_core import AnyTrainer, Run, SaveTrainingStateCallback, TrainerCallback
+from tests.pa_core.own_loops.loops import KilledError, make_line, seed_all, step_through
 from tests.small_runs import samples
 
 
@@ -170,6 +170,84 @@ def test_an_evaluation_after_the_last_epoch_belongs_to_it(tmp_path: Path) -> Non
     assert epochs_of_tests(2) == [2]
     assert epochs_of_tests(2) == [2, 2], "nothing is left to train"
     assert epochs_of_tests(3) == [2, 3]
+
+
+def _checks_of(run: Run[nn.Linear, Any]) -> list[int]:
+    """The epochs that the values recorded after the loop have."""
+    history: Any = run.run_history
+    return [record.epoch for record in history.records("checked")]
+
+
+@pytest.mark.parametrize("ends_with", [KeyboardInterrupt, KilledError])
+def test_a_run_that_fails_after_its_last_epoch_can_be_saved_and_continues_with_the_next_one(
+    tmp_path: Path, ends_with: type[BaseException]
+) -> None:
+    """Its state has the number of the next epoch, and values recorded after a loop have that of the last one."""
+    run = make_line(num_epochs=2)
+    with pytest.raises(ends_with), run:
+        step_through(run)
+        run.record("checked", 1)
+        raise ends_with
+    assert run.run_history.current_epoch == 3
+    run.save_training_state(tmp_path / "state")
+
+    again = make_line(num_epochs=2, resume_from=tmp_path)
+    with again:
+        step_through(again)
+        again.record("checked", 2)
+    assert (_checks_of(again), again.run_history.current_epoch) == ([2, 2], 3)
+
+    longer = make_line(num_epochs=3, resume_from=tmp_path)
+    with longer:
+        step_through(longer)
+        longer.record("checked", 2)
+    history: Any = longer.run_history
+    assert [record.epoch for record in history.records("train_loss_epoch")] == [1, 2, 3]
+    assert (_checks_of(longer), longer.run_history.current_epoch) == ([2, 3], 4)
+
+
+class _EpochWhenItFails(TrainerCallback):
+    """Notes the epoch on the clock when an exception ends the run."""
+
+    def __init__(self) -> None:
+        self.epoch = 0
+
+    @override
+    def on_exception(self, trainer: AnyTrainer, exception: BaseException, **kwargs: Any) -> None:
+        self.epoch = trainer.run_history.current_epoch
+
+
+def test_callbacks_see_the_next_epoch_when_a_run_fails_after_its_last_one() -> None:
+    """They find the run as it is between two epochs, so that what they save of it can be resumed."""
+    noted = _EpochWhenItFails()
+    with pytest.raises(KilledError), make_line(num_epochs=2, callbacks=[noted]) as run:
+        step_through(run)
+        for _ in run.evaluation_batches(samples(4)):
+            raise KilledError
+    assert noted.epoch == 3
+
+
+@pytest.mark.parametrize("asks", ["for one state", "callbacks"])
+def test_a_state_that_is_asked_for_after_the_last_epoch_is_that_of_the_complete_run(tmp_path: Path, asks: str) -> None:
+    """It is saved when the block ends, with what was recorded until then."""
+    save = SaveTrainingStateCallback(tmp_path, save_every_n_seconds=3600, save_at_end=False)
+    run = make_line(num_epochs=2, callbacks=[save])
+    with run:
+        step_through(run)
+        if asks == "for one state":
+            run.save_training_state(tmp_path / "state")
+        else:
+            run.request_training_state()
+        run.record("checked", 1)
+
+    longer = make_line(num_epochs=3, resume_from=tmp_path)
+    with longer:
+        assert longer.resume_from is not None
+        step_through(longer)
+        longer.record("checked", 2)
+    history: Any = longer.run_history
+    assert [record.epoch for record in history.records("train_loss_epoch")] == [1, 2, 3]
+    assert (_checks_of(longer), longer.run_history.current_epoch) == ([2, 3], 4)
 
 
 def test_an_evaluation_after_a_break_belongs_to_the_epoch_that_was_left() -> None:

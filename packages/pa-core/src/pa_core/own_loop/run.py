@@ -40,7 +40,7 @@ from pa_core.own_loop.update import FinishedBatch, Update, UpdateHooks
 from pa_core.progress import Phase
 from pa_core.run_config import TrainerRunConfig, check_run_arguments
 from pa_core.scheduler_stepping import SchedulerStepping
-from pa_core.tracking import MetricValue, RunHistory
+from pa_core.tracking import MetricValue, RunClock, RunHistory
 from pa_core.types import (
     BatchT,
     ModelT_co,
@@ -204,8 +204,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         self._block = ExitStack()
         self._stage: Literal["before", "within", "after"] = "before"
         self._has_begun = False
-        self._epoch: int | None = None
-        self._shows_last_epoch = False
+        self._showing_last_epoch = ExitStack()
         self._loop: Literal["before", "within", "after"] = "before"
         self._training: Literal["to come", "under way", "left", "over"] = "over"
         self._first_step = 0
@@ -298,6 +297,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
             TrainingPreempted: The run was preempted, after saving a training state.
         """
         self._evaluations.end()
+        self._showing_last_epoch.close()
         self._leave_update()
         self._last_batch = None
         self._step_means.end_step()
@@ -314,8 +314,6 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         if not self._has_begun:
             return
         forget_gradients(self.model, *self.optimizers.values())
-        if self._shows_last_epoch:  # a state has the number of the epoch that comes next
-            self.run_history.clock.epoch += 1
         with self._stopping_in_order():
             if stop is not None:
                 raise stop
@@ -375,11 +373,11 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         if self._loop == "within":
             raise mistakes.loop_within("epochs()", "an epoch")
         if self._loop == "after":
-            raise mistakes.second_loop() if self._epoch is None else mistakes.left_loop()
+            raise mistakes.second_loop() if self._progress.epoch_under_way is None else mistakes.left_loop()
         self._begin()
         for epoch in self._resumption.remaining_epochs(self):
             self._safe_points.leave()
-            self._epoch = self._progress.epoch_under_way = epoch
+            self._progress.epoch_under_way = epoch
             self._training = "to come"
             self._loop = "within"
             try:
@@ -391,10 +389,10 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         self._show_last_epoch()
 
     def _show_last_epoch(self) -> None:
-        """Let what is recorded after the last epoch carry its number, until the block ends."""
-        if self.num_epochs_completed >= self.run_config.num_epochs and not self._shows_last_epoch:
-            self.run_history.clock.epoch -= 1
-            self._shows_last_epoch = True
+        """Let what is recorded after the last epoch carry its number, for as long as the script is in the block."""
+        if self.num_epochs_completed >= self.run_config.num_epochs:
+            self._showing_last_epoch.close()  # a complete run may be looped over again
+            self._showing_last_epoch.enter_context(_set_back_by_one_epoch(self.run_history.clock))
 
     def _finish_epoch(self) -> None:
         self._evaluations.leave()
@@ -409,7 +407,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
                     self._step_schedule(trained)
         self._call_event_together(TrainerCallback.on_training_run_epoch_end)
         self.run_history.increment_epoch()
-        self._epoch = self._progress.epoch_under_way = None
+        self._progress.epoch_under_way = None
         self._reach_safe_point(Phase.EPOCH)
 
     def updates(self) -> Iterator[Update[BatchT]]:
@@ -898,6 +896,16 @@ def _taking(items: deque[_T]) -> Iterator[_T]:
     """Iterate over items without keeping them."""
     while items:
         yield items.popleft()
+
+
+@contextmanager
+def _set_back_by_one_epoch(clock: RunClock) -> Generator[None]:
+    """Training states and the last events have the epoch that comes next, whatever ends the context."""
+    clock.epoch -= 1
+    try:
+        yield
+    finally:
+        clock.epoch += 1
 
 
 @contextmanager
