@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from pa_core.device_reads import LateReader, to_device
-from pa_core.distributed.collectives import gather_objects, sum_over_processes
+from pa_core.distributed.collectives import gather_objects, sum_over_processes, values_of_all
 from pa_core.distributed.gradient_agreement import GradientAgreement
+from pa_core.distributed.packed_means import pack_means, unpack_means
 from pa_core.errors import NonFiniteLossError, StopTrainingError
 
 if TYPE_CHECKING:
@@ -191,6 +192,8 @@ class Agreement:
     def add_up(self, losses: LossTracker, means: StepMeans, missing: float) -> float:
         """Add up what was tracked in an epoch over all processes; every process must call this.
 
+        It takes one exchange. What was logged takes two more where the processes logged different names, or many.
+
         Args:
             losses: The losses of the epoch.
             means: What the steps of the epoch logged.
@@ -206,12 +209,14 @@ class Agreement:
             return missing
         totals = losses.totals().to(self._device)
         values = to_device([*self.local_flags(items=0.0), len(means), missing], totals.dtype, self._device)
-        sums = sum_over_processes(torch.cat((totals, values))).cpu()
+        packed = pack_means(means, totals.dtype, self._device)
+        of_each = values_of_all(torch.cat((totals, values, packed)))
+        sums = of_each[:, : -len(packed)].sum(0).cpu()
         self._apply(_to_list(sums[2:]))
         losses.load_totals(sums[:2])
         num_logged, all_missing = _to_list(sums[-2:])
         if num_logged > 0:
-            means.load_totals(gather_objects(means.totals()))
+            means.load_totals(unpack_means(means, of_each[:, -len(packed) :]) or gather_objects(means.totals()))
         return all_missing
 
     def raise_non_finite_loss(self) -> None:
