@@ -12,7 +12,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, Self, TypeVar, cast
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
@@ -22,7 +21,6 @@ from pa_core import _accelerate, training_state
 from pa_core.accumulation import Accumulation, MicroBatch, forget_gradients
 from pa_core.callbacks.limit_batches import apply_limit_of_environment
 from pa_core.data.batch_count import BatchCount
-from pa_core.data.custom_loader import innermost, is_keyed
 from pa_core.data.given_data import DEFAULT_BATCH_SIZE, GivenData
 from pa_core.distributed.collectives import gather_without_rows
 from pa_core.distributed.shared_errors import showing_errors_once
@@ -36,7 +34,8 @@ from pa_core.own_loop.run_models import RunModels
 from pa_core.own_loop.stop_requests import StopRequests
 from pa_core.own_loop.trained_model import TrainedModel
 from pa_core.own_loop.trained_models import TrainedModels
-from pa_core.own_loop.update import FinishedBatch, Update, UpdateHooks
+from pa_core.own_loop.training_batches import TrainingBatches
+from pa_core.own_loop.update import Update, UpdateHooks
 from pa_core.progress import Phase
 from pa_core.run_config import TrainerRunConfig, check_run_arguments
 from pa_core.scheduler_stepping import SchedulerStepping
@@ -192,7 +191,6 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         self._gradient_clip_norm = gradient_clip_norm
         self._resume_given = resume_from, resume_missing
         self._resume_allow = resume_allow
-        self._hooks = UpdateHooks(self._start_batch, self._finish_batch, self._backward, self._make_step)
         hooks = EvaluationHooks(
             self._evaluating,
             self._call_event_of_evaluation_together,
@@ -207,9 +205,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         self._showing_last_epoch = ExitStack()
         self._loop: Literal["before", "within", "after"] = "before"
         self._training: Literal["to come", "under way", "left", "over"] = "over"
-        self._first_step = 0
         self._update: Update[BatchT] | None = None
-        self._last_batch: BatchT | None = None
         self._finish_init()
 
     # The models
@@ -299,7 +295,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         self._evaluations.end()
         self._showing_last_epoch.close()
         self._leave_update()
-        self._last_batch = None
+        self._training_batches.end_epoch()
         self._step_means.end_step()
         self._stage = "after"
         if exception is not None and not isinstance(exception, StopTrainingError):
@@ -347,6 +343,17 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         super()._start_bookkeeping()
         self._stop_requests = StopRequests(self._agreement, self.device, self.num_processes)
         self._trained_models = TrainedModels(self._given, self._accelerator)
+        self._training_batches = TrainingBatches[BatchT](
+            self,
+            self._progress,
+            self._loss_tracker,
+            self._step_means,
+            self._call_event,
+            has_one_optimizer=self._trained_models.has_one_optimizer,
+        )
+        self._hooks = UpdateHooks(
+            self._training_batches.start, self._training_batches.finish, self._backward, self._make_step
+        )
 
     @override
     def _accumulations(self) -> Mapping[str, Accumulation]:
@@ -465,7 +472,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         self._trained_models.start_epoch()
         self._call_event(TrainerCallback.on_train_epoch_start)
         self._resume_steps(self.train_dataloader)
-        self._first_step = self._progress.steps_in_epoch
+        self._training_batches.start_epoch()
 
     def _leave_training(self) -> None:
         """End the training of an epoch whose loop over updates was left by a break."""
@@ -477,7 +484,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         self._safe_points.leave()
         self._training = "over"
         self._stop_requests.open_update()
-        self._last_batch = None
+        self._training_batches.end_epoch()
         self._step_means.end_step()
         self._stop_requests.act_alone()
         self._record_means("train_loss_epoch", count, with_loss=self._trained_models.has_one_optimizer)
@@ -552,43 +559,6 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         if self._update is not None:
             self._update.close()
             self._update = None
-
-    def _start_batch(self, part: MicroBatch, batch: BatchT) -> BatchT:
-        self._step_means.start_step()
-        if part.is_empty:
-            return self._batch_to_stand_in(part)
-        self._call_event(TrainerCallback.on_train_step_start)
-        if not is_keyed(innermost(self.train_dataloader)):
-            self._last_batch = batch
-        return batch
-
-    def _batch_to_stand_in(self, part: MicroBatch) -> BatchT:
-        """Return a batch for a process without a sample: that of the first process, or the last one of a custom loader.
-
-        The same one in each run, so that a resumed run draws as much as one that was not interrupted.
-        """
-        loader = innermost(self.train_dataloader)
-        if is_keyed(loader):
-            return cast("BatchT", loader.fetch_for(part.step - 1 - self._first_step, rank=0))
-        if self._last_batch is None:
-            raise mistakes.no_previous_batch()
-        return self._last_batch
-
-    def _finish_batch(self, finished: FinishedBatch) -> None:
-        part, reports = finished.part, finished.reports
-        self._progress.count_samples(part.global_samples or finished.samples * self.num_processes)
-        if part.is_empty:
-            return
-        losses = [report.loss for report in reports.values()]
-        loss = torch.stack(losses).sum() if len(losses) > 1 else losses[0] if losses else torch.zeros(())
-        if not self._trained_models.has_one_optimizer:
-            for name, report in reports.items():
-                self._step_means.log(f"{name}_loss", report.loss, count=report.weight)
-        if losses:
-            self._loss_tracker.update(loss, max(report.weight for report in reports.values()))
-        self._step_means.count_samples(finished.samples)
-        output = {"loss": loss, "model_outputs": None, "batch_size": finished.samples}
-        self._call_event(TrainerCallback.on_train_step_end, batch=finished.batch, batch_output=output, step=part.step)
 
     def _backward(self, trained: TrainedModel, loss: Tensor, part: MicroBatch, retain_graph: bool) -> None:
         self._require_training("backward(...)")

@@ -89,7 +89,8 @@ class StopRequests:
             StopTrainingError: A process asked to stop.
         """
         if self._is_alone:
-            self.act_alone()
+            if self._agreement.stop is not None:
+                raise self._agreement.stop
         elif self._is_on_cpu and callbacks.listeners(TrainerCallback.on_train_step_end.__name__):
             with self._agreement.together():
                 pass

@@ -25,6 +25,7 @@ class TrainedModels:
 
     Attributes:
         by_name: What each optimizer trains.
+        has_one_optimizer: Whether one optimizer trains all that is trained, so that a step of it is an update.
     """
 
     def __init__(self, given: RunModels, accelerator: _accelerate.AcceleratorLike) -> None:
@@ -36,11 +37,7 @@ class TrainedModels:
             name: TrainedModel(name, given.trained_by(name), optimizer, accelerator, is_only_model=is_only_model)
             for name, optimizer in given.optimizers.items()
         }
-
-    @property
-    def has_one_optimizer(self) -> bool:
-        """Whether one optimizer trains all that is trained, so that a step of it is an update of the run."""
-        return len(self.by_name) == 1
+        self.has_one_optimizer: bool = len(self.by_name) == 1
 
     def schedulers(self) -> dict[str, StatefulScheduler]:
         """Return the schedulers by the names of their optimizers; none before they are created."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic
 
+import torch
 from torch import Tensor
 
 from pa_core.accumulation import MicroBatch
@@ -48,6 +49,13 @@ class FinishedBatch:
     batch: Any
     samples: int
     reports: Mapping[str, LossReport]
+
+    def loss(self) -> Tensor:
+        """Return the sum of its losses, zero without any."""
+        losses = [report.loss for report in self.reports.values()]
+        if len(losses) > 1:
+            return torch.stack(losses).sum()
+        return losses[0] if losses else torch.zeros(())
 
 
 @dataclass(frozen=True)

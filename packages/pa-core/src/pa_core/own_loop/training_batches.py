@@ -1,0 +1,111 @@
+"""The training batches of a custom loop: what is handed out for each of them, and what is counted and told of it."""
+
+from __future__ import annotations
+
+from typing import Generic, cast
+
+from pa_core.accumulation import MicroBatch
+from pa_core.any_trainer import AnyTrainer
+from pa_core.data.custom_loader import innermost, is_keyed
+from pa_core.events import TrainerCallback
+from pa_core.own_loop import mistakes
+from pa_core.own_loop.update import FinishedBatch
+from pa_core.progress import Progress
+from pa_core.tracking import LossTracker, StepMeans
+from pa_core.training_state.safe_points import CallEvent
+from pa_core.types import BatchT
+
+__all__ = ["TrainingBatches"]
+
+
+class TrainingBatches(Generic[BatchT]):
+    """Counts the training batches of a run, keeps their losses, and calls the events of each step.
+
+    A process without a sample in the last step of an epoch is handed the batch of another one, which counts for
+    nothing, so that the loop is the same on all processes.
+
+    Args:
+        run: The run.
+        progress: The counters of the run.
+        losses: The losses of the training epoch.
+        step_means: What its steps log.
+        call_event: Calls the listeners of an event.
+        has_one_optimizer: Whether one optimizer trains all that is trained; the losses of several are logged by name.
+    """
+
+    def __init__(
+        self,
+        run: AnyTrainer,
+        progress: Progress,
+        losses: LossTracker,
+        step_means: StepMeans,
+        call_event: CallEvent,
+        *,
+        has_one_optimizer: bool,
+    ) -> None:
+        self._run = run
+        self._progress = progress
+        self._losses = losses
+        self._step_means = step_means
+        self._call_event = call_event
+        self._has_one_optimizer = has_one_optimizer
+        self._first_step = 0
+        self._last: BatchT | None = None
+
+    def start_epoch(self) -> None:
+        """Note at which step the batches of an epoch begin: in a resumed one, not at the first."""
+        self._first_step = self._progress.steps_in_epoch
+
+    def end_epoch(self) -> None:
+        """Forget the last batch, which would stay on the device."""
+        self._last = None
+
+    def start(self, part: MicroBatch, batch: BatchT) -> BatchT:
+        """Begin a step, and return the batch to hand out.
+
+        Args:
+            part: The part of the batch in its update.
+            batch: The batch; of a process without a sample, whatever stands for none.
+
+        Raises:
+            UnsupportedConfigurationError: No batch can stand in for that of a process without a sample.
+        """
+        self._step_means.start_step()
+        if part.is_empty:
+            return self._stand_in(part)
+        self._call_event(TrainerCallback.on_train_step_start)
+        if not is_keyed(innermost(self._run.train_dataloader)):
+            self._last = batch
+        return batch
+
+    def _stand_in(self, part: MicroBatch) -> BatchT:
+        """The batch of the first process, or the last one of a custom loader.
+
+        It is the same one in each run, so that a resumed run draws as much as one that was not interrupted.
+        """
+        loader = innermost(self._run.train_dataloader)
+        if is_keyed(loader):
+            return cast("BatchT", loader.fetch_for(part.step - 1 - self._first_step, rank=0))
+        if self._last is None:
+            raise mistakes.no_previous_batch()
+        return self._last
+
+    def finish(self, finished: FinishedBatch) -> None:
+        """Count a batch whose backward passes are over, and tell callbacks of its loss.
+
+        Args:
+            finished: The batch and its losses.
+        """
+        part = finished.part
+        self._progress.count_samples(part.global_samples or finished.samples * self._run.num_processes)
+        if part.is_empty:
+            return
+        loss = finished.loss()
+        if not self._has_one_optimizer:
+            for name, report in finished.reports.items():
+                self._step_means.log(f"{name}_loss", report.loss, count=report.weight)
+        if finished.reports:
+            self._losses.update(loss, max(report.weight for report in finished.reports.values()))
+        self._step_means.count_samples(finished.samples)
+        output = {"loss": loss, "model_outputs": None, "batch_size": finished.samples}
+        self._call_event(TrainerCallback.on_train_step_end, batch=finished.batch, batch_output=output, step=part.step)
