@@ -541,7 +541,7 @@ WATCHED = {
         "",
         "MetricNotFoundError",
         ("watch_metric='eval_loss_epoch'",),
-        "Pass an eval_dataset to train(), which records the metrics of the evaluation.",
+        "Evaluate in each epoch: pass eval_dataset to Trainer.train(), or do it in your custom training loop.",
     ),
     "a metric that nobody records": Mistake(
         "class Mine(Trainer):\n    def eval_epoch_end(self):\n        self.run_history.update_metric('my_error', 0.5)\n"

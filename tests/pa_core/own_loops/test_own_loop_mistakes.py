@@ -10,12 +10,21 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.optim import LBFGS, SGD
+from torch.optim import LBFGS, SGD, Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import IterableDataset
 from typing_extensions import override
 
-from pa_core import ArgumentTypeError, BatchOutputError, ConfigurationError, Run
+from pa_core import (
+    ArgumentTypeError,
+    BatchOutputError,
+    ConfigurationError,
+    ExplainedError,
+    Run,
+    SaveBestModelCallback,
+    StepBasedEvaluationCallback,
+    TrainerCallback,
+)
 from tests.pa_core.own_loops.loops import make_line, step_through
 from tests.small_runs import linear, samples
 
@@ -284,6 +293,18 @@ class _Odd:
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
+class _Timm(_Odd):
+    """The interface of timm's schedulers."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        super().__init__(optimizer, step=self._step_with_epoch)
+
+    @staticmethod
+    def _step_with_epoch(epoch: int) -> None: ...
+
+    def step_update(self, num_updates: int) -> None: ...
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -295,6 +316,7 @@ class _Odd:
         ({"create_scheduler_fn": ReduceLROnPlateau}, "to Run: it is then stepped with each epoch"),
         ({"create_scheduler_fn": _Odd}, "Derive it from StatefulSchedulerBase"),
         ({"create_scheduler_fn": partial(_Odd, step=_step_with_two)}, "Give its step"),
+        ({"create_scheduler_fn": _Timm}, "told of updates and of epochs(.|\n)*Wrap it in a StatefulSchedulerBase"),
     ],
 )
 def test_messages_of_a_run_do_not_speak_of_the_trainer(options: dict[str, Any], message: str) -> None:
@@ -365,3 +387,11 @@ def test_callbacks_that_evaluate_are_told_where_to() -> None:
     """A run has no evaluation dataset of its own: the loop evaluates."""
     with pytest.raises(ConfigurationError, match="evaluation_batches"), make_line() as run:
         run.run_evaluation_epoch()
+
+
+@pytest.mark.parametrize("callback", [StepBasedEvaluationCallback(2), SaveBestModelCallback("best.pt")])
+def test_callbacks_that_need_an_evaluation_say_what_to_do_in_a_loop(callback: TrainerCallback) -> None:
+    """What a trainer is given to evaluate is no advice for a loop, which evaluates itself."""
+    message = r"Trainer\.train\(\)(.|\n)* custom training loop"
+    with pytest.raises(ExplainedError, match=message), make_line(callbacks=[callback]) as run:
+        step_through(run)

@@ -195,7 +195,8 @@ class ModelEmaCallback(SaveBestModelCallback):
                 "There is nothing to evaluate the average on.",
                 given=f"{type(self).__name__}(evaluate_during_training=True) in a run without an evaluation dataset",
                 expected="an evaluation dataset",
-                do="Pass eval_dataset to train(), or evaluate_during_training=False to save the newest average.",
+                do="Pass eval_dataset to Trainer.train(), or evaluate_during_training=False to save the newest "
+                "average.",
             )
         if self.evaluate_during_training:
             self._warn_of_loggers_before(trainer)

@@ -129,7 +129,7 @@ def check_length_of_schedule(scheduler: object, num_steps: int, *, is_resumed: b
             "TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH."
         )
         if done:
-            advice = "Pass create_scheduler_fn to train(), which makes a new one."
+            advice = "Pass a create_scheduler_fn that makes a new one."
         if is_resumed:
             advice = 'Train for as many updates as before, or begin a new schedule: resume_allow=("scheduler",).'
         raise ConfigurationError(

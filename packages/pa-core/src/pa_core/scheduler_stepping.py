@@ -97,8 +97,12 @@ class SchedulerStepping:
             _refuse(
                 f"{name} is told of updates and of epochs.",
                 f"{name}, stepped {self}",
-                "a trainer for the schedulers of timm, without step_scheduler and watch_metric",
-                "Use TrainerWithTimmScheduler, and leave both out.",
+                "a trainer for the schedulers of timm, without step_scheduler and watch_metric"
+                if self._asked_of == "train()"
+                else "a scheduler with one step()",
+                "Use TrainerWithTimmScheduler, and leave both out."
+                if self._asked_of == "train()"
+                else "Wrap it in a StatefulSchedulerBase whose step() passes what it needs.",
             )
         if is_overridden:
             return

@@ -121,8 +121,8 @@ class WSDCheckpointCallback(TrainerCallback):
                 "The schedule would resume that of the initial checkpoint, instead of continuing from the checkpoint.",
                 given=f"initial_checkpoint={str(checkpoint)!r} with a WSDLrScheduler that is not a continuation",
                 expected="is_continuation_from_checkpoint=True",
-                do="Pass WSDLrScheduler.create_scheduler_fn(is_continuation_from_checkpoint=True) to train(), or "
-                "resume_from to resume the same run.",
+                do="Pass create_scheduler_fn=WSDLrScheduler.create_scheduler_fn(is_continuation_from_checkpoint=True), "
+                "or resume_from to resume the same run.",
             )
         for period in scheduler.get_decay_info():
             written = (self._pre_decay_path(period["pre_decay_step"]), self._post_decay_path(period["period_end"]))
@@ -153,6 +153,6 @@ def _scheduler_of(trainer: AnyTrainer) -> WSDLrScheduler:
             "There are no decays to save before and after.",
             given=f"WSDCheckpointCallback in a run whose scheduler is {type(scheduler).__name__}",
             expected="a WSDLrScheduler",
-            do="Pass create_scheduler_fn=WSDLrScheduler.create_scheduler_fn() to train(), or leave the callback out.",
+            do="Pass create_scheduler_fn=WSDLrScheduler.create_scheduler_fn(), or leave the callback out.",
         )
     return scheduler

@@ -118,7 +118,7 @@ def _how_to_record(trainer: AnyTrainer, metric_name: str, recorded: list[str]) -
     if nearest:
         return f"Correct the name: watch_metric={nearest[0]!r}."
     if "eval" in metric_name and trainer.eval_dataloader is None:
-        return "Pass an eval_dataset to train(), which records the metrics of the evaluation."
+        return "Evaluate in each epoch: pass eval_dataset to Trainer.train(), or do it in your custom training loop."
     return f"Record it before the end of each epoch: run_history.update_metric({metric_name!r}, ...)."
 
 

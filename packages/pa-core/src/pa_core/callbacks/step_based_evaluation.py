@@ -59,7 +59,7 @@ class StepBasedEvaluationCallback(TrainerCallback):
                 "There is nothing to evaluate in the middle of the epochs.",
                 given="StepBasedEvaluationCallback in a run without an evaluation dataset",
                 expected="an evaluation dataset",
-                do="Pass eval_dataset to train(), or leave the callback out.",
+                do="Pass eval_dataset to Trainer.train(); in a custom training loop, evaluate without the callback.",
             )
 
     @override
