@@ -19,6 +19,7 @@ from pa_core.events import TrainerCallback
 from pa_core.own_loop.evaluated_batch import EvaluatedBatch
 from pa_core.own_loop.samples import count_samples
 from pa_core.tracking.metric_prefix import INTERMEDIATE_PREFIX, recording_with_prefix
+from pa_core.training_state.safe_points import CallEvent
 from pa_core.types import BatchT, SizedIterable
 
 __all__ = ["EvaluationHooks", "Evaluations"]
@@ -30,17 +31,16 @@ class EvaluationHooks:
 
     Attributes:
         evaluating: Returns the context of an evaluation, which has means of its own and restores the models' modes.
-        call_event: Called with the first and the last event, and with whether the training epoch continues afterwards.
-        start_batch: Called before each batch.
-        finish_batch: Called after the body of a batch, with the batch, its loss, and its number from 1.
+        call_epoch_event: Called with the first and the last event, and with whether the training epoch continues
+            afterwards.
+        call_event: Calls the events of each batch.
         record: Called after the last batch, with the metric name of the loss and the number of batches of a custom
             data loader.
     """
 
     evaluating: Callable[[], AbstractContextManager[None]]
-    call_event: Callable[[Callable[Concatenate[Any, Any, ...], None], bool], None]
-    start_batch: Callable[[], None]
-    finish_batch: Callable[[Any, EvaluatedBatch, int], None]
+    call_epoch_event: Callable[[Callable[Concatenate[Any, Any, ...], None], bool], None]
+    call_event: CallEvent
     record: Callable[[str, BatchCount | None], None]
 
 
@@ -108,20 +108,23 @@ class Evaluations(Generic[BatchT]):
                 self._open.enter_context(context)
             for model in run.named_models().values():
                 model.eval()
-            self._hooks.call_event(TrainerCallback.on_eval_epoch_start, is_intermediate)
+            self._hooks.call_epoch_event(TrainerCallback.on_eval_epoch_start, is_intermediate)
             loader = cast("SizedIterable", run.eval_dataloader)  # a callback may have limited it
             count = self._loaders.count_batches(loader, "evaluation")
             for step, batch in enumerate(batches_on_device(loader, run.device, count), start=1):
-                self._hooks.start_batch()
+                self._hooks.call_event(TrainerCallback.on_eval_step_start)
                 with run.step_means.step():
                     samples = _count_samples(batch, step, loader, run.process_index)
                     run.step_means.count_samples(samples)
                     self.batch = evaluated = EvaluatedBatch(run.loss_tracker, samples)
                     yield batch
-                    self._hooks.finish_batch(batch, evaluated, step)
+                    output = {"loss": evaluated.loss, "model_outputs": None, "batch_size": samples}
+                    self._hooks.call_event(
+                        TrainerCallback.on_eval_step_end, batch=batch, batch_output=output, step=step
+                    )
             yield from self._batch_to_stand_in(run, loader)
             self._hooks.record("eval_loss_epoch" if name is None else "loss_epoch", count)
-            self._hooks.call_event(TrainerCallback.on_eval_epoch_end, is_intermediate)
+            self._hooks.call_epoch_event(TrainerCallback.on_eval_epoch_end, is_intermediate)
 
     def _batch_to_stand_in(self, run: AnyTrainer, loader: SizedIterable) -> Iterator[BatchT]:
         """The last step, in which other processes have the only samples: the batch of the first of them."""

@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
-from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from types import TracebackType
@@ -28,7 +27,6 @@ from pa_core.engine import Engine
 from pa_core.errors import StopTrainingError
 from pa_core.events import CallbackHandler, CallbackLike, TrainerCallback
 from pa_core.own_loop import mistakes
-from pa_core.own_loop.evaluated_batch import EvaluatedBatch
 from pa_core.own_loop.evaluations import EvaluationHooks, Evaluations
 from pa_core.own_loop.run_models import RunModels
 from pa_core.own_loop.stop_requests import StopRequests
@@ -192,17 +190,13 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         self._resume_given = resume_from, resume_missing
         self._resume_allow = resume_allow
         hooks = EvaluationHooks(
-            self._evaluating,
-            self._call_event_of_evaluation_together,
-            partial(self._call_event, TrainerCallback.on_eval_step_start),
-            self._finish_evaluated_batch,
-            self._record_evaluation,
+            self._evaluating, self._call_epoch_event_of_evaluation, self._call_event, self._record_evaluation
         )
         self._evaluations = Evaluations[BatchT](self._loaders, hooks)
-        self._block = ExitStack()
-        self._stage: Literal["before", "within", "after"] = "before"
+        self._block, self._showing_last_epoch = ExitStack(), ExitStack()
         self._has_begun = False
-        self._showing_last_epoch = ExitStack()
+        # Where the script is: in the block, in its loop over epochs, in the training of one of them, in an update.
+        self._stage: Literal["before", "within", "after"] = "before"
         self._loop: Literal["before", "within", "after"] = "before"
         self._training: Literal["to come", "under way", "left", "over"] = "over"
         self._update: Update[BatchT] | None = None
@@ -338,32 +332,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
             # Whether the loop evaluates shows only later.
             self._stepping.require_usable(scheduler, is_overridden=False, is_evaluated=True)
 
-    @override
-    def _start_bookkeeping(self) -> None:
-        super()._start_bookkeeping()
-        self._stop_requests = StopRequests(self._agreement, self.device, self.num_processes)
-        self._trained_models = TrainedModels(self._given, self._accelerator)
-        self._training_batches = TrainingBatches[BatchT](
-            self,
-            self._progress,
-            self._loss_tracker,
-            self._step_means,
-            self._call_event,
-            has_one_optimizer=self._trained_models.has_one_optimizer,
-        )
-        self._hooks = UpdateHooks(
-            self._training_batches.start, self._training_batches.finish, self._backward, self._make_step
-        )
-
-    @override
-    def _accumulations(self) -> Mapping[str, Accumulation]:
-        return self._trained_models.accumulations()
-
-    @override
-    def _release_models(self) -> None:
-        self._trained_models.release()
-
-    # The loop
+    # The loops
 
     def epochs(self) -> Iterator[int]:
         """Iterate over the numbers of the epochs that are left, from 0; the body takes the updates of the epoch.
@@ -402,6 +371,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
             self._showing_last_epoch.enter_context(_set_back_by_one_epoch(self.run_history.clock))
 
     def _finish_epoch(self) -> None:
+        """Count the epoch, step schedules that go by epochs, and call its last event; a state may be saved then."""
         self._evaluations.leave()
         if self._training == "to come":
             raise mistakes.epoch_without_updates()
@@ -437,6 +407,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
             yield from self._updates_of_epoch()
 
     def _updates_of_epoch(self) -> Iterator[Update[BatchT]]:
+        """Iterate over the updates that are left of the epoch under way, with a safe point after each of them."""
         if self._training != "to come":
             place = "an update" if self._training == "under way" else "an epoch whose updates are over"
             raise mistakes.loop_within("updates()", place)
@@ -464,7 +435,13 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
             self._reach_safe_point(Phase.STEP)
         self._finish_training(count)
 
+    def _leave_update(self) -> None:
+        if self._update is not None:
+            self._update.close()
+            self._update = None
+
     def _start_training(self) -> None:
+        """Begin the training of an epoch, or come back to where a saved run was in it."""
         self._training = "under way"
         self._loss_tracker.reset()
         self._step_means.reset()
@@ -481,6 +458,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         self._finish_training(None)
 
     def _finish_training(self, count: BatchCount | None) -> None:
+        """Record the means of the training of an epoch, and call its last event."""
         self._safe_points.leave()
         self._training = "over"
         self._stop_requests.open_update()
@@ -555,12 +533,8 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
 
     # What happens in an update
 
-    def _leave_update(self) -> None:
-        if self._update is not None:
-            self._update.close()
-            self._update = None
-
     def _backward(self, trained: TrainedModel, loss: Tensor, part: MicroBatch, retain_graph: bool) -> None:
+        """Weigh a loss and add its gradients; with the last batch, what the processes must know travels with them."""
         self._require_training("backward(...)")
         trained.check_precision(loss)
         loss = trained.weigh(loss, part)
@@ -594,11 +568,6 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
             if self._trained_models.has_one_optimizer:
                 self._finish_update()
 
-    def _call_event_together(self, event: Callable[Concatenate[Any, Any, ...], None]) -> None:
-        """Call an event that all processes come to; if one of them asks to stop, all of them do."""
-        with self._stop_requests.together():
-            self._call_event(event)
-
     def _step_schedule(self, trained: TrainedModel) -> None:
         if trained.scheduler is not None:
             self._stepping.step(trained.scheduler, self)
@@ -609,7 +578,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
             self._call_event(TrainerCallback.on_optimizer_step_end, update=self.num_updates_completed)
         self._step_means.end_step()
 
-    # Metrics and evaluation
+    # Metrics and evaluations
 
     @property
     def is_at_empty_batch(self) -> bool:
@@ -725,52 +694,15 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         self.eval_dataloader = self._evaluations.loader(self, data, batch_size, name, self._create_eval_loader)
         yield from self._evaluations.batches(self, name, is_intermediate=self._update is not None)
 
-    def _call_event_of_evaluation_together(
+    def _call_epoch_event_of_evaluation(
         self, event: Callable[Concatenate[Any, Any, ...], None], is_intermediate: bool
     ) -> None:
         with self._stop_requests.together():
             self._call_event_of_evaluation(event, is_intermediate)
 
-    def _finish_evaluated_batch(self, batch: BatchT, evaluated: EvaluatedBatch, step: int) -> None:
-        output = {"loss": evaluated.loss, "model_outputs": None, "batch_size": evaluated.samples}
-        self._call_event(TrainerCallback.on_eval_step_end, batch=batch, batch_output=output, step=step)
-
     def _record_evaluation(self, loss_name: str, count: BatchCount | None) -> None:
         self._stop_requests.act_alone()
         self._record_means(loss_name, count)
-
-    @override
-    def run_evaluation_epoch(self, *, is_intermediate: bool = False) -> None:
-        """Refuse to evaluate: a custom training loop evaluates itself.
-
-        Args:
-            is_intermediate: Whether the training epoch would continue afterwards.
-
-        Raises:
-            ConfigurationError: In any case.
-        """
-        raise mistakes.no_callback_evaluates()
-
-    @override
-    def add_module(
-        self,
-        name: str,
-        module: nn.Module,
-        optimizer: Optimizer | None = None,
-        create_scheduler_fn: SchedulerFactory[SchedulerLike] | None = None,
-    ) -> None:
-        """Refuse a further module: a run is given all of its models when it is created.
-
-        Args:
-            name: Its name.
-            module: The module.
-            optimizer: Its optimizer.
-            create_scheduler_fn: What creates the scheduler of the optimizer.
-
-        Raises:
-            ConfigurationError: In any case.
-        """
-        raise mistakes.no_module_beside(name)
 
     # Checkpoints
 
@@ -842,6 +774,39 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         defaults = {"shuffle": False, **self._loaders.default_kwargs(dataset, batch_size)}
         return self._create_dataloader(dataset, "eval", defaults, kwargs, allows_empty_shares=True)
 
+    # Parts of the run
+
+    @override
+    def _start_bookkeeping(self) -> None:
+        """Make new parts for the run; the engine does so for its own when the block is entered."""
+        super()._start_bookkeeping()
+        self._stop_requests = StopRequests(self._agreement, self.device, self.num_processes)
+        self._trained_models = TrainedModels(self._given, self._accelerator)
+        self._training_batches = TrainingBatches[BatchT](
+            self,
+            self._progress,
+            self._loss_tracker,
+            self._step_means,
+            self._call_event,
+            has_one_optimizer=self._trained_models.has_one_optimizer,
+        )
+        self._hooks = UpdateHooks(
+            self._training_batches.start, self._training_batches.finish, self._backward, self._make_step
+        )
+
+    @override
+    def _accumulations(self) -> Mapping[str, Accumulation]:
+        return self._trained_models.accumulations()
+
+    @override
+    def _release_models(self) -> None:
+        self._trained_models.release()
+
+    def _call_event_together(self, event: Callable[Concatenate[Any, Any, ...], None]) -> None:
+        """Call an event that all processes come to; if one of them asks to stop, all of them do."""
+        with self._stop_requests.together():
+            self._call_event(event)
+
     # Where the loop is
 
     def _require_open(self, what: str) -> None:
@@ -860,6 +825,41 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         if self._update is None:
             raise mistakes.no_update(what)
         return self._update
+
+    # What a run refuses
+
+    @override
+    def run_evaluation_epoch(self, *, is_intermediate: bool = False) -> None:
+        """Refuse to evaluate: a custom training loop evaluates itself.
+
+        Args:
+            is_intermediate: Whether the training epoch would continue afterwards.
+
+        Raises:
+            ConfigurationError: In any case.
+        """
+        raise mistakes.no_callback_evaluates()
+
+    @override
+    def add_module(
+        self,
+        name: str,
+        module: nn.Module,
+        optimizer: Optimizer | None = None,
+        create_scheduler_fn: SchedulerFactory[SchedulerLike] | None = None,
+    ) -> None:
+        """Refuse a further module: a run is given all of its models when it is created.
+
+        Args:
+            name: Its name.
+            module: The module.
+            optimizer: Its optimizer.
+            create_scheduler_fn: What creates the scheduler of the optimizer.
+
+        Raises:
+            ConfigurationError: In any case.
+        """
+        raise mistakes.no_module_beside(name)
 
 
 def _taking(items: deque[_T]) -> Iterator[_T]:
