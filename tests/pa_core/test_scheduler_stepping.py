@@ -22,9 +22,11 @@ from pa_core import (
     SaveTrainingStateCallback,
     Trainer,
     TrainerCallback,
+    TrainerPlaceholderValues,
     TrainerWithTimmScheduler,
 )
 from tests.launching import Launch
+from tests.pa_core.own_loops.loops import make_line, step_through
 
 PLATEAU = partial(ReduceLROnPlateau, factor=0.5, patience=0)
 
@@ -206,6 +208,16 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "no such time": (PLATEAU, {"step_scheduler": "step"}, r'"update" or "epoch"'),
     "too short": (partial(OneCycleLR, max_lr=1, total_steps=3), {"step_scheduler": "epoch"}, "OneCycleLR of 3"),
 }
+
+
+def test_the_length_of_an_evaluation_that_is_not_there_is_named() -> None:
+    """A schedule that counts evaluation batches needs some: with 0 it would fail, or be wrong."""
+    create = partial(StepLR, step_size=TrainerPlaceholderValues.EVAL_DATALOADER_LEN)
+    message = r"EVAL_DATALOADER_LEN has no value in this run(.|\n)*eval_dataset"
+    with pytest.raises(ConfigurationError, match=message):
+        train(make_trainer(), 1, create_scheduler_fn=create, eval_dataset=None)
+    with pytest.raises(ConfigurationError, match=message), make_line(create_scheduler_fn=create) as run:
+        step_through(run)
 
 
 @pytest.mark.parametrize("case", REFUSED)

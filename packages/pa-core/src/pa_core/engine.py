@@ -333,7 +333,7 @@ class Engine(AnyTrainer):
             num_epochs=self.run_config.num_epochs,
             num_update_steps_per_epoch=self.run_config.num_update_steps_per_epoch,
             train_dataloader_len=count_steps(self.train_dataloader),
-            eval_dataloader_len=0 if self.eval_dataloader is None else count_steps(self.eval_dataloader),
+            eval_dataloader_len=None if self.eval_dataloader is None else count_steps(self.eval_dataloader),
         )
 
     @property
