@@ -53,6 +53,41 @@ def test_states_are_saved_when_time_has_passed_on_the_clock_of_the_first_process
     assert updates_in(shared_tmp_path) == [3 if distributed.num_processes() == 1 else 4]
 
 
+class RequestsAtThird(TrainerCallback):
+    """Asks for a training state after the third update."""
+
+    @override
+    def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
+        if update == 3:
+            trainer.request_training_state()
+
+
+class SavesElsewhere(SaveTrainingStateCallback):
+    """A second callback that saves."""
+
+
+def test_what_is_requested_is_saved_whichever_the_periods(tmp_path: Path) -> None:
+    """By each callback that saves states; one with a period of seconds is the one that its own requests are for."""
+    train(make_trainer(RequestsAtThird(), SaveTrainingStateCallback(tmp_path / "a", save_at_end=False)), num_epochs=1)
+    assert updates_in(tmp_path / "a") == [3]
+
+    by_time = SaveTrainingStateCallback(tmp_path / "b", save_every_n_seconds=3600, save_at_end=False)
+    train(make_trainer(RequestsAtThird(), by_time, SavesElsewhere(tmp_path / "c")), num_epochs=1)
+    assert updates_in(tmp_path / "b") == [3]
+    assert updates_in(tmp_path / "c") == [7]
+
+    train(
+        make_trainer(RequestsAtThird(), SaveTrainingStateCallback(tmp_path / "d", save_every_n_steps=3)), num_epochs=1
+    )
+    assert updates_in(tmp_path / "d") == [3, 6, 7]
+
+
+def test_a_request_that_nobody_serves_is_warned_of() -> None:
+    """Without a callback that saves it, no state is saved."""
+    with pytest.warns(UserWarning, match=r"request_training_state\(\).*SaveTrainingStateCallback"):
+        train(make_trainer(RequestsAtThird()), num_epochs=1)
+
+
 def test_only_the_newest_states_of_a_run_are_kept(tmp_path: Path) -> None:
     """Those of other runs in the folder stay, and a resumed run counts its own from before the interruption."""
     train(make_trainer(SaveTrainingStateCallback(tmp_path)), num_epochs=1)

@@ -51,6 +51,7 @@ from pa_core.types import (
     TensorsT,
 )
 from pa_core.unwrapping import unwrap_model
+from pa_core.user_warnings import warn_user
 
 __all__ = ["AnyTrainer"]
 
@@ -558,8 +559,13 @@ class AnyTrainer(ABC):
     def request_training_state(self) -> None:
         """Ask that all processes save a training state after the same update: ``on_training_state_request`` fires.
 
-        One process may ask alone, for example because some time has passed on its clock.
+        ``SaveTrainingStateCallback`` then saves one; without a callback for the event, a warning says so. One process
+        may ask alone, for example because some time has passed on its clock.
         """
+        if not self.callback_handler.listeners("on_training_state_request"):
+            warn_user(
+                "request_training_state() has no effect: no callback saves the state. Add SaveTrainingStateCallback."
+            )
         self._agreement.save.is_asked = True
 
     def request_preemption(self) -> None:

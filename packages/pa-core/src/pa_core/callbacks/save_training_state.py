@@ -137,8 +137,8 @@ class SaveTrainingStateCallback(TrainerCallback):
 
     @override
     def on_training_state_request(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
-        """Save, if this callback may have asked for it."""
-        if self.save_every_n_seconds is not None:
+        """Save, unless another callback saves by the time, and may have asked for itself."""
+        if self.save_every_n_seconds is not None or not any(map(_saves_by_time, trainer.callback_handler.callbacks)):
             self._save(trainer, f"step_{update}")
 
     @override
@@ -211,3 +211,7 @@ class SaveTrainingStateCallback(TrainerCallback):
         folder.remove_leftovers(run)
         if self.max_checkpoints is not None:
             folder.apply_retention(self.max_checkpoints, run)
+
+
+def _saves_by_time(callback: object) -> bool:
+    return isinstance(callback, SaveTrainingStateCallback) and callback.save_every_n_seconds is not None
