@@ -281,7 +281,7 @@ def test_a_second_precision_in_one_process(second: type[Trainer[nn.Module]]) -> 
     model = TinyClassifier()
     earlier = trainer_in(first, model)
     described = earlier.describe_run()
-    with pytest.raises(UnsupportedConfigurationError, match="an earlier trainer has chosen them") as caught:
+    with pytest.raises(UnsupportedConfigurationError, match="an earlier trainer or run has chosen them") as caught:
         trainer_in(second, TinyClassifier())
     wanted, there = ("bf16", "no") if second is InBf16 else ("no", "bf16")
     assert caught.value.given == f"mixed_precision='{wanted}', after mixed_precision='{there}'"
@@ -373,7 +373,7 @@ def test_a_second_precision_that_the_script_asks_for(second: Any, asked: Any) ->
     with pytest.raises(UnsupportedConfigurationError) as caught:
         precision_of(second, mixed_precision=asked)
     assert caught.value.given == f"mixed_precision='{asked}', after mixed_precision='{there}'"
-    assert caught.value.do.startswith(f"Pass mixed_precision='{there}' to this trainer too")
+    assert caught.value.do.startswith(f"Pass mixed_precision='{there}' here too")
 
 
 @on_one_and_two_ranks

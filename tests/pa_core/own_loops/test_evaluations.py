@@ -285,6 +285,7 @@ def test_evaluations_of_a_name_share_their_workers() -> None:
         }
         return int(number)
 
+    left: list[int] = []
     with make_line() as run:
         first = loaded_by(run, data)
         other_name = loaded_by(run, data, name="test")
@@ -295,8 +296,10 @@ def test_evaluations_of_a_name_share_their_workers() -> None:
         other_data = loaded_by(run, _Workers(), size=4)
         assert not has_child(larger)
         assert len({os.getpid(), first, other_name, larger, other_data}) == 5
+        left += [other_name, other_data]
         step_through(run)
-    assert not any(map(has_child, (other_name, other_data)))
+    assert len(left) == 2
+    assert not any(map(has_child, left))
 
 
 def has_child(number: int) -> bool:

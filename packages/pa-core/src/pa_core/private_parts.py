@@ -57,7 +57,7 @@ class PrivateParts:
         self._settings.clear()
 
     def check(self, owner: object) -> None:
-        """Refuse to go on without the parts.
+        """Refuse to continue without the parts.
 
         Args:
             owner: The trainer.
