@@ -161,6 +161,18 @@ DISTRIBUTIONS = (
     ),
     Distribution("pa-compat", "pytorch_accelerated", extras=("examples",), test_requirements=("pandas",)),
 )
+ON_TORCH_ALONE = (
+    "pa_core/data",
+    "pa_core/storage",
+    "pa_core/test_beginners_mistakes.py",
+    "pa_finetuning/test_gradual_unfreezing.py",
+    "pa_finetuning/test_layer_groups.py",
+    "pa_finetuning/test_model_freezer.py",
+    "pa_finetuning/test_parameter_groups.py",
+    "pa_schedulers/test_cosine_scheduler.py",
+    "pa_schedulers/test_scheduler_base.py",
+    "pa_schedulers/test_wsd_scheduler.py",
+)
 CELLS = (
     Cell("one_process"),
     Cell("two_ranks", ranks=2),
@@ -277,8 +289,8 @@ def floors(session: nox.Session) -> None:
 
     torch stays at the version of tests/constraints.txt, because builds of its floor are not at hand
     everywhere; where one is, write its version there and run this session. Left out is what stands on torch alone, so
-    that none of the packages that are oldest here has a part in it: data loading, storage, and one long test of how
-    failing processes end.
+    that none of the packages that are oldest here has a part in it: data loading, storage, layer groups, the formulas
+    of schedules, messages about mistakes, and one long test of how failing processes end.
     """
     required = map(split_requirement, {line for one in DISTRIBUTIONS for line in one.requirements()})
     fixed = {"torch", *(one.name for one in DISTRIBUTIONS)}
@@ -289,8 +301,7 @@ def floors(session: nox.Session) -> None:
     pytest = [
         "pytest",
         *(one.tests() for one in DISTRIBUTIONS),
-        "--ignore=tests/pa_core/data",
-        "--ignore=tests/pa_core/storage",
+        *(f"--ignore=tests/{name}" for name in ON_TORCH_ALONE),
         "--deselect=tests/pa_core/distributed/test_fail_fast.py::test_a_rank_that_fails_ends_at_once_wherever_it_fails",
         f"--cell={CELLS[0].name}",
         f"--versions={','.join(oldest)}",

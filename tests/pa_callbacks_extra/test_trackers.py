@@ -196,6 +196,7 @@ class SlowEvaluation(TrainerCallback):
 
 def test_evaluations_do_not_slow_the_training_down(tmp_path: Path) -> None:
     """The speed is that of the training alone, and a metric that is recorded behind the tracker's back is sent too."""
+    make_trainer().train(DATASET, num_epochs=1)  # the first step of a process imports, and is no measure
     trainer = make_trainer(tracker(tmp_path), StepBasedEvaluationCallback(1), SlowEvaluation())
     trainer.train(make_regression(10), num_epochs=1, eval_dataset=make_regression(2), per_device_batch_size=5)
     curves = read_curves(tmp_path / "run")
