@@ -364,6 +364,13 @@ def crashes(session: nox.Session) -> None:
 
 
 @nox.session
+def damage(session: nox.Session) -> None:
+    """Damage each file of states and checkpoints in hundreds of ways; none is loaded, and none in part."""
+    pytest = ["pytest", "tests/pa_core/damage", "--whole-proof", *session.posargs]
+    everything(session).run("python", "-m", *pytest, env=CPU)
+
+
+@nox.session
 def store_kills(session: nox.Session) -> None:
     """Kill 500 processes that save training states; after each, no completed save is lost."""
     script = "tests/pa_core/storage/kills_during_saving.py"

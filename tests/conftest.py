@@ -36,6 +36,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--cell", choices=sorted(cells.CELLS), help="the cell of the matrix that must run")
     parser.addoption("--installed", help="those of our distributions that must be installed, no others: A,B")
     parser.addoption("--versions", help="versions of others that must be installed: A==1.0,B==2.0")
+    parser.addoption("--whole-proof", action="store_true", help="run what is marked whole_proof too, for some minutes")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -43,6 +44,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
     A shell that starts a command in the background has Ctrl-C ignored.
     """
+    config.addinivalue_line("markers", "whole_proof: runs with --whole-proof only")
     signal.signal(signal.SIGINT, signal.default_int_handler)
     resources = contextlib.ExitStack()
     resources.enter_context(launching.fork_server())
@@ -64,8 +66,12 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep the tests made for this cell; a test that names none runs on one_process only."""
+    """Keep the tests made for this cell; a test that names none runs on one_process only.
+
+    Those that belong to a whole proof are left out, unless it was asked for.
+    """
     cell: str = config.getoption("--cell") or "one_process"
+    whole_proof: bool = config.getoption("--whole-proof")
     kept: list[pytest.Item] = []
     left_out: list[pytest.Item] = []
     for item in items:
@@ -74,7 +80,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if unknown := set(wanted) - set(cells.CELLS):
             message = f"{item.nodeid}: runs_on takes {sorted(cells.CELLS)}, got {sorted(unknown)}"
             raise pytest.UsageError(message)
-        (kept if cell in wanted else left_out).append(item)
+        is_due = whole_proof or not item.get_closest_marker("whole_proof")
+        (kept if cell in wanted and is_due else left_out).append(item)
     config.hook.pytest_deselected(items=left_out)
     items[:] = kept
 

@@ -1,4 +1,4 @@
-"""What the crash tests share: the process that starts the script, the count of what has hit it, and the long proof."""
+"""What the crash tests share: the process that starts the script, and the count of what has hit it."""
 
 from __future__ import annotations
 
@@ -15,24 +15,9 @@ from tests.crashes.own_loops import LOOPS
 TALLY = pytest.StashKey[Tally]()
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option that asks for all of the proof."""
-    parser.addoption("--whole-proof", action="store_true", help="run all crash tests: hundreds of kills, some minutes")
-
-
 def pytest_configure(config: pytest.Config) -> None:
-    """Make the marker known, and begin to count."""
-    config.addinivalue_line("markers", "whole_proof: runs with --whole-proof only")
+    """Begin to count."""
     config.stash[TALLY] = Tally()
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what belongs to the whole proof, unless it was asked for."""
-    if config.getoption("--whole-proof", default=False):
-        return
-    left_out = [item for item in items if item.get_closest_marker("whole_proof")]
-    config.hook.pytest_deselected(items=left_out)
-    items[:] = [item for item in items if item not in left_out]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
