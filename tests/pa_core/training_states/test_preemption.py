@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from typing_extensions import override
@@ -23,6 +23,9 @@ from pa_core import (
 from pa_core.storage import StateFolder
 from pa_core.testing import RecordingCallback
 from tests.pa_core.training_states.small_runs import make_trainer, train
+
+if TYPE_CHECKING:
+    from types import FrameType
 
 
 def preemptible(folder: Path, **options: Any) -> SaveTrainingStateCallback:
@@ -90,12 +93,18 @@ def test_an_evaluation_is_left_between_two_of_its_batches(tmp_path: Path) -> Non
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_each_signal_that_was_named_is_heeded_and_given_back(tmp_path: Path, number: signal.Signals) -> None:
     """After the run the script's own handlers are there again, however the run ended."""
-    before = signal.getsignal(number)
-    with pytest.raises(TrainingPreempted):
-        train(make_trainer(preemptible(tmp_path), SignalAt("on_train_step_end", 3, number)))
-    assert signal.getsignal(number) is before
-    train(make_trainer(preemptible(tmp_path)), resume_from=tmp_path)
-    assert signal.getsignal(number) is before
+
+    def handle(_number: int, _frame: FrameType | None) -> None: ...
+
+    before = signal.signal(number, handle)
+    try:
+        with pytest.raises(TrainingPreempted):
+            train(make_trainer(preemptible(tmp_path), SignalAt("on_train_step_end", 3, number)))
+        assert signal.getsignal(number) is handle
+        train(make_trainer(preemptible(tmp_path)), resume_from=tmp_path)
+        assert signal.getsignal(number) is handle
+    finally:
+        signal.signal(number, before)
 
 
 def test_signals_are_the_scripts_own_unless_they_were_named(tmp_path: Path) -> None:

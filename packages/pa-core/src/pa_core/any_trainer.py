@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, cast
@@ -121,6 +121,7 @@ class AnyTrainer(ABC):
     _safe_points: SafePoints
     _added: AddedModules
     _running: Literal["train", "evaluate"] | None
+    _run_contexts: ExitStack
     _private_parts: PrivateParts
 
     @property
@@ -270,6 +271,39 @@ class AnyTrainer(ABC):
             torch.float32
         """
         return self._accelerator.autocast()
+
+    # The course of a run
+
+    def enter_run_context(self, context: AbstractContextManager[_R]) -> _R:
+        """Enter a context that is left when the run is over, however it ends.
+
+        It outlasts the last events and everything that the run writes, also in the background. What is entered last is
+        left first, with the exception that ends the run, if one does.
+
+        Args:
+            context: The context.
+
+        Returns:
+            What entering it returns.
+
+        Raises:
+            ConfigurationError: There is no run under way.
+
+        Example:
+            >>> import torch
+            >>> from pa_core import AnyTrainer, TrainerCallback
+            >>> class Profile(TrainerCallback):
+            ...     def on_training_run_start(self, trainer: AnyTrainer, **kwargs: object) -> None:
+            ...         trainer.enter_run_context(torch.profiler.profile())
+        """
+        if self._running is None:
+            raise ConfigurationError(
+                "There is no run whose end could be waited for.",
+                given="enter_run_context(...) outside of a run",
+                expected="a call while a run is under way, such as in on_training_run_start",
+                do="Use a with statement around train().",
+            )
+        return self._run_contexts.enter_context(context)
 
     # The model
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any, Concatenate, Literal, ParamSpec, Self, cast
@@ -114,6 +114,7 @@ class Engine(AnyTrainer):
         self._loaders = Loaders(self._accelerator)
         self._gradient_clip_norm = None
         self._running = None
+        self._run_contexts = ExitStack()
         self._start_bookkeeping()
         self._safe_points = SafePoints(self._parts_of_run())
 
@@ -203,25 +204,26 @@ class Engine(AnyTrainer):
         self._resumption.seed = agree_on_integer(int(torch.randint(2**63 - 1, ()).item()), self.device)
         self.run_history.clock.start()
         self._running = kind
-        try:
-            yield
-        except BaseException as exception:
-            self._safe_points.end(exception, self.device)
-            with fail_fast.ending_process_unless_all_fail(exception):
-                self._close_after(exception)
-            raise
-        finally:
-            self._running = None
-            optimizers = self.named_optimizers().values()
-            if kind == "train":
-                for optimizer in optimizers:
-                    asked_settings.end_run(optimizer)
-            self.run_history.clock.stop()
-            end_workers(self.train_dataloader, self.eval_dataloader)
-            self._release_models()
-            self._added.restore()
-            forget_gradients(self.model, *optimizers)
-            self._private_parts.note(self)
+        with self._run_contexts:
+            try:
+                yield
+            except BaseException as exception:
+                self._safe_points.end(exception, self.device)
+                with fail_fast.ending_process_unless_all_fail(exception):
+                    self._close_after(exception)
+                raise
+            finally:
+                self._running = None
+                optimizers = self.named_optimizers().values()
+                if kind == "train":
+                    for optimizer in optimizers:
+                        asked_settings.end_run(optimizer)
+                self.run_history.clock.stop()
+                end_workers(self.train_dataloader, self.eval_dataloader)
+                self._release_models()
+                self._added.restore()
+                forget_gradients(self.model, *optimizers)
+                self._private_parts.note(self)
         self.callback_handler.warn_of_unfired_events()
 
     def _close_after(self, exception: BaseException) -> None:

@@ -42,8 +42,8 @@ class SaveTrainingStateCallback(TrainerCallback):
             the training continues. An error in writing is raised with the next state, or when the run ends.
         stop_on_signals: Signals or their names, such as ``("SIGTERM", "SIGUSR1")``, that announce the end of the
             machine's time: a state is saved after the update that is under way, or in the middle of an evaluation,
-            and ``train()`` raises ``TrainingPreempted``, which ends a script with the status 75. The default leaves
-            all signals to the script.
+            and ``train()`` raises ``TrainingPreempted``, which ends a script with the status 75. Signals that follow
+            wait until the process has ended. The default leaves all signals to the script.
 
     Raises:
         ConfigurationError: An interval is not positive, or a signal is unknown.
@@ -105,7 +105,7 @@ class SaveTrainingStateCallback(TrainerCallback):
         self.max_checkpoints = max_checkpoints
         self.asynchronous = asynchronous
         self._signals = tuple(stop_on_signals)
-        self._watch = SignalWatch(self._signals, lambda: None)
+        SignalWatch(self._signals, lambda: None)  # refuses what is no signal
         self._last_sequence = 0
         self._last_save = 0.0
         self._has_asked: bool = False
@@ -120,8 +120,7 @@ class SaveTrainingStateCallback(TrainerCallback):
         trainer.check_training_state()
         self._last_save = time.monotonic()
         self._has_asked = self._is_lost = False
-        self._watch = SignalWatch(self._signals, trainer.request_preemption)
-        self._watch.start()
+        trainer.enter_run_context(SignalWatch(self._signals, trainer.request_preemption))
         trainer.preemptible = bool(self._signals)
         if trainer.resume_from is not None and not trainer.was_complete:
             self._say_what_a_kill_would_lose(trainer)
@@ -160,14 +159,8 @@ class SaveTrainingStateCallback(TrainerCallback):
     @override
     def on_training_run_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         """Save the state of the complete run; one that ended by a loss that is not finite is not complete."""
-        self._watch.stop()
         if self.save_at_end and not (trainer.was_complete or self._is_lost):
             self._save(trainer, "final")
-
-    @override
-    def on_exception(self, trainer: AnyTrainer, exception: BaseException, **kwargs: Any) -> None:
-        """Leave signals to the script again."""
-        self._watch.stop()
 
     def _say_what_a_kill_would_lose(self, trainer: AnyTrainer) -> None:
         periods = (self.save_every_n_epochs, self.save_every_n_steps, self.save_every_n_seconds)

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import atexit
 import signal
+import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterable
-from types import FrameType
-from typing import Any
+from types import FrameType, TracebackType
+from typing import Any, Self
 
-from pa_core.errors import ConfigurationError
+from pa_core.errors import ConfigurationError, TrainingPreempted
 
 __all__ = ["SignalWatch"]
 
 
 class SignalWatch:
-    """Calls a function when one of some signals arrives, instead of what Python does with it.
+    """For the time of a run, calls a function when one of some signals arrives, instead of what Python does with it.
 
     The function is called between two instructions of the main thread, wherever that is: it should do no more than
     set a flag. Processes that are forked while the watch is on, such as the workers of a loader, no longer die of the
     signal either, which is right when it is sent to all of them: the main process ends them.
+
+    Where no signal came, signals do again what they did before as soon as the watch ends. Otherwise the process is
+    about to end by a status of its own, and no further signal may end it before: they change nothing until it has
+    ended. A script that catches ``TrainingPreempted`` and continues gets its signals back once it lets go of the
+    exception. A signal that came too late for its run counts for the next one that watches for it.
 
     Args:
         signals: Signals or their names, such as ``"SIGTERM"``.
@@ -29,19 +37,23 @@ class SignalWatch:
 
     Example:
         >>> import os, signal
-        >>> watch = SignalWatch(["SIGTERM"], lambda: print("saving and leaving"))
-        >>> watch.start()
-        >>> os.kill(os.getpid(), signal.SIGTERM)
-        saving and leaving
-        >>> watch.stop()
+        >>> with SignalWatch(["SIGUSR1"], lambda: print("saving and leaving")):
+        ...     os.kill(os.getpid(), signal.SIGUSR1)
+        ...     raise TrainingPreempted
+        Traceback (most recent call last):
+        ...
+        pa_core.errors.TrainingPreempted: 75
     """
 
     def __init__(self, signals: Iterable[str | int], on_signal: Callable[[], object]) -> None:
         self._signals = [_signal(one) for one in signals]
-        self._on_signal = on_signal
+        self._listeners = [on_signal]
         self._before: dict[signal.Signals, Any] = {}
+        self._has_come = False
+        self._has_ended = False
+        self._preemption: weakref.ref[BaseException] | None = None
 
-    def start(self) -> None:
+    def __enter__(self) -> Self:
         """Begin to watch.
 
         Raises:
@@ -55,16 +67,62 @@ class SignalWatch:
                 do="Train in the main thread, or leave stop_on_signals out.",
             )
         for one in self._signals:
-            self._before.setdefault(one, signal.signal(one, self._handle))
+            self._watch(one)
+        if self._has_come:
+            self._tell()
+        return self
 
-    def stop(self) -> None:
-        """Have signals do again what they did before."""
+    def __exit__(
+        self, kind: type[BaseException] | None, exception: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Stop watching, now or, if a signal has come, when the process has ended."""
+        self._has_ended = True
+        self._listeners.clear()
+        if isinstance(exception, TrainingPreempted):
+            self._has_come = False  # it has been acted on
+            self._preemption = weakref.ref(exception, self._on_preemption_gone)
+        elif not self._has_come:
+            self._give_back()
+            return
+        # Python stops calling handlers before it has ended, and lets signals end the process from then on.
+        atexit.register(self._ignore)
+
+    def _watch(self, one: signal.Signals) -> None:
+        handler = signal.getsignal(one)
+        other = getattr(handler, "__self__", None)
+        if not isinstance(other, SignalWatch):
+            self._before[one] = handler
+        elif other._has_ended:  # it waits for the end of the process, which goes on instead
+            self._before[one] = other._before.pop(one)
+            self._has_come |= other._has_come
+        else:  # of another callback
+            other._listeners.extend(self._listeners)
+            return
+        signal.signal(one, self._handle)
+
+    def _handle(self, _number: int, _frame: FrameType | None) -> None:
+        self._has_come = True
+        self._tell()
+
+    def _tell(self) -> None:
+        for listener in self._listeners:
+            listener()
+
+    def _on_preemption_gone(self, _reference: object) -> None:
+        """The script has handled the exception; or, if none of its functions is being called, has ended by it."""
+        is_in_script = sys._getframe().f_back is not None  # pyright: ignore[reportPrivateUsage]  # documented
+        if is_in_script and threading.current_thread() is threading.main_thread():
+            self._give_back()
+
+    def _give_back(self) -> None:
+        atexit.unregister(self._ignore)
         for one, handler in self._before.items():
             signal.signal(one, signal.SIG_DFL if handler is None else handler)
         self._before.clear()
 
-    def _handle(self, _number: int, _frame: FrameType | None) -> None:
-        self._on_signal()
+    def _ignore(self) -> None:
+        for one in self._before:
+            signal.signal(one, signal.SIG_IGN)
 
 
 def _signal(given: str | int) -> signal.Signals:

@@ -161,7 +161,8 @@ class SafePoints:
             call: Calls the listeners of an event, which may stop the run.
 
         Raises:
-            TrainingPreempted: Some process asked for it; the states that callbacks asked for are saved.
+            TrainingPreempted: Some process asked for it before the run was complete; the states that callbacks asked
+                for are saved.
             CheckpointError: A state could not be written.
             OSError: As above.
         """
@@ -174,7 +175,8 @@ class SafePoints:
             preempt.agree(preempt.is_asked)
         if save.take():
             call(TrainerCallback.on_training_state_request, update=self._run.progress.updates)
-        is_preempted = preempt.take()
+        # A run that is complete must not be started again: the process ends as if it had not been asked to leave.
+        is_preempted = preempt.take() and phase is not Phase.COMPLETE
         if is_preempted:
             call(TrainerCallback.on_preemption)
         if self._writer.has_requests:
