@@ -250,6 +250,34 @@ def test_another_format_is_refused(tmp_path: Path) -> None:
         read_state(tmp_path / "state")
 
 
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({"version": "1"}, "version is '1'"),
+        ({"summary": {}}, "summary.run is missing"),
+        ({"summary": _summary() | {"sequence": "first"}}, "summary.sequence is 'first'"),
+        ({"summary": _summary() | {"sequence": -1}}, "summary.sequence is -1"),
+        ({"summary": _summary() | {"note": [1, 2]}}, "summary.note is a list of 2 entries"),
+        ({"files": []}, "files is a list of 0 entries"),
+        ({"files": {"state.json": {"bytes": 10}}}, "files.state.json.sha256 is missing"),
+        ({"files": {"state.json": {"bytes": 1.5, "sha256": "1" * 64}}}, "files.state.json.bytes is 1.5"),
+    ],
+)
+def test_a_manifest_that_is_written_wrong_is_refused_by_the_path(
+    tmp_path: Path, changes: dict[str, Any], found: str
+) -> None:
+    """Also where its digest is right, and also for a folder's listing, which names the state and goes on."""
+    _write(tmp_path / "state")
+    path = tmp_path / "state" / "manifest.json"
+    path.write_bytes(_with_digest(json.loads(path.read_bytes()) | changes))
+
+    with pytest.raises(CheckpointError, match="damaged") as caught:
+        read_state(tmp_path / "state")
+    assert caught.value.given == f"{path}: {found}"
+    (record,) = StateFolder(tmp_path).records()
+    assert found in str(record.problem)
+
+
 def test_documents_of_another_kind_are_refused(tmp_path: Path) -> None:
     """A list in place of the documents, with a manifest that fits, is refused like any other damage."""
     _write(tmp_path / "state")
@@ -314,6 +342,13 @@ _WRONG_HEADERS: list[dict[str, Any]] = [
     {"model/weight": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}},
     {"model/weight": {"dtype": "F32", "shape": [-1, -1], "data_offsets": [0, 4]}},
     {"model/weight": {"dtype": "F32", "shape": [10**18], "data_offsets": [0, 4 * 10**18]}},
+    {"model/weight": {"dtype": "F32", "shape": [0, 2**62, 2**62], "data_offsets": [0, 0]}},
+    {"model/weight": {"dtype": "F32", "shape": [1] * 65, "data_offsets": [0, 4]}},
+    {"model/weight": {"dtype": "F32", "shape": [1.0], "data_offsets": [0, 4]}},
+    {"model/weight": {"dtype": "F32", "shape": [True], "data_offsets": [0, 4]}},
+    {"model/weight": {"dtype": "F32", "shape": ["1"], "data_offsets": [0, 4]}},
+    {"model/weight": {"dtype": "F32", "shape": 1, "data_offsets": [0, 4]}},
+    {"model/weight": {"dtype": ["F32"], "shape": [1], "data_offsets": [0, 4]}},
     {"model/weight": {"dtype": "F33", "shape": [1], "data_offsets": [0, 4]}},
     {"model/weight": {"dtype": "F32", "data_offsets": [0, 4]}},
     {"model/weight": []},

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from pa_core.errors import CheckpointError
-from pa_core.storage.tensor_memory import is_storable, memory_of, recorded_strides, with_strides
+from pa_core.storage.tensor_memory import is_storable, memory_of, recorded_strides, size_of_gaps, with_strides
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
@@ -37,6 +37,7 @@ JsonValue: TypeAlias = Union[JsonScalar, "list[JsonValue]", "dict[str, JsonValue
 
 MAX_DEPTH = 100
 """Of nested containers: JSON and pickle go down recursively, and Python's stack ends somewhere below a thousand."""
+_DEEPEST = 3 * MAX_DEPTH  # a pair of a dictionary is in a list of its own, and that in another one
 _EXACT_IN_ANY_JSON = 2**53  # up to here, tools whose numbers are doubles read integers as they are
 
 
@@ -285,13 +286,16 @@ def advice_for(kind: type) -> str:
     return "Store what it can be made of again: its state_dict(), its arguments or its name."
 
 
-def decode(document: JsonValue, tensors: Mapping[str, Tensor]) -> Any:
+def decode(document: JsonValue, tensors: Mapping[str, Tensor], *, where: str = "document") -> Any:
     """Rebuild what ``encode`` took apart.
+
+    What is built takes memory in proportion to the document and the tensors, whatever the document says.
 
     Args:
         document: ``Encoded.document``.
         tensors: The tensors of the document by name; they become part of what is returned, uncopied except where
             the original had other strides.
+        where: What the caller calls it: the first part of the path in a message.
 
     Raises:
         CheckpointError: The document is not one that ``encode`` makes, or mentions a tensor that is not there.
@@ -300,42 +304,86 @@ def decode(document: JsonValue, tensors: Mapping[str, Tensor]) -> Any:
         >>> decode({"$tuple": [3, {"$tensor": "model/weight"}]}, {"model/weight": torch.ones(2)})
         (3, tensor([1., 1.]))
     """
+    decoder = _Decoder(tensors)
     try:
-        return _Decoder(tensors).decode(document)
+        return decoder.decode(document)
     except Exception as error:  # what a wrong document does is not limited to some kinds of errors
+        reason = f"no {error}" if isinstance(error, KeyError) else str(error)
         raise CheckpointError(
             "The document of a training state cannot be read.",
-            given=f"one whose decoding raised {type(error).__name__}: {error}",
+            given=f"{'.'.join((where, *decoder.path))}, which raised {type(error).__name__}: {reason}",
             expected="a document in the format of this version",
             do="Use another state, or the version of pa-core that wrote this one.",
         ) from error
 
 
+_ROOM_FOR_GAPS = 1 << 20
+"""Bytes of memory between elements that a document may ask for, beside four times those of its tensors."""
+
+_WITHOUT_PARTS = frozenset({bool, int, float, str, type(None)})
+
+
 class _Decoder:
-    """One walk through a document."""
+    """One walk through a document.
+
+    Attributes:
+        path: The names that lead to what is being read; after an error, to what is wrong.
+    """
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self.path: list[str] = []
         self._tensors = tensors
         self._built: dict[str, Tensor] = {}
+        self._room_for_gaps = _ROOM_FOR_GAPS + 4 * sum(tensor.nbytes for tensor in tensors.values())
 
     def decode(self, document: JsonValue) -> Any:
         if isinstance(document, list):
-            return [self.decode(item) for item in document]
+            return self._items(enumerate(document))
         if not isinstance(document, dict):
             return document
         tag = next(iter(document), "")
         if not tag.startswith("$"):
-            return {key: self.decode(item) for key, item in document.items()}
+            return dict(zip(document, self._items(document.items()), strict=True))
+        self._require_entries(tag, document)
         content: Any = document[tag]
         if tag in _FROM_TENSOR:
             return _FROM_TENSOR[tag](self._tensor(content, document))
         if tag in _FROM_ITEMS:
-            value = _FROM_ITEMS[tag]([self.decode(item) for item in content])
-            attributes = cast("dict[str, JsonValue]", document.get("attributes", {}))
-            for name, attribute in attributes.items():
-                setattr(value, name, self.decode(attribute))
+            if not isinstance(content, list):
+                message = f"{tag} with a {type(content).__name__} instead of a list"
+                raise TypeError(message)
+            value = _FROM_ITEMS[tag](self._items(enumerate(cast("list[JsonValue]", content))))
+            self._set_attributes(value, cast("Mapping[str, JsonValue]", document.get("attributes", {})))
             return value
         return _FROM_TEXT[tag](content)
+
+    def _items(self, items: Iterable[tuple[object, JsonValue]]) -> list[Any]:
+        values: list[Any] = []
+        for key, item in items:
+            if type(item) in _WITHOUT_PARTS:  # long lists of numbers are common
+                values.append(item)
+                continue
+            if len(self.path) == _DEEPEST:
+                message = f"something nested {_DEEPEST} levels deep"
+                raise ValueError(message)
+            self.path.append(str(key))
+            values.append(self.decode(item))
+            self.path.pop()
+        return values
+
+    @staticmethod
+    def _require_entries(tag: str, document: Mapping[str, JsonValue]) -> None:
+        known = {tag, *_FURTHER_ENTRIES.get(tag, ())}
+        if not document.keys() <= known:
+            message = f"{tag} with {', '.join(sorted(document.keys() - known))}"
+            raise ValueError(message)
+
+    def _set_attributes(self, value: object, attributes: Mapping[str, JsonValue]) -> None:
+        for name, attribute in zip(attributes, self._items(attributes.items()), strict=True):
+            if hasattr(type(value), name):
+                message = f"an attribute with the name of {type(value).__name__}.{name}"
+                raise ValueError(message)
+            setattr(value, name, attribute)
 
     def _tensor(self, name: str, document: Mapping[str, JsonValue]) -> Tensor:
         """The tensor of that name, the same object for each mention."""
@@ -344,9 +392,18 @@ class _Decoder:
             if document.get("complex"):
                 tensor = torch.view_as_complex(tensor)
             if "strides" in document:
-                tensor = with_strides(tensor, tuple(cast("list[int]", document["strides"])))
+                tensor = self._with_strides(tensor, document["strides"])
             self._built[name] = tensor
         return self._built[name]
+
+    def _with_strides(self, tensor: Tensor, strides: JsonValue) -> Tensor:
+        """Give a tensor its strides, or keep the usual ones where the gaps take more memory than there is room for."""
+        wanted = cast("list[int]", strides)
+        gaps = size_of_gaps(tensor, wanted)
+        if gaps > self._room_for_gaps:
+            return tensor
+        self._room_for_gaps -= gaps
+        return with_strides(tensor, tuple(wanted))
 
 
 def _bytes(text: str) -> bytes:
@@ -354,12 +411,20 @@ def _bytes(text: str) -> bytes:
 
 
 def _dtype(name: str) -> torch.dtype:
-    dtype: object = getattr(torch, name)
+    dtype: object = vars(torch)[name]  # getattr would import modules that have the name
     if not isinstance(dtype, torch.dtype):
         message = f"torch.{name} is not a dtype"
         raise TypeError(message)
     return dtype
 
+
+_FURTHER_ENTRIES = {
+    "$tensor": ("complex", "strides"),
+    "$ndarray": ("complex", "strides"),
+    "$ordered_dict": ("attributes",),
+    "$counter": ("attributes",),
+}
+"""By the tag of an object, what else it may have."""
 
 _FROM_TENSOR: dict[str, Callable[[Tensor], Any]] = {
     "$tensor": lambda tensor: tensor,

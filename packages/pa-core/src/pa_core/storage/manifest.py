@@ -5,20 +5,21 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
 
 from pa_core.errors import CheckpointError
 from pa_core.storage.encoding import JsonScalar
+from pa_core.storage.entries import Entry, damage
 
 __all__ = [
     "MANIFEST",
     "FileEntry",
     "Manifest",
     "check_summary",
-    "damage",
     "has_manifest",
     "manifest_text",
     "read_manifest",
@@ -28,6 +29,7 @@ MANIFEST = "manifest.json"
 _FORMAT = "pa-core training state"
 _VERSION = 1
 _ZEROS = b"0" * 64
+_DIGEST = re.compile("[0-9a-f]{64}")
 
 _REQUIRED = {"run": str, "sequence": int, "update": int, "epoch": int, "complete": bool}
 
@@ -47,10 +49,13 @@ class Manifest:
     Attributes:
         summary: What the writer said about the state.
         files: The other files by name.
+        digest: The SHA-256 digest by which the manifest is verified. It is that of the state: it depends on the digests
+            of all files.
     """
 
     summary: dict[str, JsonScalar]
     files: dict[str, FileEntry]
+    digest: str
 
 
 def check_summary(summary: Mapping[str, JsonScalar]) -> None:
@@ -95,24 +100,51 @@ def read_manifest(directory: Path) -> Manifest:
     """Read and verify the manifest of a state.
 
     Raises:
-        CheckpointError: There is none, a byte of it is not as it was written, or it is of a newer version.
+        CheckpointError: There is none, a byte of it is not as it was written, it does not have what a manifest has, or
+            it is of a newer version.
     """
     path = directory / MANIFEST
     try:
         text = path.read_bytes()
-        content = cast("dict[str, Any]", json.loads(text))
-        digest = cast("str", content["manifest_sha256"]).encode()
+        content = Entry(path, "", json.loads(text))
     except FileNotFoundError:
         raise damage(path, "nothing") from None
-    except Exception as error:  # what wrong JSON does is not limited to some kinds of errors
+    except (OSError, ValueError, RecursionError) as error:
         raise damage(path, f"text: reading it raised {type(error).__name__}: {error}") from error
-    if len(digest) != len(_ZEROS) or text.count(digest) != 1 or _sha256(text.replace(digest, _ZEROS)) != digest:
-        raise damage(path, f"a file for which its digest {digest.decode()} is wrong")
-    if content.get("format") != _FORMAT:
-        raise damage(path, f"the format {content.get('format')!r}", f"the format {_FORMAT!r}")
-    if content["version"] > _VERSION:
-        raise _newer_version(directory, content["version"])
-    return Manifest(content["summary"], {name: FileEntry(**entry) for name, entry in content["files"].items()})
+    digest = content.at("manifest_sha256").text()
+    written = digest.encode(errors="replace")
+    if not _DIGEST.fullmatch(digest) or text.count(written) != 1 or _sha256(text.replace(written, _ZEROS)) != written:
+        raise damage(path, f"a file for which its digest {digest[: len(_ZEROS)]} is wrong")
+    name = content.at("format").text()
+    if name != _FORMAT:
+        raise damage(path, f"the format {reprlib.repr(name)}", f"the format {_FORMAT!r}")
+    version = content.at("version").count(least=1)
+    if version > _VERSION:
+        raise _newer_version(directory, version)
+    return Manifest(_summary(content.at("summary")), content.at("files").each(_file_entry), digest)
+
+
+def _summary(content: Entry) -> dict[str, JsonScalar]:
+    for name, kind in _REQUIRED.items():
+        entry = content.at(name)
+        if kind is int:
+            entry.count()
+        else:
+            entry.one_of(kind)
+    return content.each(_scalar)
+
+
+def _scalar(entry: Entry) -> JsonScalar:
+    if type(entry.value) is float:
+        return entry.number()
+    return entry.one_of(bool, int, str, type(None))
+
+
+def _file_entry(entry: Entry) -> FileEntry:
+    digest = entry.at("sha256")
+    if not _DIGEST.fullmatch(digest.text()):
+        raise digest.wrong("a SHA-256 digest in hexadecimal")
+    return FileEntry(entry.at("bytes").count(), digest.text())
 
 
 def _newer_version(directory: Path, version: object) -> CheckpointError:
@@ -130,16 +162,6 @@ def has_manifest(directory: Path) -> bool:
         return _FORMAT.encode() in (directory / MANIFEST).read_bytes()
     except OSError:
         return False
-
-
-def damage(path: Path, found: str, expected: str = "what was written") -> CheckpointError:
-    """The error for a file that is not as the manifest, or the format, says."""
-    return CheckpointError(
-        "The training state is damaged.",
-        given=f"{path}: {found}",
-        expected=expected,
-        do="Use another state, such as the one before it.",
-    )
 
 
 def _sha256(content: bytes) -> bytes:

@@ -18,12 +18,12 @@ from typing_extensions import TypeVar
 from pa_core.errors import CheckpointError
 from pa_core.storage.digested_file import DigestingReader, DigestingWriter
 from pa_core.storage.encoding import Encoded, JsonScalar, JsonValue, decode, encode
+from pa_core.storage.entries import damage
 from pa_core.storage.manifest import (
     MANIFEST,
     FileEntry,
     Manifest,
     check_summary,
-    damage,
     has_manifest,
     manifest_text,
     read_manifest,
@@ -48,6 +48,7 @@ class State:
         summary: What the writer said about the state: ``run``, ``sequence``, ``update``, ``epoch`` and
             ``complete`` at least.
         parts: The values by their names; tensors are on the CPU, writable, and independent of the files.
+        digest: The SHA-256 digest of the manifest, which is another one where anything in the state is.
 
     Example:
         >>> import tempfile, torch
@@ -66,6 +67,7 @@ class State:
     path: Path
     summary: dict[str, JsonScalar]
     parts: dict[str, Any]
+    digest: str
 
 
 def write_state(
@@ -168,8 +170,12 @@ def _read_folder(path: Path, folder: Path, *, verify: bool) -> State:
     parts: dict[str, Any] = {}
     for name, document in documents.items():
         file_name = name + _TENSORS
-        parts[name] = decode(document, read(file_name, read_tensors) if file_name in manifest.files else {})
-    return State(path, manifest.summary, parts)
+        tensors = read(file_name, read_tensors) if file_name in manifest.files else {}
+        try:
+            parts[name] = decode(document, tensors, where=name)
+        except CheckpointError as error:
+            raise damage(folder / DOCUMENTS, error.given, error.expected) from error
+    return State(path, manifest.summary, parts, manifest.digest)
 
 
 def _read_documents(file: DigestingReader, size: int) -> dict[str, JsonValue]:

@@ -41,6 +41,7 @@ DTYPE_NAMES = {
 _DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 
 _METADATA = "__metadata__"
+_MOST_DIMENSIONS, _MOST_ELEMENTS = 64, 2**60  # of what torch can address; a tensor without elements has any shape
 _ALIGNMENT = 8  # bytes: the data begin at a multiple of the largest element
 
 
@@ -136,8 +137,10 @@ def _parse_entry(name: str, fields: dict[str, Any]) -> _Entry:
     dtype = _DTYPES[fields["dtype"]]
     shape: list[int] = fields["shape"]
     begin, end = cast("list[int]", fields["data_offsets"])
-    if min(shape, default=0) < 0 or end - begin != math.prod(shape) * dtype.itemsize:
-        message = f"the tensor {name} of shape {shape} and dtype {fields['dtype']} in {end - begin} bytes"
+    are_counts = all(type(number) is int and number >= 0 for number in (*shape, begin, end))
+    fits = are_counts and len(shape) <= _MOST_DIMENSIONS and math.prod(filter(None, shape)) <= _MOST_ELEMENTS
+    if not fits or end - begin != math.prod(shape) * dtype.itemsize:
+        message = f"the tensor {name} of shape {shape} and dtype {fields['dtype']} from byte {begin} to {end}"
         raise MalformedFileError(message)
     return _Entry(name, dtype, shape, begin, end - begin)
 

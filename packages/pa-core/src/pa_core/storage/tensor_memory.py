@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+import reprlib
+from collections.abc import Hashable, Sequence
 
 import torch
 from torch import Tensor
 
 from pa_core.storage.tensor_file import DTYPE_NAMES
 
-__all__ = ["is_storable", "memory_of", "recorded_strides", "with_strides"]
+__all__ = ["is_storable", "memory_of", "recorded_strides", "size_of_gaps", "with_strides"]
 
 _COMPLEX = frozenset({torch.complex64, torch.complex128})
 
@@ -38,14 +39,33 @@ def memory_of(tensor: Tensor) -> Hashable:
 def recorded_strides(tensor: Tensor) -> tuple[int, ...] | None:
     """Return the strides where they are not the usual ones; None too where elements overlap in memory."""
     strides = tensor.stride()
-    if strides == torch.empty(tensor.shape, device="meta").stride():
+    if strides == torch.empty(tensor.shape, device="meta").stride() or _reach(tensor.shape, strides) is None:
         return None
+    return strides
+
+
+def size_of_gaps(tensor: Tensor, strides: Sequence[int]) -> int:
+    """Return how many bytes would lie between the elements of a tensor if it had these strides.
+
+    Raises:
+        ValueError: No tensor of its shape has them, or its elements would overlap.
+    """
+    are_strides = len(strides) == tensor.dim() and all(type(stride) is int and stride >= 0 for stride in strides)
+    reach = _reach(tensor.shape, strides) if are_strides else None
+    if reach is None:
+        message = f"the strides {reprlib.repr(strides)} for a tensor of shape {tuple(tensor.shape)}"
+        raise ValueError(message)
+    return max(0, reach + 1 - tensor.numel()) * tensor.element_size()
+
+
+def _reach(shape: Sequence[int], strides: Sequence[int]) -> int | None:
+    """How many elements after the first one the last one lies; None where elements overlap."""
     reach = 0
-    for stride, size in sorted(zip(strides, tensor.shape, strict=True)):
+    for stride, size in sorted(zip(strides, shape, strict=True)):
         if size > 1 and stride <= reach:
             return None
         reach += stride * max(size - 1, 0)
-    return strides
+    return reach
 
 
 def with_strides(tensor: Tensor, strides: tuple[int, ...]) -> Tensor:
