@@ -12,7 +12,7 @@ import pytest
 from typing_extensions import override
 
 from pa_core import AnyTrainer, CheckpointError, SaveTrainingStateCallback, TrainerCallback, distributed
-from pa_core.storage import StateFolder
+from pa_core.storage import StateFolder, read_state
 from tests.pa_core.training_states.small_runs import InterruptAt, Interrupted, make_trainer, train
 
 
@@ -99,6 +99,47 @@ def test_only_the_newest_states_of_a_run_are_kept(tmp_path: Path) -> None:
         make_trainer(SaveTrainingStateCallback(tmp_path, save_every_n_steps=5, max_checkpoints=2)), resume_from=tmp_path
     )
     assert updates_in(tmp_path) == [7, 20, 21]
+
+
+@pytest.mark.filterwarnings("always")
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_what_cannot_be_removed_is_warned_of_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asynchronous: bool
+) -> None:
+    """The run comes to its end, and what can be removed is."""
+    rename, states = Path.rename, tmp_path / "states"
+
+    def fail(path: Path, target: Path) -> Path:
+        if path.name == "step_1" and target.name.startswith(".removed"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", fail)
+    saving = SaveTrainingStateCallback(states, save_every_n_steps=1, max_checkpoints=2, asynchronous=asynchronous)
+    with pytest.warns(
+        UserWarning, match=r"could not be removed.*Permission denied.*step_1.*the run continues"
+    ) as warned:
+        train(make_trainer(saving), num_epochs=1)
+    assert len(warned) == 1
+    assert updates_in(states) == [1, 7, 7]
+
+
+@pytest.mark.parametrize("max_checkpoints", [1, None])
+def test_what_others_have_put_into_the_folder_ends_no_run(tmp_path: Path, max_checkpoints: int | None) -> None:
+    """A state that was moved to another disk and linked, and files with the names of leftovers, stay as they are."""
+    states, disk = tmp_path / "states", tmp_path / "disk"
+    saving = SaveTrainingStateCallback(states, save_every_n_steps=2, max_checkpoints=max_checkpoints)
+    with pytest.raises(Interrupted):
+        train(make_trainer(saving, InterruptAt("on_train_step_end", 4)))
+    (states / "step_4").rename(disk)
+    (states / "step_4").symlink_to(disk)
+    (states / ".staging.0123456789ab.0123").write_text("a note")
+
+    train(make_trainer(saving), num_epochs=1, resume_from=states)
+    assert updates_in(states)[-1] == 7
+    assert read_state(disk).summary["update"] == 4
+    assert (states / "step_4").is_symlink()
+    assert (states / ".staging.0123456789ab.0123").read_text() == "a note"
 
 
 def die_writing(_descriptor: int) -> None:

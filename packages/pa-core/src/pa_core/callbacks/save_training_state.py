@@ -17,6 +17,7 @@ from pa_core.errors import CheckpointError, ConfigurationError, NonFiniteLossErr
 from pa_core.events import TrainerCallback
 from pa_core.run_config import check_count
 from pa_core.storage import StateFolder
+from pa_core.user_warnings import warn_user
 
 __all__ = ["SaveTrainingStateCallback"]
 
@@ -109,6 +110,7 @@ class SaveTrainingStateCallback(TrainerCallback):
         self._last_sequence = 0
         self._last_save = 0.0
         self._has_asked: bool = False
+        self._has_warned: bool = False
         self._is_lost: bool = False
 
     @override
@@ -119,7 +121,7 @@ class SaveTrainingStateCallback(TrainerCallback):
             tempfile.TemporaryFile(dir=self.save_dir).close()
         trainer.check_training_state()
         self._last_save = time.monotonic()
-        self._has_asked = self._is_lost = False
+        self._has_asked = self._has_warned = self._is_lost = False
         trainer.enter_run_context(SignalWatch(self._signals, trainer.request_preemption))
         trainer.preemptible = bool(self._signals)
         if trainer.resume_from is not None and not trainer.was_complete:
@@ -201,9 +203,18 @@ class SaveTrainingStateCallback(TrainerCallback):
                 expected="a folder from which nothing else removes training states while the run saves them",
                 do="Keep other programs from moving the folder, or set max_checkpoints instead of removing states.",
             )
-        folder.remove_leftovers(run)
-        if self.max_checkpoints is not None:
-            folder.apply_retention(self.max_checkpoints, run)
+        try:
+            folder.remove_leftovers(run)
+            if self.max_checkpoints is not None:
+                folder.apply_retention(self.max_checkpoints, run)
+        except CheckpointError as error:
+            self._warn_of_what_stays(error)
+
+    def _warn_of_what_stays(self, error: CheckpointError) -> None:
+        """Say once in a run that something takes room; it is no reason to end the run."""
+        if not self._has_warned:
+            self._has_warned = True
+            warn_user(f"{error.problem.rstrip('.')} ({error.given}); the run continues. {error.do}")
 
 
 def _saves_by_time(callback: object) -> bool:

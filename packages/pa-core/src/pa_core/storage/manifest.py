@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import math
+import os
 import re
 import reprlib
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +33,7 @@ _FORMAT = "pa-core training state"
 _VERSION = 1
 _ZEROS = b"0" * 64
 _DIGEST = re.compile("[0-9a-f]{64}")
+_ENOUGH_TO_RECOGNIZE = 4096
 
 _REQUIRED = {"run": str, "sequence": int, "update": int, "epoch": int, "complete": bool}
 
@@ -105,7 +109,7 @@ def read_manifest(directory: Path) -> Manifest:
     """
     path = directory / MANIFEST
     try:
-        text = path.read_bytes()
+        text = _read_regular_file(path)
         content = Entry(path, "", json.loads(text))
     except FileNotFoundError:
         raise damage(path, "nothing") from None
@@ -159,9 +163,21 @@ def _newer_version(directory: Path, version: object) -> CheckpointError:
 def has_manifest(directory: Path) -> bool:
     """Whether the directory has a pa-core manifest, valid or not."""
     try:
-        return _FORMAT.encode() in (directory / MANIFEST).read_bytes()
+        return _FORMAT.encode() in _read_regular_file(directory / MANIFEST, _ENOUGH_TO_RECOGNIZE)
     except OSError:
         return False
+
+
+def _read_regular_file(path: Path, most_bytes: int = -1) -> bytes:
+    """Read a file; a FIFO, from which a read might never return, is an error."""
+    with open(path, "rb", opener=_open_without_waiting) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        return file.read(most_bytes)
+
+
+def _open_without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def _sha256(content: bytes) -> bytes:

@@ -3,6 +3,7 @@
 All names on the way are hidden ones beside the target: ``.staging.KEY.TOKEN`` while it is written,
 ``.NAME.set_aside`` for the old one while a new one takes its place, ``.removed.KEY.TOKEN`` while it is deleted.
 KEY stands for the run, so that a run cleans up after itself; after others only where their process is gone.
+Whatever else has such a name, a file or a symbolic link, is not ours and is left alone.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ __all__ = [
 
 _ATTEMPTS = 5  # to look in both places: while one is looked at, the directory may move to the other
 _SET_ASIDE = re.compile(r"\.(.+)\.set_aside")
+_HIDDEN = re.compile(r"\.(?P<kind>staging|removed)\.(?P<key>[0-9a-f]{12})\.[0-9a-f]+")
 
 
 @contextlib.contextmanager
@@ -96,7 +98,7 @@ class Found(NamedTuple):
 
 def find(target: Path) -> Found:
     """Find the directory of that name: the renamed old one, as long as its successor is missing."""
-    places = (target, _set_aside(target.resolve()))
+    places = (target, _set_aside(Path(os.path.realpath(target))))  # Path.resolve raises an error for a loop of links
     for place in places * _ATTEMPTS:
         with contextlib.suppress(OSError):
             status = place.stat()
@@ -118,20 +120,28 @@ def shown_path(entry: Path) -> Path | None:
 
 
 def leftovers(folder: Path, run: str) -> list[Path]:
-    """Return what the run, or any process that is gone, has begun to write, and what the run has begun to delete."""
-    staging = [
+    """Return what the run, or any process that is gone, has begun to write, and what any run has begun to delete."""
+    named = [(entry, match) for entry in folder.iterdir() if (match := _HIDDEN.fullmatch(entry.name))]
+    return sorted(
         entry
-        for entry in folder.glob(".staging.*")
-        if entry.name.startswith(f".staging.{_key(run)}.") or _is_abandoned(entry)
-    ]
-    return sorted([*staging, *folder.glob(f".removed.{_key(run)}.*")])
+        for entry, match in named
+        if _is_own_directory(entry)
+        and (match["kind"] == "removed" or match["key"] == _key(run) or _is_abandoned(entry))
+    )
 
 
 def replaced(folder: Path) -> list[Path]:
     """Return old directories that were replaced and not deleted, whoever wrote them."""
     return [
-        entry for entry in sorted(folder.iterdir()) if _SET_ASIDE.fullmatch(entry.name) and shown_path(entry) is None
+        entry
+        for entry in sorted(folder.iterdir())
+        if _SET_ASIDE.fullmatch(entry.name) and shown_path(entry) is None and _is_own_directory(entry)
     ]
+
+
+def _is_own_directory(entry: Path) -> bool:
+    """Whether this is a directory itself, not a link to one that may be anywhere."""
+    return entry.is_dir() and not entry.is_symlink()
 
 
 def _hidden(path: Path, run: str, kind: str) -> Path:

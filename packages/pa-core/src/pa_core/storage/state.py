@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import shutil
+import stat
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -31,10 +32,10 @@ from pa_core.storage.manifest import (
 from pa_core.storage.staging import find, located, publish, staged
 from pa_core.storage.tensor_file import read_tensors, write_tensors
 
-__all__ = ["DOCUMENTS", "State", "check_files", "is_state", "read_state", "write_state"]
+__all__ = ["DOCUMENTS", "TENSORS", "State", "check_files", "is_state", "read_state", "write_state"]
 
 DOCUMENTS = "state.json"
-_TENSORS = ".safetensors"
+TENSORS = ".safetensors"
 
 _ContentT = TypeVar("_ContentT")
 
@@ -90,7 +91,7 @@ def write_state(
     Raises:
         CheckpointError: Something else is at the path, a value cannot be stored, or the disk is full.
     """
-    target = Path(directory).resolve()
+    target = Path(os.path.realpath(directory))
     check_summary(summary)
     _check_names(parts)
     encoded = {name: value if isinstance(value, Encoded) else encode(value, name) for name, value in parts.items()}
@@ -141,12 +142,16 @@ def check_files(folder: Path, manifest: Manifest) -> None:
             managers and network file systems leave behind, do not matter.
     """
     for name, entry in manifest.files.items():
+        if not name or name != Path(name).name or "\0" in name or name == os.pardir:
+            raise damage(folder / MANIFEST, f"a file called {name!r}", "names of files in the folder of the state")
         try:
-            size = (folder / name).stat().st_size
+            found = (folder / name).stat()
         except OSError as error:
             raise damage(folder / name, f"nothing ({error.strerror})", f"a file of {entry.bytes} bytes") from error
-        if size != entry.bytes:
-            raise damage(folder / name, f"{size} bytes", f"{entry.bytes} bytes")
+        if not stat.S_ISREG(found.st_mode):
+            raise damage(folder / name, "not a regular file", f"a file of {entry.bytes} bytes")
+        if found.st_size != entry.bytes:
+            raise damage(folder / name, f"{found.st_size} bytes", f"{entry.bytes} bytes")
     for path in sorted(folder.iterdir()):
         if path.name not in manifest.files and path.name != MANIFEST and not path.name.startswith("."):
             raise damage(path, "something that does not belong to the state", f"{MANIFEST} and what it lists")
@@ -169,7 +174,7 @@ def _read_folder(path: Path, folder: Path, *, verify: bool) -> State:
     documents = read(DOCUMENTS, _read_documents)
     parts: dict[str, Any] = {}
     for name, document in documents.items():
-        file_name = name + _TENSORS
+        file_name = name + TENSORS
         tensors = read(file_name, read_tensors) if file_name in manifest.files else {}
         try:
             parts[name] = decode(document, tensors, where=name)
@@ -206,7 +211,7 @@ def _write_files(folder: Path, parts: Mapping[str, Encoded], summary: Mapping[st
     for name, part in parts.items():
         if part.tensors:
             tensors = part.tensors
-            files[name + _TENSORS] = _write_file(folder / (name + _TENSORS), partial(write_tensors, tensors=tensors))
+            files[name + TENSORS] = _write_file(folder / (name + TENSORS), partial(write_tensors, tensors=tensors))
     files[DOCUMENTS] = _write_file(folder / DOCUMENTS, partial(_write_documents, parts=parts))
     text = manifest_text(summary, files)
     _write_file(folder / MANIFEST, lambda file: file.write(text))

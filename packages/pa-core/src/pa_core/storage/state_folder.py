@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import os
 import re
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -12,7 +14,7 @@ from typing import cast
 from pa_core.errors import CheckpointError, ConfigurationError
 from pa_core.storage.manifest import MANIFEST, read_manifest
 from pa_core.storage.staging import discard, leftovers, located, replaced, shown_path
-from pa_core.storage.state import DOCUMENTS, State, check_files, is_state, read_state
+from pa_core.storage.state import DOCUMENTS, TENSORS, State, check_files, is_state, read_state
 
 __all__ = ["Skipped", "StateFolder", "StateRecord", "is_name_of_state", "newest_valid", "states_to_remove"]
 
@@ -136,46 +138,53 @@ class StateFolder:
         """
         names = itertools.chain([name], (f"{name}_{number}" for number in itertools.count(2)))
         paths = (self.path / one for one in names)
-        return next(path for path in paths if not located(path).exists() or _record(path).run == run)
+        return next(path for path in paths if not os.path.lexists(located(path)) or self._is_state_of(run, path))
 
     def apply_retention(self, max_checkpoints: int, run: str) -> list[StateRecord]:
         """Remove what ``states_to_remove`` chooses and return it; no half-removed state is ever found.
 
+        Symbolic links neither count nor go, whatever they point to.
+
         Raises:
             ConfigurationError: ``max_checkpoints`` is less than 1.
-            CheckpointError: A state cannot be removed.
+            CheckpointError: Some states cannot be removed; the others are.
         """
-        removed = states_to_remove(self.records(), max_checkpoints, run)
-        for record in removed:
-            self._remove(located(record.path), run)
+        records = [record for record in self.records() if not record.path.is_symlink()]
+        removed = states_to_remove(records, max_checkpoints, run)
+        self._remove([located(record.path) for record in removed], run)
         return removed
 
     def remove_leftovers(self, run: str) -> None:
-        """Remove what a killed process of the run left half-written or half-removed, and what others that are gone did.
+        """Remove what the run, or another one whose process is gone, left half-written, and what is half removed.
 
         Call it when the run starts, before its first write; a write of the same run that is under way would fail.
 
         Raises:
-            CheckpointError: Something cannot be removed.
+            CheckpointError: Something cannot be removed; the rest is.
         """
-        if not self.path.is_dir():
-            return
-        for directory in replaced(self.path):
-            if _record(directory).run == run:
-                self._remove(directory, run)
-        for directory in leftovers(self.path, run):
-            self._remove(directory, run)
+        if self.path.is_dir():
+            old = [directory for directory in replaced(self.path) if _record(directory).run == run]
+            self._remove([*old, *leftovers(self.path, run)], run)
 
-    def _remove(self, directory: Path, run: str) -> None:
-        try:
-            discard(directory, run)
-        except OSError as error:
+    def _is_state_of(self, run: str, path: Path) -> bool:
+        return not path.is_symlink() and _record(path).run == run
+
+    def _remove(self, directories: Iterable[Path], run: str) -> None:
+        problems: list[OSError] = []
+        for directory in directories:
+            try:
+                discard(directory, run)
+            except FileNotFoundError:
+                continue  # another process was faster
+            except OSError as error:
+                problems.append(error)
+        if problems:
             raise CheckpointError(
-                "A training state that is no longer needed could not be removed.",
-                given=f"{directory}: {error}",
-                expected="a folder that this process may change",
-                do="Remove it yourself, or change the permissions of the folder.",
-            ) from error
+                "Training states that are no longer needed could not be removed.",
+                given=f"in {self.path}: {'; '.join(map(str, problems))}",
+                expected="a folder whose content this process may change",
+                do="Remove them yourself, or change the permissions of the folder.",
+            ) from problems[0]
 
 
 def newest_valid(path: str | Path) -> tuple[State | None, list[Skipped]]:
@@ -192,19 +201,65 @@ def newest_valid(path: str | Path) -> tuple[State | None, list[Skipped]]:
         CheckpointError: There is a file at the path, or a folder that cannot be read.
     """
     path = Path(path)
-    if _may_be_state(path):
-        candidates = [path]
-    else:
-        candidates = [record.path for record in reversed(StateFolder(path).records())]
-        if not candidates and any((path / name).exists() for name in (MANIFEST, DOCUMENTS)):
-            candidates = [path]  # what is left of one state
-    skipped: list[Skipped] = []
-    for candidate in candidates:
+    for _ in range(_LOOKS):
         try:
-            return read_state(candidate), skipped
+            return _newest_valid_now(path)
+        except _StateIsGoneError:
+            continue
+    return None, []
+
+
+class _StateIsGoneError(Exception):
+    """A state was removed while it was read: its run, which is alive, has saved newer ones."""
+
+
+_LOOKS = 10
+
+
+def _newest_valid_now(path: Path) -> tuple[State | None, list[Skipped]]:
+    """Read the newest state of those that are listed at this moment.
+
+    Raises:
+        _StateIsGoneError: One of them is not there any more.
+    """
+    is_state = _may_be_state(path)
+    records = [] if is_state else StateFolder(path).records()
+    candidates = [record.path for record in reversed(records)]
+    if is_state or (not candidates and any(os.path.lexists(path / name) for name in (MANIFEST, DOCUMENTS))):
+        candidates = [path]  # one state, or what is left of one
+    skipped: list[Skipped] = []
+    for number, candidate in enumerate(candidates):
+        try:
+            state = read_state(candidate)
         except CheckpointError as error:
+            if records and not located(candidate).exists():
+                raise _StateIsGoneError from error
             skipped.append(Skipped(candidate, _reason(error)))
+        else:
+            older = list(reversed(records))[number + 1 :]
+            return state, [*skipped, *_damaged_of_unknown_age(older, records)]
     return None, skipped
+
+
+def _damaged_of_unknown_age(older: Iterable[StateRecord], records: Sequence[StateRecord]) -> list[Skipped]:
+    """Those that only seem to be older than the newest valid state, as their manifests may be those of other states."""
+    places = Counter((record.run, record.sequence) for record in records if not record.path.is_symlink())
+    skipped: list[Skipped] = []
+    for record in older:
+        is_alone = places[record.run, record.sequence] < 2  # noqa: PLR2004  # one state has one place
+        if not record.path.is_symlink() and not (is_alone and _name_confirms_place(record)):
+            try:
+                read_state(record.path)
+            except CheckpointError as error:
+                skipped.append(Skipped(record.path, _reason(error)))
+    return skipped
+
+
+def _name_confirms_place(record: StateRecord) -> bool:
+    """Whether the name of a state says the same as its manifest, or nothing and all files are as large as it says."""
+    named = _NAME_WITH_SEQUENCE.fullmatch(record.path.name) or _NAME.fullmatch(record.path.name)
+    update = None if named is None else named["update"]
+    return record.problem is None if update is None else int(update) == record.update
 
 
 def is_name_of_state(name: str) -> bool:
@@ -224,8 +279,18 @@ def _may_be_state(path: Path) -> bool:
     folder = located(path)
     if not folder.is_dir():
         return False
-    has_own_name = _NAME_WITH_SEQUENCE.fullmatch(path.name) is not None
-    return has_own_name or (_NAME.fullmatch(path.name) is not None and _may_be_remains(folder))
+    if _NAME_WITH_SEQUENCE.fullmatch(path.name) is not None or _has_files_of_state(folder):
+        return True
+    return _NAME.fullmatch(path.name) is not None and _may_be_remains(folder)
+
+
+def _has_files_of_state(folder: Path) -> bool:
+    """Whether it looks like a state whose manifest is damaged or missing, whatever it is called."""
+    try:
+        names = {entry.name for entry in folder.iterdir()}
+    except OSError:  # it may not be looked at
+        return False
+    return DOCUMENTS in names and (MANIFEST in names or any(name.endswith(TENSORS) for name in names))
 
 
 def _may_be_remains(folder: Path) -> bool:
