@@ -41,9 +41,11 @@ def differences_of_weights(model: nn.Module, weights: Mapping[str, Any], source:
     differences = {name: f"missing: {name}" for name in own if name not in weights}
     differences |= {name: f"unexpected: {name}" for name in weights if name not in own}
     for name in (name for name in own if name in weights):
-        saved, present = _shape(weights[name]), _shape(own[name])
-        if saved != present:
-            differences[name] = f"{name}: {saved} in the {source}, {present} in the model"
+        for property_of in (_shape, _kind):
+            saved, present = property_of(weights[name]), property_of(own[name])
+            if saved != present:
+                differences[name] = f"{name}: {saved} in the {source}, {present} in the model"
+                break
     return differences
 
 
@@ -52,6 +54,15 @@ def list_differences(differences: Iterable[str]) -> str:
     listed = list(differences)
     hidden = len(listed) - _SHOWN_DIFFERENCES
     return "; ".join(listed[:_SHOWN_DIFFERENCES]) + (f"; and {hidden} more" if hidden > 0 else "")
+
+
+def _kind(value: object) -> str | None:
+    """What cannot be taken over by a tensor of another kind, whatever the shapes; precision can."""
+    if not isinstance(value, Tensor):
+        return None
+    numbers = "complex numbers" if value.is_complex() else "numbers" if value.is_floating_point() else "whole numbers"
+    place = ", without values" if value.is_meta else ", quantized" if value.is_quantized else ""
+    return f"{numbers} in a tensor of layout {str(value.layout).removeprefix('torch.')}{place}"
 
 
 def _shape(value: object) -> tuple[int, ...] | None:

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from pa_core.errors import CheckpointError
 from pa_core.optimizer_parameters import parameters_of
 from pa_core.state_dicts import missing_methods
+from pa_core.state_misfits import has_own_form
 from pa_core.storage.encoding import Encoded, decode, encode
 from pa_core.training_state.optimizer_state import load_state
 from pa_core.user_warnings import warn_user
@@ -68,7 +69,7 @@ def check_state_of_optimizer(optimizer: Optimizer) -> None:
         CheckpointError: The state cannot be stored, or ``load_state_dict`` does not take it.
     """
     encoded = _encode_optimizer(optimizer, optimizer.state_dict())
-    if not _has_own_form(optimizer):
+    if not has_own_form(optimizer):
         return
     name = type(optimizer).__name__
     try:
@@ -101,13 +102,6 @@ def _encode_optimizer(optimizer: Optimizer, state: object) -> Encoded:
             do="Use an optimizer whose state is of plain tensors, such as torch.optim.AdamW, or save no training "
             "states: trainer.save_model() saves the weights.",
         ) from error
-
-
-def _has_own_form(optimizer: Optimizer) -> bool:
-    kind = type(optimizer)
-    hooks = [value for name, value in vars(optimizer).items() if "state_dict" in name and "hooks" in name]
-    is_of_torch = kind.state_dict is Optimizer.state_dict and kind.load_state_dict is Optimizer.load_state_dict
-    return not is_of_torch or any(hooks)
 
 
 def _copy_without_state(optimizer: Optimizer) -> Optimizer:

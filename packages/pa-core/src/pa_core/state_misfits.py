@@ -1,0 +1,237 @@
+"""Why a saved state would not fit the optimizer or the scheduler that is to take it over, found before it is loaded.
+
+Optimizers and schedulers of torch take over nearly everything that they are given, and fail in the next step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from numbers import Number
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+__all__ = ["has_own_form", "misfit_of_optimizer", "misfit_of_scheduler"]
+
+
+def has_own_form(optimizer: Optimizer) -> bool:
+    """Whether the state of an optimizer has a form of its own, which only its ``load_state_dict`` knows."""
+    kind = type(optimizer)
+    hooks = [value for name, value in vars(optimizer).items() if "state_dict" in name and "hooks" in name]
+    is_of_torch = kind.state_dict is Optimizer.state_dict and kind.load_state_dict is Optimizer.load_state_dict
+    return not is_of_torch or any(hooks)
+
+
+def misfit_of_optimizer(
+    optimizer: Optimizer, state: Mapping[str, Any], groups: Sequence[Sequence[Tensor]] | None = None
+) -> str | None:
+    """Return why a state does not fit an optimizer; None where it fits, and where nobody can tell.
+
+    The entries of each parameter are compared with those that a first step makes, for the optimizers of torch.
+
+    Args:
+        optimizer: The optimizer.
+        state: What the ``state_dict`` of another one returned.
+        groups: The parameters of each group, where the state has groups that the optimizer does not have yet.
+
+    Example:
+        >>> import torch
+        >>> optimizer = torch.optim.Adam([torch.nn.Parameter(torch.zeros(2))])
+        >>> wrong = {"step": torch.ones(()), "exp_avg": torch.zeros(3), "exp_avg_sq": torch.zeros(2)}
+        >>> misfit_of_optimizer(optimizer, {**optimizer.state_dict(), "state": {0: wrong}})
+        'state.0.exp_avg is a tensor of shape (3,), not (2,)'
+    """
+    if has_own_form(optimizer):
+        return None
+    saved_groups, by_number = _groups_of(state), state.get("state")
+    if saved_groups is None or not isinstance(by_number, Mapping):
+        return "it is not what an optimizer's state_dict() returns"
+    own_groups: list[dict[str, Any]] = list(optimizer.param_groups)
+    parameters: Sequence[Sequence[Tensor]] = [group["params"] for group in own_groups] if groups is None else groups
+    if len(saved_groups) != len(parameters):
+        return f"it has {len(saved_groups)} groups, not {len(parameters)}"
+    own_groups += [optimizer.defaults] * (len(parameters) - len(own_groups))
+    by_parameter: dict[object, tuple[Tensor, Mapping[str, Any]]] = {}
+    for index, (saved, own, of_group) in enumerate(zip(saved_groups, own_groups, parameters, strict=True)):
+        misfit = _misfit_of_group(saved, own, optimizer.defaults, len(of_group))
+        if misfit is not None:
+            return f"param_groups.{index}.{misfit}"
+        by_parameter |= {number: (one, saved) for number, one in zip(saved["params"], of_group, strict=True)}
+    if len(by_parameter) != sum(map(len, parameters)):
+        return "param_groups list a parameter twice"
+    return _misfit_of_entries(type(optimizer), by_parameter, cast("Mapping[object, object]", by_number))
+
+
+def _groups_of(state: Mapping[str, Any]) -> list[Mapping[str, Any]] | None:
+    groups = state.get("param_groups")
+    if not isinstance(groups, list) or not all(isinstance(one, Mapping) for one in cast("list[object]", groups)):
+        return None
+    return cast("list[Mapping[str, Any]]", groups)
+
+
+def _misfit_of_group(
+    saved: Mapping[str, Any], own: Mapping[str, Any], defaults: Mapping[str, Any], num_parameters: int
+) -> str | None:
+    numbers = saved.get("params")
+    if not isinstance(numbers, list) or not all(type(one) is int for one in cast("list[object]", numbers)):
+        return "params is not a list of whole numbers"
+    if len(cast("list[int]", numbers)) != num_parameters:
+        return f"params has {len(cast('list[int]', numbers))} entries, not {num_parameters}"
+    missing = [name for name in ("lr", "betas", "momentum", "weight_decay", "eps") if name in defaults.keys() - saved]
+    if missing:
+        return f"{missing[0]} is missing"
+    compared = (saved.keys() & own.keys()) - {"params", "param_names"}
+    return next((f"{name}{found}" for name in sorted(compared) if (found := _misfit(own[name], saved[name]))), None)
+
+
+def _misfit_of_entries(
+    kind: type[Optimizer],
+    by_parameter: Mapping[object, tuple[Tensor, Mapping[str, Any]]],
+    by_number: Mapping[object, object],
+) -> str | None:
+    made: dict[tuple[int, torch.dtype, int], dict[str, Any]] = {}
+    for number, entries in by_number.items():
+        if isinstance(number, str):  # what some optimizers keep for all parameters
+            continue
+        if number not in by_parameter or not isinstance(entries, Mapping):
+            return f"state.{number} is not that of a parameter"
+        parameter, group = by_parameter[number]
+        key = parameter.dim(), parameter.dtype, id(group)
+        if key not in made:
+            made[key] = _entries_of_first_step(kind, group, parameter)
+        misfit = _misfit_of_parameter(kind, made[key], cast("Mapping[str, Any]", entries), parameter)
+        if misfit is not None:
+            return f"state.{number}.{misfit}"
+    return None
+
+
+def _misfit_of_parameter(
+    kind: type[Optimizer], made: Mapping[str, Any], entries: Mapping[str, Any], parameter: Tensor
+) -> str | None:
+    for name, example in made.items():
+        if name in entries:
+            found = _misfit_of_entry(example, entries[name], parameter)
+            if found:
+                return name + found
+        elif entries and not issubclass(kind, SGD):  # which makes its momentum when it is missing
+            return f"{name} is missing"
+    return None
+
+
+def _misfit_of_entry(example: object, entry: object, parameter: Tensor) -> str:
+    if not isinstance(example, Tensor) or not isinstance(entry, Tensor):
+        return _misfit(example, entry)
+    if _number_kind(example) != _number_kind(entry):
+        return f" is a tensor of {entry.dtype}, not {example.dtype}"
+    is_alike = example.shape == _sizes_of_example(parameter)
+    expected = parameter.shape if is_alike else example.shape
+    if (is_alike or example.numel() == 1) and entry.shape != expected:
+        return f" is a tensor of shape {tuple(entry.shape)}, not {tuple(expected)}"
+    return "" if entry.dim() == example.dim() else f" is a tensor with {entry.dim()} dimensions, not {example.dim()}"
+
+
+def _entries_of_first_step(kind: type[Optimizer], group: Mapping[str, Any], parameter: Tensor) -> dict[str, Any]:
+    """What an optimizer of torch gathers of a small parameter with as many dimensions; nothing where none can tell."""
+    if not kind.__module__.startswith("torch.optim."):
+        return {}
+    example = nn.Parameter(torch.zeros(_sizes_of_example(parameter), dtype=parameter.dtype))
+    example.grad = torch.zeros_like(example)
+    options = {name: value for name, value in group.items() if name not in ("params", "param_names")}
+    options |= {name: None for name in ("foreach", "fused") if name in options}
+    options |= {name: False for name in ("capturable", "differentiable") if name in options}
+    step: Any = getattr(kind.step, "__wrapped__", kind.step)  # without the hooks that torch calls for all optimizers
+    try:
+        optimizer = kind([{"params": [example], **options}])  # type: ignore[call-arg]  # optimizers of torch take groups alone  # pyright: ignore[reportCallIssue]
+        step(optimizer)
+    except Exception:  # one that needs a closure, or another kind of parameter
+        return {}
+    return dict(optimizer.state[example])
+
+
+def _sizes_of_example(parameter: Tensor) -> torch.Size:
+    return torch.Size(range(2, 2 + parameter.dim()))
+
+
+def misfit_of_scheduler(scheduler: object, state: object) -> str | None:
+    """Return why a state does not fit a scheduler; None where it fits, and where nobody can tell.
+
+    A scheduler of torch sets whatever it is given as its attributes, its methods and its optimizer included.
+
+    Args:
+        scheduler: The scheduler.
+        state: What the ``state_dict`` of another one returned.
+
+    Example:
+        >>> import torch
+        >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+        >>> scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3)
+        >>> misfit_of_scheduler(scheduler, {**scheduler.state_dict(), "step": 1})
+        'step is not a part of the state of a StepLR'
+        >>> misfit_of_scheduler(scheduler, {**scheduler.state_dict(), "last_epoch": "ten"})
+        "last_epoch is 'ten', not a number"
+    """
+    if not isinstance(scheduler, LRScheduler):
+        return None
+    if not isinstance(state, Mapping):
+        return "it is not what a scheduler's state_dict() returns"
+    saved, own = cast("Mapping[str, Any]", state), scheduler.state_dict()
+    kind = type(scheduler)
+    for name, value in saved.items():
+        if name not in own and (name == "optimizer" or hasattr(kind, name)):
+            return f"{name} is not a part of the state of a {kind.__name__}"
+        if name == "_schedulers":
+            found = _misfit_of_nested(getattr(scheduler, name, ()), value)
+        else:
+            found = _misfit(own[name], value) if name in own else ""
+        if found:
+            return f"{name}{found}"
+    missing = [name for name in ("last_epoch", "base_lrs") if name in own and name not in saved]
+    return f"{missing[0]} is missing" if missing else None
+
+
+def _misfit_of_nested(schedulers: Sequence[object], states: object) -> str:
+    if not isinstance(states, list) or len(cast("list[object]", states)) != len(schedulers):
+        return f" is not a list of {len(schedulers)} states"
+    for index, (one, state) in enumerate(zip(schedulers, cast("list[object]", states), strict=True)):
+        found = misfit_of_scheduler(one, state)
+        if found:
+            return f".{index}.{found}"
+    return ""
+
+
+def _misfit(own: object, saved: object) -> str:
+    """What is wrong with a saved value, where an object has one of its own; empty where it is of the same kind."""
+    kind, found = _kind(own), _kind(saved)
+    if kind and found and kind != found:
+        return f" is {_shown(saved)}, not {kind}"
+    if kind == "a list" and own:
+        example, *_ = cast("Sequence[object]", own)
+        items = cast("Sequence[object]", saved) if found else ()
+        return next((f".{index}{wrong}" for index, one in enumerate(items) if (wrong := _misfit(example, one))), "")
+    if isinstance(own, Tensor) and isinstance(saved, Tensor) and _number_kind(own) != _number_kind(saved):
+        return f" is a tensor of {saved.dtype}, not {own.dtype}"
+    return ""
+
+
+def _number_kind(tensor: Tensor) -> tuple[bool, bool]:
+    return tensor.is_floating_point(), tensor.is_complex()
+
+
+def _kind(value: object) -> str:
+    """What a value is, of the few kinds that cannot stand for each other; empty for those that nobody can tell."""
+    if isinstance(value, Number) or (isinstance(value, Tensor) and value.numel() == 1):
+        return "a number"
+    if isinstance(value, str):
+        return "a string"
+    if isinstance(value, list | tuple):
+        return "a list"
+    if isinstance(value, Mapping):
+        return "a mapping"
+    return "a tensor" if isinstance(value, Tensor) else ""
+
+
+def _shown(value: object) -> str:
+    return repr(value) if isinstance(value, str) and len(value) < 40 else _kind(value)  # noqa: PLR2004 - fits a line
