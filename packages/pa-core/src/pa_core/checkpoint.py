@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple, ParamSpec, cast
+from typing import Any, BinaryIO, NamedTuple, ParamSpec, cast
 
 import torch
 from torch import nn
@@ -26,6 +26,7 @@ from pa_core.storage import atomic_write
 from pa_core.storage.accelerate_state import find_accelerate_state, refusal_of_accelerate_state
 from pa_core.storage.plain_values import ensure_plain
 from pa_core.storage.state import is_state
+from pa_core.storage.torch_file import find_damage
 from pa_core.types import StatefulScheduler, SupportsStateDict
 
 __all__ = [
@@ -167,24 +168,11 @@ def read_checkpoint(path: str | Path, device: torch.device) -> dict[str, Any]:
             expected="an existing file",
             do="Check the path.",
         )
-    try:
-        content: object = torch.load(path, map_location=device, weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise CheckpointError(
-            "The checkpoint holds more than tensors and plain values, or is not a checkpoint; nothing of it was run.",
-            given=f"{path}, with {_what_torch_refuses(error)}",
-            expected="a file that save_checkpoint wrote",
-            do="Load it yourself, if you trust its author, with torch.load(..., weights_only=False).",
-        ) from error
-    except OSError:
-        raise
-    except Exception as error:  # what half a pickle does when it is read is not limited to some kinds of error
-        raise CheckpointError(
-            "The checkpoint file is damaged; it may have been cut short.",
-            given=f"{path} ({path.stat().st_size} bytes), of which torch says: {error!r}",
-            expected="a whole file that save_checkpoint wrote",
-            do="Use an earlier checkpoint.",
-        ) from error
+    with path.open("rb") as file:  # once: another process may replace the file at any time
+        damage = find_damage(file, of_tensors=device.type != "meta")
+        if damage is not None:
+            raise _damaged(path, damage)
+        content = _load(file, path, device)
     if not _is_checkpoint(content):
         raise CheckpointError(
             "The file is not a checkpoint.",
@@ -193,6 +181,31 @@ def read_checkpoint(path: str | Path, device: torch.device) -> dict[str, Any]:
             do="Load weights that are not a checkpoint with model.load_state_dict(torch.load(path)).",
         )
     return content
+
+
+def _load(file: BinaryIO, path: Path, device: torch.device) -> object:
+    try:
+        return torch.load(file, map_location=device, weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise CheckpointError(
+            "The checkpoint holds more than tensors and plain values, or is not a checkpoint; nothing of it was run.",
+            given=f"{path}, with {_what_torch_refuses(error)}",
+            expected="a file that save_checkpoint wrote",
+            do="Load it yourself, if you trust its author, with torch.load(..., weights_only=False).",
+        ) from error
+    except (MemoryError, OSError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # what half a pickle does when it is read is not limited to some kinds of error
+        raise _damaged(path, f"torch says: {error!r}") from error
+
+
+def _damaged(path: Path, damage: str) -> CheckpointError:
+    return CheckpointError(
+        "The checkpoint file is damaged; it may have been cut short. Nothing was loaded.",
+        given=f"{path} ({path.stat().st_size} bytes): {damage}",
+        expected="a whole file that save_checkpoint wrote",
+        do="Use an earlier checkpoint.",
+    )
 
 
 def _refusal_of_directory(path: Path) -> CheckpointError:
