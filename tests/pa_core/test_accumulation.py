@@ -108,6 +108,18 @@ def test_reported_losses_are_means_over_tokens() -> None:
     assert trainer.run_history.get_latest_metric("eval_loss_epoch") == pytest.approx(expected, rel=1e-12)
 
 
+def test_a_batch_without_items_counts_for_nothing() -> None:
+    """Its loss is the mean over nothing, which is not a number; the mean of the others is."""
+    inputs, mask = rows(6).tensors
+    mask = mask.clone()
+    mask[2:4] = 0
+    model = network()
+    trainer = TokenTrainer(model, None, SGD(model.parameters(), lr=0.1), callbacks=[])
+    trainer.evaluate(TensorDataset(inputs, mask), per_device_batch_size=2)
+    expected = token_mean(model, inputs, mask).item()
+    assert trainer.run_history.get_latest_metric("evaluation_loss") == pytest.approx(expected, rel=1e-12)
+
+
 def test_a_tensor_may_count_the_items() -> None:
     """A count that is still a tensor is as good as a number."""
 

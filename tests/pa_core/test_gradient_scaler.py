@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import TensorDataset
 from typing_extensions import override
 
-from pa_core import Trainer
+from pa_core import NonFiniteLossError, Run, SaveTrainingStateCallback, Trainer
 from pa_core.testing import RecordingCallback, make_regression
 
 pytestmark = pytest.mark.runs_on("one_process", "two_ranks")
@@ -86,3 +87,56 @@ def test_a_skipped_update_counts_for_nothing_but_the_data() -> None:
     assert trainer.optimizer.param_groups[0]["lr"] == pytest.approx(1e-3 * 0.5 ** (steps - 1))
     assert trainer.run_history.clock.samples == 12
     assert all(torch.isfinite(parameter).all() for parameter in model.parameters())
+
+
+def overflowing_data() -> TensorDataset:
+    """Samples with a finite loss, whose gradients are infinite at every scale."""
+    return TensorDataset(torch.full((160, 4), 1e30), torch.zeros(160, 1))
+
+
+@pytest.fixture
+def overflowing_model() -> nn.Linear:
+    """A model with weights so small that the loss of these samples is finite."""
+    model = linear()
+    with torch.no_grad():
+        model.weight.fill_(1e-15)
+    return model
+
+
+def test_gradients_that_overflow_for_ever_end_the_run(overflowing_model: nn.Linear, shared_tmp_path: Path) -> None:
+    """Before the scale is zero, which would make the weights NaN; no state of the end is saved, as with such a loss."""
+    recorder = RecordingCallback()
+    optimizer = SGD(overflowing_model.parameters(), lr=1e-3)
+    save = SaveTrainingStateCallback(shared_tmp_path)
+    trainer = Scaled(overflowing_model, nn.MSELoss(), optimizer, callbacks=[recorder, save])
+    before = overflowing_model.weight.detach().clone()
+    with pytest.raises(NonFiniteLossError, match=r"overflow(.|\n)*scale of 5\.96e-08(.|\n)*bf16"):
+        trainer.train(overflowing_data(), 4, per_device_batch_size=1)
+    assert torch.equal(overflowing_model.weight, before)
+    assert trainer.num_updates_completed == 0
+    assert recorder.events[-2:] == ["on_stop_training_error", "on_training_run_end"]
+    assert not list(shared_tmp_path.iterdir())
+
+
+def step_through(run: Run[nn.Linear]) -> None:
+    """A loop over all batches, one to an update."""
+    for inputs, targets in run.batches():
+        run.backward(nn.functional.mse_loss(run.model(inputs), targets))
+        run.step()
+
+
+def test_so_it_is_in_a_loop_of_ones_own(overflowing_model: nn.Linear) -> None:
+    """The block is left by the same error."""
+
+    class ScaledRun(Run[nn.Linear]):
+        @override
+        def _create_accelerator(self) -> Any:
+            accelerator: Any = super()._create_accelerator()
+            accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1000)
+            return accelerator
+
+    optimizer = SGD(overflowing_model.parameters(), lr=1e-3)
+    run = ScaledRun(overflowing_model, optimizer, overflowing_data(), num_epochs=4, per_device_batch_size=1)
+    with pytest.raises(NonFiniteLossError, match="overflow"), run:
+        step_through(run)
+    assert all(torch.isfinite(parameter).all() for parameter in overflowing_model.parameters())

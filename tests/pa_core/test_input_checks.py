@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -236,6 +237,11 @@ def without(key: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
     return lambda output: {name: value for name, value in output.items() if name != key}
 
 
+def of_loss(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """A step that makes another loss of its own."""
+    return lambda output: {**output, "loss": change(output["loss"])}
+
+
 STEPS: dict[str, tuple[Callable[[Any], Any], tuple[str, ...]]] = {
     "nothing": (lambda output: None, ("None", "a dictionary")),
     "a loss alone": (lambda output: output["loss"], ("Tensor", "a dictionary")),
@@ -245,6 +251,17 @@ STEPS: dict[str, tuple[Callable[[Any], Any], tuple[str, ...]]] = {
     "a number as a loss": (replaced(loss=0.5), ("float", "a tensor")),
     "a batch size that is no number": (replaced(batch_size=torch.ones(4)), ("batch_size=tensor", "whole number")),
     "a negative batch size": (replaced(batch_size=-1), ("batch_size=-1",)),
+    "a truth as the batch size": (replaced(batch_size=True), ("batch_size=True", "whole number")),
+    "a complex batch size": (replaced(batch_size=4j), ("batch_size=4j", "whole number")),
+    "a complex loss": (of_loss(lambda loss: loss + 0j), ("torch.complex64", "real", "loss.abs()")),
+    "a truth as the loss": (of_loss(lambda loss: loss > 0), ("torch.bool", "real")),
+    "a sparse loss": (of_loss(lambda loss: loss.reshape(1).to_sparse()), ("torch.sparse_coo", "real")),
+    "a loss without a number": (of_loss(lambda loss: loss.to("meta")), ("meta", "real")),
+    "items that are not a number": (replaced(num_items_in_batch=torch.tensor(math.nan)), ("tensor(nan)", "whole")),
+    "infinitely many items": (replaced(num_items_in_batch=torch.tensor(math.inf)), ("tensor(inf)", "whole")),
+    "a part of an item": (replaced(num_items_in_batch=torch.tensor(2.5)), ("tensor(2.5000)", "whole")),
+    "a truth as the number of items": (replaced(num_items_in_batch=torch.tensor(True)), ("tensor(True)", "whole")),
+    "complex items": (replaced(num_items_in_batch=torch.tensor(3j)), ("tensor(0.+3.j)", "whole")),
 }
 
 

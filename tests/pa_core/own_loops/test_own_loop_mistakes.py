@@ -395,3 +395,36 @@ def test_callbacks_that_need_an_evaluation_say_what_to_do_in_a_loop(callback: Tr
     message = r"Trainer\.train\(\)(.|\n)* custom training loop"
     with pytest.raises(ExplainedError, match=message), make_line(callbacks=[callback]) as run:
         step_through(run)
+
+
+@pytest.mark.parametrize("number", [True, -1, 2.5, float("nan"), "3", 1j, torch.tensor(float("inf")), torch.ones(2)])
+def test_items_are_counted_in_whole_numbers(number: Any) -> None:
+    """With a loss that is trained on, and with a value that is logged; a sum that is a float is no mistake."""
+    with pytest.raises(BatchOutputError, match=r"num_items=.* in backward"), make_line() as run:
+        for inputs, _ in run.batches():
+            run.backward(run.model(inputs).mean(), num_items=number)
+    with pytest.raises(BatchOutputError, match=r'num_items=.* in log\("error"'), make_line() as run:
+        for _ in run.batches():
+            run.log("error", 1.0, num_items=number)
+    items: Any = torch.tensor(3.0)
+    with make_line() as run:
+        for inputs, _ in run.batches():
+            run.backward(run.model(inputs).mean(), num_items=items)
+            run.step()
+    assert isinstance(run.run_history.get_latest_metric("train_loss_epoch"), float)
+
+
+ODD_LOSSES: dict[str, Callable[[Tensor], Tensor]] = {
+    "dtype torch.complex": lambda loss: loss + 0j,
+    "dtype torch.bool": lambda loss: loss > 0,
+    "layout torch.sparse_coo": lambda loss: loss.reshape(1).to_sparse(),
+    "device 'meta'": lambda loss: loss.to("meta"),
+}
+
+
+@pytest.mark.parametrize("given", ODD_LOSSES)
+def test_a_loss_is_a_real_number(given: str) -> None:
+    """What torch cannot compute gradients of is named before torch is asked."""
+    with pytest.raises(ConfigurationError, match=given), make_line() as run:
+        for inputs, _ in run.batches():
+            run.backward(ODD_LOSSES[given](run.model(inputs).mean()))

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from pa_core.errors import UnsupportedConfigurationError
+from pa_core.errors import NonFiniteLossError, UnsupportedConfigurationError
 from pa_core.unwrapping import compiled_from
 
 __all__ = [
@@ -52,6 +52,9 @@ __all__ = [
 ]
 
 _Loader = TypeVar("_Loader")
+
+_SMALLEST_SCALE = 2.0**-24
+"""The smallest number of fp16: at a smaller scale, a loss of 1 would leave nothing of any gradient."""
 
 
 class AcceleratorLike(Protocol):
@@ -313,6 +316,9 @@ def unscale(accelerator: AcceleratorLike, *optimizers: Optimizer) -> bool:
     Args:
         accelerator: The accelerator of the run.
         *optimizers: The optimizers whose gradients were accumulated, for an update of all of them.
+
+    Raises:
+        NonFiniteLossError: They overflow however small the scale is. At a scale of 0 the weights would become NaN.
     """
     scaler = accelerator.scaler
     if scaler is None:
@@ -321,7 +327,16 @@ def unscale(accelerator: AcceleratorLike, *optimizers: Optimizer) -> bool:
     for optimizer in optimizers:
         scaler.unscale_(optimizer)
     scaler.update()
-    return scaler.get_scale() < scale
+    overflowed = scaler.get_scale() < scale
+    if overflowed and scaler.get_scale() < _SMALLEST_SCALE:
+        raise NonFiniteLossError(
+            "The gradients overflow however small the scale of fp16 is.",
+            given=f"gradients that are not finite at a scale of {scale:.3g}, to which it has gone down step by step",
+            expected="gradients that are finite from some scale on",
+            do="Look for NaN or infinity in the data and in the weights, lower the learning rate, or pass "
+            'mixed_precision="bf16", which has the range of float32.',
+        )
+    return overflowed
 
 
 def exchanges_exact_gradients(accelerator: AcceleratorLike) -> bool:

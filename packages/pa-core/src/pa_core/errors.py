@@ -194,7 +194,7 @@ class OverrideError(ExplainedError, TypeError):
 
 
 class NonFiniteLossError(ExplainedError, StopTrainingError, ArithmeticError):
-    """A loss became NaN or infinite, and the run was asked to end for it.
+    """A loss became NaN or infinite, and the run was asked to end for it; or the gradients of fp16 always overflow.
 
     It ends the run as ``StopTrainingError`` does, through the ordinary events, and is then raised by
     ``train()`` or ``evaluate()``, so that the exit status of a script tells.

@@ -6,11 +6,12 @@ import numbers
 from collections.abc import Mapping
 from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
 
 from pa_core.errors import BatchOutputError
 
-__all__ = ["check_step_output", "count_items", "no_sample_counted"]
+__all__ = ["check_step_output", "count_items", "no_sample_counted", "require_count", "unusable_kind"]
 
 _KEYS = ("loss", "model_outputs", "batch_size")
 
@@ -41,11 +42,13 @@ def check_step_output(output: object, method: str, *, trained: nn.Module | None)
     if loss.numel() != 1:
         do = "Return the mean of the losses: loss.mean(), or a loss function without reduction='none'."
         raise _error(method, f"a loss of shape {tuple(loss.shape)}", "a tensor with one element, such as its mean", do)
+    if not loss.is_floating_point() or loss.layout is not torch.strided or loss.is_meta:
+        _require_real_number(loss, method, is_trained=trained is not None)
     if trained is not None and not loss.requires_grad:
         raise _no_gradient(method, trained)
     batch_size = fields["batch_size"]
     # Asked of the class first, as asking the abstract one takes several times as long.
-    if not (batch_size.__class__ is int or isinstance(batch_size, numbers.Integral)) or batch_size < 0:
+    if not (batch_size.__class__ is int or _is_integer(batch_size)) or batch_size < 0:
         do = "Return the number of samples as the batch_size, for example len(targets)."
         raise _error(method, f"batch_size={batch_size!r}", "the number of samples in the batch, a whole number", do)
     return loss
@@ -64,12 +67,50 @@ def count_items(output: Mapping[str, Any], method: str) -> int | None:
     items = output.get("num_items_in_batch")
     if items is None:
         return None
-    is_count = isinstance(items, numbers.Integral) or (isinstance(items, Tensor) and items.numel() == 1)
-    if not is_count or items < 0:
+    number = _as_count(items)
+    if number is None:
         do = "Return a whole number as num_items_in_batch, for example (labels != -100).sum(), or leave the key out."
-        expected = "the number of items that the loss is the mean over"
-        raise _error(method, f"num_items_in_batch={items!r}", expected, do)
-    return int(items)
+        raise _error(method, f"num_items_in_batch={items!r}", _EXPECTED_ITEMS, do)
+    return number
+
+
+def require_count(num_items: object, call: str) -> int:
+    """Return the ``num_items`` that a call was passed.
+
+    Args:
+        num_items: What was passed. A tensor is read, which waits for an accelerator.
+        call: The call, for the message.
+
+    Raises:
+        BatchOutputError: The number cannot be used.
+    """
+    number = num_items if num_items.__class__ is int else _as_count(num_items)
+    if not isinstance(number, int) or number < 0:
+        raise BatchOutputError(
+            "This cannot be the number of items that a mean is over.",
+            given=f"num_items={num_items!r} in {call}",
+            expected=_EXPECTED_ITEMS,
+            do="Pass a whole number, for example int((labels != -100).sum()), or leave num_items out.",
+        )
+    return number
+
+
+def unusable_kind(loss: Tensor) -> str | None:
+    """Return what a loss is that torch differentiates for no parameter, None if it is a real number.
+
+    Args:
+        loss: A tensor with one element.
+
+    Example:
+        >>> import torch
+        >>> unusable_kind(torch.tensor(True)), unusable_kind(torch.tensor(0.5))
+        ('a loss of dtype torch.bool', None)
+    """
+    if not loss.is_floating_point():
+        return f"a loss of dtype {loss.dtype}"
+    if loss.is_meta:
+        return "a loss on the device 'meta', which holds no numbers"
+    return None if loss.layout is torch.strided else f"a loss of layout {loss.layout}"
 
 
 def no_sample_counted(metric_name: str) -> BatchOutputError:
@@ -85,6 +126,34 @@ def no_sample_counted(metric_name: str) -> BatchOutputError:
         do="Return the number of samples of the batch as batch_size. Where num_items_in_batch is returned, look at "
         "whether all items are masked.",
     )
+
+
+_EXPECTED_ITEMS = "the number of items that the loss is the mean over, a whole number of at least 0"
+
+
+def _is_integer(value: object) -> bool:
+    return value.__class__ is not bool and isinstance(value, numbers.Integral)
+
+
+def _as_count(value: object) -> int | None:
+    """A whole number, also as a tensor or where a sum is a float; None if it counts nothing."""
+    if isinstance(value, Tensor):
+        if value.numel() != 1 or value.is_complex() or value.dtype is torch.bool:
+            return None
+        value = value.item()
+    is_whole = value.is_integer() if isinstance(value, float) else _is_integer(value)
+    number = int(cast("int | float", value)) if is_whole else -1
+    return None if number < 0 else number
+
+
+def _require_real_number(loss: Tensor, method: str, *, is_trained: bool) -> None:
+    """Refuse a loss of an odd kind; an evaluation may count errors in whole numbers."""
+    given = unusable_kind(loss)
+    is_integer = not (loss.is_floating_point() or loss.is_complex() or loss.dtype is torch.bool)
+    if given is None or (is_integer and not is_trained):
+        return
+    do = "Return a real number that was computed from the model's outputs: of a complex loss, loss.abs() for example."
+    raise _error(method, given, "a tensor with one real element, as float32 or another floating-point type has it", do)
 
 
 def _no_gradient(method: str, model: nn.Module) -> BatchOutputError:

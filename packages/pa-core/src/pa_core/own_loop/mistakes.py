@@ -8,6 +8,7 @@ from torch import Tensor
 
 from pa_core.batch_structure import is_mapping
 from pa_core.errors import BatchOutputError, ConfigurationError, UnsupportedConfigurationError
+from pa_core.step_output import unusable_kind
 
 __all__ = [
     "backward_after_step",
@@ -58,6 +59,8 @@ def unusable_loss(loss: object) -> ConfigurationError:
         do = _advice_for(loss)
     elif loss.numel() != 1:
         given, do = f"a loss of shape {tuple(loss.shape)}", "Take its mean over the samples: loss.mean()."
+    elif (odd := unusable_kind(loss)) is not None:
+        given, do = odd, "Pass a real number: of a complex loss, loss.abs() for example."
     else:
         given = "a tensor that depends on no trainable parameter"
         do = "Compute it outside of torch.no_grad(), from outputs of the model that were not detached."

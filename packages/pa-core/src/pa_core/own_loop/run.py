@@ -37,6 +37,7 @@ from pa_core.own_loop.update import Update, UpdateHooks
 from pa_core.progress import Phase
 from pa_core.run_config import TrainerRunConfig, check_run_arguments
 from pa_core.scheduler_stepping import SchedulerStepping
+from pa_core.step_output import require_count
 from pa_core.tracking import MetricValue, RunClock, RunHistory
 from pa_core.types import (
     BatchT,
@@ -634,7 +635,9 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         Raises:
             ConfigurationError: There is no batch, the name cannot be used or was logged for this batch already, or the
                 value is not a single number.
+            BatchOutputError: ``num_items`` is no whole number.
         """
+        num_items = None if num_items is None else require_count(num_items, f'log("{name}", ...)')
         evaluated = self._evaluations.batch
         if evaluated is not None and name == "loss":
             evaluated.log_loss(value, num_items)

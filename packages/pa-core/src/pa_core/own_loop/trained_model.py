@@ -17,6 +17,7 @@ from pa_core.module_tensors import parameters_of_module
 from pa_core.optimizer_parameters import parameters_of
 from pa_core.own_loop import mistakes
 from pa_core.own_loop.full_precision import is_in_full_precision
+from pa_core.step_output import unusable_kind
 from pa_core.types import StatefulScheduler
 from pa_core.unwrapping import compiled_from
 from pa_core.user_warnings import warn_user
@@ -125,7 +126,7 @@ class TrainedModel:
         Raises:
             ConfigurationError: It is not a tensor of one element with a graph, or the module is frozen.
         """
-        if not isinstance(loss, Tensor) or loss.numel() != 1:
+        if not isinstance(loss, Tensor) or loss.numel() != 1 or unusable_kind(loss) is not None:
             raise mistakes.unusable_loss(loss)
         if loss.requires_grad and self._is_only_model:
             return

@@ -13,6 +13,7 @@ from pa_core.accumulation import MicroBatch
 from pa_core.own_loop import mistakes
 from pa_core.own_loop.samples import count_samples
 from pa_core.own_loop.trained_model import TrainedModel
+from pa_core.step_output import require_count
 from pa_core.types import BatchT
 
 __all__ = ["FinishedBatch", "LossReport", "Update", "UpdateHooks"]
@@ -175,8 +176,8 @@ class Update(Generic[BatchT]):
         Raises:
             ConfigurationError: There is no batch, the model is unknown or has been stepped, or the loss is no single
                 number with a graph.
-            BatchOutputError: Some calls of a run pass ``num_items``, and others do not; or two passes over a batch
-                differ in it.
+            BatchOutputError: ``num_items`` is no whole number; some calls of a run pass it, and others do not; or two
+                passes over a batch differ in it.
         """
         trained = self._find(model, "backward(loss, model=...)")
         self._require_under_way("backward(...)")
@@ -187,7 +188,8 @@ class Update(Generic[BatchT]):
         if trained.name in self._with_gradients and not trained.has_gradients():
             raise mistakes.no_gradients_left(trained.name)
         trained.require_gradients_of(loss)
-        items = 0 if self.is_empty and num_items is not None else num_items
+        items = None if num_items is None else require_count(num_items, "backward(...)")
+        items = 0 if self.is_empty and items is not None else items
         weight = trained.accumulation.take_counts(self._samples, items)
         is_first, before = not self._reports, self._reports.get(trained.name)
         if before is not None and before.weight != weight:

@@ -45,6 +45,8 @@ class LossTracker:
                 is not kept.
             batch_size: The number of samples that it is the mean of.
         """
+        if batch_size == 0:  # the mean over nothing is NaN, which times 0 would spoil that of the others
+            return
         self._count += batch_size
         if isinstance(loss, Tensor):
             if loss.is_cpu and self._device_total is None and loss.dtype in _EXACT_IN_DOUBLES:
