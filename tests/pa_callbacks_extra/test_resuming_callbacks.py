@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim import AdamW
+from typing_extensions import override
 
 from pa_callbacks_extra import ConvertSyncBatchNormCallback, EarlyStoppingCallback, ModelEma, ModelEmaCallback
 from pa_core import SaveTrainingStateCallback, Trainer
@@ -18,11 +19,28 @@ from pa_core.testing import TinyClassifier, make_classification
 NUM_EPOCHS = 30
 
 
+class Centre(nn.Module):
+    """Subtracts a mean that it keeps in a buffer, which is not part of its state dict."""
+
+    mean: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(4), persistent=False)
+
+    @override
+    def forward(self, inputs: Tensor) -> Tensor:
+        if self.training:
+            self.mean.lerp_(inputs.detach().float().mean(0), 0.1)
+        return inputs - self.mean
+
+
 class Outcome(NamedTuple):
     """What a run leaves behind."""
 
     weights: dict[str, Tensor]
     average: dict[str, Tensor]
+    average_of_other_buffers: Tensor
     best_average: dict[str, Tensor]
     best: dict[str, Any]
     stopping: dict[str, Any]
@@ -33,7 +51,7 @@ class Outcome(NamedTuple):
 def run(folder: Path, every: int, saves_first: bool, resume_from: Path | None = None, seed: int = 0) -> Outcome:
     """Train with dropout and batch norm until the average no longer improves, saving states on the way."""
     torch.default_generator.manual_seed(seed)
-    model = nn.Sequential(nn.Dropout(0.1), TinyClassifier(batch_norm=True))
+    model = nn.Sequential(Centre(), nn.Dropout(0.1), TinyClassifier(batch_norm=True))
     average = ModelEmaCallback(
         0.9,
         save_path=folder / "ema.pt",
@@ -53,6 +71,7 @@ def run(folder: Path, every: int, saves_first: bool, resume_from: Path | None = 
     return Outcome(
         weights=dict(trainer.model.state_dict()),
         average={name: value for name, value in average.ema.state_dict().items() if isinstance(value, Tensor)},
+        average_of_other_buffers=average.ema.module.get_buffer("0.mean"),
         best_average=torch.load(folder / "ema.pt", weights_only=True)["model_state_dict"],
         best=average.best.state_dict(),
         stopping=stopping.state_dict(),

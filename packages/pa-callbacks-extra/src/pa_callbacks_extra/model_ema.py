@@ -132,8 +132,10 @@ class ModelEma(nn.Module, Generic[ModelT_co]):
 
     @override
     def get_extra_state(self) -> dict[str, Any]:
-        """Return what belongs to the state beside the tensors."""
-        return {"num_updates": self.num_updates, "copied": sorted(self._copied)}
+        """Return what belongs to the state beside the state dict of the average, such as its other buffers."""
+        in_state_dict = self.module.state_dict().keys()
+        others = {name: one for name, one in self.module.named_buffers() if name not in in_state_dict}
+        return {"num_updates": self.num_updates, "copied": sorted(self._copied), "other_buffers": others}
 
     @override
     def set_extra_state(self, state: dict[str, Any]) -> None:
@@ -141,6 +143,11 @@ class ModelEma(nn.Module, Generic[ModelT_co]):
         self.num_updates = state["num_updates"]
         self._copied = frozenset(state["copied"])
         self._pairs = None
+        buffers = dict(self.module.named_buffers())
+        with torch.no_grad():
+            for name, saved in state.get("other_buffers", {}).items():  # earlier versions left them out
+                if name in buffers and buffers[name].shape == saved.shape:
+                    buffers[name].copy_(saved)
 
     @override
     def __getstate__(self) -> dict[str, Any]:
