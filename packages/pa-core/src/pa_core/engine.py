@@ -36,6 +36,7 @@ from pa_core.distributed import fail_fast, processes
 from pa_core.distributed.agreement import Agreement
 from pa_core.distributed.collectives import agree_on_integer
 from pa_core.distributed.shared_errors import showing_errors_once
+from pa_core.distributed.watch import Place, RunWatch
 from pa_core.errors import NonFiniteLossError, StopTrainingError
 from pa_core.events import EVENT_NAMES, CallbackHandler, CallbackLike, TrainerCallback
 from pa_core.misspelt_overrides import warn_of_misspelt_overrides
@@ -76,6 +77,7 @@ class Engine(AnyTrainer):
     _stepping: SchedulerStepping
     _gradient_clip_norm: float | None
     _checked_steps: set[str]
+    _watch: RunWatch
 
     def __init__(
         self,
@@ -87,6 +89,7 @@ class Engine(AnyTrainer):
         *,
         mixed_precision: str | None,
         cpu: bool | None,
+        max_wait_seconds: float | None,
     ) -> None:
         self._private_parts = PrivateParts(self, declared_parts(AnyTrainer, Engine, _trainer_class(type(self))))
         self.model: nn.Module = model
@@ -109,6 +112,7 @@ class Engine(AnyTrainer):
         processes.prepare_process(self._accelerator)
         with showing_errors_once():  # from here on the processes are connected
             input_checks.check_trainer_arguments(model, loss_func, optimizer)
+            self._watch = RunWatch(max_wait_seconds)
             self.callback_handler: CallbackHandler[Any] = self._create_callback_handler(callbacks)
         compatibility.require_usable(self._accelerator, arguments, model)
         self._loaders = Loaders(self._accelerator)
@@ -201,30 +205,37 @@ class Engine(AnyTrainer):
         self._private_parts.start_run()
         self._start_bookkeeping()
         self._safe_points.start_run(self._parts_of_run())
-        self._resumption.seed = agree_on_integer(int(torch.randint(2**63 - 1, ()).item()), self.device)
+        with self._watch.run(self._progress):
+            self._resumption.seed = agree_on_integer(int(torch.randint(2**63 - 1, ()).item()), self.device)
+            with self._run_contexts, self._ending_in_order(kind):
+                yield
+        self.callback_handler.warn_of_unfired_events()
+
+    @contextmanager
+    def _ending_in_order(self, kind: Literal["train", "evaluate"]) -> Generator[None]:
+        """Let a run have its clock meanwhile, and leave everything as it was."""
         self.run_history.clock.start()
         self._running = kind
-        with self._run_contexts:
-            try:
+        try:
+            with self._watch.explaining():
                 yield
-            except BaseException as exception:
-                self._safe_points.end(exception, self.device)
-                with fail_fast.ending_process_unless_all_fail(exception):
-                    self._close_after(exception)
-                raise
-            finally:
-                self._running = None
-                optimizers = self.named_optimizers().values()
-                if kind == "train":
-                    for optimizer in optimizers:
-                        asked_settings.end_run(optimizer)
-                self.run_history.clock.stop()
-                end_workers(self.train_dataloader, self.eval_dataloader)
-                self._release_models()
-                self._added.restore()
-                forget_gradients(self.model, *optimizers)
-                self._private_parts.note(self)
-        self.callback_handler.warn_of_unfired_events()
+        except BaseException as exception:
+            self._safe_points.end(exception, self.device)
+            with fail_fast.ending_process_unless_all_fail(exception):
+                self._close_after(exception)
+            raise
+        finally:
+            self._running = None
+            optimizers = self.named_optimizers().values()
+            if kind == "train":
+                for optimizer in optimizers:
+                    asked_settings.end_run(optimizer)
+            self.run_history.clock.stop()
+            end_workers(self.train_dataloader, self.eval_dataloader)
+            self._release_models()
+            self._added.restore()
+            forget_gradients(self.model, *optimizers)
+            self._private_parts.note(self)
 
     def _close_after(self, exception: BaseException) -> None:
         """Close what is open when an exception ends the run: all of it, whatever one of the callbacks raises."""
@@ -281,6 +292,7 @@ class Engine(AnyTrainer):
         except StopTrainingError as error:
             self._agreement.stop = error
             self.callback_handler.call_event(TrainerCallback.on_stop_training_error, self, error=error)
+        self._watch.place = Place.RUN_END
 
     def _call_hook(self, hook: Callable[[], None]) -> None:
         """Call a method of the trainer that may stop the run."""
@@ -374,6 +386,7 @@ class Engine(AnyTrainer):
 
     def _remaining_steps(self, train_dl: SizedIterable, count: BatchCount | None) -> Iterator[tuple[MicroBatch, Any]]:
         """The rest of a training epoch: no step, if the run had its last update before it was interrupted."""
+        self._watch.place = Place.TRAINING
         if self._is_at_last_update:
             return iter(())
         return micro_batches(
@@ -416,6 +429,7 @@ class Engine(AnyTrainer):
             with_loss: Whether the loss is recorded, if there was one.
             requires_loss: Whether an epoch without a loss is an error.
         """
+        self._watch.place = Place.EPOCH_END
         missing = 0.0 if count is None else count.missing
         missing = self._agreement.add_up(self._loss_tracker, self._step_means, missing)
         has_loss = self._loss_tracker.running_count > 0
@@ -451,9 +465,10 @@ class Engine(AnyTrainer):
         self.model = unwrap_model(wrapped)
         self._loss_tracker, self._step_means = LossTracker(), StepMeans()
         try:
-            distributed.broadcast_buffers(self.model)
-            with self._added.evaluating(self.optimizer):
-                yield
+            with self._watch.at(Place.EVALUATION):
+                distributed.broadcast_buffers(self.model)
+                with self._added.evaluating(self.optimizer):
+                    yield
         finally:
             self.model = wrapped
             self._loss_tracker, self._step_means = losses_of_training, means_of_training

@@ -22,6 +22,7 @@ from pa_core.data.given_data import DEFAULT_BATCH_SIZE, GivenData
 from pa_core.data.loaders import batches_on_device
 from pa_core.distributed.agreement import Agreement
 from pa_core.distributed.shared_errors import showing_errors_once
+from pa_core.distributed.watch import DEFAULT_MAX_WAIT_SECONDS
 from pa_core.distributed.wrapping import ModelWrapping
 from pa_core.engine import Engine
 from pa_core.errors import StopTrainingError
@@ -73,6 +74,9 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         mixed_precision: The precision of the model's forward pass, "no" for that of its weights; None for what the
             script was launched with. One for all trainers of a process.
         cpu: True for the CPU; otherwise the device that the script was launched on. One for all trainers of a process.
+        max_wait_seconds: For how long one of several processes waits for another one in a run, before all of them print
+            where they are and end; at least ten times as long as the slowest update took. Ten minutes are as long as
+            NCCL waits, without a word. None leaves it to the process group.
 
     Raises:
         ArgumentTypeError: An argument is another kind of thing, such as a class instead of an instance.
@@ -117,8 +121,18 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         *,
         mixed_precision: Literal["no", "bf16", "fp16"] | None = None,
         cpu: bool | None = None,
+        max_wait_seconds: float | None = DEFAULT_MAX_WAIT_SECONDS,
     ) -> None:
-        super().__init__(model, loss_func, optimizer, callbacks, run_history, mixed_precision=mixed_precision, cpu=cpu)
+        super().__init__(
+            model,
+            loss_func,
+            optimizer,
+            callbacks,
+            run_history,
+            mixed_precision=mixed_precision,
+            cpu=cpu,
+            max_wait_seconds=max_wait_seconds,
+        )
         self._created_scheduler = None
         self._stepping = SchedulerStepping()
         self._finish_init()

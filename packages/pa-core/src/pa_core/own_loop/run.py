@@ -23,6 +23,7 @@ from pa_core.data.batch_count import BatchCount
 from pa_core.data.given_data import DEFAULT_BATCH_SIZE, GivenData
 from pa_core.distributed.collectives import gather_without_rows
 from pa_core.distributed.shared_errors import showing_errors_once
+from pa_core.distributed.watch import DEFAULT_MAX_WAIT_SECONDS
 from pa_core.engine import Engine
 from pa_core.errors import StopTrainingError
 from pa_core.events import CallbackHandler, CallbackLike, TrainerCallback
@@ -100,6 +101,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         watch_metric: The metric that ``ReduceLROnPlateau`` and others like it are stepped with, after each epoch.
         mixed_precision: "no", "bf16" or "fp16"; None for what the script was launched with.
         cpu: True for the CPU; None for the device that the script was launched on.
+        max_wait_seconds: See ``Trainer``.
 
     Raises:
         ArgumentTypeError: An argument is another kind of thing, such as a class instead of an instance.
@@ -155,6 +157,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         watch_metric: str | None = None,
         mixed_precision: Literal["no", "bf16", "fp16"] | None = None,
         cpu: bool | None = None,
+        max_wait_seconds: float | None = DEFAULT_MAX_WAIT_SECONDS,
     ) -> None:
         self._given = RunModels(model, optimizer, create_scheduler_fn)
         super().__init__(
@@ -165,6 +168,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
             run_history,
             mixed_precision=mixed_precision,
             cpu=cpu,
+            max_wait_seconds=max_wait_seconds,
         )
         self._sizes: dict[str, Any] = {
             "per_device_batch_size": per_device_batch_size,

@@ -1,0 +1,115 @@
+"""Decides by what processes tell of themselves whether one waits for others in vain, and says who waits for whom."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from pa_core.distributed.sign_of_life import Sign
+from pa_core.errors import OtherProcessError
+
+__all__ = ["SECONDS_UNTIL_CERTAIN", "describe_signs", "find_vain_wait"]
+
+SECONDS_UNTIL_CERTAIN = 10.0
+"""How long processes wait in places that exclude each other before nothing but a mistake can be the reason."""
+
+
+def find_vain_wait(
+    rank: int, own: Sign, others: Mapping[int, Sign], silent: Collection[int], limit: float
+) -> OtherProcessError | None:
+    """Return why a process waits in vain, None as long as it may go on.
+
+    A process in no run yet may take as long as it likes. One that has left the run that others are in never comes, nor
+    do processes come together that wait in different places.
+
+    Args:
+        rank: The rank of the process that waits.
+        own: Its sign.
+        others: The signs of the others.
+        silent: Those of them that have given no sign of life for some seconds.
+        limit: For how many seconds it may wait for what may still come.
+    """
+    certain = min(limit, SECONDS_UNTIL_CERTAIN)
+    if not own.place or own.waiting < certain:
+        return None
+    of_all = {**others, rank: own}
+    if any(sign.has_left(own.run) for sign in others.values()):
+        return _left(of_all, own)
+    shortest_wait = min(sign.waiting for sign in of_all.values())
+    if shortest_wait > 0 and len({(sign.run, sign.place, sign.updates) for sign in of_all.values()}) > 1:
+        return _apart(of_all, own) if shortest_wait >= certain or own.waiting >= limit else None
+    not_begun = {other for other, sign in others.items() if sign.run < own.run and not sign.place}
+    if own.waiting < limit or not_begun - set(silent):
+        return None
+    return _overdue(of_all, own, silent, limit)
+
+
+def describe_signs(signs: Mapping[int, Sign], run: int, silent: Collection[int] = ()) -> str:
+    """Return what processes are doing, each of them or each group that does the same.
+
+    Args:
+        signs: Their signs by rank.
+        run: The number of the run that is spoken of.
+        silent: Those that have given no sign of life for long.
+    """
+    by_text: dict[str, list[int]] = {}
+    for rank, sign in sorted(signs.items()):
+        silence = "has given no sign of life since it " if rank in silent else ""
+        by_text.setdefault(silence + _describe(sign, run), []).append(rank)
+    return "; ".join(f"{_name(ranks)} {text}" for text, ranks in by_text.items())
+
+
+def _describe(sign: Sign, run: int) -> str:
+    done = f"after {sign.updates} update{'' if sign.updates == 1 else 's'}"
+    if sign == Sign():
+        return "was started"
+    if sign.end:
+        return f"{sign.end}, {done}"
+    if sign.run < run and not sign.place:
+        return f"was in no run yet{_at(sign)}"
+    if sign.has_left(run):
+        return f"left the run {done}{_at(sign)}"
+    if not sign.doing:
+        return f"was {sign.place}, {done}"
+    return f"{'waited' if sign.waiting > 0 else 'was'} in {sign.doing}, {sign.place}, {done}"
+
+
+def _at(sign: Sign) -> str:
+    return f", and was in {sign.doing}" if sign.doing else ""
+
+
+def _name(ranks: list[int]) -> str:
+    """Name ranks, which are in order: "rank 1", "ranks 0, 2-5"."""
+    spans: list[list[int]] = []
+    for rank in ranks:
+        if spans and rank == spans[-1][-1] + 1:
+            spans[-1] = [spans[-1][0], rank]
+        else:
+            spans.append([rank])
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join('-'.join(map(str, span)) for span in spans)}"
+
+
+def _left(signs: Mapping[int, Sign], own: Sign) -> OtherProcessError:
+    return OtherProcessError(
+        "A process waits for another one that has left the run.",
+        given=describe_signs(signs, own.run),
+        expected="a run that all processes leave together",
+        do="Where one process alone decides to stop, call run.request_stop() on it instead of leaving the loop.",
+    )
+
+
+def _apart(signs: Mapping[int, Sign], own: Sign) -> OtherProcessError:
+    return OtherProcessError(
+        "The processes wait for each other in different places.",
+        given=describe_signs(signs, own.run),
+        expected="the same steps, backward passes, evaluations and exchanges on each process, in the same order",
+        do="Take what only some of the processes come to out of the condition that it depends on.",
+    )
+
+
+def _overdue(signs: Mapping[int, Sign], own: Sign, silent: Collection[int], limit: float) -> OtherProcessError:
+    return OtherProcessError(
+        f"A process has waited for another one for {own.waiting:.0f} seconds.",
+        given=describe_signs(signs, own.run, silent),
+        expected=f"processes that come to each exchange within {limit:.0f} seconds of each other",
+        do="See in the stacks above what the others are doing; if they may take that long, raise max_wait_seconds.",
+    )

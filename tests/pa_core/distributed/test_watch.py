@@ -1,0 +1,104 @@
+"""Processes that wait for another one in vain: all of them end, and say who waited for whom."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pa_core import ConfigurationError, Trainer
+from pa_core.distributed.sign_of_life import Sign
+from pa_core.distributed.stuck_processes import find_vain_wait
+from pa_core.testing import TinyClassifier
+from tests.launching import Launch, free_ports
+
+SCRIPT = Path(__file__).with_name("waiting_in_vain.py")
+
+
+def test_processes_that_wait_in_vain_end_with_a_report(launch: Launch, tmp_path: Path) -> None:
+    """Each prints its stack, one of them who waits for whom, and none lives on; between two runs, there is time."""
+    names = ["sleeps", "gathers", "is_frozen", "trains_once_more", "is_busy_between_runs"]
+    cases = dict(zip(names, free_ports(len(names)), strict=True))
+    assert launch(SCRIPT, json.dumps(cases)).status == 0
+    ended: dict[str, dict[str, Any]] = json.loads((tmp_path / "ended.json").read_text())
+    for name, case in ended.items():
+        print(name, case["statuses"], *case["outputs"], sep="\n")  # noqa: T201 - pytest shows it when the test fails
+    assert {name: case["statuses"] for name, case in ended.items()} == {
+        "sleeps": [1, 1],
+        "gathers": [1, 1],
+        "is_frozen": [1, None],
+        "trains_once_more": [0, 1],
+        "is_busy_between_runs": [0, 0],
+    }
+    reports = {name: "".join(case["outputs"]) for name, case in ended.items()}
+
+    assert "rank 1 was in on_optimizer_step_end of Late (waiting_in_vain.py" in reports["sleeps"]
+    assert "rank 0 waited in the exchange of gradients" in reports["sleeps"]
+    assert "time.sleep(1000)" in ended["sleeps"]["outputs"][1]
+    assert "raise max_wait_seconds" in reports["sleeps"]
+
+    assert "rank 1 waited in all_gather, in on_optimizer_step_end of Late" in reports["gathers"]
+    assert "rank 1 has given no sign of life since it was " in reports["is_frozen"]
+
+    assert "OtherProcessError: Another process is gone" in reports["trains_once_more"]
+    assert "rank 0 ended its script, after 1 update;" in reports["trains_once_more"]
+    assert "Begin as many runs on each process as on the others." in reports["trains_once_more"]
+
+    assert "rank" not in reports["is_busy_between_runs"]
+
+
+IN_BACKWARD = Sign(run=1, place="in the training of an epoch", updates=5, collectives=20, waiting=12.0, doing="x")
+
+
+@pytest.mark.parametrize(
+    ("other", "limit", "problem"),
+    [
+        # which may still come
+        (Sign(run=1, place="in the training of an epoch", updates=5), 60.0, None),
+        (Sign(run=1, place="in an evaluation", updates=5, waiting=3.0), 60.0, None),
+        (IN_BACKWARD, 60.0, None),
+        (Sign(run=0), 5.0, None),
+        (Sign(run=1, place="in the training of an epoch", updates=5, end="raised ValueError"), 60.0, None),
+        # which may not
+        (Sign(run=1), 60.0, "has left the run"),
+        (Sign(run=2, place="at the start of the run"), 60.0, "has left the run"),
+        (Sign(run=1, place="in an evaluation", updates=5, waiting=11.0), 60.0, "in different places"),
+        (Sign(run=1, place="in the training of an epoch", updates=6, waiting=11.0), math.inf, "in different places"),
+        (
+            Sign(run=1, place="in the training of an epoch", updates=5),
+            10.0,
+            "has waited for another one for 12 seconds",
+        ),
+        (IN_BACKWARD, 10.0, "waited for another one for 12 seconds"),
+    ],
+)
+def test_what_is_a_wait_in_vain(other: Sign, limit: float, problem: str | None) -> None:
+    """Nobody is ended for being slow before its time, nor spared when there is nothing left to hope for."""
+    found = find_vain_wait(0, IN_BACKWARD, {1: other}, [], limit)
+    assert (found is None) == (problem is None)
+    assert found is None or (problem is not None and problem in str(found))
+
+
+def test_a_process_in_no_run_waits_for_nobody() -> None:
+    """A script may exchange what it likes between two runs."""
+    outside = Sign(run=1, waiting=1000.0)
+    assert find_vain_wait(0, outside, {1: Sign(run=1)}, [], 10.0) is None
+
+
+def test_ranks_in_the_same_place_are_named_together() -> None:
+    """Of a thousand processes, those that do the same take one line."""
+    others = dict.fromkeys((1, 2, 4, 5, 6), IN_BACKWARD) | {3: Sign(run=1, place="in an evaluation", updates=5)}
+    found = find_vain_wait(0, IN_BACKWARD, others, [], 10.0)
+    assert found is not None
+    assert "ranks 0-2, 4-6 waited in x, in the training of an epoch, after 5 updates; rank 3 was" in found.given
+
+
+@pytest.mark.parametrize("seconds", [0, -1.0, math.inf, math.nan, True, "60"])
+def test_a_wait_that_is_not_a_time_is_refused(seconds: Any) -> None:
+    """It is a positive number of seconds, or None."""
+    with pytest.raises(ConfigurationError, match="max_wait_seconds"):
+        Trainer(TinyClassifier(), None, None, callbacks=[], max_wait_seconds=seconds)
+    Trainer(TinyClassifier(), None, None, callbacks=[], max_wait_seconds=None)

@@ -1,0 +1,147 @@
+"""A script: starts pairs of ranks, one of which lets the other wait, and says how each pair ended, as JSON.
+
+It forks its ranks, as a launcher would take seconds for each pair; unlike a launcher, it lets both end by themselves.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import accelerate  # noqa: F401  # pyright: ignore[reportUnusedImport]  # here, or each rank would import it
+import torch
+import torch._dynamo  # pyright: ignore[reportUnusedImport]  # as above
+from torch import nn
+from torch._C._distributed_c10d import TCPStore
+from torch.optim import SGD
+from typing_extensions import override
+
+from pa_core import AnyTrainer, Trainer, TrainerCallback
+from pa_core.testing import TinyClassifier, make_classification
+
+MAX_WAIT_SECONDS = 3.0
+SECONDS_TO_END = 45.0
+
+_fork = multiprocessing.get_context("fork")
+
+
+class Late(TrainerCallback):
+    """Does something after the third update on one rank, which the other waits for."""
+
+    def __init__(self, do: Callable[[AnyTrainer], object]) -> None:
+        self._do = do
+
+    @override
+    def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
+        if update == 3 and trainer.process_index == 1:
+            self._do(trainer)
+
+
+def trainer(*callbacks: TrainerCallback, max_wait_seconds: float = MAX_WAIT_SECONDS) -> Trainer:
+    """A trainer that does not wait for long."""
+    model = TinyClassifier()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    return Trainer(model, nn.CrossEntropyLoss(), optimizer, list(callbacks), max_wait_seconds=max_wait_seconds)
+
+
+def train(do: Callable[[AnyTrainer], object], max_wait_seconds: float = MAX_WAIT_SECONDS) -> None:
+    """Train with a callback that does something on one rank."""
+    trainer(Late(do), max_wait_seconds=max_wait_seconds).train(
+        make_classification(40), 2, make_classification(8), per_device_batch_size=4
+    )
+
+
+def sleeps(_rank: int) -> None:
+    """A callback does not return on one rank."""
+    train(lambda _: time.sleep(1000))
+
+
+def gathers(_rank: int) -> None:
+    """A callback gathers on one rank."""
+    train(lambda trainer: trainer.gather(torch.ones(3)))
+
+
+def is_frozen(_rank: int) -> None:
+    """One rank is stopped by its machine, and gives no sign any more."""
+    train(lambda _: os.kill(os.getpid(), signal.SIGSTOP), max_wait_seconds=8.0)
+
+
+def trains_once_more(rank: int) -> None:
+    """One rank begins one more run than the other, which ends its script."""
+    one = trainer()
+    for _ in range(1 + rank):
+        one.train(make_classification(8), 1)
+
+
+def is_busy_between_runs(rank: int) -> None:
+    """What a script does between two runs may take as long as it likes."""
+    one = trainer()
+    one.train(make_classification(8), 1)
+    time.sleep(2 * MAX_WAIT_SECONDS * rank)
+    one.train(make_classification(8), 1)
+
+
+CASES: dict[str, Callable[[int], None]] = {
+    one.__name__: one for one in (sleeps, gathers, is_frozen, trains_once_more, is_busy_between_runs)
+}
+
+
+def be_rank(rank: int, port: int, name: str) -> None:
+    """What a forked process does."""
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), MASTER_PORT=str(port))
+    file = os.open(f"{name}_{rank}.txt", os.O_WRONLY | os.O_CREAT)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    sys.stdout, sys.stderr = open(1, "w"), open(2, "w")  # noqa: SIM115 - for the life of the process
+    try:
+        CASES[name](rank)
+    finally:
+        # What ends in order at the end of a script, a process of multiprocessing leaves out.
+        atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]  # as above
+
+
+class Pair:
+    """Two ranks."""
+
+    def __init__(self, name: str, port: int) -> None:
+        self._name = name
+        # As torchrun, which outlives its ranks.
+        self._store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+        self._started = time.monotonic()
+        self._ranks = [_fork.Process(target=be_rank, args=(rank, port, name)) for rank in range(2)]
+        for process in self._ranks:
+            process.start()
+
+    def end(self) -> dict[str, Any]:
+        """Wait for both to end, but not for ever, and say how they did."""
+        awaited = self._ranks[:1] if self._name == "is_frozen" else self._ranks
+        for process in awaited:
+            process.join(max(0.0, self._started + SECONDS_TO_END - time.monotonic()))
+        statuses = [process.exitcode for process in self._ranks]
+        for process in self._ranks:
+            process.kill()
+        outputs = [Path(f"{self._name}_{rank}.txt").read_text() for rank in range(2)]
+        return {"statuses": statuses, "outputs": outputs}
+
+
+def main() -> None:
+    """Run the cases of the first argument, by the port of each."""
+    torch.set_num_threads(1)
+    os.environ.update(
+        TORCHELASTIC_USE_AGENT_STORE="True", WORLD_SIZE="2", LOCAL_WORLD_SIZE="2", MASTER_ADDR="127.0.0.1"
+    )
+    cases: dict[str, int] = json.loads(sys.argv[1])
+    pairs = {name: Pair(name, port) for name, port in cases.items()}
+    Path("ended.json").write_text(json.dumps({name: pair.end() for name, pair in pairs.items()}))
+
+
+if __name__ == "__main__":
+    main()
