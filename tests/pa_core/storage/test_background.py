@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
 import threading
 import time
 from functools import partial
@@ -14,6 +17,7 @@ from pa_core.storage.background import BackgroundWriter
 
 if TYPE_CHECKING:
     from pathlib import Path
+    from types import FrameType
 
     from tests.launching import Launch
 
@@ -57,6 +61,45 @@ def test_jobs_run_one_after_the_other() -> None:
     writer.wait()
 
     assert log == [f"{event} {number}" for number in range(3) for event in ("begin", "end")]
+
+
+class InterruptAt:
+    """Sends what Ctrl-C does, before a line of what starts a job."""
+
+    def __init__(self, line: int) -> None:
+        self._lines_left = line
+
+    def __call__(self, frame: FrameType, event: str, _argument: object) -> InterruptAt | None:
+        """Count the lines, and go on to trace."""
+        if not frame.f_code.co_filename.endswith(("background.py", "threading.py")):
+            return None
+        if event == "line":
+            self._lines_left -= 1
+            if self._lines_left == 0:
+                os.kill(os.getpid(), signal.SIGINT)
+        return self
+
+
+def test_an_interrupt_while_a_job_starts_leaves_nothing_half_done() -> None:
+    """Wherever it comes, the job then runs once, or not at all, and the writer goes on to work."""
+    outcomes: list[list[str]] = []
+    tracing_before = sys.gettrace()
+    while not outcomes or "not interrupted" not in outcomes[-1]:
+        writer, done = BackgroundWriter(), list[str]()
+        sys.settrace(InterruptAt(len(outcomes) + 1))
+        try:
+            writer.submit(partial(done.append, "first"))
+            done.append("not interrupted")
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(tracing_before)
+        writer.wait()
+        writer.submit(partial(done.append, "second"))
+        writer.wait()
+        outcomes.append(done)
+    assert len(outcomes) > 20
+    assert all(outcome in (["second"], ["first", "second"]) for outcome in outcomes[:-1])
 
 
 def test_a_failure_is_told_once() -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import atexit
+import signal
 import threading
 import traceback
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Generator, Hashable, Mapping
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -44,8 +46,10 @@ class BackgroundWriter:
         """
         self.wait()
         # A thread for each job, and no daemon: the interpreter waits for it, and none is left waiting for work.
-        self._thread = threading.Thread(target=self._run, args=(job,), name="pa_core background writer")
-        self._thread.start()
+        thread = threading.Thread(target=self._run, args=(job,), name="pa_core background writer")
+        with _ctrl_c_held_back():
+            thread.start()
+            self._thread = thread
 
     def wait(self) -> None:
         """Return when no job is running.
@@ -73,6 +77,23 @@ class BackgroundWriter:
 
     def _print_error(self) -> None:
         traceback.print_exception(self._error)
+
+
+@contextmanager
+def _ctrl_c_held_back() -> Generator[None]:
+    """Let Ctrl-C wait for the end of the context: it would leave a thread of which nobody can tell whether it runs."""
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        yield
+        return
+    came: list[int] = []
+    try:
+        signal.signal(signal.SIGINT, lambda number, _frame: came.append(number))
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if came:
+            signal.raise_signal(signal.SIGINT)
 
 
 class HostPool:
