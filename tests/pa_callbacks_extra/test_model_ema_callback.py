@@ -119,6 +119,21 @@ def test_without_evaluation_the_newest_average_is_saved(shared_tmp_path: Path) -
     assert set(trainer.run_history.get_metric_names()) == {"train_loss_epoch"}
 
 
+def test_a_script_may_change_its_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A relative path is in the folder from which the run was started."""
+
+    class ChangeFolder(TrainerCallback):
+        @override
+        def on_training_run_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+            monkeypatch.chdir(tmp_path / "another")
+
+    (tmp_path / "another").mkdir()
+    monkeypatch.chdir(tmp_path)
+    train(make_trainer(ChangeFolder(), ModelEmaCallback(0.5, save_path="ema.pt")))
+    assert (tmp_path / "ema.pt").exists()
+    assert list((tmp_path / "another").iterdir()) == []
+
+
 @pytest.mark.runs_on(*EVERYWHERE)
 @pytest.mark.parametrize("evaluate", [True, False])
 def test_the_training_is_the_same_as_without(shared_tmp_path: Path, evaluate: bool) -> None:

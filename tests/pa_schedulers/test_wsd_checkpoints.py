@@ -231,6 +231,23 @@ def test_a_run_that_ends_early_has_what_it_got_to(tmp_path: Path) -> None:
     ]
 
 
+def test_a_script_may_change_its_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checkpoints go to the folder from which the run was started."""
+    (tmp_path / "another").mkdir()
+    monkeypatch.chdir(tmp_path)
+    run = Run(WSDCheckpointCallback("made"))
+
+    class ChangeFolder(TrainerCallback):
+        @override
+        def on_train_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+            monkeypatch.chdir(tmp_path / "another")
+
+    run.trainer.callback_handler.add_callbacks([ChangeFolder()])
+    run.train(8)
+    assert names(tmp_path / "made") == NAMES_OF_THREE
+    assert list((tmp_path / "another").iterdir()) == []
+
+
 def refuse(run: Run, create_scheduler_fn: Any, message: str) -> None:
     """The run ends before its first update, with a message."""
     with pytest.raises((ValueError, FileNotFoundError), match=message):

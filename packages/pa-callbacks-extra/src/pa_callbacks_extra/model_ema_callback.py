@@ -271,5 +271,5 @@ class ModelEmaCallback(SaveBestModelCallback):
     def _save(self, trainer: AnyTrainer, description: dict[str, Any]) -> None:
         with self.averaged_weights(trainer):
             trainer.save_checkpoint(
-                self.save_path, checkpoint_kwargs=description, save_optimizer=False, save_scheduler=False
+                self.path, checkpoint_kwargs=description, save_optimizer=False, save_scheduler=False
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
@@ -550,7 +551,7 @@ class AnyTrainer(ABC):
                 when the run ends.
         """
         request = StateRequest(
-            Path(output_dir), checkpoint_kwargs or {}, asynchronous, sequence, on_saved, keep_other_runs
+            Path(output_dir).absolute(), checkpoint_kwargs or {}, asynchronous, sequence, on_saved, keep_other_runs
         )
         if self._running == "train" and self._safe_points.ended_by is None:
             self._safe_points.request(request)
@@ -577,6 +578,46 @@ class AnyTrainer(ABC):
         with asked_settings.not_asking(*self.named_optimizers().values()):
             saved.restore_training(self, self._accelerator.scaler)
         return {"current_epoch": saved.position.current_epoch, **saved.extras}
+
+    def reserve_state_folder(self, folder: str | Path) -> Path | None:
+        """Keep other runs from saving their states into a folder until this run is over, however it ends.
+
+        Every process must call this, within a run, before it saves states there; ``SaveTrainingStateCallback`` does so
+        when the run starts. The folder is made if it is missing. Where the run resumed from a state of another folder,
+        or not from the newest one that the saved run has there, it is another run from now on: neither removes states
+        of the other.
+
+        Args:
+            folder: The folder.
+
+        Returns:
+            On the first process, the state that the run continues, if it is the newest one of the run in the folder;
+            otherwise None.
+
+        Raises:
+            ConfigurationError: There is no run under way.
+            FolderInUseError: A run that is alive saves its states there.
+            CheckpointError: Something is in the way of the file that says who uses the folder.
+            OSError: The folder cannot be made or written to.
+
+        Example:
+            >>> import torch
+            >>> from pa_core import AnyTrainer, TrainerCallback
+            >>> class SaveEachEpoch(TrainerCallback):
+            ...     def on_training_run_start(self, trainer: AnyTrainer, **kwargs: object) -> None:
+            ...         trainer.reserve_state_folder("states")
+            ...
+            ...     def on_training_run_epoch_end(self, trainer: AnyTrainer, **kwargs: object) -> None:
+            ...         trainer.save_training_state(f"states/epoch_{trainer.num_epochs_completed}")
+        """
+        if self._running is None:
+            raise ConfigurationError(
+                "There is no run that could have a folder for itself.",
+                given="reserve_state_folder(...) outside of a run",
+                expected="a call while a run is under way, such as in on_training_run_start",
+                do="Call it in on_training_run_start.",
+            )
+        return self._safe_points.reserve_folder(Path(os.path.realpath(folder)), self.print)
 
     def check_training_state(self) -> None:
         """Refuse, before any time is spent on training, what could not be saved in a training state.

@@ -208,6 +208,7 @@ class Engine(AnyTrainer):
         with self._watch.run(self._progress):
             self._resumption.seed = agree_on_integer(int(torch.randint(2**63 - 1, ()).item()), self.device)
             with self._run_contexts, self._ending_in_order(kind):
+                self._run_contexts.callback(self._safe_points.release_folders)
                 yield
         self.callback_handler.warn_of_unfired_events()
 

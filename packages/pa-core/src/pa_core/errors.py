@@ -22,6 +22,7 @@ __all__ = [
     "ConfigurationError",
     "EmptyDatasetError",
     "ExplainedError",
+    "FolderInUseError",
     "MetricNotFoundError",
     "NonFiniteLossError",
     "OtherProcessError",
@@ -219,6 +220,15 @@ class CheckpointError(ExplainedError, RuntimeError):
 
     Example:
         >>> issubclass(CheckpointError, RuntimeError)
+        True
+    """
+
+
+class FolderInUseError(CheckpointError):
+    """Another run, which is alive, saves its training states into the same folder.
+
+    Example:
+        >>> issubclass(FolderInUseError, CheckpointError)
         True
     """
 

@@ -70,11 +70,13 @@ class WSDCheckpointCallback(TrainerCallback):
         self.save_optimizer = save_optimizer
         self.save_scheduler = save_scheduler
         self.initial_checkpoint: Path | None = None if initial_checkpoint is None else Path(initial_checkpoint)
+        self._started_in = Path()
 
     @override
     def on_training_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         """Find out, before any time is spent, whether the run can be saved; load the initial checkpoint."""
         scheduler = _scheduler_of(trainer)
+        self._started_in = Path.cwd()
         if distributed.rank() == 0:
             self.save_dir.mkdir(parents=True, exist_ok=True)
         trainer.check_training_state()
@@ -90,7 +92,7 @@ class WSDCheckpointCallback(TrainerCallback):
         step = scheduler.get_current_step()
         phase = scheduler.get_phase_info(step)
         if step == phase["pre_decay_step"]:
-            sequence = StateFolder(self.save_dir).next_sequence()
+            sequence = StateFolder(self._started_in / self.save_dir).next_sequence()
             entries = _entries(scheduler, step, "wsd_pre_decay")
             trainer.save_training_state(self._pre_decay_path(step), entries, sequence=sequence)
         if step == phase["period_end"]:
@@ -102,10 +104,10 @@ class WSDCheckpointCallback(TrainerCallback):
             )
 
     def _pre_decay_path(self, step: int) -> Path:
-        return self.save_dir / f"checkpoint_{step}_wsd_pre_decay"
+        return self._started_in / self.save_dir / f"checkpoint_{step}_wsd_pre_decay"
 
     def _post_decay_path(self, step: int) -> Path:
-        return self.save_dir / f"checkpoint_{step}_wsd_post_decay.pt"
+        return self._started_in / self.save_dir / f"checkpoint_{step}_wsd_post_decay.pt"
 
     def _continue_from(self, checkpoint: Path, trainer: AnyTrainer, scheduler: WSDLrScheduler) -> None:
         if checkpoint.is_dir():

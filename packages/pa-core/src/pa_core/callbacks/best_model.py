@@ -72,6 +72,7 @@ class SaveBestModelCallback(TrainerCallback):
         load_saved_checkpoint: bool = True,
     ) -> None:
         self.save_path = save_path
+        self._started_in = Path()
         self.watch_metric = watch_metric
         self.greater_is_better: bool = resolve_direction(watch_metric, greater_is_better)
         self.reset_on_train = reset_on_train
@@ -80,9 +81,15 @@ class SaveBestModelCallback(TrainerCallback):
         self.load_saved_checkpoint = load_saved_checkpoint
         self.best: BestMetric = BestMetric(self.greater_is_better)
 
+    @property
+    def path(self) -> Path:
+        """The file; a relative ``save_path`` is in the folder from which the current or last run was started."""
+        return self._started_in / self.save_path
+
     @override
     def on_training_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Forget the best value of earlier runs, if configured to."""
+        """Note from where the run is started, and forget the best value of earlier runs, if configured to."""
+        self._started_in = Path.cwd()
         if self.reset_on_train:
             self.best.reset()
 
@@ -111,7 +118,7 @@ class SaveBestModelCallback(TrainerCallback):
     def save_best(self, trainer: AnyTrainer) -> None:
         """Write the file; override this to save something else or in another form."""
         trainer.save_checkpoint(
-            self.save_path,
+            self.path,
             checkpoint_kwargs=self._what_identifies_the_best(),
             save_optimizer=self.save_optimizer,
             save_scheduler=self.save_scheduler,
@@ -124,7 +131,7 @@ class SaveBestModelCallback(TrainerCallback):
             CheckpointError: The file is missing, or another run has replaced it. The model is left as it is.
         """
         self._require_own_file()
-        trainer.load_checkpoint(self.save_path, load_optimizer=self.save_optimizer, load_scheduler=self.save_scheduler)
+        trainer.load_checkpoint(self.path, load_optimizer=self.save_optimizer, load_scheduler=self.save_scheduler)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the best value and its epoch."""
@@ -143,7 +150,7 @@ class SaveBestModelCallback(TrainerCallback):
 
     def _require_own_file(self) -> None:
         expected = self._what_identifies_the_best()
-        path = Path(self.save_path)
+        path = self.path
         found: dict[str, Any] = {}
         if path.exists():
             # On the meta device, no weight is read.

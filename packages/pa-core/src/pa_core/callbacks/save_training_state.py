@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
+import os
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -107,6 +107,7 @@ class SaveTrainingStateCallback(TrainerCallback):
         self.asynchronous = asynchronous
         self._signals = tuple(stop_on_signals)
         SignalWatch(self._signals, lambda: None)  # refuses what is no signal
+        self._folder: Path = self.save_dir
         self._last_sequence = 0
         self._last_save = 0.0
         self._has_asked: bool = False
@@ -116,12 +117,13 @@ class SaveTrainingStateCallback(TrainerCallback):
     @override
     def on_training_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         """Find out, before any time is spent, whether states can be saved, and begin to watch for signals."""
-        if distributed.rank() == 0:
-            self.save_dir.mkdir(parents=True, exist_ok=True)
-            tempfile.TemporaryFile(dir=self.save_dir).close()
-        trainer.check_training_state()
-        self._last_save = time.monotonic()
         self._has_asked = self._has_warned = self._is_lost = False
+        self._folder = Path(os.path.realpath(self.save_dir))
+        continued = trainer.reserve_state_folder(self._folder)
+        trainer.check_training_state()
+        if distributed.rank() == 0:
+            self._tidy_up_at_start(continued)
+        self._last_save = time.monotonic()
         trainer.enter_run_context(SignalWatch(self._signals, trainer.request_preemption))
         trainer.preemptible = bool(self._signals)
         if trainer.resume_from is not None and not trainer.was_complete:
@@ -181,20 +183,29 @@ class SaveTrainingStateCallback(TrainerCallback):
     def _save(self, trainer: AnyTrainer, name: str) -> None:
         self._last_save = time.monotonic()
         self._has_asked = False
-        folder = StateFolder(self.save_dir)
+        folder = StateFolder(self._folder)
         # The last one may still be on its way to the disk.
         self._last_sequence = max(self._last_sequence + 1, folder.next_sequence())
         trainer.save_training_state(
-            self.save_dir / name,
+            self._folder / name,
             asynchronous=self.asynchronous,
             sequence=self._last_sequence,
             on_saved=self._tidy_up,
             keep_other_runs=True,
         )
 
+    def _tidy_up_at_start(self, continued: Path | None) -> None:
+        """Remove what a process that was killed has left; a complete run saves nothing any more that would do it."""
+        try:
+            StateFolder(self._folder).remove_leftovers()
+        except CheckpointError as error:
+            self._warn_of_what_stays(error)
+        if continued is not None:
+            self._tidy_up(continued)
+
     def _tidy_up(self, newest: Path) -> None:
         """Remove what is too old, and what an earlier process of this run has left half written."""
-        folder = StateFolder(self.save_dir)
+        folder = StateFolder(self._folder)
         run = next((record.run for record in folder.records() if record.path == newest), None)
         if run is None:
             raise CheckpointError(

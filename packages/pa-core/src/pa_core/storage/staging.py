@@ -119,14 +119,14 @@ def shown_path(entry: Path) -> Path | None:
     return None if entry.name.startswith(".") else entry
 
 
-def leftovers(folder: Path, run: str) -> list[Path]:
+def leftovers(folder: Path, run: str | None) -> list[Path]:
     """Return what the run, or any process that is gone, has begun to write, and what any run has begun to delete."""
+    key = None if run is None else _key(run)
     named = [(entry, match) for entry in folder.iterdir() if (match := _HIDDEN.fullmatch(entry.name))]
     return sorted(
         entry
         for entry, match in named
-        if _is_own_directory(entry)
-        and (match["kind"] == "removed" or match["key"] == _key(run) or _is_abandoned(entry))
+        if _is_own_directory(entry) and (match["kind"] == "removed" or match["key"] == key or _is_abandoned(entry))
     )
 
 

@@ -154,17 +154,19 @@ class StateFolder:
         self._remove([located(record.path) for record in removed], run)
         return removed
 
-    def remove_leftovers(self, run: str) -> None:
+    def remove_leftovers(self, run: str | None = None) -> None:
         """Remove what the run, or another one whose process is gone, left half-written, and what is half removed.
 
-        Call it when the run starts, before its first write; a write of the same run that is under way would fail.
+        Args:
+            run: The run that writes to the folder, of which no write may be under way; its own old states that were
+                replaced go as well. None where no run writes to it: those of all runs go.
 
         Raises:
             CheckpointError: Something cannot be removed; the rest is.
         """
         if self.path.is_dir():
-            old = [directory for directory in replaced(self.path) if _record(directory).run == run]
-            self._remove([*old, *leftovers(self.path, run)], run)
+            old = [directory for directory in replaced(self.path) if run is None or _record(directory).run == run]
+            self._remove([*old, *leftovers(self.path, run)], run or "")
 
     def _is_state_of(self, run: str, path: Path) -> bool:
         return not path.is_symlink() and _record(path).run == run

@@ -17,6 +17,7 @@ from pa_core.storage import Skipped, State, newest_valid, read_state
 from pa_core.storage.accelerate_state import find_accelerate_state, refusal_of_accelerate_state
 from pa_core.training_state import asked_settings
 from pa_core.training_state.lengthened_schedule import with_schedule_lengths
+from pa_core.training_state.reserved_folders import continues_run
 from pa_core.training_state.resume_messages import describe_missing, describe_neighbours, describe_start
 from pa_core.training_state.run_loaders import RunLoaders
 from pa_core.training_state.run_settings import Difference, describe_differences, describe_settings
@@ -53,7 +54,8 @@ class Resumption:
         self.saved: SavedRun | None = None
         self.phase: Phase | None = None
         self.was_complete: bool = False
-        self.name: str = secrets.token_hex(8)
+        self._new_name = secrets.token_hex(8)
+        self.name: str = self._new_name
         self.seed: int = 0
         self.settings: dict[str, Any] | None = None
         self.hyperparameters: dict[str, list[dict[str, Any]]] = {}
@@ -86,7 +88,25 @@ class Resumption:
             run.print(describe_missing(resume_from))
         else:
             self.saved = SavedRun(state)
-            self.seed, self.name = self.saved.seed, self.saved.name
+            self.seed = self.saved.seed
+            self.choose_name([self.saved.path.parent])
+
+    def choose_name(self, folders: Collection[Path]) -> None:
+        """Keep the name of the saved run where this one continues it; a run that branches off has a name of its own.
+
+        So neither ever takes the states of the other for its own. The name matters on the first process.
+
+        Args:
+            folders: Where this run saves its states.
+        """
+        if self.saved is not None and distributed.rank() == 0:
+            is_continued = continues_run(self.saved.path, self.saved.name, folders)
+            self.name = self.saved.name if is_continued else self._new_name
+
+    @property
+    def continued_state(self) -> Path | None:
+        """On the first process, the state that is resumed from; None for a new run and one that branches off."""
+        return self.saved.path if self.saved is not None and self.name == self.saved.name else None
 
     def note_hyperparameters(self, run: ResumableRun) -> None:
         """Record what the script asks of the optimizers, before their schedulers are made.

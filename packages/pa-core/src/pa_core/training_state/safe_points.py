@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Protocol
 
 import torch
@@ -18,11 +20,12 @@ from pa_core.events import TrainerCallback
 from pa_core.progress import Phase, Position, Progress
 from pa_core.rng import capture_rng_state
 from pa_core.training_state.extension import Extension, find_extension
+from pa_core.training_state.reserved_folders import ReservedFolders, newest_state
 from pa_core.training_state.resumption import Resumption
 from pa_core.training_state.round_trip import check_scheduler, check_state_of_optimizer, check_storable
 from pa_core.training_state.run_state import RunState, capture
 from pa_core.training_state.snapshotable import ResumableRun
-from pa_core.training_state.state_writer import StateRequest, StateWriter
+from pa_core.training_state.state_writer import StateRequest, StateWriter, raise_on_all
 from pa_core.types import SupportsStateDict
 
 __all__ = ["CallEvent", "EvaluationInterrupted", "RunParts", "SafePoints"]
@@ -112,7 +115,8 @@ class SafePoints:
         self.registered: list[SupportsStateDict] = []
         self.ended_by: type[BaseException] | None = None
         self.unchecked_optimizers: set[str] = set()
-        self._writer = StateWriter()
+        self._folders = ReservedFolders()
+        self._writer = StateWriter(self._folders)
         self._run = parts
         self._has_trained = False
         self._phase: Phase | None = None
@@ -198,13 +202,15 @@ class SafePoints:
             self._rng_state = capture_rng_state(device)
 
     def settle(self) -> None:
-        """Wait for a state that is written in the background.
+        """Wait for a state that is written in the background, and see that the folders are still this run's.
 
         Raises:
-            CheckpointError: It could not be written.
-            OSError: As above.
+            CheckpointError: It could not be written, or a folder was moved, replaced or removed.
+            OSError: It could not be written.
         """
         self._writer.settle()
+        if self._folders.paths:
+            self._on_all(self._folders.check)
 
     def abandon(self, failure: BaseException) -> None:
         """Let the writing in the background finish when the run fails, without a word to other processes.
@@ -277,6 +283,42 @@ class SafePoints:
             raise EvaluationInterrupted
 
     # States
+
+    def reserve_folder(self, folder: Path, say: Callable[[str], object]) -> Path | None:
+        """Take a folder for this run until it is over.
+
+        Args:
+            folder: Its path without symbolic links.
+            say: Told why it takes time, where it does.
+
+        Returns:
+            As ``AnyTrainer.reserve_state_folder``.
+
+        Raises:
+            FolderInUseError: Another run uses it.
+            CheckpointError: Its lock cannot be written.
+            OSError: It cannot be made or written to.
+        """
+        resumption = self._run.resumption
+        self._on_all(lambda: self._folders.reserve(folder, say))
+        resumption.choose_name(self._folders.paths)
+        state, newest = resumption.continued_state, newest_state(folder, resumption.name)
+        is_continued = state is not None and newest is not None and os.path.realpath(state) == os.path.realpath(newest)
+        return newest if is_continued else None
+
+    def release_folders(self) -> None:
+        """Let other runs use the folders, when everything is written."""
+        self._folders.release()
+
+    @staticmethod
+    def _on_all(action: Callable[[], None]) -> None:
+        """Do something that may fail on the first process, and raise its error on all of them."""
+        problem: Exception | None = None
+        try:
+            action()
+        except (CheckpointError, OSError) as error:
+            problem = error
+        raise_on_all(problem)
 
     def request(self, request: StateRequest) -> None:
         """Have a state saved at the next safe point.

@@ -17,8 +17,9 @@ from pa_core.storage import StateFolder
 from pa_core.storage.background import BackgroundWriter, HostPool
 from pa_core.storage.encoding import Encoded, encode
 from pa_core.storage.state import write_state
+from pa_core.training_state.reserved_folders import ReservedFolders
 
-__all__ = ["StateRequest", "StateWriter"]
+__all__ = ["StateRequest", "StateWriter", "raise_on_all"]
 
 
 @dataclass(frozen=True)
@@ -43,9 +44,14 @@ class StateRequest:
 
 
 class StateWriter:
-    """Writes the states that were asked for; every process calls each method, and the first one writes."""
+    """Writes the states that were asked for; every process calls each method, and the first one writes.
 
-    def __init__(self) -> None:
+    Args:
+        folders: The folders that the run has for itself, at which each write looks first.
+    """
+
+    def __init__(self, folders: ReservedFolders) -> None:
+        self._folders = folders
         self._requests: list[tuple[StateRequest, Encoded]] = []
         self._writes_in_background = False
         self._pool: HostPool | None = None
@@ -87,7 +93,7 @@ class StateWriter:
                     self._write(request, {**encoded, "extras": extras}, position, run)
             except (CheckpointError, OSError) as error:
                 problem = error
-        _raise_on_all(problem)
+        raise_on_all(problem)
 
     def settle(self) -> None:
         """Wait for what is being written in the background.
@@ -104,7 +110,7 @@ class StateWriter:
                 self._writer.wait()
         except (CheckpointError, OSError) as error:
             problem = error
-        _raise_on_all(problem)
+        raise_on_all(problem)
 
     def abandon(self, failure: BaseException) -> None:
         """Let the writing in the background finish when the run fails, without a word to other processes.
@@ -138,12 +144,17 @@ class StateWriter:
         summary = _summary(request, position, run)
 
         def write(parts: Mapping[str, Encoded]) -> None:
-            directory = request.directory
-            if request.keeps_other_runs:
-                directory = StateFolder(directory.parent).path_for(directory.name, run)
-            write_state(directory, parts, summary)
-            if request.on_saved is not None:
-                request.on_saved(directory)
+            directory, folder = request.directory, request.directory.parent
+            self._folders.check([folder])
+            try:
+                if request.keeps_other_runs:
+                    directory = StateFolder(folder).path_for(directory.name, run)
+                write_state(directory, parts, summary)
+                if request.on_saved is not None:
+                    request.on_saved(directory)
+            except (CheckpointError, OSError):
+                self._folders.check([folder])  # if it has gone meanwhile, that is the reason to tell
+                raise
 
         if not request.asynchronous:
             write(parts)
@@ -167,8 +178,12 @@ def _summary(request: StateRequest, position: Position, run: str) -> dict[str, s
     }
 
 
-def _raise_on_all(problem: Exception | None) -> None:
-    """A state that one process could not write is missing for all of them."""
+def raise_on_all(problem: Exception | None) -> None:
+    """Raise what one process has met on all of them, for which a state is missing alike.
+
+    Args:
+        problem: What this process has met.
+    """
     for error in distributed.gather_objects(problem):
         if error is not None:
             raise error

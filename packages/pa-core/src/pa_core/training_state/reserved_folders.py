@@ -1,0 +1,115 @@
+"""The folders into which a run saves its states: no other run does, and whether it continues the one that did."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Collection, Iterable
+from pathlib import Path
+
+from pa_core import distributed
+from pa_core.errors import CheckpointError
+from pa_core.storage import StateFolder, StateRecord, read_state
+from pa_core.storage.folder_lock import FolderLock
+
+__all__ = ["ReservedFolders", "continues_run", "newest_state"]
+
+
+class ReservedFolders:
+    """The folders that a run has for itself until it releases them; every process calls each method."""
+
+    def __init__(self) -> None:
+        self._locks: dict[Path, FolderLock] = {}
+        self.paths: list[Path] = []
+
+    def reserve(self, folder: Path, say: Callable[[str], object]) -> None:
+        """Make a folder, see that it can be written to, and take it for this run.
+
+        Args:
+            folder: Its path without symbolic links. A folder that the run has already is no mistake.
+            say: Told why it takes time, where it does.
+
+        Raises:
+            FolderInUseError: Another run uses it.
+            CheckpointError: Its lock cannot be written.
+            OSError: It cannot be made or written to.
+        """
+        if folder in self.paths:
+            return
+        if distributed.rank() == 0:
+            folder.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=folder).close()
+            self._locks[folder] = FolderLock.acquire(folder, say)
+        self.paths.append(folder)
+
+    def check(self, folders: Iterable[Path] | None = None) -> None:
+        """See that folders are still those that were taken, and still this run's.
+
+        Args:
+            folders: Those to look at; others than the reserved ones do not matter. None looks at all.
+
+        Raises:
+            CheckpointError: One of them was moved, replaced or removed, or another run has taken it over.
+        """
+        for folder in self.paths if folders is None else folders:
+            if (lock := self._locks.get(folder)) is not None:
+                lock.check()
+
+    def release(self) -> None:
+        """Let other runs use the folders."""
+        for lock in self._locks.values():
+            lock.release()
+        self._locks.clear()
+        self.paths.clear()
+
+
+def continues_run(state: Path, run: str, folders: Collection[Path]) -> bool:
+    """Whether a run that resumes from a state continues the one that saved it, rather than branching off from it.
+
+    It does where the state is in one of the folders, and none of them has a valid state of the run that was saved
+    later.
+
+    Args:
+        state: The state to resume from.
+        run: The name of the run that saved it.
+        folders: Where the run that resumes saves its own states.
+    """
+    places = {_real(state.parent), _real(state).parent}
+    found = [(folder, record) for folder in map(_real, folders) for record in _states_of(run, folder)]
+    own = next((record for folder, record in found if folder in places and _real(record.path) == _real(state)), None)
+    if own is None:
+        return False
+    return not any(_is_later(record, own, folder in places) and _is_valid(record.path) for folder, record in found)
+
+
+def newest_state(folder: Path, run: str) -> Path | None:
+    """Return the newest state of a run in a folder, be it damaged or not; None without any.
+
+    Args:
+        folder: The folder.
+        run: The name of the run.
+    """
+    return next((record.path for record in reversed(_states_of(run, folder))), None)
+
+
+def _states_of(run: str, folder: Path) -> list[StateRecord]:
+    return [record for record in StateFolder(folder).records() if record.run == run]
+
+
+def _is_later(record: StateRecord, own: StateRecord, is_beside: bool) -> bool:
+    """Sequences count the states of one folder; two folders have only the updates in common."""
+    if _real(record.path) == _real(own.path):
+        return False
+    return record.update > own.update or (is_beside and record.update == own.update and record.sequence > own.sequence)
+
+
+def _is_valid(state: Path) -> bool:
+    try:
+        read_state(state)
+    except CheckpointError:
+        return False
+    return True
+
+
+def _real(path: Path) -> Path:
+    return Path(os.path.realpath(path))
