@@ -17,6 +17,7 @@ from typing_extensions import override
 
 from pa_core import (
     _accelerate,
+    alike,
     compatibility,
     default_step,
     distributed,
@@ -34,7 +35,7 @@ from pa_core.data.given_data import GivenData, check_arguments_of_loaders
 from pa_core.data.loaders import Loaders, Purpose, batches_on_device, count_steps, end_workers
 from pa_core.distributed import fail_fast, processes
 from pa_core.distributed.agreement import Agreement
-from pa_core.distributed.collectives import agree_on_integer
+from pa_core.distributed.comparison import Describe, agree_on_integer, require_alike
 from pa_core.distributed.shared_errors import showing_errors_once
 from pa_core.distributed.watch import Place, RunWatch
 from pa_core.errors import NonFiniteLossError, StopTrainingError
@@ -200,13 +201,22 @@ class Engine(AnyTrainer):
         input_checks.refuse_run_within_run(name, self._running)
 
     @contextmanager
-    def _run(self, kind: Literal["train", "evaluate"]) -> Generator[None]:
-        """Begin a run, and leave the user's objects as they were however it ends."""
+    def _run(self, kind: Literal["train", "evaluate"], describe_arguments: Describe) -> Generator[None]:
+        """Begin a run, and leave the user's objects as they were however it ends.
+
+        Args:
+            kind: What the run does.
+            describe_arguments: Returns what it was asked for.
+        """
         self._private_parts.start_run()
         self._start_bookkeeping()
         self._safe_points.start_run(self._parts_of_run())
         with self._watch.run(self._progress):
-            self._resumption.seed = agree_on_integer(int(torch.randint(2**63 - 1, ()).item()), self.device)
+            seed = int(torch.randint(2**63 - 1, ()).item())
+            with showing_errors_once():
+                self._resumption.seed = agree_on_integer(
+                    seed, lambda: {**self._describe_call(kind), **describe_arguments()}, self.device
+                )
             with self._run_contexts, self._ending_in_order(kind):
                 self._run_contexts.callback(self._safe_points.release_folders)
                 yield
@@ -254,7 +264,7 @@ class Engine(AnyTrainer):
     def _start_bookkeeping(self) -> None:
         """Forget what was noted down in an earlier run."""
         self._progress = Progress()
-        self._agreement = Agreement(self.device, self.num_processes)
+        self._agreement = Agreement(self.device, self.num_processes, self._describe_course)
         self._resumption = Resumption(self._progress, self.device)
         self._loaders.start_run()
         self._checked_steps = set()
@@ -278,6 +288,49 @@ class Engine(AnyTrainer):
             self._agreement,
             scaler=self._accelerator.scaler,
         )
+
+    # What every loop stands on: what is the same on all processes
+
+    def _describe_call(self, kind: Literal["train", "evaluate"]) -> dict[str, str]:
+        """What the processes are about to do, and with which class, precision and callbacks."""
+        name = type(self).__qualname__
+        return {
+            "call": name if kind == "train" and _trainer_class(type(self)).__name__ == "Run" else f"{name}.{kind}()",
+            "mixed_precision": _accelerate.computed_precision(self._accelerator),
+            "callbacks": alike.describe_callbacks(self.callback_handler.callbacks),
+            "loss_func": alike.describe_loss_function(self.loss_func),
+            "run_history": alike.describe_value(self.run_history),
+        }
+
+    def _require_same_parts(self) -> None:
+        """Compare models, loaders and optimizers, once they are made and before their first exchange.
+
+        Raises:
+            RanksDifferError: They are not the same on all processes.
+        """
+        require_alike(self._describe_parts, self.device)
+
+    def _describe_parts(self) -> dict[str, str]:
+        models = {**self.named_models(), **self._added.called()}
+        texts = alike.describe_loader("evaluation", self.eval_dataloader)
+        if self._running == "train":
+            optimizers = self.named_optimizers()
+            texts |= alike.describe_loader("training", self.train_dataloader)
+            texts |= alike.describe_optimizers(optimizers, models)
+            texts |= alike.describe_hyperparameters(optimizers)
+        return texts | alike.describe_models(models)
+
+    def _describe_start(self) -> dict[str, str]:
+        """What all processes have when their first step is about to come; schedulers are made late."""
+        return {**alike.describe_schedulers(self.named_schedulers()), **self._describe_course()}
+
+    def _describe_course(self) -> dict[str, str]:
+        """What stays the same on all processes in the course of a run, though callbacks may change it."""
+        texts = alike.describe_loader("evaluation", self.eval_dataloader)
+        if self._running == "train":
+            texts |= alike.describe_loader("training", self.train_dataloader)
+            texts |= alike.describe_hyperparameters(self.named_optimizers())
+        return texts
 
     def _reset_run_history(self) -> None:
         self.run_history.reset()

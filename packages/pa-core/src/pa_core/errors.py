@@ -27,6 +27,7 @@ __all__ = [
     "NonFiniteLossError",
     "OtherProcessError",
     "OverrideError",
+    "RanksDifferError",
     "StateNotFoundError",
     "StopTrainingError",
     "TrainingPreempted",
@@ -212,6 +213,27 @@ class OtherProcessError(ExplainedError, RuntimeError):
     Example:
         >>> issubclass(OtherProcessError, RuntimeError)
         True
+    """
+
+
+class RanksDifferError(ExplainedError, ValueError):
+    """The processes of a run were given different things where all of them must have the same.
+
+    It is raised on all of them, when a run or an evaluation begins, when its first events have been called, and at the
+    end of an epoch. What was given is listed rank by rank, and only where it differs.
+
+    Example:
+        >>> raise RanksDifferError(
+        ...     "The processes of this run were not given the same.",
+        ...     given="num_epochs: 3 on rank 0, 4 on ranks 1-7",
+        ...     expected="the same on every process: each would wait for the others, or train a model of its own",
+        ...     do="Find the line of your script where the rank, the host or the environment decides this.",
+        ... )
+        Traceback (most recent call last):
+        ...
+        pa_core.errors.RanksDifferError: The processes of this run were not given the same.
+          given:    num_epochs: 3 on rank 0, 4 on ranks 1-7
+          ...
     """
 
 

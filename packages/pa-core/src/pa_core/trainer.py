@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 from typing_extensions import override
 
-from pa_core import _accelerate, compatibility, input_checks, run_scheduler, training_state
+from pa_core import _accelerate, alike, compatibility, input_checks, run_scheduler, training_state
 from pa_core.accumulation import Accumulation, MicroBatch
 from pa_core.beside_model import require_one_trained_module
 from pa_core.callbacks.defaults import DEFAULT_CALLBACKS
@@ -224,7 +224,24 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self.collate_fn = collate_fn
         self.create_scheduler_fn = create_scheduler_fn  # pyright: ignore[reportIncompatibleVariableOverride]  # narrower
         self._gradient_clip_norm = gradient_clip_norm
-        with self._run("train"):
+
+        def describe_arguments() -> dict[str, str]:
+            names = "per_device_batch_size", "num_epochs", "gradient_accumulation_steps", "max_num_train_steps"
+            asked = {
+                **dict(zip((*names, "gradient_clip_value"), numbers, strict=True)),
+                "gradient_clip_norm": gradient_clip_norm,
+                "create_scheduler_fn": create_scheduler_fn,
+                "reset_run_history": reset_run_history,
+                "collate_fn": collate_fn,
+                "scheduler is stepped": str(self._stepping),
+            }
+            return {
+                **alike.describe_data([train_data, eval_data]),
+                **alike.describe_arguments(asked),
+                **alike.describe_resumption(resume_from, resume_missing, resume_allow),
+            }
+
+        with self._run("train", describe_arguments):
             self.resume_from = None if resume_from is None else Path(resume_from)
             self._resumption.find(self, resume_from, resume_missing)
             train_dl = self._loaders.take(train_data, self.create_train_dataloader, per_device_batch_size)
@@ -232,6 +249,7 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             self.eval_dataloader = self._loaders.take(eval_data, self.create_eval_dataloader, per_device_batch_size)
             self.callback_handler.call_event(TrainerCallback.on_prepare_start, self)
             apply_limit_of_environment(self)
+            self._require_same_parts()
             self._prepare_model_optimizer_and_dataloaders()
             self._wrapping.model = self.model
             self.run_config = self._create_run_config(*numbers)
@@ -279,10 +297,20 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             self._check_data([data], per_device_batch_size, collate_fn)
         self.eval_dataset = data.dataset
         self.collate_fn = self.collate_fn if collate_fn is None else collate_fn
-        with self._run("evaluate"):
+
+        def describe_arguments() -> dict[str, str]:
+            asked = {
+                "per_device_batch_size": per_device_batch_size,
+                "collate_fn": self.collate_fn,
+                "reset_run_history": reset_run_history,
+            }
+            return {**alike.describe_data([data]), **alike.describe_arguments(asked)}
+
+        with self._run("evaluate", describe_arguments):
             self.eval_dataloader = self._loaders.take(data, self.create_eval_dataloader, per_device_batch_size)
             self.callback_handler.call_event(TrainerCallback.on_prepare_start, self)
             apply_limit_of_environment(self)
+            self._require_same_parts()
             self._prepare_model_optimizer_and_dataloaders()
             self.run_config = self._create_run_config(per_device_batch_size, 1, 1, None, None)
             if reset_run_history:
@@ -429,7 +457,7 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
     def _run_training(self) -> None:
         """Run the epochs, and end the run through its last events however it stopped."""
         with self._stopping_in_order():
-            with self._agreement.together():
+            with self._agreement.together(self._describe_start):
                 self.training_run_start()
                 self._call_event(TrainerCallback.on_training_run_start)
             for epoch in self._resumption.remaining_epochs(self):

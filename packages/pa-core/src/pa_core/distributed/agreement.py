@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pa_core.device_reads import LateReader, to_device
 from pa_core.distributed.collectives import gather_objects, sum_over_processes, values_of_all
+from pa_core.distributed.comparison import DIGEST_SIZE, Describe, digest, require_same_digests
 from pa_core.distributed.gradient_agreement import GradientAgreement
 from pa_core.distributed.packed_means import pack_means, unpack_means
 from pa_core.errors import NonFiniteLossError, StopTrainingError
@@ -61,11 +62,13 @@ class Agreement:
     """Keeps what the processes of a run ask for, and has all of them act on it at the same update.
 
     Before an update, the flags of all processes and their numbers of items are added up. They travel with the gradients
-    where a carrier can take them, and otherwise in a small collective.
+    where a carrier can take them, and otherwise in a small collective. Where the processes meet between updates, a
+    digest of what must stay alike travels with the flags.
 
     Args:
         device: The device of the run.
         num_processes: The number of processes; one alone acts on its own flags at once.
+        describe: Returns what must stay alike on all processes.
 
     Attributes:
         stop: What ends the run, or is about to.
@@ -86,9 +89,10 @@ class Agreement:
     NUM_VALUES: Final = 5
     """How many numbers ``local_flags`` has."""
 
-    def __init__(self, device: torch.device, num_processes: int) -> None:
+    def __init__(self, device: torch.device, num_processes: int, describe: Describe = dict) -> None:
         self._device = device
         self._num_processes = num_processes
+        self._describe = describe
         self.stop: StopTrainingError | None = None
         self.save: Request = Request()
         self.preempt: Request = Request()
@@ -120,10 +124,14 @@ class Agreement:
             self.stop = error
 
     @contextmanager
-    def together(self) -> Generator[None]:
+    def together(self, describe: Describe | None = None) -> Generator[None]:
         """Let a ``StopTrainingError`` that one process raises within the context end it on all of them.
 
+        Args:
+            describe: Returns what must be alike when the context ends; None for what must stay so in the whole run.
+
         Raises:
+            RanksDifferError: Something is not.
             StopTrainingError: A process asked to stop, within the context or before.
         """
         try:
@@ -131,7 +139,11 @@ class Agreement:
         except StopTrainingError as error:
             self.ask_to_stop(error)
         if self._num_processes > 1:
-            self._apply(_to_list(self._add_up_flags()))
+            texts = (describe or self._describe)()
+            values = [*self.local_flags(items=0.0), *digest(texts)]
+            of_each = values_of_all(to_device(values, torch.float32, self._device)).cpu()
+            require_same_digests(of_each[:, -DIGEST_SIZE:], texts)
+            self._apply(_to_list(of_each.sum(0)))
 
     def add_to(self, carrier: GradientAgreement | None, loss: Tensor, items: float) -> Tensor:
         """Return the loss of the backward pass before an update, with what the other processes must know.
@@ -203,16 +215,21 @@ class Agreement:
             The sum of ``missing``.
 
         Raises:
+            RanksDifferError: What must stay alike on all processes is not.
             StopTrainingError: A process asked to stop.
         """
         if self._num_processes == 1:
             return missing
-        totals = losses.totals().to(self._device)
-        values = to_device([*self.local_flags(items=0.0), len(means), missing], totals.dtype, self._device)
+        texts, totals = self._describe(), losses.totals().to(self._device)
+        numbers = [*digest(texts), *self.local_flags(items=0.0), len(means), missing]
+        values = to_device(numbers, totals.dtype, self._device)
         packed = pack_means(means, totals.dtype, self._device)
         of_each = values_of_all(torch.cat((totals, values, packed)))
-        sums = of_each[:, : -len(packed)].sum(0).cpu()
-        self._apply(_to_list(sums[2:]))
+        numbers_of_each = of_each[:, : -len(packed)].cpu()
+        first_flag = 2 + DIGEST_SIZE
+        require_same_digests(numbers_of_each[:, 2:first_flag], texts)
+        sums = numbers_of_each.sum(0)
+        self._apply(_to_list(sums[first_flag:]))
         losses.load_totals(sums[:2])
         num_logged, all_missing = _to_list(sums[-2:])
         if num_logged > 0:

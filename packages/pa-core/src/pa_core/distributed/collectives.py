@@ -22,7 +22,6 @@ from pa_core.types import TensorsT
 from pa_core.unwrapping import compiled_from
 
 __all__ = [
-    "agree_on_integer",
     "broadcast_buffers",
     "broadcast_weights",
     "gather",
@@ -102,15 +101,6 @@ def values_of_all(values: Tensor) -> Tensor:
 def num_local_processes() -> int:
     """Return the number of processes of the run on this machine, as the launcher tells it."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", num_processes()))
-
-
-def agree_on_integer(value: int, device: torch.device) -> int:
-    """Return the value that rank zero gave; every process must call this."""
-    if num_processes() == 1:
-        return value
-    shared = torch.tensor(value, dtype=torch.int64, device=device)
-    _collectives.broadcast(shared, src=0)
-    return int(shared.item())
 
 
 def broadcast_buffers(module: nn.Module) -> None:

@@ -16,12 +16,13 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 from typing_extensions import override
 
-from pa_core import _accelerate, training_state
+from pa_core import _accelerate, alike, training_state
 from pa_core.accumulation import Accumulation, MicroBatch, forget_gradients
 from pa_core.callbacks.limit_batches import apply_limit_of_environment
 from pa_core.data.batch_count import BatchCount
 from pa_core.data.given_data import DEFAULT_BATCH_SIZE, GivenData
 from pa_core.distributed.collectives import gather_without_rows
+from pa_core.distributed.comparison import Describe
 from pa_core.distributed.shared_errors import showing_errors_once
 from pa_core.distributed.watch import DEFAULT_MAX_WAIT_SECONDS
 from pa_core.engine import Engine
@@ -263,7 +264,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         self.train_dataset = cast("Dataset[Any]", self._train_data.dataset)
         with ExitStack() as block:
             block.enter_context(_open_block())
-            block.enter_context(self._run("train"))
+            block.enter_context(self._run("train", self._describe_arguments))
             self.resume_from = None if resume_from is None else Path(resume_from)
             self._resumption.find(self, resume_from, resume_missing)
             batch_size: int = self._sizes["per_device_batch_size"]
@@ -271,6 +272,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
             self.train_dataloader = cast("SizedIterable", loader)
             self.callback_handler.call_event(TrainerCallback.on_prepare_start, self)
             apply_limit_of_environment(self)
+            self._require_same_parts()
             self._trained_models.place()
             self.train_dataloader = self._loaders.split_for_training(self.train_dataloader)
             self.run_config = self._create_run_config(**self._sizes)
@@ -327,7 +329,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
             self._check_length_of_schedules()
         if self._resumption.saved is None:
             self._reset_run_history()
-        self._call_event_together(TrainerCallback.on_training_run_start)
+        self._call_event_together(TrainerCallback.on_training_run_start, self._describe_start)
 
     def _create_schedulers(self) -> None:
         self._resumption.note_hyperparameters(self)
@@ -809,9 +811,26 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
     def _release_models(self) -> None:
         self._trained_models.release()
 
-    def _call_event_together(self, event: Callable[Concatenate[Any, Any, ...], None]) -> None:
+    def _describe_arguments(self) -> dict[str, str]:
+        """What the run was created with, as texts to compare."""
+        asked = {
+            **self._sizes,
+            "gradient_clip_norm": self._gradient_clip_norm,
+            "create_scheduler_fn": self._given.factories.get("optimizer", self._given.factories or None),
+            "collate_fn": self.collate_fn,
+            "scheduler is stepped": str(self._stepping),
+        }
+        return {
+            **alike.describe_data([self._train_data]),
+            **alike.describe_arguments(asked),
+            **alike.describe_resumption(*self._resume_given, self._resume_allow),
+        }
+
+    def _call_event_together(
+        self, event: Callable[Concatenate[Any, Any, ...], None], describe: Describe | None = None
+    ) -> None:
         """Call an event that all processes come to; if one of them asks to stop, all of them do."""
-        with self._stop_requests.together():
+        with self._stop_requests.together(describe):
             self._call_event(event)
 
     # Where the loop is

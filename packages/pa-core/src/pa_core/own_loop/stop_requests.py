@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from pa_core.distributed.agreement import Agreement
+from pa_core.distributed.comparison import Describe
 from pa_core.errors import StopTrainingError
 from pa_core.events import CallbackHandler, TrainerCallback
 
@@ -92,16 +93,20 @@ class StopRequests:
             if self._agreement.stop is not None:
                 raise self._agreement.stop
         elif self._is_on_cpu and callbacks.listeners(TrainerCallback.on_train_step_end.__name__):
-            with self._agreement.together():
+            with self._agreement.together(dict):  # in each step, where nothing is to be described
                 pass
 
     @contextmanager
-    def together(self) -> Generator[None]:
+    def together(self, describe: Describe | None = None) -> Generator[None]:
         """Let a request within the context, or before it, end the run on all processes when the context ends.
 
+        Args:
+            describe: As for ``Agreement.together``.
+
         Raises:
+            RanksDifferError: As ``Agreement.together``.
             StopTrainingError: A process asked to stop.
         """
-        with self._agreement.together():
+        with self._agreement.together(describe):
             yield
         self.act_alone()

@@ -1,0 +1,304 @@
+"""What all processes of a run must have alike, as short texts by name, which can be compared and shown.
+
+What may differ is left out: how many workers a process has, on which device and in which folder of its own it works,
+and the addresses of objects. Objects are described by their classes, functions by their names.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import inspect
+import numbers
+import os
+import tempfile
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
+
+from pa_core import _accelerate
+from pa_core.data.custom_loader import batches_of_slices, innermost, is_dataloader, is_keyed
+from pa_core.data.given_data import GivenData
+from pa_core.data.loader_checks import count_samples
+from pa_core.data.split_sampler import split_sampler
+from pa_core.placeholders import PlaceholderExpression
+from pa_core.training_state.optimizer_state import hyperparameters
+
+__all__ = [
+    "describe_arguments",
+    "describe_callbacks",
+    "describe_data",
+    "describe_hyperparameters",
+    "describe_loader",
+    "describe_loss_function",
+    "describe_models",
+    "describe_optimizers",
+    "describe_resumption",
+    "describe_schedulers",
+    "describe_value",
+]
+
+_OWN_TO_A_PROCESS = frozenset(
+    {
+        "generator",
+        "multiprocessing_context",
+        "num_workers",
+        "persistent_workers",
+        "pin_memory",
+        "pin_memory_device",
+        "prefetch_factor",
+        "timeout",
+        "worker_init_fn",
+    }
+)
+"""Arguments of a loader that decide how a process gets its batches, and not what they hold."""
+
+_OURS = frozenset({"pa_core", "pa_callbacks_extra", "pa_finetuning", "pytorch_accelerated"})
+_DEEPEST = 4
+
+
+def describe_value(value: object, depth: int = 0) -> str:
+    """Return the text of a setting: of plain values what they are, of others what kind of thing they are.
+
+    Args:
+        value: Anything.
+        depth: How many containers it is in.
+
+    Example:
+        >>> describe_value({"lr": 0.1, "amsgrad": False}), describe_value(nn.Linear), describe_value(nn.ReLU())
+        ('amsgrad=False, lr=0.1', 'Linear', 'ReLU')
+    """
+    if isinstance(value, functools.partial):
+        return _describe_partial(value, depth)  # pyright: ignore[reportUnknownArgumentType]  # of any function
+    if depth < _DEEPEST and isinstance(value, Mapping):
+        entries = cast("Mapping[object, object]", value).items()
+        return ", ".join(sorted(f"{key}={describe_value(one, depth + 1)}" for key, one in entries))
+    if depth < _DEEPEST and isinstance(value, (list, tuple)):
+        return f"({', '.join(describe_value(one, depth + 1) for one in cast('Sequence[object]', value))})"
+    return _describe_single(value)
+
+
+def _describe_single(value: object) -> str:
+    if value is None or isinstance(value, (bool, str)):
+        return repr(value)
+    if isinstance(value, numbers.Integral):
+        return str(int(value))
+    if isinstance(value, numbers.Real):
+        return f"{float(value):.9g}"
+    if isinstance(value, (enum.Enum, torch.dtype, PlaceholderExpression)):
+        return str(value)
+    name: object = getattr(value, "__qualname__", None)
+    return name if isinstance(name, str) else type(value).__qualname__
+
+
+def _describe_partial(value: functools.partial[Any], depth: int) -> str:
+    parts = [describe_value(one, depth + 1) for one in (value.func, *value.args)]
+    parts += [f"{name}={describe_value(one, depth + 1)}" for name, one in value.keywords.items()]
+    return f"partial({', '.join(parts)})"
+
+
+# When a run begins
+
+
+def describe_arguments(arguments: Mapping[str, object]) -> dict[str, str]:
+    """Return what a run was asked for.
+
+    Args:
+        arguments: The values by name.
+    """
+    return {name: describe_value(value) for name, value in arguments.items()}
+
+
+def describe_data(given: Iterable[GivenData]) -> dict[str, str]:
+    """Return which data a run was given, and the arguments of its loaders that decide what batches hold.
+
+    Args:
+        given: The data of the run.
+    """
+    texts: dict[str, str] = {}
+    for one in given:
+        kind = "a DataLoader" if one.loader is not None else "a dataset"
+        texts[one.argument] = "None" if one.data is None else kind
+        kwargs = {name: value for name, value in (one.kwargs or {}).items() if name not in _OWN_TO_A_PROCESS}
+        texts |= {f"{one.argument}, {name}": describe_value(kwargs[name]) for name in sorted(kwargs)}
+    return texts
+
+
+def describe_resumption(
+    resume_from: str | Path | None, resume_missing: str, resume_allow: Collection[str]
+) -> dict[str, str]:
+    """Return where a run resumes from; of a folder for temporary files, whose name may differ, only that it is one.
+
+    Args:
+        resume_from: As passed to the run.
+        resume_missing: As passed to the run.
+        resume_allow: As passed to the run.
+    """
+    path = None if resume_from is None else os.fspath(resume_from)
+    if path is not None and Path(path).is_absolute() and Path(path).is_relative_to(tempfile.gettempdir()):
+        path = f"a folder in {tempfile.gettempdir()}"
+    return {
+        "resume_from": describe_value(path),
+        "resume_missing": describe_value(resume_missing),
+        "resume_allow": describe_value(sorted(resume_allow)),
+    }
+
+
+def describe_callbacks(callbacks: Iterable[object]) -> str:
+    """Return the classes of callbacks in their order, and of those that come with the trainer what they were given.
+
+    Args:
+        callbacks: The callbacks of a run.
+    """
+    return ", ".join(map(_describe_callback, callbacks)) or "none"
+
+
+def _describe_callback(callback: object) -> str:
+    kind = type(callback)
+    if kind.__module__.partition(".")[0] not in _OURS:
+        return kind.__qualname__  # one of the user's may be told its rank
+    given: dict[str, object] = {name: getattr(callback, name, None) for name in inspect.signature(kind).parameters}
+    plain = {name: value for name, value in given.items() if isinstance(value, (bool, float, int))}
+    return f"{kind.__qualname__}({describe_value(plain)})" if plain else kind.__qualname__
+
+
+# When its parts are made
+
+
+def describe_models(models: Mapping[str, nn.Module]) -> dict[str, str]:
+    """Return the layers, the parameters and the buffers of models, which exchange gradients in this order.
+
+    Args:
+        models: The models by name, without wrappers.
+    """
+    texts: dict[str, str] = {}
+    for name, model in models.items():
+        layers = cast("Iterable[tuple[str, nn.Module]]", model.named_modules())  # annotated in part
+        texts |= {f"{name}.{inner}".rstrip("."): _describe_layer(layer) for inner, layer in layers}
+        texts |= {f"{name}.{inner}": _describe_tensor(one) for inner, one in model.named_parameters()}
+        texts |= {f"{name}.{inner}": _describe_tensor(one) for inner, one in model.named_buffers()}
+    return texts
+
+
+def _describe_layer(layer: nn.Module) -> str:
+    kind = type(layer)
+    if not kind.__module__.startswith("torch.nn.modules.") or isinstance(layer, LazyModuleMixin):
+        return kind.__qualname__
+    return f"{kind.__qualname__}({layer.extra_repr()})"
+
+
+def _describe_tensor(tensor: Tensor) -> str:
+    if is_lazy(tensor):
+        return "not initialized"
+    frozen = ", frozen" if isinstance(tensor, nn.Parameter) and not tensor.requires_grad else ""
+    return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}{frozen}"
+
+
+def describe_loss_function(loss_func: object) -> str:
+    """Return the name of a loss function, and the settings of one of torch's.
+
+    Args:
+        loss_func: The loss function of a trainer; None without one.
+    """
+    kind = type(loss_func)
+    if not isinstance(loss_func, nn.Module) or not kind.__module__.startswith("torch.nn.modules."):
+        return describe_value(loss_func)
+    settings = {name: value for name, value in vars(loss_func).items() if isinstance(value, (bool, float, int, str))}
+    settings.pop("training")
+    return f"{kind.__qualname__}({describe_value(settings)})"
+
+
+def describe_optimizers(optimizers: Mapping[str, Optimizer], models: Mapping[str, nn.Module]) -> dict[str, str]:
+    """Return the classes of optimizers, and which parameters each of their groups has.
+
+    Args:
+        optimizers: The optimizers by name.
+        models: The models by name, which the parameters belong to.
+    """
+    names = {id(one): f"{name}.{inner}" for name, model in models.items() for inner, one in model.named_parameters()}
+    texts: dict[str, str] = {}
+    for name, optimizer in optimizers.items():
+        texts[name] = type(optimizer).__qualname__
+        for index, group in enumerate(optimizer.param_groups):
+            held = [names.get(id(parameter), _describe_tensor(parameter)) for parameter in group["params"]]
+            texts[f"{_group(name, optimizer, index)}, parameters"] = ", ".join(held)
+    return texts
+
+
+def describe_hyperparameters(optimizers: Mapping[str, Optimizer]) -> dict[str, str]:
+    """Return the plain settings of each group of each optimizer, such as the learning rate.
+
+    Args:
+        optimizers: The optimizers by name.
+    """
+    texts: dict[str, str] = {}
+    for name, optimizer in optimizers.items():
+        texts[f"{name}, number of groups"] = str(len(optimizer.param_groups))
+        for index, group in enumerate(hyperparameters(optimizer)):
+            of_group = _group(name, optimizer, index)
+            texts |= {f"{of_group}, {setting}": describe_value(value) for setting, value in group.items()}
+    return texts
+
+
+def _group(name: str, optimizer: Optimizer, index: int) -> str:
+    return name if len(optimizer.param_groups) == 1 else f"{name}, group {index}"
+
+
+def describe_schedulers(schedulers: Mapping[str, Any]) -> dict[str, str]:
+    """Return the classes of schedulers, and the plain values of their states.
+
+    Args:
+        schedulers: The schedulers by name.
+    """
+    texts: dict[str, str] = {}
+    for name, scheduler in schedulers.items():
+        texts[name] = type(scheduler).__qualname__
+        state: object = scheduler.state_dict()
+        if isinstance(state, Mapping):
+            plain = cast("Mapping[object, object]", state)
+            texts |= {f"{name}, {key}": describe_value(value) for key, value in plain.items()}
+    return texts
+
+
+def describe_loader(purpose: str, loader: object) -> dict[str, str]:
+    """Return what decides how many batches a process has of a loader, and how many samples are in them.
+
+    A custom data loader of each process by itself is free in all of this.
+
+    Args:
+        purpose: What the loader is for: "training" or "evaluation".
+        loader: The loader, split over the processes or not; None without one.
+    """
+    own, name = innermost(loader), f"{purpose} loader"
+    kind = _kind_of_loader(own)
+    texts = {name: kind, f"{name}, batches at most": describe_value(batches_of_slices(loader))}
+    if is_keyed(own):
+        texts |= {
+            f"{purpose} dataset": type(own.dataset).__qualname__,
+            f"{purpose} dataset, length": str(count_samples(own.dataset)),
+            f"{name}, batch_size": describe_value(own.batch_size),
+            f"{name}, drop_last": describe_value(own.drop_last),
+            f"{name}, shuffle": describe_value(own.shuffle),
+        }
+    elif kind == _SPLIT:
+        texts[f"{name}, length"] = describe_value(len(cast("Sequence[object]", own)))
+    return texts
+
+
+_SPLIT = "a DataLoader that accelerate splits over the processes"
+
+
+def _kind_of_loader(own: object) -> str:
+    if own is None:
+        return "None"
+    if is_keyed(own):
+        return "made of a dataset"
+    if _accelerate.is_split(own) or (is_dataloader(own) and split_sampler(own) is None):
+        return _SPLIT
+    return "of each process by itself"

@@ -1,0 +1,525 @@
+"""The ways in which one process can be given something else than the others, and what comes of each.
+
+The table of `docs/when-training-fails.md` is made of these rows: `python -m tests.pa_core.ranks_that_differ.table`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch import nn
+from torch.optim import SGD, Adam, Optimizer
+from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, StepLR
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, TensorDataset
+from typing_extensions import override
+
+from pa_core import (
+    AnyTrainer,
+    LimitBatchesCallback,
+    StepBasedEvaluationCallback,
+    TerminateOnNaNCallback,
+    Trainer,
+    TrainerCallback,
+)
+from pa_core.testing import make_regression
+from tests.pa_core.ranks_that_differ.cases import Case, Door, layers
+
+When: TypeAlias = Literal[
+    "before the run begins", "before the first step", "before the evaluation", "at the end of the epoch"
+]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One way in which a process differs.
+
+    Attributes:
+        what: What differs, as the table says it.
+        change: Called on rank 1 alone with what it is given.
+        shows: What the message shows of it.
+        when: When it comes.
+        doors: What the run is started by.
+        both: Called on both ranks, to give them what the row is about.
+        error: The error that all processes raise, or the one that fails; a part of what is printed.
+        seconds: How long the launched script may take, its start included.
+    """
+
+    what: str
+    change: Callable[[Case], object]
+    shows: str
+    when: When = "before the run begins"
+    doors: tuple[Door, ...] = ("train", "Run")
+    both: Callable[[Case], object] = lambda _: None
+    error: str = "RanksDifferError"
+    seconds: float = 30.0
+
+
+class Other(TrainerCallback):
+    """A callback that one process has."""
+
+
+class OtherTrainer(Trainer):
+    """A trainer of another class."""
+
+
+class OtherModel(nn.Sequential):
+    """A model of another class."""
+
+
+class OtherData(TensorDataset):
+    """A dataset of another class."""
+
+
+class OwnLoss(nn.Module):
+    """A loss function of a user's own."""
+
+    @override
+    def forward(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return (outputs - targets).square().mean()
+
+
+class Growing(Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    """A dataset that can be made longer."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+        self._data = make_regression(100)
+
+    def __len__(self) -> int:
+        return self.length
+
+    @override
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        inputs, targets = self._data[index]
+        return inputs, targets
+
+
+def argument(name: str, value: object) -> Callable[[Case], object]:
+    """Another argument of `train()` or `Run`."""
+    return lambda case: case.arguments.update({name: value})
+
+
+def loader_argument(**kwargs: object) -> Callable[[Case], object]:
+    """Another argument of the training loader."""
+    return lambda case: case.arguments.update(train_dataloader_kwargs=kwargs)
+
+
+def of_evaluation(**kwargs: object) -> Callable[[Case], object]:
+    """Another argument of `evaluate()`."""
+    return lambda case: case.eval_arguments.update(kwargs)
+
+
+def given(**values: Any) -> Callable[[Case], object]:
+    """Another value of a field of the case."""
+    return lambda case: vars(case).update(values)
+
+
+def callbacks(*some: object) -> Callable[[Case], object]:
+    """Other callbacks."""
+    return lambda case: case.callbacks.extend(some)
+
+
+def optimizer(make: Callable[..., Any], **kwargs: Any) -> Callable[[Case], object]:
+    """Another optimizer of all parameters."""
+
+    def make_optimizer(of: nn.Module) -> Optimizer:
+        return make(of.parameters(), **kwargs)  # type: ignore[no-any-return]
+
+    return given(optimizer=make_optimizer)
+
+
+def optimizer_of(choose: Callable[[list[nn.Parameter]], list[nn.Parameter]]) -> Callable[[Case], object]:
+    """An optimizer of some parameters, or in another order."""
+
+    def make_optimizer(of: nn.Module) -> Optimizer:
+        return SGD(choose(list(of.parameters())), lr=0.1, momentum=0.9)
+
+    return given(optimizer=make_optimizer)
+
+
+def exponential(gamma: float) -> Callable[[Case], object]:
+    """A schedule that is made by a function of the user's own."""
+
+    def make_schedule(of: Optimizer) -> ExponentialLR:
+        return ExponentialLR(of, gamma=gamma)
+
+    return argument("create_scheduler_fn", make_schedule)
+
+
+def add_teacher(trainer: Any) -> None:
+    """Add a frozen module beside the model."""
+    trainer.add_module("teacher", nn.Linear(4, 4).eval())
+
+
+def in_event(event: str, act: Callable[[Any], object]) -> Callable[[Case], object]:
+    """Something that this process alone does in an event."""
+    return lambda case: case.acts.update({event: act})
+
+
+def model(*made: nn.Module) -> Callable[[Case], object]:
+    """Another model."""
+    return given(model=nn.Sequential(*made))
+
+
+def with_layer(index: int, layer: nn.Module) -> Callable[[Case], object]:
+    """The model with another layer in one place."""
+
+    def change(case: Case) -> None:
+        made = layers()
+        made[index] = layer
+        case.model = nn.Sequential(*made)
+
+    return change
+
+
+def freeze(case: Case) -> None:
+    """Freeze the first layer."""
+    next(iter(case.model.children())).requires_grad_(False)
+
+
+def two_groups(first: float, second: float) -> Callable[[Case], object]:
+    """An optimizer of two groups with these rates."""
+
+    def make(of: nn.Module) -> SGD:
+        parameters = list(of.parameters())
+        return SGD([{"params": parameters[:2], "lr": first}, {"params": parameters[2:], "lr": second}])
+
+    return given(optimizer=make)
+
+
+def set_rate(trainer: AnyTrainer) -> None:
+    """Change the learning rate, as a callback may do."""
+    trainer.optimizer.param_groups[0]["lr"] = 0.01
+
+
+def add_group(trainer: AnyTrainer) -> None:
+    """Give the optimizer one more group, as a callback may do."""
+    trainer.optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
+
+
+def evaluate_instead(case: Case) -> None:
+    """Call `evaluate()` where the others call `train()`."""
+    case.door = "evaluate"
+
+
+def loader(length: int = 24, batch_size: int = 4, **kwargs: Any) -> Callable[[Case], object]:
+    """A DataLoader of the user's own."""
+
+    def change(case: Case) -> None:
+        case.data = DataLoader(make_regression(length), batch_size=batch_size, **kwargs)
+        case.arguments.pop("per_device_batch_size", None)
+
+    return change
+
+
+cosine = partial(CosineAnnealingLR, T_max=12)
+FIRST_STEP: When = "before the first step"
+END_OF_EPOCH: When = "at the end of the epoch"
+TRAIN: tuple[Door, ...] = ("train",)
+EVALUATE: tuple[Door, ...] = ("evaluate",)
+
+ARGUMENTS = [
+    Row("number of epochs", argument("num_epochs", 3), "num_epochs: 2 on rank 0, 3 on rank 1"),
+    Row("number of updates", argument("max_num_train_steps", 3), "max_num_train_steps: None on rank 0, 3 on rank 1"),
+    Row("batch size", argument("per_device_batch_size", 6), "per_device_batch_size: 4 on rank 0, 6 on rank 1"),
+    Row(
+        "accumulation",
+        argument("gradient_accumulation_steps", 2),
+        "gradient_accumulation_steps: 1 on rank 0, 2 on rank 1",
+    ),
+    Row(
+        "clipping by value", argument("gradient_clip_value", 0.1), "gradient_clip_value: None on rank 0, 0.1 on rank 1"
+    ),
+    Row("clipping by norm", argument("gradient_clip_norm", 1.0), "gradient_clip_norm: None on rank 0, 1 on rank 1"),
+    Row(
+        "a schedule on one only",
+        argument("create_scheduler_fn", cosine),
+        "create_scheduler_fn: None on rank 0, partial(CosineAnnealingLR, T_max=12) on rank 1",
+    ),
+    Row(
+        "another schedule",
+        argument("create_scheduler_fn", partial(StepLR, step_size=2)),
+        "partial(CosineAnnealingLR, T_max=12) on rank 0, partial(StepLR, step_size=2) on rank 1",
+        both=argument("create_scheduler_fn", cosine),
+    ),
+    Row(
+        "a setting of the schedule",
+        argument("create_scheduler_fn", partial(CosineAnnealingLR, T_max=6)),
+        "partial(CosineAnnealingLR, T_max=12) on rank 0, partial(CosineAnnealingLR, T_max=6) on rank 1",
+        both=argument("create_scheduler_fn", cosine),
+    ),
+    Row(
+        "when the schedule is stepped",
+        argument("step_scheduler", "epoch"),
+        "scheduler is stepped: 'after each update' on rank 0, 'after each epoch' on rank 1",
+        both=argument("create_scheduler_fn", cosine),
+    ),
+    Row(
+        "`watch_metric`",
+        argument("watch_metric", "accuracy"),
+        "scheduler is stepped: 'after each update' on rank 0, 'after each epoch, with accuracy' on rank 1",
+    ),
+    Row("evaluation or none", given(eval_data=None), "eval_dataset: a dataset on rank 0, None on rank 1", doors=TRAIN),
+    Row("a `DataLoader` or a dataset", loader(), "train_dataset: a dataset on rank 0, a DataLoader on rank 1"),
+    Row("`drop_last`", loader_argument(drop_last=True), "train_dataset, drop_last: nothing on rank 0, True on rank 1"),
+    Row("`shuffle`", loader_argument(shuffle=False), "train_dataset, shuffle: nothing on rank 0, False on rank 1"),
+    Row(
+        "`batch_size` of the loader",
+        loader_argument(batch_size=2),
+        "train_dataset, batch_size: nothing on rank 0, 2 on rank 1",
+    ),
+    Row("`collate_fn`", argument("collate_fn", list), "collate_fn: None on rank 0, list on rank 1"),
+    Row(
+        "a run that is resumed, or begun",
+        lambda case: case.arguments.update(resume_from="states", resume_missing="start"),
+        "resume_from: None on rank 0, 'states' on rank 1",
+    ),
+    Row(
+        "where to resume from",
+        argument("resume_from", "other_states"),
+        "resume_from: 'states' on rank 0, 'other_states' on rank 1",
+        both=lambda case: case.arguments.update(resume_from="states", resume_missing="start"),
+    ),
+    Row("`resume_allow`", argument("resume_allow", ("shuffle",)), "resume_allow: () on rank 0, ('shuffle') on rank 1"),
+    Row(
+        "`reset_run_history`",
+        argument("reset_run_history", False),
+        "reset_run_history: True on rank 0, False on rank 1",
+        doors=TRAIN,
+    ),
+    Row(
+        "`train()` or `evaluate()`",
+        evaluate_instead,
+        "call: Trainer.train() on rank 0, Trainer.evaluate() on rank 1",
+        doors=TRAIN,
+    ),
+    Row(
+        "class of the trainer",
+        given(trainer_class=OtherTrainer),
+        "call: Trainer.train() on rank 0, OtherTrainer.train() on rank 1",
+        doors=TRAIN,
+    ),
+    Row(
+        "loss function",
+        given(loss_func=nn.L1Loss()),
+        "loss_func: MSELoss(reduction='mean') on rank 0, L1Loss(reduction='mean') on rank 1",
+        doors=TRAIN,
+    ),
+    Row(
+        "a setting of the loss function",
+        given(loss_func=nn.MSELoss(reduction="sum")),
+        "loss_func: MSELoss(reduction='mean') on rank 0, MSELoss(reduction='sum') on rank 1",
+        doors=TRAIN,
+    ),
+    Row(
+        "a loss function of one's own",
+        given(loss_func=OwnLoss()),
+        "loss_func: MSELoss(reduction='mean') on rank 0, OwnLoss on rank 1",
+        doors=TRAIN,
+    ),
+    Row("a callback on one only", callbacks(Other()), "callbacks: Meanwhile on rank 0, Meanwhile, Other on rank 1"),
+    Row(
+        "order of the callbacks",
+        lambda case: case.callbacks.reverse(),
+        "Other, TerminateOnNaNCallback on rank 0, Meanwhile, TerminateOnNaNCallback, Other on rank 1",
+        both=callbacks(Other(), TerminateOnNaNCallback()),
+    ),
+    Row(
+        "a setting of a callback",
+        lambda case: case.callbacks.append(StepBasedEvaluationCallback(2)),
+        "StepBasedEvaluationCallback(eval_every_n_steps=2) on rank 1",
+        doors=TRAIN,
+    ),
+    Row("a limit of batches", callbacks(LimitBatchesCallback(1)), "LimitBatchesCallback(num_batches=1) on rank 1"),
+    Row(
+        "batch size of `evaluate()`",
+        of_evaluation(per_device_batch_size=2),
+        "per_device_batch_size: 8 on rank 0, 2 on rank 1",
+        doors=EVALUATE,
+    ),
+    Row(
+        "arguments of the loader of `evaluate()`",
+        of_evaluation(dataloader_kwargs={"drop_last": True}),
+        "dataset, drop_last: nothing on rank 0, True on rank 1",
+        doors=EVALUATE,
+    ),
+]
+
+PARTS = [
+    Row(
+        "length of the dataset",
+        given(data=make_regression(22)),
+        "training dataset, length: 24 on rank 0, 22 on rank 1",
+        FIRST_STEP,
+    ),
+    Row(
+        "class of the dataset",
+        given(data=OtherData(*make_regression(24).tensors)),
+        "training dataset: TensorDataset on rank 0, OtherData on rank 1",
+        FIRST_STEP,
+    ),
+    Row(
+        "one dataset or several",
+        given(data=ConcatDataset([make_regression(24)])),
+        "training dataset: TensorDataset on rank 0, ConcatDataset on rank 1",
+        FIRST_STEP,
+    ),
+    Row(
+        "length of the evaluation dataset",
+        given(eval_data=make_regression(6)),
+        "evaluation dataset, length: 8 on rank 0, 6 on rank 1",
+        FIRST_STEP,
+        doors=("train", "evaluate"),
+    ),
+    Row(
+        "length of the dataset of a `DataLoader`",
+        loader(length=16),
+        "training loader, length: 6 on rank 0, 4 on rank 1",
+        FIRST_STEP,
+        both=loader(),
+    ),
+    Row(
+        "batch size of a `DataLoader`",
+        loader(batch_size=6),
+        "training loader, length: 6 on rank 0, 4 on rank 1",
+        FIRST_STEP,
+        both=loader(),
+    ),
+    Row(
+        "number of layers",
+        model(*layers(), nn.Linear(1, 1)),
+        "model.5: nothing on rank 0, Linear(in_features=1, out_features=1, bias=True) on rank 1",
+        FIRST_STEP,
+    ),
+    Row(
+        "size of a layer",
+        model(nn.Linear(4, 3), nn.Linear(3, 1)),
+        "model.0.weight: float32 (4, 4) on rank 0, float32 (3, 4) on rank 1",
+        FIRST_STEP,
+    ),
+    Row(
+        "kind of a layer",
+        with_layer(3, nn.GELU()),
+        "model.3: ReLU() on rank 0, GELU(approximate='none') on rank 1",
+        FIRST_STEP,
+    ),
+    Row(
+        "a setting of a layer",
+        with_layer(2, nn.Dropout(0.5)),
+        "model.2: Dropout(p=0.1, inplace=False) on rank 0, Dropout(p=0.5, inplace=False) on rank 1",
+        FIRST_STEP,
+    ),
+    Row(
+        "a buffer",
+        with_layer(1, nn.BatchNorm1d(4, affine=True, track_running_stats=False)),
+        "model.1.running_mean: float32 (4,) on rank 0, nothing on rank 1",
+        FIRST_STEP,
+    ),
+    Row(
+        "class of the model",
+        given(model=OtherModel(*layers())),
+        "model: Sequential() on rank 0, OtherModel on rank 1",
+        FIRST_STEP,
+    ),
+    Row(
+        "dtype of the weights",
+        lambda case: case.model.double(),
+        "model.0.weight: float32 (4, 4) on rank 0, float64 (4, 4) on rank 1",
+        FIRST_STEP,
+    ),
+    Row(
+        "frozen weights",
+        freeze,
+        "model.0.weight: float32 (4, 4) on rank 0, float32 (4, 4), frozen on rank 1",
+        FIRST_STEP,
+    ),
+    Row("optimizer", optimizer(Adam, lr=0.1), "optimizer: SGD on rank 0, Adam on rank 1", FIRST_STEP),
+    Row("learning rate", optimizer(SGD, lr=0.2, momentum=0.9), "lr: 0.1 on rank 0, 0.2 on rank 1", FIRST_STEP),
+    Row("momentum", optimizer(SGD, lr=0.1), "momentum: 0.9 on rank 0, 0 on rank 1", FIRST_STEP),
+    Row(
+        "weight decay",
+        optimizer(SGD, lr=0.1, momentum=0.9, weight_decay=0.1),
+        "weight_decay: 0 on rank 0, 0.1 on rank 1",
+        FIRST_STEP,
+    ),
+    Row(
+        "parameters of the optimizer",
+        optimizer_of(lambda some: some[2:]),
+        "model.4.weight, model.4.bias on rank 0, model.1.weight, model.1.bias, model.4.weight, model.4.bias on rank 1",
+        FIRST_STEP,
+    ),
+    Row(
+        "order of the parameters",
+        optimizer_of(lambda some: some[::-1]),
+        "model.4.weight, model.4.bias on rank 0, model.4.bias, model.4.weight",
+        FIRST_STEP,
+    ),
+    Row(
+        "learning rate of a group",
+        two_groups(0.1, 0.3),
+        "optimizer, group 1, lr: 0.2 on rank 0, 0.3 on rank 1",
+        FIRST_STEP,
+        both=two_groups(0.1, 0.2),
+    ),
+    Row(
+        "groups of the optimizer",
+        two_groups(0.1, 0.1),
+        "optimizer, number of groups: 1 on rank 0, 2 on rank 1",
+        FIRST_STEP,
+    ),
+    Row(
+        "a schedule that is made differently",
+        exponential(0.9),
+        "scheduler, gamma: 0.5 on rank 0, 0.9 on rank 1",
+        FIRST_STEP,
+        both=exponential(0.5),
+    ),
+    Row(
+        "an added module on one only",
+        given(before=add_teacher),
+        "teacher: nothing on rank 0, Linear(in_features=4, out_features=4, bias=True) on rank 1",
+        FIRST_STEP,
+        doors=TRAIN,
+    ),
+    Row(
+        "what a callback sets when the run starts",
+        in_event("on_training_run_start", set_rate),
+        "optimizer, lr: 0.1 on rank 0, 0.01 on rank 1",
+        FIRST_STEP,
+    ),
+]
+
+COURSE = [
+    Row(
+        "a learning rate that a callback changes",
+        in_event("on_optimizer_step_end", set_rate),
+        "optimizer, lr: 0.1 on rank 0, 0.01 on rank 1",
+        END_OF_EPOCH,
+    ),
+    Row(
+        "a group that a callback adds",
+        in_event("on_train_epoch_end", add_group),
+        "optimizer, number of groups: 1 on rank 0, 2 on rank 1",
+        END_OF_EPOCH,
+    ),
+    Row(
+        "a dataset that a callback makes longer",
+        in_event("on_training_run_epoch_end", lambda trainer: setattr(trainer.train_dataset, "length", 30)),
+        "training dataset, length: 24 on rank 0, 30 on rank 1",
+        END_OF_EPOCH,
+        both=given(data=Growing(24)),
+    ),
+    Row(
+        "an evaluation dataset that a callback makes shorter",
+        in_event("on_training_run_epoch_end", lambda trainer: setattr(trainer.eval_dataset, "length", 6)),
+        "evaluation dataset, length: 8 on rank 0, 6 on rank 1",
+        END_OF_EPOCH,
+        both=given(eval_data=Growing(8)),
+    ),
+]
+
+ROWS = [*ARGUMENTS, *PARTS, *COURSE]
