@@ -371,6 +371,13 @@ def damage(session: nox.Session) -> None:
 
 
 @nox.session
+def ranks_that_differ(session: nox.Session) -> None:
+    """Give one process something else than the other, in each way of the table; both end soon, and are told."""
+    pytest = ["pytest", "tests/pa_core/ranks_that_differ", "--whole-proof", *session.posargs]
+    everything(session).run("python", "-m", *pytest, env=CPU)
+
+
+@nox.session
 def store_kills(session: nox.Session) -> None:
     """Kill 500 processes that save training states; after each, no completed save is lost."""
     script = "tests/pa_core/storage/kills_during_saving.py"
