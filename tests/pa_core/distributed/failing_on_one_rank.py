@@ -79,7 +79,7 @@ class Report(TrainerCallback):
 class FailingDataset(Dataset[tuple[Tensor, Tensor]]):
     """Fails at one of its samples, which a worker may fetch."""
 
-    def __init__(self, failure: Failure) -> None:
+    def __init__(self, failure: Failure | None) -> None:
         self._failure = failure
         self._data = make_classification(40)
 
@@ -88,7 +88,7 @@ class FailingDataset(Dataset[tuple[Tensor, Tensor]]):
 
     @override
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        if index >= 20:
+        if index >= 20 and self._failure is not None:
             self._failure()
         inputs, targets = self._data[index]
         return inputs, targets
@@ -99,12 +99,11 @@ def train_and_evaluate(place: str, failure: Failure | None) -> None:
     model = TinyClassifier(batch_norm=True)
     report = Report(tempfile.mkdtemp(dir="."))
     trainer = Trainer(model, nn.CrossEntropyLoss(), SGD(model.parameters(), lr=0.1), callbacks=[report])
-    data: Dataset[Any] = make_classification(40)
+    is_in_data = place in {"the dataset", "a worker"}
+    data: Dataset[Any] = FailingDataset(failure) if is_in_data else make_classification(40)
     if failure is not None:
         threading.Thread(target=time.sleep, args=(2 * SECONDS_TO_WAIT,)).start()  # Python would wait for it
-        if place in {"the dataset", "a worker"}:
-            data = FailingDataset(failure)
-        else:
+        if not is_in_data:
             fail_at(place, failure, trainer, report)
     workers = {"num_workers": int(place == "a worker")}
     try:
