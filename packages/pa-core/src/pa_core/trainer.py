@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 from typing_extensions import override
 
-from pa_core import _accelerate, alike, compatibility, input_checks, run_scheduler, training_state
+from pa_core import _accelerate, alike, compatibility, distributed, input_checks, run_scheduler, training_state
 from pa_core.accumulation import Accumulation, MicroBatch
 from pa_core.beside_model import require_one_trained_module
 from pa_core.callbacks.defaults import DEFAULT_CALLBACKS
@@ -463,6 +463,8 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             for epoch in self._resumption.remaining_epochs(self):
                 self._run_epoch(epoch)
         self._safe_points.leave()
+        if self._agreement.stop is not None:  # perhaps in a step that not all processes have finished
+            distributed.broadcast_buffers(self.model)
         self.training_run_end()
         self.callback_handler.call_event(TrainerCallback.on_training_run_end, self)
         self._reach_end()
