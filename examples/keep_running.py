@@ -1,0 +1,80 @@
+"""Run a training script, and start it again whenever it is killed: a few tenths of a second later it trains.
+
+    python examples/keep_running.py train.py --epochs 100
+
+Most of the time from a kill to the next update is spent on importing torch. This program imports it once, and starts
+the script by forking itself. The script stays as it is: it saves training states and passes `resume_from`. It has to
+be one process, on Linux; `torchrun` starts its own.
+
+Only a SIGKILL, as it comes when memory runs out, makes it start the script again. Any other end of the script is the
+end of this program too, with the same status. Signals such as SIGTERM are passed on to the script.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import random
+import runpy
+import signal
+import sys
+import time
+from pathlib import Path
+
+gc.disable()  # what is imported stays: looking for garbage in it would take half a second
+
+import numpy as np  # noqa: E402
+import torch._dynamo  # noqa: E402, F401  # pyright: ignore[reportUnusedImport]  # each optimizer imports it
+
+KILLS_IN_A_ROW, SECONDS = 3, 10.0
+PASSED_ON = (signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+KILL_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux
+
+
+def main(arguments: list[str]) -> int:
+    """Run the script until it ends by itself, and return its exit status."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the script as well, which decides
+    kills_in_a_row = 0
+    while kills_in_a_row < KILLS_IN_A_ROW:
+        started = time.monotonic()
+        pid = os.fork()
+        if pid == 0:
+            become_script(arguments)
+            return 0
+        status = wait_for(pid)
+        if status != -signal.SIGKILL:
+            return status if status >= 0 else 128 - status
+        seconds = time.monotonic() - started
+        kills_in_a_row = kills_in_a_row + 1 if seconds < SECONDS else 0
+        print(f"{arguments[0]} was killed after {seconds:.1f} s", file=sys.stderr, flush=True)
+    print(f"It is not started again: it was killed {KILLS_IN_A_ROW} times in a row so early", file=sys.stderr)
+    return 128 + signal.SIGKILL
+
+
+def wait_for(pid: int) -> int:
+    """Pass signals on until a process ends; return its exit status, or minus the signal that ended it."""
+    for one in PASSED_ON:
+        signal.signal(one, lambda number, _: os.kill(pid, number))
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    for one in PASSED_ON:
+        signal.signal(one, signal.SIG_DFL)
+    return status
+
+
+def become_script(arguments: list[str]) -> None:
+    """Do what `python` does with such a command line."""
+    ctypes.CDLL(None).prctl(KILL_WITH_PARENT, signal.SIGKILL)  # or the next start would find it still running
+    for one in PASSED_ON:
+        signal.signal(one, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    gc.enable()
+    random.seed()  # or each start would draw the same numbers
+    np.random.seed()
+    sys.argv, sys.path[0] = arguments, str(Path(arguments[0]).resolve().parent)
+    runpy.run_path(arguments[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    gc.freeze()
+    sys.exit(main(sys.argv[1:]))
