@@ -358,6 +358,12 @@ def benchmark(session: nox.Session) -> None:
 
 
 @nox.session
+def goodput(session: nox.Session) -> None:
+    """Measure what is left of a run that is killed every 15 seconds: `-- [--kills N] [--every SECONDS] [--write]`."""
+    everything(session).run("python", "-m", "tests.goodput", *session.posargs)
+
+
+@nox.session
 def crashes(session: nox.Session) -> None:
     """Kill hundreds of runs anywhere; each, started again, ends bit for bit as one that was never killed."""
     everything(session).run("python", "-m", "pytest", "tests/crashes", "--whole-proof", *session.posargs, env=CPU)

@@ -5,7 +5,7 @@ from __future__ import annotations
 project = "pytorch-accelerated, in parts"
 project_copyright = "the authors"
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
-exclude_patterns = ["_build", "maintainers/cost-figures.md"]  # the latter is a part of cost.md
+exclude_patterns = ["_build", "maintainers/*-figures.md"]  # the latter are parts of cost.md
 
 html_theme = "furo"
 html_title = project

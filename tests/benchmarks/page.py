@@ -13,7 +13,7 @@ from tests.benchmarks.comparisons import COMPARISONS
 from tests.benchmarks.processes import ROOT
 from tests.benchmarks.report import HEADER, Row
 
-__all__ = ["TABLE", "as_page", "heading"]
+__all__ = ["TABLE", "as_page", "heading", "machine"]
 
 COLUMNS = (*HEADER, "rounds, day")
 
@@ -22,11 +22,13 @@ TABLE = ROOT / "docs" / "maintainers" / "cost-figures.md"
 
 def heading() -> str:
     """Where and with what the figures of a table were measured: those of another machine do not belong into it."""
+    return f"Measured on {machine()}; medians. This table is written by `nox -s benchmark -- --write`."
+
+
+def machine() -> str:
+    """What computes, and with which versions."""
     versions = ", ".join(f"{name} {metadata.version(name)}" for name in ("torch", "accelerate"))
-    return (
-        f"Measured on {_processor()}, one thread a process, Python {platform.python_version()}, {versions}; medians. "
-        "This table is written by `nox -s benchmark -- --write`."
-    )
+    return f"{_processor()}, one thread a process, Python {platform.python_version()}, {versions}"
 
 
 def as_page(measured: Mapping[str, tuple[int, Sequence[Row]]], before: str = "") -> str:
