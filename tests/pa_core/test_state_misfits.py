@@ -93,7 +93,10 @@ WRONG_STATES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
         "params is not a list of whole numbers",
     ),
     "another rate": (lambda state: state["param_groups"][0].update(lr="high"), "lr is 'high', not a number"),
-    "other betas": (lambda state: state["param_groups"][0].update(betas=[0.9, None, "x"]), "betas.2 is 'x'"),
+    "other betas": (
+        lambda state: state["param_groups"][0].update(betas=[0.9, None, "x"]),
+        "betas has 3 entries, not 2",
+    ),
     "no rate": (lambda state: state["param_groups"][0].pop("lr"), "param_groups.0.lr is missing"),
     "half of an entry": (without("exp_avg"), "state.0.exp_avg is missing"),
     "an entry of nobody": (lambda state: state["state"].update({9: {}}), "state.9 is not that of a parameter"),

@@ -71,7 +71,8 @@ def growing(states: dict[str, Any]) -> Iterator[Damage]:
     functions: Any = importlib.import_module("torch._utils")
     view, quantized = functions._rebuild_tensor_v2, functions._rebuild_qtensor
     storage, whole_numbers = (torch.zeros(1, dtype=dtype).untyped_storage() for dtype in (torch.float32, torch.int8))
-    of_whole_numbers = torch.TypedStorage(wrap_storage=whole_numbers, dtype=torch.qint8, _internal=True)
+    typed_storage: Any = torch.TypedStorage
+    of_whole_numbers = typed_storage(wrap_storage=whole_numbers, dtype=torch.qint8, _internal=True)
     scale = (torch.per_tensor_affine, 1.0, 0)
     calls = {
         "a bytearray of a length": Call(bytearray, HUGE),

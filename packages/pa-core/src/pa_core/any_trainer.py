@@ -24,6 +24,7 @@ from pa_core import (
 from pa_core._tqdm import bars_hidden
 from pa_core.added_modules import AddedModule, AddedModules
 from pa_core.checkpoint import save_safetensors
+from pa_core.checkpoint_loading import load_checkpoint_into
 from pa_core.data.loaders import Loaders
 from pa_core.distributed import processes
 from pa_core.distributed.agreement import Agreement
@@ -483,7 +484,7 @@ class AnyTrainer(ABC):
         # Not on the device of the run, which may have no room for everything a second time.
         content = checkpoint.read_checkpoint(checkpoint_path, torch.device("cpu"))
         with asked_settings.not_asking(*self.named_optimizers().values()):
-            checkpoint.load_checkpoint_into(
+            load_checkpoint_into(
                 content,
                 self._trained(load_optimizer, load_scheduler),
                 needs_optimizer=load_optimizer,

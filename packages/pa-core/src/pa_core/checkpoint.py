@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import pickle
 import re
@@ -10,7 +9,6 @@ import reprlib
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, ParamSpec, cast
 
@@ -21,18 +19,21 @@ from typing_extensions import TypeIs
 
 from pa_core import _accelerate
 from pa_core.errors import CheckpointError, ConfigurationError, StateNotFoundError
-from pa_core.state_dicts import differences_of_weights, list_differences
 from pa_core.storage import atomic_write
 from pa_core.storage.accelerate_state import find_accelerate_state, refusal_of_accelerate_state
 from pa_core.storage.plain_values import ensure_plain
 from pa_core.storage.state import is_state
 from pa_core.storage.torch_file import find_damage
-from pa_core.types import StatefulScheduler, SupportsStateDict
+from pa_core.types import StatefulScheduler
 
 __all__ = [
+    "MODEL",
+    "MODULES",
+    "OPTIMIZER",
+    "SCHEDULER",
     "Trained",
+    "apart",
     "build_checkpoint",
-    "load_checkpoint_into",
     "read_checkpoint",
     "refusing_ambiguous_flag",
     "save_safetensors",
@@ -108,7 +109,7 @@ def build_checkpoint(trained: Mapping[str, Trained], extras: Mapping[str, Any] |
         CheckpointError: An extra entry has the name of a state, or something could not be loaded again without
             unpickling code.
     """
-    own, modules = _apart(trained)
+    own, modules = apart(trained)
     checkpoint = own.states()
     if modules:
         checkpoint[MODULES] = {name: one.states() for name, one in modules.items()}
@@ -236,115 +237,10 @@ def _describe(content: object) -> str:
     return f"an object of type {type(content).__name__}"
 
 
-def load_checkpoint_into(
-    content: dict[str, Any],
-    trained: Mapping[str, Trained],
-    *,
-    needs_optimizer: bool,
-    source: str | Path,
-) -> None:
-    """Load what a checkpoint holds, all of it or, when something does not fit, nothing.
-
-    Args:
-        content: What ``read_checkpoint`` returned.
-        trained: What takes over the states, by name; first the model itself. An optimizer or a scheduler takes over
-            what the file has of it, if anything. Further modules in the file are left out.
-        needs_optimizer: Whether the state of the model's optimizer in the file has to be loaded.
-        source: The file, for messages.
-
-    Raises:
-        CheckpointError: The checkpoint is that of other models or optimizers.
-    """
-    own, modules = _apart(trained)
-    saved = _states_by_name(content, modules, source)
-    parts = [(own, content), *((one, saved[name]) for name, one in modules.items())]
-    targets: list[tuple[SupportsStateDict, str, dict[str, Any]]] = []
-    for part, states in parts:
-        _check_weights(part.model, states[MODEL], source)
-        if part.scheduler is not None and SCHEDULER in states:
-            targets.append((part.scheduler, SCHEDULER, states))
-        if OPTIMIZER in states and (part.optimizer is not None or (needs_optimizer and part is own)):
-            targets.append((_matching_optimizer(part.optimizer, states[OPTIMIZER], source), OPTIMIZER, states))
-    with ExitStack() as undo:
-        for target, name, states in targets:
-            undo.callback(target.load_state_dict, target.state_dict())
-            _load_state(target, states[name], name, source)
-        # Last: this cannot be undone, but was checked.
-        for part, states in parts:
-            part.model.load_state_dict(states[MODEL])
-        undo.pop_all()
-
-
-def _apart(trained: Mapping[str, Trained]) -> tuple[Trained, dict[str, Trained]]:
-    """The model, whose states are the entries of the file, and the modules beside it."""
+def apart(trained: Mapping[str, Trained]) -> tuple[Trained, dict[str, Trained]]:
+    """Return the model, whose states are the entries of the file, and the modules beside it."""
     modules = dict(trained)
     return modules.pop(next(iter(modules))), modules
-
-
-def _states_by_name(content: dict[str, Any], modules: Mapping[str, Trained], source: str | Path) -> dict[str, Any]:
-    entry: object = content.get(MODULES)
-    saved = cast("dict[str, Any]", entry) if isinstance(entry, dict) else {}
-    missing = [name for name in modules if name not in saved]
-    if missing:
-        raise CheckpointError(
-            "The checkpoint lacks modules that are trained beside the model; nothing was loaded.",
-            given=f"{source} with {', '.join(map(repr, saved)) or 'no modules'} beside the model",
-            expected=f"{', '.join(map(repr, modules))}, as the trainer has",
-            do=f"Load it before add_module({missing[0]!r}, ...) is called, or load a checkpoint that has them.",
-        )
-    return saved
-
-
-def _load_state(target: SupportsStateDict, state: dict[str, Any], name: str, source: str | Path) -> None:
-    try:
-        # A copy: training continues in the tensors that are loaded, and the caller has the content of the file.
-        target.load_state_dict(copy.deepcopy(state))
-    except ConfigurationError as error:
-        raise CheckpointError(
-            f"{error.problem} Nothing was loaded.",
-            given=f"{source} with a {name}: {error.given}",
-            expected=error.expected,
-            do=error.do,
-        ) from error
-    except Exception as error:
-        raise CheckpointError(
-            f"The state does not fit this {type(target).__name__}; nothing was loaded.",
-            given=f"{source} with a {name}: loading it raised {type(error).__name__}: {error}",
-            expected=f"the state of a {type(target).__name__}",
-            do=f"Build the {type(target).__name__} as it was when the checkpoint was saved, or leave it out with "
-            "load_optimizer=False or load_scheduler=False.",
-        ) from error
-
-
-def _check_weights(model: nn.Module, weights: Mapping[str, Any], source: str | Path) -> None:
-    differences = differences_of_weights(model, weights, "file")
-    if differences:
-        raise CheckpointError(
-            f"The checkpoint is that of another model; nothing was loaded into {type(model).__name__}.",
-            given=f"{source} with {list_differences(differences.values())}",
-            expected="the keys and shapes of the model",
-            do="Build the model as it was when the checkpoint was saved.",
-        )
-
-
-def _matching_optimizer(optimizer: Optimizer | None, state: dict[str, Any], source: str | Path) -> Optimizer:
-    if optimizer is None:
-        raise CheckpointError(
-            "The checkpoint has the state of an optimizer, and the trainer has no optimizer; nothing was loaded.",
-            given=f"{source} with {OPTIMIZER}",
-            expected="a trainer with an optimizer",
-            do="Pass load_optimizer=False.",
-        )
-    saved = [len(group["params"]) for group in state.get("param_groups", ())]
-    own = [len(group["params"]) for group in optimizer.param_groups]
-    if saved != own:
-        raise CheckpointError(
-            "The optimizer of the checkpoint has other parameter groups; nothing was loaded.",
-            given=f"{source} with {saved} parameters in its groups",
-            expected=f"{own} parameters",
-            do="Build the optimizer as it was, or pass load_optimizer=False.",
-        )
-    return optimizer
 
 
 def save_safetensors(

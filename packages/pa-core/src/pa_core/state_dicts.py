@@ -40,7 +40,7 @@ def differences_of_weights(model: nn.Module, weights: Mapping[str, Any], source:
     own = model.state_dict()
     differences = {name: f"missing: {name}" for name in own if name not in weights}
     differences |= {name: f"unexpected: {name}" for name in weights if name not in own}
-    for name in (name for name in own if name in weights):
+    for name in (name for name in own if name in weights and not _is_extra_state(name)):
         for property_of in (_shape, _kind):
             saved, present = property_of(weights[name]), property_of(own[name])
             if saved != present:
@@ -54,6 +54,11 @@ def list_differences(differences: Iterable[str]) -> str:
     listed = list(differences)
     hidden = len(listed) - _SHOWN_DIFFERENCES
     return "; ".join(listed[:_SHOWN_DIFFERENCES]) + (f"; and {hidden} more" if hidden > 0 else "")
+
+
+def _is_extra_state(name: str) -> bool:
+    """Whether a module made this by ``get_extra_state``; only its ``set_extra_state`` knows what may be in it."""
+    return name.rpartition(".")[2] == "_extra_state"
 
 
 def _kind(value: object) -> str | None:

@@ -6,7 +6,7 @@ Optimizers and schedulers of torch take over nearly everything that they are giv
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from numbers import Number
+from numbers import Real
 from typing import Any, cast
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-__all__ = ["has_own_form", "misfit_of_optimizer", "misfit_of_scheduler"]
+__all__ = ["has_own_form", "misfit_of_optimizer", "misfit_of_scheduler", "without_foreign_entries"]
 
 
 def has_own_form(optimizer: Optimizer) -> bool:
@@ -56,7 +56,7 @@ def misfit_of_optimizer(
     own_groups += [optimizer.defaults] * (len(parameters) - len(own_groups))
     by_parameter: dict[object, tuple[Tensor, Mapping[str, Any]]] = {}
     for index, (saved, own, of_group) in enumerate(zip(saved_groups, own_groups, parameters, strict=True)):
-        misfit = _misfit_of_group(saved, own, optimizer.defaults, len(of_group))
+        misfit = _misfit_of_group(optimizer, saved, own, len(of_group))
         if misfit is not None:
             return f"param_groups.{index}.{misfit}"
         by_parameter |= {number: (one, saved) for number, one in zip(saved["params"], of_group, strict=True)}
@@ -73,18 +73,26 @@ def _groups_of(state: Mapping[str, Any]) -> list[Mapping[str, Any]] | None:
 
 
 def _misfit_of_group(
-    saved: Mapping[str, Any], own: Mapping[str, Any], defaults: Mapping[str, Any], num_parameters: int
+    optimizer: Optimizer, saved: Mapping[str, Any], own: Mapping[str, Any], num_parameters: int
 ) -> str | None:
     numbers = saved.get("params")
     if not isinstance(numbers, list) or not all(type(one) is int for one in cast("list[object]", numbers)):
         return "params is not a list of whole numbers"
     if len(cast("list[int]", numbers)) != num_parameters:
         return f"params has {len(cast('list[int]', numbers))} entries, not {num_parameters}"
-    missing = [name for name in ("lr", "betas", "momentum", "weight_decay", "eps") if name in defaults.keys() - saved]
-    if missing:
+    # Flags have come with releases of torch, which adds those that are missing.
+    settings = [name for name, value in optimizer.defaults.items() if _kind(value) in ("a number", "a list")]
+    if missing := [name for name in settings if name not in saved]:
         return f"{missing[0]} is missing"
-    compared = (saved.keys() & own.keys()) - {"params", "param_names"}
-    return next((f"{name}{found}" for name in sorted(compared) if (found := _misfit(own[name], saved[name]))), None)
+    compared = sorted((saved.keys() & own.keys()) - {"params", "param_names"})
+    is_strict = _is_of_torch(type(optimizer))
+    for name in compared:
+        found = _misfit(own[name], saved[name], is_strict=is_strict)
+        if is_strict and own[name] is None and not isinstance(saved[name], bool | None):
+            found = f" is {_shown(saved[name])}, not a flag"
+        if found:
+            return name + found
+    return None
 
 
 def _misfit_of_entries(
@@ -112,18 +120,22 @@ def _misfit_of_parameter(
     kind: type[Optimizer], made: Mapping[str, Any], entries: Mapping[str, Any], parameter: Tensor
 ) -> str | None:
     for name, example in made.items():
+        if issubclass(kind, SGD) and entries.get(name) is None:  # which makes its momentum when it is missing
+            continue
         if name in entries:
             found = _misfit_of_entry(example, entries[name], parameter)
             if found:
                 return name + found
-        elif entries and not issubclass(kind, SGD):  # which makes its momentum when it is missing
+        elif entries:
             return f"{name} is missing"
     return None
 
 
 def _misfit_of_entry(example: object, entry: object, parameter: Tensor) -> str:
     if not isinstance(example, Tensor) or not isinstance(entry, Tensor):
-        return _misfit(example, entry)
+        return _misfit(example, entry, is_strict=True)
+    if not _is_plain(entry):
+        return " is a tensor that is sparse, quantized or without values"
     if _number_kind(example) != _number_kind(entry):
         return f" is a tensor of {entry.dtype}, not {example.dtype}"
     is_alike = example.shape == _sizes_of_example(parameter)
@@ -135,7 +147,7 @@ def _misfit_of_entry(example: object, entry: object, parameter: Tensor) -> str:
 
 def _entries_of_first_step(kind: type[Optimizer], group: Mapping[str, Any], parameter: Tensor) -> dict[str, Any]:
     """What an optimizer of torch gathers of a small parameter with as many dimensions; nothing where none can tell."""
-    if not kind.__module__.startswith("torch.optim."):
+    if not _is_of_torch(kind):
         return {}
     example = nn.Parameter(torch.zeros(_sizes_of_example(parameter), dtype=parameter.dtype))
     example.grad = torch.zeros_like(example)
@@ -185,11 +197,33 @@ def misfit_of_scheduler(scheduler: object, state: object) -> str | None:
         if name == "_schedulers":
             found = _misfit_of_nested(getattr(scheduler, name, ()), value)
         else:
-            found = _misfit(own[name], value) if name in own else ""
+            found = _misfit(own[name], value, is_strict=_is_of_torch(kind)) if name in own else ""
         if found:
             return f"{name}{found}"
     missing = [name for name in ("last_epoch", "base_lrs") if name in own and name not in saved]
     return f"{missing[0]} is missing" if missing else None
+
+
+def without_foreign_entries(scheduler: object, state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a scheduler of torch has of a state, and the whole state for others.
+
+    Other releases of torch have other entries. A scheduler of a user's own may make some of its own when it steps.
+
+    Args:
+        scheduler: The scheduler.
+        state: One that fits it.
+    """
+    if not isinstance(scheduler, LRScheduler) or not _is_of_torch(type(scheduler)):
+        return dict(state)
+    taken = {name: state[name] for name in scheduler.state_dict() if name in state}
+    if "_schedulers" in taken:
+        nested: Sequence[object] = getattr(scheduler, "_schedulers", ())
+        taken["_schedulers"] = [without_foreign_entries(*one) for one in zip(nested, taken["_schedulers"], strict=True)]
+    return taken
+
+
+def _is_of_torch(kind: type) -> bool:
+    return kind.__module__.startswith("torch.optim.")
 
 
 def _misfit_of_nested(schedulers: Sequence[object], states: object) -> str:
@@ -202,18 +236,52 @@ def _misfit_of_nested(schedulers: Sequence[object], states: object) -> str:
     return ""
 
 
-def _misfit(own: object, saved: object) -> str:
-    """What is wrong with a saved value, where an object has one of its own; empty where it is of the same kind."""
+def _misfit(own: object, saved: object, *, is_strict: bool = False) -> str:
+    """What is wrong with a saved value, where an object has one of its own; empty where it is of the same kind.
+
+    Unless it is strict, a value may be None, or of a kind that nobody can tell.
+    """
     kind, found = _kind(own), _kind(saved)
-    if kind and found and kind != found:
+    may_differ = not kind or kind == found or (saved is None and isinstance(own, bool))
+    if not may_differ and (found or is_strict):
         return f" is {_shown(saved)}, not {kind}"
-    if kind == "a list" and own:
-        example, *_ = cast("Sequence[object]", own)
-        items = cast("Sequence[object]", saved) if found else ()
-        return next((f".{index}{wrong}" for index, one in enumerate(items) if (wrong := _misfit(example, one))), "")
+    if kind == "a list" and own and found:
+        return _misfit_of_items(cast("Sequence[object]", own), cast("Sequence[object]", saved), is_strict=is_strict)
+    if isinstance(own, Mapping) and isinstance(saved, Mapping):
+        mappings = cast("Mapping[Any, object]", own), cast("Mapping[Any, object]", saved)
+        return _misfit_of_mapping(*mappings, is_strict=is_strict)
     if isinstance(own, Tensor) and isinstance(saved, Tensor) and _number_kind(own) != _number_kind(saved):
         return f" is a tensor of {saved.dtype}, not {own.dtype}"
     return ""
+
+
+def _misfit_of_items(own: Sequence[object], saved: Sequence[object], *, is_strict: bool) -> str:
+    # Of the rates of more groups, a scheduler takes the first.
+    is_complete = len(own) == len(saved) or (len(own) < len(saved) and isinstance(own, list))
+    if is_strict and not is_complete:
+        return f" has {len(saved)} entries, not {len(own)}"
+    for index, one in enumerate(saved):
+        if found := _misfit(own[0], one, is_strict=is_strict):
+            return f".{index}{found}"
+    return ""
+
+
+def _misfit_of_mapping(own: Mapping[Any, object], saved: Mapping[Any, object], *, is_strict: bool) -> str:
+    is_of_texts = all(isinstance(name, str) for name in own)
+    for name, value in saved.items():
+        example = own.get(name) if is_of_texts else next(iter(own.values()))
+        found = _misfit(example, value, is_strict=is_strict)
+        if not is_of_texts:
+            found = found or _misfit(next(iter(own)), name, is_strict=is_strict)
+        if found:
+            return f".{name}{found}"
+    missing = [name for name in own if name not in saved] if is_of_texts and is_strict else []
+    return f".{missing[0]} is missing" if missing else ""
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether a tensor has a value for each of its elements."""
+    return tensor.layout == torch.strided and not tensor.is_meta and not tensor.is_quantized
 
 
 def _number_kind(tensor: Tensor) -> tuple[bool, bool]:
@@ -222,7 +290,9 @@ def _number_kind(tensor: Tensor) -> tuple[bool, bool]:
 
 def _kind(value: object) -> str:
     """What a value is, of the few kinds that cannot stand for each other; empty for those that nobody can tell."""
-    if isinstance(value, Number) or (isinstance(value, Tensor) and value.numel() == 1):
+    if isinstance(value, bool):
+        return "True or False"
+    if isinstance(value, Real) or (isinstance(value, Tensor) and value.numel() == 1 and _is_plain(value)):
         return "a number"
     if isinstance(value, str):
         return "a string"
@@ -234,4 +304,6 @@ def _kind(value: object) -> str:
 
 
 def _shown(value: object) -> str:
-    return repr(value) if isinstance(value, str) and len(value) < 40 else _kind(value)  # noqa: PLR2004 - fits a line
+    if value is None or (isinstance(value, str) and len(value) < 40):  # noqa: PLR2004 - fits a line
+        return repr(value)
+    return _kind(value) or f"of type {type(value).__name__}"

@@ -1,0 +1,220 @@
+"""Loads what a checkpoint file holds, all of it or nothing."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Generator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from pa_core.checkpoint import MODEL, MODULES, OPTIMIZER, SCHEDULER, Trained, apart
+from pa_core.errors import CheckpointError, ConfigurationError
+from pa_core.state_dicts import differences_of_weights, list_differences
+from pa_core.state_misfits import has_own_form, misfit_of_optimizer, misfit_of_scheduler, without_foreign_entries
+
+__all__ = ["load_checkpoint_into"]
+
+
+def load_checkpoint_into(
+    content: Mapping[str, Any],
+    trained: Mapping[str, Trained],
+    *,
+    needs_optimizer: bool,
+    source: str | Path,
+) -> None:
+    """Load what a checkpoint holds, all of it or, when something does not fit, nothing.
+
+    Everything is compared with what is to take it over before the first of them changes. What only loading tells is
+    undone, for which the host holds the weights of the model once more.
+
+    Args:
+        content: What ``read_checkpoint`` returned.
+        trained: What takes over the states, by name; first the model itself. An optimizer or a scheduler takes over
+            what the file has of it, if anything. Further modules in the file are left out.
+        needs_optimizer: Whether the state of the model's optimizer in the file has to be loaded.
+        source: The file, for messages.
+
+    Raises:
+        CheckpointError: The checkpoint is that of other models or optimizers, or something in it is of another kind.
+    """
+    own, modules = apart(trained)
+    saved = _states_by_name(content, modules, source)
+    parts = [(own, content), *((one, saved[name]) for name, one in modules.items())]
+    if needs_optimizer and own.optimizer is None and OPTIMIZER in content:
+        raise _no_optimizer(source)
+    for part, states in parts:
+        _check(part, states, source)
+    with ExitStack() as undo:
+        for part, states in parts:
+            _load(part, states, source, undo)
+        undo.pop_all()
+
+
+def _states_by_name(
+    content: Mapping[str, Any], modules: Mapping[str, Trained], source: str | Path
+) -> dict[str, dict[str, Any]]:
+    entry: object = content.get(MODULES)
+    saved = cast("dict[str, Any]", entry) if isinstance(entry, dict) else {}
+    missing = [name for name in modules if name not in saved]
+    if missing:
+        raise CheckpointError(
+            "The checkpoint lacks modules that are trained beside the model; nothing was loaded.",
+            given=f"{source} with {', '.join(map(repr, saved)) or 'no modules'} beside the model",
+            expected=f"{', '.join(map(repr, modules))}, as the trainer has",
+            do=f"Load it before add_module({missing[0]!r}, ...) is called, or load a checkpoint that has them.",
+        )
+    for name in modules:
+        if not isinstance(saved[name], dict) or MODEL not in saved[name]:
+            raise _not_a_state(source, f"{MODULES}[{name!r}]", f"a dictionary with the key {MODEL}")
+    return saved
+
+
+def _check(part: Trained, states: Mapping[str, Any], source: str | Path) -> None:
+    """Refuse what does not fit, as far as the objects and the states tell."""
+    for name in (MODEL, OPTIMIZER, SCHEDULER):
+        if name in states and not isinstance(states[name], dict):
+            raise _not_a_state(source, name, "a dictionary")
+    _check_weights(part.model, states[MODEL], source)
+    if part.optimizer is not None and OPTIMIZER in states:
+        _check_groups(part.optimizer, states[OPTIMIZER], source)
+        _check_fit(part.optimizer, misfit_of_optimizer(part.optimizer, states[OPTIMIZER]), OPTIMIZER, source)
+    if part.scheduler is not None and SCHEDULER in states:
+        _check_fit(part.scheduler, misfit_of_scheduler(part.scheduler, states[SCHEDULER]), SCHEDULER, source)
+
+
+def _check_weights(model: nn.Module, weights: Mapping[str, Any], source: str | Path) -> None:
+    differences = differences_of_weights(model, weights, "file")
+    if differences:
+        raise CheckpointError(
+            f"The checkpoint is that of another model; nothing was loaded into {type(model).__name__}.",
+            given=f"{source} with {list_differences(differences.values())}",
+            expected="the keys and shapes of the model",
+            do="Build the model as it was when the checkpoint was saved.",
+        )
+
+
+def _check_groups(optimizer: Optimizer, state: Mapping[str, Any], source: str | Path) -> None:
+    groups: object = state.get("param_groups")
+    entries = cast("list[object]", groups) if isinstance(groups, list) else []
+    params = [cast("dict[str, Any]", one).get("params") for one in entries if isinstance(one, dict)]
+    saved = [len(one) for one in params if isinstance(one, list)]
+    own = [len(group["params"]) for group in optimizer.param_groups]
+    if saved != own:
+        raise CheckpointError(
+            "The optimizer of the checkpoint has other parameter groups; nothing was loaded.",
+            given=f"{source} with {saved} parameters in its groups",
+            expected=f"{own} parameters",
+            do="Build the optimizer as it was, or pass load_optimizer=False.",
+        )
+
+
+def _check_fit(target: object, misfit: str | None, name: str, source: str | Path) -> None:
+    if misfit is not None:
+        raise _does_not_fit(target, source, f"a {name} in which {misfit}")
+
+
+def _load(part: Trained, states: Mapping[str, Any], source: str | Path, undo: ExitStack) -> None:
+    """Load the states of a part, and note how each is undone."""
+    # A copy of each state: training continues in the tensors that are loaded, and the caller has the content.
+    if part.scheduler is not None and SCHEDULER in states:
+        undo.callback(part.scheduler.load_state_dict, copy.deepcopy(part.scheduler.state_dict()))
+        with _explaining(part.scheduler, SCHEDULER, source):
+            state = without_foreign_entries(part.scheduler, states[SCHEDULER])
+            part.scheduler.load_state_dict(copy.deepcopy(state))
+    if part.optimizer is not None and OPTIMIZER in states:
+        before = part.optimizer.state_dict()  # whose tensors are not written to, where loading is that of torch
+        undo.callback(part.optimizer.load_state_dict, copy.deepcopy(before) if has_own_form(part.optimizer) else before)
+        with _explaining(part.optimizer, OPTIMIZER, source):
+            part.optimizer.load_state_dict(_with_notes_of_schedulers(part.optimizer, copy.deepcopy(states[OPTIMIZER])))
+    undo.callback(_copy_of(part.model))
+    with _explaining(part.model, MODEL, source):
+        part.model.load_state_dict(states[MODEL])
+
+
+def _with_notes_of_schedulers(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+    """Add what schedulers have noted in the groups, such as ``initial_lr``, where the file was saved without one."""
+    if not has_own_form(optimizer):
+        for own, saved in zip(optimizer.param_groups, state["param_groups"], strict=True):
+            saved.update({name: value for name, value in own.items() if name not in {*saved, *optimizer.defaults}})
+    return state
+
+
+def _copy_of(model: nn.Module) -> Callable[[], None]:
+    """Copy the weights and the extra state of a model to the host; what is returned brings them back."""
+    weights = {name: _copied(value) for name, value in model.state_dict().items()}
+    extra_states = {
+        module: copy.deepcopy(module.get_extra_state())
+        for module in model.modules()
+        if _keeps_extra_state(type(module))
+    }
+
+    def bring_back() -> None:
+        with torch.no_grad():
+            for name, value in model.state_dict().items():
+                if isinstance(value, Tensor):
+                    value.copy_(weights[name])
+        for module, state in extra_states.items():
+            module.set_extra_state(state)
+
+    return bring_back
+
+
+def _keeps_extra_state(kind: type[nn.Module]) -> bool:
+    return (
+        nn.Module.get_extra_state is not kind.get_extra_state and nn.Module.set_extra_state is not kind.set_extra_state
+    )
+
+
+def _copied(value: object) -> Any:
+    return value.detach().to("cpu", copy=True) if isinstance(value, Tensor) else None
+
+
+@contextmanager
+def _explaining(target: object, name: str, source: str | Path) -> Generator[None]:
+    try:
+        yield
+    except ConfigurationError as error:
+        raise CheckpointError(
+            f"{error.problem} Nothing was loaded.",
+            given=f"{source} with a {name}: {error.given}",
+            expected=error.expected,
+            do=error.do,
+        ) from error
+    except Exception as error:
+        found = f"a {name}: loading it raised {type(error).__name__}: {error}"
+        raise _does_not_fit(target, source, found) from error
+
+
+def _does_not_fit(target: object, source: str | Path, found: str) -> CheckpointError:
+    kind = type(target).__name__
+    leave_out = {True: "load_optimizer=False", False: "load_scheduler=False"}[isinstance(target, Optimizer)]
+    return CheckpointError(
+        f"The state does not fit this {kind}; nothing was loaded.",
+        given=f"{source} with {found}",
+        expected=f"the state of a {kind}",
+        do=f"Build the {kind} as it was when the checkpoint was saved"
+        + ("." if isinstance(target, nn.Module) else f", or leave it out with {leave_out}."),
+    )
+
+
+def _not_a_state(source: str | Path, name: str, expected: str) -> CheckpointError:
+    return CheckpointError(
+        "An entry of the checkpoint is not a state; nothing was loaded.",
+        given=f"{source}, and {name} in it",
+        expected=expected,
+        do="Load a file that save_checkpoint wrote.",
+    )
+
+
+def _no_optimizer(source: str | Path) -> CheckpointError:
+    return CheckpointError(
+        "The checkpoint has the state of an optimizer, and the trainer has no optimizer; nothing was loaded.",
+        given=f"{source} with {OPTIMIZER}",
+        expected="a trainer with an optimizer",
+        do="Pass load_optimizer=False.",
+    )
