@@ -21,11 +21,7 @@ SCRIPT = Path(__file__).with_name("waiting_in_vain.py")
 def test_processes_that_wait_in_vain_end_with_a_report(launch: Launch, tmp_path: Path) -> None:
     """Each prints its stack, one of them who waits for whom, and none lives on; between two runs, there is time."""
     names = ["sleeps", "gathers", "is_frozen", "trains_once_more", "is_busy_between_runs"]
-    cases = dict(zip(names, free_ports(len(names)), strict=True))
-    assert launch(SCRIPT, json.dumps(cases)).status == 0
-    ended: dict[str, dict[str, Any]] = json.loads((tmp_path / "ended.json").read_text())
-    for name, case in ended.items():
-        print(name, case["statuses"], *case["outputs"], sep="\n")  # noqa: T201 - pytest shows it when the test fails
+    ended = ends_of(names, launch, tmp_path)
     assert {name: case["statuses"] for name, case in ended.items()} == {
         "sleeps": [1, 1],
         "gathers": [1, 1],
@@ -48,6 +44,42 @@ def test_processes_that_wait_in_vain_end_with_a_report(launch: Launch, tmp_path:
     assert "Begin as many runs on each process as on the others." in reports["trains_once_more"]
 
     assert "rank" not in reports["is_busy_between_runs"]
+
+
+def test_ranks_that_part_in_a_loop_of_ones_own_end_with_an_error(launch: Launch, tmp_path: Path) -> None:
+    """One that breaks, stops, evaluates or goes backward alone is named; where all do the same, nothing is wrong."""
+    apart = ["breaks", "stops", "evaluates", "goes backward"]
+    between = ["breaks after an epoch", "stops after an epoch", "evaluates after an epoch"]
+    ended = ends_of([*apart, *between, "all stop", "all break"], launch, tmp_path)
+    assert {name: case["statuses"] for name, case in ended.items()} == {
+        **{name: [1, 1] for name in [*apart, *between]},
+        "all stop": [0, 0],
+        "all break": [0, 0],
+    }
+    reports = {name: "".join(case["outputs"]) for name, case in ended.items()}
+    for name in apart:
+        assert "OtherProcessError: The processes wait for each other in different places." in reports[name]
+    for name in between:
+        assert "RanksDifferError: The processes of this run have gone different ways." in reports[name]
+    assert "rank 1 waited in all_gather" in reports["breaks"]
+    assert "at the end of the run, after 3 updates" in reports["stops"]
+    assert "in an evaluation, after 3 updates" in reports["evaluates"]
+    assert "in an evaluation, after 5 updates on rank 1" in reports["evaluates after an epoch"]
+    for name, report in reports.items():
+        leaves = name.startswith(("breaks", "stops"))
+        assert ("call run.request_stop() on it instead of leaving the loop" in report) == leaves
+    assert ended["all stop"]["outputs"] == ["3 updates\n", "3 updates\n"]
+    assert ended["all break"]["outputs"] == ["5 updates\n", "5 updates\n"]
+
+
+def ends_of(names: list[str], launch: Launch, folder: Path) -> dict[str, dict[str, Any]]:
+    """How each of these pairs of ranks ended."""
+    cases = dict(zip(names, free_ports(len(names)), strict=True))
+    assert launch(SCRIPT, json.dumps(cases)).status == 0
+    ended: dict[str, dict[str, Any]] = json.loads((folder / "ended.json").read_text())
+    for name, case in ended.items():
+        print(name, case["statuses"], *case["outputs"], sep="\n")  # noqa: T201 - pytest shows it when the test fails
+    return ended
 
 
 IN_BACKWARD = Sign(run=1, place="in the training of an epoch", updates=5, collectives=20, waiting=12.0, doing="x")

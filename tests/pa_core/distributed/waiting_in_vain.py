@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from torch._C._distributed_c10d import TCPStore
 from torch.optim import SGD
 from typing_extensions import override
 
-from pa_core import AnyTrainer, Trainer, TrainerCallback
+from pa_core import AnyTrainer, Run, StopTrainingError, Trainer, TrainerCallback
 from pa_core.testing import TinyClassifier, make_classification
 
 MAX_WAIT_SECONDS = 3.0
@@ -89,8 +90,52 @@ def is_busy_between_runs(rank: int) -> None:
     one.train(make_classification(8), 1)
 
 
+def loop(rank: int, only_on_rank_1: str, on_all: str = "") -> None:
+    """A loop of one's own that rank 1, or each rank, does something else in than it should."""
+    torch.manual_seed(0)
+    model, data = TinyClassifier(), make_classification(40)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    with Run(model, optimizer, data, num_epochs=2, per_device_batch_size=4, max_wait_seconds=60.0) as run:
+        do = only_on_rank_1 if rank == 1 else on_all
+        for epoch in run.epochs():
+            for update in run.updates():
+                for inputs, targets in update:
+                    loss = nn.functional.cross_entropy(model(inputs), targets)
+                    update.backward(loss, retain_graph=True)
+                    if (do, update.number) == ("goes backward", 3):
+                        update.backward(loss)
+                update.step()
+                if update.number == 3 and leaves(run, do):
+                    break
+            if epoch == 0 and leaves(run, do.removesuffix(" after an epoch")):
+                break
+    sys.stdout.write(f"{run.num_updates_completed} updates\n")
+
+
+def leaves(run: Run[Any, Any], do: str) -> bool:
+    """Whether a loop is left here; an evaluation may come here, too."""
+    if do == "stops":
+        raise StopTrainingError("It is enough.")
+    if do == "evaluates":
+        for inputs, targets in run.evaluation_batches(make_classification(8)):
+            run.log("loss", nn.functional.cross_entropy(run.get_model()(inputs), targets))
+    return do == "breaks"
+
+
+IN_A_LOOP = [
+    "breaks",
+    "stops",
+    "evaluates",
+    "goes backward",
+    "breaks after an epoch",
+    "stops after an epoch",
+    "evaluates after an epoch",
+]
 CASES: dict[str, Callable[[int], None]] = {
-    one.__name__: one for one in (sleeps, gathers, is_frozen, trains_once_more, is_busy_between_runs)
+    **{one.__name__: one for one in (sleeps, gathers, is_frozen, trains_once_more, is_busy_between_runs)},
+    **{name: partial(loop, only_on_rank_1=name) for name in IN_A_LOOP},
+    "all stop": partial(loop, only_on_rank_1="stops", on_all="stops"),
+    "all break": partial(loop, only_on_rank_1="breaks after an epoch", on_all="breaks after an epoch"),
 }
 
 

@@ -35,7 +35,7 @@ from pa_core.data.given_data import GivenData, check_arguments_of_loaders
 from pa_core.data.loaders import Loaders, Purpose, batches_on_device, count_steps, end_workers
 from pa_core.distributed import fail_fast, processes
 from pa_core.distributed.agreement import Agreement
-from pa_core.distributed.comparison import Describe, agree_on_integer, require_alike
+from pa_core.distributed.comparison import PLACE, Describe, agree_on_integer, require_alike
 from pa_core.distributed.shared_errors import showing_errors_once
 from pa_core.distributed.watch import Place, RunWatch
 from pa_core.errors import NonFiniteLossError, StopTrainingError
@@ -322,11 +322,13 @@ class Engine(AnyTrainer):
 
     def _describe_start(self) -> dict[str, str]:
         """What all processes have when their first step is about to come; schedulers are made late."""
-        return {**alike.describe_schedulers(self.named_schedulers()), **self._describe_course()}
+        return {**self._describe_course(), **alike.describe_schedulers(self.named_schedulers())}
 
     def _describe_course(self) -> dict[str, str]:
         """What stays the same on all processes in the course of a run, though callbacks may change it."""
-        texts = alike.describe_loader("evaluation", self.eval_dataloader)
+        updates = self.num_updates_completed
+        texts = {PLACE: f"{self._watch.place}, after {updates} update{'' if updates == 1 else 's'}"}
+        texts |= alike.describe_loader("evaluation", self.eval_dataloader)
         if self._running == "train":
             texts |= alike.describe_loader("training", self.train_dataloader)
             texts |= alike.describe_hyperparameters(self.named_optimizers())

@@ -10,10 +10,12 @@ import torch
 from torch import Tensor
 
 from pa_core.distributed.collectives import gather_objects, num_processes, values_of_all
+from pa_core.distributed.stuck_processes import advice_for_parted
 from pa_core.errors import RanksDifferError
 
 __all__ = [
     "DIGEST_SIZE",
+    "PLACE",
     "Describe",
     "agree_on_integer",
     "differences",
@@ -24,6 +26,9 @@ __all__ = [
 
 Describe: TypeAlias = Callable[[], Mapping[str, str]]
 """Returns what has to be alike, as short texts by name; not called on one process."""
+
+PLACE: Final = "the run is"
+"""The name of the text that says where a process is, which comes first where it is compared."""
 
 DIGEST_SIZE: Final = 4
 """How many numbers a digest has."""
@@ -99,12 +104,28 @@ def require_same_digests(of_each: Tensor, texts: Mapping[str, str]) -> None:
     if all(row == rows[0] for row in rows):
         return
     found = differences(gather_objects(dict(texts)))
+    if found[0].startswith(PLACE):
+        raise _have_parted(found[0])
     more = f", and {len(found) - _MOST_SHOWN} more" if len(found) > _MOST_SHOWN else ""
     raise RanksDifferError(
         "The processes of this run were not given the same.",
         given="; ".join(found[:_MOST_SHOWN]) + more,
         expected="the same on every process: each would wait for the others, or train a model of its own",
         do="Find the line of your script where the rank, the host or the environment decides this.",
+    )
+
+
+def _have_parted(given: str) -> RanksDifferError:
+    """Return the error of processes that are in different places of a run.
+
+    Args:
+        given: Where they are.
+    """
+    return RanksDifferError(
+        "The processes of this run have gone different ways.",
+        given=given,
+        expected="the same steps, backward passes, evaluations and exchanges on each process, in the same order",
+        do=advice_for_parted(given),
     )
 
 

@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, fields
+from enum import StrEnum
 from typing import Any, Self
 
 from torch.distributed.distributed_c10d import Store
 
-__all__ = ["Sign", "Signs"]
+__all__ = ["Place", "Sign", "Signs"]
+
+
+class Place(StrEnum):
+    """What a run is in, as far as processes must be in the same to come together."""
+
+    START = "at the start of the run"
+    TRAINING = "in the training of an epoch"
+    EVALUATION = "in an evaluation"
+    EPOCH_END = "at the end of an epoch"
+    RUN_END = "at the end of the run"
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from pa_core.distributed.sign_of_life import Sign
+from pa_core.distributed.sign_of_life import Place, Sign
 from pa_core.errors import OtherProcessError
 
-__all__ = ["SECONDS_UNTIL_CERTAIN", "describe_signs", "find_vain_wait"]
+__all__ = ["SECONDS_UNTIL_CERTAIN", "advice_for_parted", "describe_signs", "find_vain_wait"]
 
 SECONDS_UNTIL_CERTAIN = 10.0
 """How long processes wait in places that exclude each other before nothing but a mistake can be the reason."""
@@ -58,6 +58,17 @@ def describe_signs(signs: Mapping[int, Sign], run: int, silent: Collection[int] 
     return "; ".join(f"{_name(ranks)} {text}" for text, ranks in by_text.items())
 
 
+def advice_for_parted(places: str) -> str:
+    """Return what to do about processes that are in different places.
+
+    Args:
+        places: Where they are, as text.
+    """
+    if Place.RUN_END in places:
+        return "Where one process alone decides to stop, call run.request_stop() on it instead of leaving the loop."
+    return "Take what only some of the processes come to out of the condition that it depends on."
+
+
 def _describe(sign: Sign, run: int) -> str:
     done = f"after {sign.updates} update{'' if sign.updates == 1 else 's'}"
     if sign == Sign():
@@ -93,7 +104,7 @@ def _left(signs: Mapping[int, Sign], own: Sign) -> OtherProcessError:
         "A process waits for another one that has left the run.",
         given=describe_signs(signs, own.run),
         expected="a run that all processes leave together",
-        do="Where one process alone decides to stop, call run.request_stop() on it instead of leaving the loop.",
+        do=advice_for_parted(Place.RUN_END),
     )
 
 
@@ -102,7 +113,7 @@ def _apart(signs: Mapping[int, Sign], own: Sign) -> OtherProcessError:
         "The processes wait for each other in different places.",
         given=describe_signs(signs, own.run),
         expected="the same steps, backward passes, evaluations and exchanges on each process, in the same order",
-        do="Take what only some of the processes come to out of the condition that it depends on.",
+        do=advice_for_parted(describe_signs(signs, own.run)),
     )
 
 

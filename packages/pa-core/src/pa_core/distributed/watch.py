@@ -9,12 +9,11 @@ import threading
 import time
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from enum import StrEnum
 from typing import Final
 
 from pa_core.distributed.collectives import num_processes
 from pa_core.distributed.heartbeat import Heartbeat, WatchedRun
-from pa_core.distributed.sign_of_life import Sign
+from pa_core.distributed.sign_of_life import Place, Sign
 from pa_core.distributed.stuck_processes import describe_signs
 from pa_core.errors import ConfigurationError, ExplainedError, OtherProcessError
 from pa_core.progress import Progress
@@ -34,16 +33,6 @@ _LOST = re.compile(
     r"Connection closed by peer|Connection reset by peer|Broken pipe|Timed out waiting \d+ms|"
     r"pair closure|NCCL communicator was aborted|remote process exited|Watchdog caught collective operation timeout"
 )
-
-
-class Place(StrEnum):
-    """What a run is in, as far as processes must be in the same to come together."""
-
-    START = "at the start of the run"
-    TRAINING = "in the training of an epoch"
-    EVALUATION = "in an evaluation"
-    EPOCH_END = "at the end of an epoch"
-    RUN_END = "at the end of the run"
 
 
 class RunWatch:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from itertools import chain, islice
 from pathlib import Path
@@ -291,6 +291,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
 
         Raises:
             NonFiniteLossError: ``TerminateOnNaNCallback`` ended the run; its last events have been called.
+            RanksDifferError: Another process is somewhere else in the run.
             TrainingPreempted: The run was preempted, after saving a training state.
         """
         self._evaluations.end()
@@ -314,6 +315,8 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         with self._stopping_in_order():
             if stop is not None:
                 raise stop
+        with suppress(StopTrainingError), self._agreement.together():
+            pass  # a process that left the loop alone must not end as if the run were complete
         self._safe_points.leave()
         self.callback_handler.call_event(TrainerCallback.on_training_run_end, self)
         self._reach_end()
@@ -531,7 +534,8 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         is so on one process too. On several accelerators the answer is read two updates later, so that none waits for
         it.
 
-        Leaving the block by ``break`` or ``StopTrainingError`` is for all processes together.
+        Leaving the block by ``break`` or ``StopTrainingError`` is for all processes together: where one leaves alone,
+        all of them end with an error.
 
         Args:
             reason: The text of the ``StopTrainingError`` that callbacks are told of.
