@@ -5,6 +5,7 @@ from __future__ import annotations
 project = "pytorch-accelerated, in parts"
 project_copyright = "the authors"
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+myst_heading_anchors = 2  # for links such as when-training-fails.md#signals
 exclude_patterns = ["_build", "maintainers/*-figures.md"]  # the latter are parts of cost.md
 
 html_theme = "furo"
