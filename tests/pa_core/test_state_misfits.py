@@ -172,6 +172,9 @@ def test_only_what_is_a_part_of_the_state_of_a_scheduler_is_taken(name: str) -> 
     for entry, value in state.items():
         if isinstance(value, int | float | list) and value:
             assert str(misfit_of_scheduler(new, {**state, entry: "ten"})).startswith(entry)
+            assert isinstance(value, bool) or misfit_of_scheduler(new, {**state, entry: None}) is not None
+    if "base_lrs" in state:
+        assert "base_lrs has 0 entries" in str(misfit_of_scheduler(new, {**state, "base_lrs": []}))
 
 
 def test_states_of_schedulers_within_schedulers_are_compared_too() -> None:

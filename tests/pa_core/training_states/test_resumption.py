@@ -10,7 +10,7 @@ import torch
 
 from pa_core import CheckpointError
 from pa_core.progress import Phase
-from pa_core.training_state import find_state
+from pa_core.training_state import find_saved_run
 from tests.pa_core.training_states.several_models import UPDATES_PER_EPOCH, RunByHand
 
 
@@ -95,12 +95,12 @@ def test_the_phase_is_what_comes_next_until_the_run_has_got_there(tmp_path: Path
 def test_the_state_to_resume_from_is_found_or_missed_with_advice(tmp_path: Path) -> None:
     """A path without a state is an error unless a new run may begin; one that is damaged is never taken."""
     with pytest.raises(FileNotFoundError, match="resume_missing"):
-        find_state(tmp_path / "nothing")
-    assert find_state(tmp_path / "nothing", "start") is None
+        find_saved_run(tmp_path / "nothing")
+    assert find_saved_run(tmp_path / "nothing", "start") is None
     run = RunByHand(tmp_path, num_epochs=1)
     run.run()
     saved = run.save("state")
-    assert find_state(saved).path == saved
+    assert find_saved_run(saved).path == saved
     (saved / "state.json").write_text("{}")
     with pytest.raises(CheckpointError):
-        find_state(saved)
+        find_saved_run(saved)

@@ -29,7 +29,14 @@ def state_of(run: TwoModels) -> RunState:
         position=Position(Phase.STEP, epochs=0, updates=3),
         seed=7,
         algorithm=None,
-        settings={},
+        settings={
+            "num_epochs": 3,
+            "max_num_train_steps": 30,
+            "num_processes": 1,
+            "samples_per_update": 4,
+            "loader": "keyed",
+            "shuffle": True,
+        },
         hyperparameters=run.asked,
         nominal_items={"generator": 8.0, "discriminator": None},
     )

@@ -39,7 +39,6 @@ from pa_core.training_state import (
     EvaluationInterrupted,
     Resumption,
     SafePoints,
-    SavedRun,
     StateRequest,
     asked_settings,
 )
@@ -575,7 +574,7 @@ class AnyTrainer(ABC):
             StateNotFoundError: There is no training state.
             CheckpointError: None is valid, or it is that of another model or optimizer.
         """
-        saved = SavedRun(training_state.find_state(input_dir))
+        saved = training_state.find_saved_run(input_dir)
         with asked_settings.not_asking(*self.named_optimizers().values()):
             saved.restore_training(self, self._accelerator.scaler)
         return {"current_epoch": saved.position.current_epoch, **saved.extras}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pa_core.tracking import RunClock
@@ -44,8 +44,8 @@ class Position:
         steps: Training steps of the current epoch that are complete.
 
     Example:
-        >>> Position.from_dict(Position(Phase.STEP, epochs=2, updates=25, samples=40, steps=5).to_dict()).samples
-        40
+        >>> Position(Phase.STEP, epochs=2, updates=25, samples=40, steps=5).current_epoch
+        3
     """
 
     phase: Phase
@@ -62,11 +62,6 @@ class Position:
     def to_dict(self) -> dict[str, Any]:
         """Return plain values."""
         return {**asdict(self), "phase": self.phase.value}
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Self:
-        """Return the position with these values."""
-        return cls(Phase(values["phase"]), **{name: int(count) for name, count in values.items() if name != "phase"})
 
 
 @dataclass(slots=True)

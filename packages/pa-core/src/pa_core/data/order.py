@@ -13,7 +13,7 @@ from typing_extensions import override
 from pa_core.errors import ConfigurationError
 from pa_core.rng import extend_key, mix
 
-__all__ = ["RANDPERM_LIMIT", "EpochOrder", "epoch_order", "index_list"]
+__all__ = ["ALGORITHMS", "RANDPERM_LIMIT", "EpochOrder", "epoch_order", "index_list"]
 
 RANDPERM_LIMIT = 10_000_000
 """Up to this many samples an epoch is shuffled with a table from `torch.randperm`, 80 MB at the limit."""
@@ -159,6 +159,8 @@ def _as_int64(value: int) -> int:
 _ORDERS: dict[str, type[EpochOrder]] = {
     order.algorithm: order for order in (_IdentityOrder, _RandpermOrder, _FeistelOrder)
 }
+ALGORITHMS = tuple(_ORDERS)
+"""The names of all orders."""
 
 
 def epoch_order(

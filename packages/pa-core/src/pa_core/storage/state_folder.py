@@ -6,17 +6,27 @@ import itertools
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import TypeVar, cast
 
 from pa_core.errors import CheckpointError, ConfigurationError
 from pa_core.storage.manifest import MANIFEST, read_manifest
 from pa_core.storage.staging import discard, leftovers, located, replaced, shown_path
 from pa_core.storage.state import DOCUMENTS, TENSORS, State, check_files, is_state, read_state
 
-__all__ = ["Skipped", "StateFolder", "StateRecord", "is_name_of_state", "newest_valid", "states_to_remove"]
+__all__ = [
+    "Skipped",
+    "StateFolder",
+    "StateRecord",
+    "is_name_of_state",
+    "newest_readable",
+    "newest_valid",
+    "states_to_remove",
+]
+
+_ReadT = TypeVar("_ReadT")
 
 _NAME = re.compile(r"(?:epoch_\d+|step_(?P<update>\d+)|final)(?:_\d+)?")
 _NAME_WITH_SEQUENCE = re.compile(r"state_(?P<sequence>\d+)_update_(?P<update>\d+)")  # of earlier versions
@@ -202,10 +212,25 @@ def newest_valid(path: str | Path) -> tuple[State | None, list[Skipped]]:
     Raises:
         CheckpointError: There is a file at the path, or a folder that cannot be read.
     """
-    path = Path(path)
+    return newest_readable(path, read_state)
+
+
+def newest_readable(path: str | Path, read: Callable[[Path], _ReadT]) -> tuple[_ReadT | None, list[Skipped]]:
+    """Return what a function makes of the newest state that it can read.
+
+    Args:
+        path: As for ``newest_valid``.
+        read: Reads the state at a path. One for which it raises a ``CheckpointError`` is passed over.
+
+    Returns:
+        As ``newest_valid``, with what was read in the place of the state.
+
+    Raises:
+        CheckpointError: As ``newest_valid``.
+    """
     for _ in range(_LOOKS):
         try:
-            return _newest_valid_now(path)
+            return _newest_readable_now(Path(path), read)
         except _StateIsGoneError:
             continue
     return None, []
@@ -218,7 +243,7 @@ class _StateIsGoneError(Exception):
 _LOOKS = 10
 
 
-def _newest_valid_now(path: Path) -> tuple[State | None, list[Skipped]]:
+def _newest_readable_now(path: Path, read: Callable[[Path], _ReadT]) -> tuple[_ReadT | None, list[Skipped]]:
     """Read the newest state of those that are listed at this moment.
 
     Raises:
@@ -232,7 +257,7 @@ def _newest_valid_now(path: Path) -> tuple[State | None, list[Skipped]]:
     skipped: list[Skipped] = []
     for number, candidate in enumerate(candidates):
         try:
-            state = read_state(candidate)
+            state = read(candidate)
         except CheckpointError as error:
             if records and not located(candidate).exists():
                 raise _StateIsGoneError from error

@@ -229,7 +229,7 @@ class InMemoryRunHistory(RunHistory):
             entries = {name: _from_states(states) for name, states in state_dict.get("entries", {}).items()}
             prefix = str(state_dict["metric_name_prefix"])
             super().load_state_dict(state_dict)
-        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
             raise CheckpointError(
                 "This is not the state of a run history.",
                 given=f"a {type(state_dict).__name__}: loading it raised {type(error).__name__}: {error}",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pa_core.training_state import asked_settings
-from pa_core.training_state.resumption import Resumption, find_state
+from pa_core.training_state.resumption import Resumption, find_saved_run
 from pa_core.training_state.run_settings import check_resume_overrides
 from pa_core.training_state.run_state import RunState, SavedRun, capture
 from pa_core.training_state.safe_points import EvaluationInterrupted, RunParts, SafePoints
@@ -23,5 +23,5 @@ __all__ = [
     "asked_settings",
     "capture",
     "check_resume_overrides",
-    "find_state",
+    "find_saved_run",
 ]

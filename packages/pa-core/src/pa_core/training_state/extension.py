@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any
 
 from pa_core.progress import Phase, Position, Progress
 
@@ -26,11 +25,6 @@ class Extension:
     def to_dict(self) -> dict[str, Any]:
         """Return plain values."""
         return {"position": self.position.to_dict(), "number_in_history": self.number_in_history}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Return the extension with these values."""
-        return cls(Position.from_dict(values["position"]), int(values["number_in_history"]))
 
 
 def find_extension(

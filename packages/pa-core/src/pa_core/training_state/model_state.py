@@ -2,16 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, cast
+import copy
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from pa_core.errors import CheckpointError
 from pa_core.state_dicts import differences_of_weights, list_differences
 
-__all__ = ["capture_model", "model_differs", "named_parameters", "restore_models"]
+__all__ = [
+    "SavedModel",
+    "capture_model",
+    "model_differs",
+    "named_parameters",
+    "require_same_models",
+    "restore_models",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class SavedModel:
+    """What ``capture_model`` returned, read from a training state.
+
+    Attributes:
+        weights: The state dict.
+        other_buffers: The buffers that a state dict leaves out, by name.
+        trainable: Whether each parameter is trained, by name.
+    """
+
+    weights: dict[str, Any]
+    other_buffers: dict[str, Tensor]
+    trainable: dict[str, bool]
 
 
 def capture_model(model: nn.Module) -> dict[str, Any]:
@@ -33,54 +58,86 @@ def capture_model(model: nn.Module) -> dict[str, Any]:
     }
 
 
-def model_differs(model: nn.Module, captured: Mapping[str, Any]) -> bool:
-    """Whether some weights of a model are not in what ``capture_model`` returned, or the other way round."""
-    return bool(_misfits(model, captured))
+def model_differs(model: nn.Module, saved: SavedModel) -> bool:
+    """Whether some weights of a model are not in what was saved, or the other way round."""
+    return bool(_misfits(model, saved))
 
 
-def restore_models(
-    models: Mapping[str, nn.Module], captured: Mapping[str, Mapping[str, Any]], *, partly: bool = False
-) -> None:
-    """Restore modules to what ``capture_model`` returned of each.
+def require_same_models(models: Mapping[str, nn.Module], saved: Mapping[str, SavedModel]) -> None:
+    """Refuse what was saved of other models.
 
     Args:
         models: The models without wrappers, by name.
-        captured: What was captured, by name.
-        partly: Whether weights that do not match are left as they are, instead of refused. So are models without a
-            state.
+        saved: What was saved, by name.
 
     Raises:
-        CheckpointError: The weights are those of other models; nothing was changed.
+        CheckpointError: It is not of these.
     """
-    if not partly:
-        _require_same_models(models, captured)
+    if models.keys() != saved.keys():
+        raise _other_model(f"the models {', '.join(models)}", f"the models {', '.join(saved)}")
     for name, model in models.items():
-        if name in captured:
-            _restore(model, captured[name])
-
-
-def _restore(model: nn.Module, captured: Mapping[str, Any]) -> None:
-    misfits = _misfits(model, captured)
-    matching = {name: value for name, value in captured["weights"].items() if name not in misfits}
-    model.load_state_dict(matching, strict=not misfits)
-    buffers = dict(model.named_buffers())
-    with torch.no_grad():
-        for name, saved in captured["other_buffers"].items():
-            if name in buffers and buffers[name].shape == saved.shape:
-                buffers[name].copy_(saved)
-    trainable = captured["trainable"]
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_(trainable.get(name, parameter.requires_grad))
-
-
-def _require_same_models(models: Mapping[str, nn.Module], captured: Mapping[str, Mapping[str, Any]]) -> None:
-    if models.keys() != captured.keys():
-        raise _other_model(f"the models {', '.join(models)}", f"the models {', '.join(captured)}")
-    for name, model in models.items():
-        misfits = _misfits(model, captured[name])
+        misfits = _misfits(model, saved[name])
         if misfits:
             kind = type(model).__name__ if len(models) == 1 else f"{name}, of type {type(model).__name__}"
             raise _other_model(f"{kind}: {list_differences(misfits.values())}", "the model of the run that was saved")
+
+
+def restore_models(models: Mapping[str, nn.Module], saved: Mapping[str, SavedModel]) -> None:
+    """Restore modules to what was saved of each; weights that do not match, and models without a state, stay.
+
+    What modules keep as extra states is loaded first: it alone may be refused, and nothing is changed then.
+
+    Args:
+        models: The models without wrappers, by name.
+        saved: What was saved, by name.
+
+    Raises:
+        CheckpointError: A module does not take its extra state.
+    """
+    restored = [(model, saved[name], _misfits(model, saved[name])) for name, model in models.items() if name in saved]
+    weights = [{name: value for name, value in one.weights.items() if name not in other} for _, one, other in restored]
+    _load_extra_states([model for model, _, _ in restored], weights)
+    for (model, one, misfits), matching in zip(restored, weights, strict=True):
+        model.load_state_dict(matching, strict=not misfits)
+        _restore_rest(model, one)
+
+
+def _restore_rest(model: nn.Module, saved: SavedModel) -> None:
+    """Restore what a state dict leaves out."""
+    buffers = dict(model.named_buffers())
+    with torch.no_grad():
+        for name, buffer in saved.other_buffers.items():
+            if name in buffers and buffers[name].shape == buffer.shape:
+                buffers[name].copy_(buffer)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(saved.trainable.get(name, parameter.requires_grad))
+
+
+def _load_extra_states(models: Sequence[nn.Module], weights: Sequence[Mapping[str, Any]]) -> None:
+    """Load what modules have returned from ``get_extra_state``: all of it or, where one refuses, none."""
+    before: list[tuple[nn.Module, dict[str, Any]]] = []
+    for model, of_model in zip(models, weights, strict=True):
+        extra = {name: value for name, value in of_model.items() if name.endswith(_EXTRA_STATE)}
+        if not extra:
+            continue
+        own = model.state_dict()
+        before.append((model, {name: copy.deepcopy(own[name]) for name in extra}))
+        try:
+            model.load_state_dict(extra, strict=False)
+        except Exception as error:
+            for changed, extra_before in reversed(before):
+                with suppress(Exception):  # what the module has said of the state that it refuses tells more
+                    changed.load_state_dict(extra_before, strict=False)
+            raise _refused_extra_state(model, list(extra), error) from error
+
+
+def _refused_extra_state(model: nn.Module, names: list[str], error: Exception) -> CheckpointError:
+    return CheckpointError(
+        "A module does not take its extra state from the training state; no weight was loaded.",
+        given=f"{', '.join(names)} of {type(model).__name__}: set_extra_state raised {type(error).__name__}: {error}",
+        expected="what get_extra_state() of the module returned",
+        do="Use another state, or look at set_extra_state() of the module.",
+    )
 
 
 def _other_model(given: str, expected: str) -> CheckpointError:
@@ -92,8 +149,11 @@ def _other_model(given: str, expected: str) -> CheckpointError:
     )
 
 
-def _misfits(model: nn.Module, captured: Mapping[str, Any]) -> dict[str, str]:
-    return differences_of_weights(model, cast("dict[str, Any]", captured["weights"]), "state")
+def _misfits(model: nn.Module, saved: SavedModel) -> dict[str, str]:
+    return differences_of_weights(model, saved.weights, "state")
+
+
+_EXTRA_STATE = "_extra_state"  # the last part of the name that torch gives it
 
 
 def named_parameters(models: Mapping[str, nn.Module]) -> dict[str, nn.Parameter]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -11,15 +13,34 @@ from torch.optim import Optimizer
 
 from pa_core.errors import CheckpointError
 from pa_core.optimizer_parameters import parameters_of
+from pa_core.state_misfits import misfit_of_optimizer
 from pa_core.types import StatefulScheduler
 
 __all__ = [
+    "SavedOptimizer",
     "apply_hyperparameters",
     "capture_optimizer",
     "hyperparameters",
     "load_state",
-    "restore_optimizers",
+    "require_same_optimizers",
+    "restore_optimizer",
+    "restore_parameters_beside_the_model",
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class SavedOptimizer:
+    """What ``capture_optimizer`` returned, read from a training state.
+
+    Attributes:
+        state: What its ``state_dict`` returned.
+        parameters: The names of its parameters, group by group; None for one that no model holds.
+        others: Those that no model holds, in their order.
+    """
+
+    state: dict[str, Any]
+    parameters: list[list[str | None]]
+    others: list[Tensor]
 
 
 def capture_optimizer(optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -38,46 +59,97 @@ def capture_optimizer(optimizer: Optimizer, parameters: Mapping[str, Tensor]) ->
     }
 
 
-def restore_optimizers(
+def require_same_optimizers(
     optimizers: Mapping[str, Optimizer],
     parameters: Mapping[str, nn.Parameter],
-    captured: Mapping[str, Mapping[str, Any]],
+    saved: Mapping[str, SavedOptimizer],
 ) -> None:
-    """Restore optimizers to what ``capture_optimizer`` returned of each.
-
-    Groups that were added during the run, for layers that were unfrozen, are added again.
+    """Refuse what was saved of other optimizers, or of optimizers of other parameters.
 
     Args:
         optimizers: The optimizers by name, as the script made them.
         parameters: The parameters of all models, by name.
-        captured: What was captured, by name.
+        saved: What was saved, by name.
 
     Raises:
-        CheckpointError: There are other optimizers, or they hold other parameters, than in the state; nothing was
-            changed.
+        CheckpointError: It is not of these.
     """
-    if optimizers.keys() != captured.keys():
+    if optimizers.keys() != saved.keys():
         raise CheckpointError(
             "The run has other optimizers than the one that was saved.",
             given=", ".join(optimizers) or "no optimizer",
-            expected=", ".join(captured),
+            expected=", ".join(saved),
             do="Create the optimizers as the saved run did, under the same names, or begin a new run.",
         )
     for name, optimizer in optimizers.items():
-        _require_same_parameters(_group_names(optimizer, parameters), captured[name]["parameters"])
-    for name, optimizer in optimizers.items():
-        _restore(optimizer, parameters, captured[name])
+        _require_same_parameters(_group_names(optimizer, parameters), saved[name].parameters)
+        _require_fitting_state(name, optimizer, parameters, saved[name])
 
 
-def _restore(optimizer: Optimizer, parameters: Mapping[str, nn.Parameter], captured: Mapping[str, Any]) -> None:
-    for names in captured["parameters"][len(optimizer.param_groups) :]:
-        optimizer.add_param_group({"params": [parameters[name] for name in names]})
-    load_state(optimizer, captured["state"])
+def _require_fitting_state(
+    name: str, optimizer: Optimizer, parameters: Mapping[str, nn.Parameter], saved: SavedOptimizer
+) -> None:
+    groups: list[list[Tensor]] = [group["params"] for group in optimizer.param_groups]
+    for names in saved.parameters[len(groups) :]:
+        unknown = [one for one in names if one not in parameters]
+        if unknown:
+            raise _other_parameters(_list(list(parameters)), f"a group with {_list(unknown)}")
+        groups.append([parameters[one] for one in names if one is not None])
+    misfit = misfit_of_optimizer(optimizer, saved.state, groups)
+    known = _names(parameters)
+    others = [tuple(one.shape) for one in parameters_of(optimizer) if id(one) not in known]
+    if misfit is None and [tuple(one.shape) for one in saved.others] != others:
+        misfit = f"its parameters beside the model have other shapes than {', '.join(map(str, others)) or 'none'}"
+    if misfit is not None:
+        raise CheckpointError(
+            "The training state holds what this optimizer cannot continue with; nothing was loaded.",
+            given=f"optimizers.{name}.state: {misfit}",
+            expected=f"the state of a {type(optimizer).__name__} of these parameters",
+            do="Use another state, or create the optimizer as the saved run did.",
+        )
+
+
+@contextmanager
+def restore_optimizer(
+    optimizer: Optimizer, parameters: Mapping[str, nn.Parameter], saved: SavedOptimizer
+) -> Generator[None]:
+    """Restore an optimizer to what was saved of it; an exception within the context undoes that.
+
+    Groups that were added during the run, for layers that were unfrozen, are added again.
+
+    Args:
+        optimizer: The optimizer, as the script made it.
+        parameters: The parameters of all models, by name.
+        saved: What was saved.
+    """
+    groups, state = optimizer.param_groups, optimizer.state
+    num_groups = len(groups)
+    try:
+        for names in saved.parameters[num_groups:]:
+            optimizer.add_param_group({"params": [parameters[name] for name in names if name is not None]})
+        load_state(optimizer, saved.state)
+        yield
+    except BaseException:
+        del groups[num_groups:]
+        optimizer.param_groups, optimizer.state = groups, state  # loading has replaced them, and changed none
+        raise
+
+
+def restore_parameters_beside_the_model(
+    optimizer: Optimizer, parameters: Mapping[str, nn.Parameter], saved: SavedOptimizer
+) -> None:
+    """Restore the parameters of an optimizer that no model holds.
+
+    Args:
+        optimizer: The optimizer.
+        parameters: The parameters of all models, by name.
+        saved: What was saved.
+    """
     known = _names(parameters)
     others = [parameter for parameter in parameters_of(optimizer) if id(parameter) not in known]
     with torch.no_grad():
-        for parameter, saved in zip(others, captured["parameters_beside_the_model"], strict=True):
-            parameter.copy_(saved)
+        for parameter, one in zip(others, saved.others, strict=True):
+            parameter.copy_(one)
 
 
 def load_state(optimizer: Optimizer, state: dict[str, Any]) -> None:

@@ -13,8 +13,9 @@ from pa_core import distributed
 from pa_core.data.custom_loader import innermost, is_keyed, set_epoch
 from pa_core.errors import CheckpointError, ConfigurationError, StateNotFoundError
 from pa_core.progress import Phase, Progress
-from pa_core.storage import Skipped, State, newest_valid, read_state
+from pa_core.storage import Skipped, read_state
 from pa_core.storage.accelerate_state import find_accelerate_state, refusal_of_accelerate_state
+from pa_core.storage.state_folder import newest_readable
 from pa_core.training_state import asked_settings
 from pa_core.training_state.lengthened_schedule import with_schedule_lengths
 from pa_core.training_state.reserved_folders import continues_run
@@ -26,7 +27,7 @@ from pa_core.training_state.snapshotable import ResumableRun
 from pa_core.types import SizedIterable, SupportsStateDict
 from pa_core.user_warnings import warn_user
 
-__all__ = ["Resumption", "find_state"]
+__all__ = ["Resumption", "find_saved_run"]
 
 
 class Resumption:
@@ -77,17 +78,16 @@ class Resumption:
             resume_missing: ``"start"`` begins a new run where there is no state at all.
 
         Raises:
-            ConfigurationError: As ``find_state``.
-            StateNotFoundError: As ``find_state``.
-            CheckpointError: As ``find_state``.
+            ConfigurationError: As ``find_saved_run``.
+            StateNotFoundError: As ``find_saved_run``.
+            CheckpointError: As ``find_saved_run``.
         """
         if resume_from is None:
             return
-        state = find_state(resume_from, resume_missing)
-        if state is None:
+        self.saved = find_saved_run(resume_from, resume_missing)
+        if self.saved is None:
             run.print(describe_missing(resume_from))
         else:
-            self.saved = SavedRun(state)
             self.seed = self.saved.seed
             self.choose_name([self.saved.path.parent])
 
@@ -275,11 +275,13 @@ def _print(run: ResumableRun, saved: SavedRun, differences: Sequence[Difference]
 
 
 @overload
-def find_state(resume_from: str | Path, resume_missing: Literal["error"] = ...) -> State: ...
+def find_saved_run(resume_from: str | Path, resume_missing: Literal["error"] = ...) -> SavedRun: ...
 @overload
-def find_state(resume_from: str | Path, resume_missing: Literal["error", "start"]) -> State | None: ...
-def find_state(resume_from: str | Path, resume_missing: Literal["error", "start"] = "error") -> State | None:
-    """Return the state at a path, or the newest valid one of a folder; every process must call this.
+def find_saved_run(resume_from: str | Path, resume_missing: Literal["error", "start"]) -> SavedRun | None: ...
+def find_saved_run(resume_from: str | Path, resume_missing: Literal["error", "start"] = "error") -> SavedRun | None:
+    """Return the run of the state at a path, or of the newest valid one of a folder; every process must call this.
+
+    The first process chooses the state. Each process reads and verifies it, and all of them read the same one.
 
     Args:
         resume_from: One state, or a folder of states.
@@ -288,7 +290,8 @@ def find_state(resume_from: str | Path, resume_missing: Literal["error", "start"
     Raises:
         ConfigurationError: ``resume_missing`` is neither ``"error"`` nor ``"start"``.
         StateNotFoundError: There is no state, and ``resume_missing`` is ``"error"``.
-        CheckpointError: There are states, but none is valid.
+        CheckpointError: There are states, but none is valid; or a process finds another state at the path, or a damaged
+            one.
     """
     if resume_missing not in ("error", "start"):
         raise ConfigurationError(
@@ -297,46 +300,52 @@ def find_state(resume_from: str | Path, resume_missing: Literal["error", "start"
             expected='"error" or "start"',
             do='Pass "start" to begin a new run where there is nothing to resume from.',
         )
-    found = _newest_of_rank_zero(Path(resume_from)) if distributed.rank() == 0 else None
-    path, skipped, problem = distributed.gather_objects(_told(found))[0]
-    for one in skipped:
+    found = _newest_of_rank_zero(Path(resume_from)) if distributed.rank() == 0 else _Found()
+    chosen = distributed.gather_objects(found.choice())[0]
+    for one in chosen.skipped:
         warn_user(f"The training state {one.path} is passed over: {one.reason}")
-    if problem is not None:
-        raise problem
-    if path is None and resume_missing == "start":
+    if chosen.problem is not None:
+        raise chosen.problem
+    if chosen.path is None and resume_missing == "start":
         return None
-    if path is None:
+    if chosen.path is None:
         raise StateNotFoundError(
             "There is no training state to resume from.",
             given=f"resume_from={str(resume_from)!r}{describe_neighbours(resume_from)}",
             expected="a training state, or a folder with at least one",
             do='Check the path, or pass resume_missing="start" to begin a new run where there is none yet.',
         )
-    return _read_elsewhere(path) if found is None else found.state
+    return _read_on_all(chosen.path, chosen.digest) if found.saved is None else _agreed_on_all(found.saved)
+
+
+class _Choice(NamedTuple):
+    """What the first process tells the others; not the state itself, which all of them can read."""
+
+    path: Path | None
+    digest: str
+    skipped: list[Skipped]
+    problem: CheckpointError | None
 
 
 class _Found(NamedTuple):
-    state: State | None
-    skipped: list[Skipped]
+    saved: SavedRun | None = None
+    skipped: Sequence[Skipped] = ()
     problem: CheckpointError | None = None
 
-
-def _told(found: _Found | None) -> tuple[Path | None, list[Skipped], CheckpointError | None]:
-    """What the first process tells the others; not the state itself, which all of them can read."""
-    if found is None:
-        return None, [], None
-    return None if found.state is None else found.state.path, found.skipped, found.problem
+    def choice(self) -> _Choice:
+        path, digest = (None, "") if self.saved is None else (self.saved.path, self.saved.digest)
+        return _Choice(path, digest, list(self.skipped), self.problem)
 
 
 def _newest_of_rank_zero(path: Path) -> _Found:
     try:
-        state, skipped = newest_valid(path)
+        saved, skipped = newest_readable(path, _read)
     except CheckpointError as error:
-        return _Found(None, [], error)
-    if state is None and (foreign := find_accelerate_state(path)) is not None:
-        return _Found(None, [], refusal_of_accelerate_state(foreign))
-    if state is not None or not skipped:
-        return _Found(state, skipped)
+        return _Found(problem=error)
+    if saved is None and (foreign := find_accelerate_state(path)) is not None:
+        return _Found(problem=refusal_of_accelerate_state(foreign))
+    if saved is not None or not skipped:
+        return _Found(saved, skipped)
     reasons = "; ".join(f"{one.path.name}: {one.reason}" for one in skipped)
     none_is_valid = CheckpointError(
         "None of the training states is valid.",
@@ -344,16 +353,42 @@ def _newest_of_rank_zero(path: Path) -> _Found:
         expected="at least one whole state",
         do="Restore one from a backup, or remove them to begin a new run.",
     )
-    return _Found(None, [], none_is_valid)
+    return _Found(problem=none_is_valid)
 
 
-def _read_elsewhere(path: Path) -> State:
+def _read(path: Path) -> SavedRun:
+    return SavedRun(read_state(path))
+
+
+def _read_on_all(path: Path, digest: str) -> SavedRun:
+    """Read, on a process other than the first one, the state that this one has chosen."""
     try:
-        return read_state(path, verify=False)  # the first process has verified it
+        saved = _read(path)
     except (OSError, CheckpointError) as error:
+        reason = f"{error.problem} {error.given}" if isinstance(error, CheckpointError) else str(error)
+        _raise_if_one_differs(reason)
+        raise
+    is_same = saved.digest == digest
+    _raise_if_one_differs(None if is_same else f"{path} is another state, after update {saved.position.updates}")
+    return saved
+
+
+def _agreed_on_all(saved: SavedRun) -> SavedRun:
+    """Return what the first process has read, if the others have read it too."""
+    _raise_if_one_differs(None)
+    return saved
+
+
+def _raise_if_one_differs(problem: str | None) -> None:
+    """Refuse a state on all processes if one of them cannot read it, or finds another one.
+
+    A state that one process has whole is not given up for an older one: copies can be repaired, lost work cannot.
+    """
+    problems = distributed.gather_objects(problem)
+    if any(problems):
         raise CheckpointError(
-            "A process cannot read the training state that the first process resumes from.",
-            given=f"{path} on rank {distributed.rank()}: {error}",
-            expected="the same files on every machine of the run",
-            do="Keep training states in a folder that all machines share, or copy them to the same path on each.",
-        ) from error
+            "The processes do not all have the training state that the first one resumes from; nothing was loaded.",
+            given="; ".join(f"{one} (rank {rank})" for rank, one in enumerate(problems) if one),
+            expected="the same whole state for every process",
+            do="Copy it from the machine of rank 0 to the others, or keep states in a folder that all machines share.",
+        )

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from pa_core import distributed
@@ -17,23 +18,35 @@ from pa_core.errors import CheckpointError
 from pa_core.progress import Phase, Position
 from pa_core.rng import capture_rng_state, restore_rng_state, seed_rng_of_rank
 from pa_core.state_dicts import supports_state_dict
+from pa_core.state_misfits import misfit_of_scheduler, without_foreign_entries
 from pa_core.storage import State
 from pa_core.tracking import RunHistory
 from pa_core.training_state.extension import Extension
-from pa_core.training_state.model_state import capture_model, model_differs, named_parameters, restore_models
+from pa_core.training_state.model_state import (
+    SavedModel,
+    capture_model,
+    model_differs,
+    named_parameters,
+    require_same_models,
+    restore_models,
+)
 from pa_core.training_state.optimizer_state import (
     apply_hyperparameters,
     capture_optimizer,
-    restore_optimizers,
+    require_same_optimizers,
+    restore_optimizer,
+    restore_parameters_beside_the_model,
 )
 from pa_core.training_state.run_settings import Difference, compare_settings, refuse_differences
+from pa_core.training_state.saved_parts import OPTIMIZER, read_parts
 from pa_core.training_state.snapshotable import Snapshotable
+from pa_core.training_state.taking_over import refusals_explained, taken_over
 from pa_core.types import StatefulScheduler, SupportsStateDict
 from pa_core.user_warnings import warn_user
 
 __all__ = ["RunState", "SavedRun", "capture", "schedules"]
 
-_LOSS_FUNC, _OPTIMIZER, _SCHEDULER = "loss_func", "optimizer", "scheduler"
+_LOSS_FUNC, _SCHEDULER = "loss_func", "scheduler"
 
 
 @dataclass(frozen=True)
@@ -114,11 +127,7 @@ def capture(run: Snapshotable, state: RunState) -> dict[str, Any]:
 
 def _pack(by_optimizer: Mapping[str, Any]) -> Any:
     """Leave out the name of an optimizer that is the only one."""
-    return by_optimizer[_OPTIMIZER] if list(by_optimizer) == [_OPTIMIZER] else dict(by_optimizer)
-
-
-def _unpack(saved: Any) -> dict[str, Any]:
-    return cast("dict[str, Any]", saved) if isinstance(saved, dict) else {_OPTIMIZER: saved}
+    return by_optimizer[OPTIMIZER] if list(by_optimizer) == [OPTIMIZER] else dict(by_optimizer)
 
 
 class SavedRun:
@@ -126,23 +135,25 @@ class SavedRun:
 
     Args:
         state: The training state, whole and verified.
+
+    Raises:
+        CheckpointError: Something in it is not what a run saves.
     """
 
     def __init__(self, state: State) -> None:
-        self._state = state
-        self._parts: Mapping[str, Any] = state.parts
-        run: Mapping[str, Any] = self._parts["run"]
+        self._parts = read_parts(state)
+        run = self._parts.run
         self.path: Path = state.path
+        self.digest: str = state.digest
         self.name: str = str(state.summary["run"])
-        self.position: Position = Position.from_dict(run["position"])
-        self.seed: int = run["seed"]
-        self.algorithm: str | None = run["algorithm"]
-        self.settings: Mapping[str, Any] = run["settings"]
-        self.nominal_items: Mapping[str, float | None] = _unpack(run["nominal_items"])
-        extension = run.get("extension")
-        self.extension: Extension | None = None if extension is None else Extension.from_dict(extension)
+        self.position: Position = run.position
+        self.seed: int = run.seed
+        self.algorithm: str | None = run.algorithm
+        self.settings: Mapping[str, Any] = run.settings
+        self.nominal_items: Mapping[str, float | None] = run.nominal_items
+        self.extension: Extension | None = run.extension
         self.is_extended: bool = False
-        self.extras: dict[str, Any] = self._parts["extras"]
+        self.extras: dict[str, Any] = self._parts.extras
 
     def extend(self, history: RunHistory) -> None:
         """Continue with more epochs or updates than the saved run was asked for; no change where some were left.
@@ -204,18 +215,19 @@ class SavedRun:
             The settings of the optimizers that differ from those of the saved run, and are those that were asked for.
 
         Raises:
-            CheckpointError: They are not those of the saved run.
+            CheckpointError: They are not those of the saved run, or one of them refuses its state; nothing is restored.
         """
-        self.restore_training(run, scaler, allowed)
-        before = _unpack(self._parts["run"]["hyperparameters"])
+        before = self._parts.run.hyperparameters
+        with ExitStack() as undo:
+            self._restore_objects(objects, undo)
+            self._take_over(run.run_history, self._parts.history, "the run history", undo)
+            self._restore_training(run, scaler, allowed, undo)
         schedulers, differences = run.named_schedulers(), list[Difference]()
         for name, optimizer in run.named_optimizers().items():
             if name in before:
                 scheduler = schedulers.get(_scheduler_of(name))
                 apply_hyperparameters(optimizer, scheduler, before[name], hyperparameters[name])
                 differences += _compare_groups(name, before[name], hyperparameters[name])
-        run.run_history.load_state_dict(self._parts["history"])
-        self._restore_objects(objects)
         return differences
 
     def restore_training(
@@ -224,54 +236,90 @@ class SavedRun:
         """Restore models, optimizers, schedulers and scaler.
 
         Raises:
-            CheckpointError: They are not those of the saved run.
+            CheckpointError: They are not those of the saved run, or one of them refuses its state; nothing is restored.
         """
-        models, optimizers = run.named_models(), run.named_optimizers()
-        saved = dict(self._parts["models"])
-        saved_loss_func = None if _LOSS_FUNC in models else saved.pop(_LOSS_FUNC, None)
-        is_partial = "model" in allowed and _differ(models, saved)
-        restore_models(models, saved, partly=is_partial)
-        if isinstance(run.loss_func, nn.Module) and saved_loss_func is not None:
-            restore_models({_LOSS_FUNC: run.loss_func}, {_LOSS_FUNC: saved_loss_func}, partly="model" in allowed)
+        with ExitStack() as undo:
+            self._restore_training(run, scaler, allowed, undo)
+
+    def _restore_training(
+        self, run: Snapshotable, scaler: SupportsStateDict | None, allowed: Collection[str], undo: ExitStack
+    ) -> None:
+        """Check everything, then restore: first what may refuse its state, and last the weights, which cannot."""
+        models, saved_models = self._models(run)
+        loss_func = {_LOSS_FUNC: run.loss_func} if isinstance(run.loss_func, nn.Module) else {}
+        saved_loss_func = {name: self._parts.models[name] for name in loss_func if name in self._parts.models}
+        is_partial = "model" in allowed and _differ(models, saved_models)
+        if not is_partial:
+            require_same_models(models, saved_models)
+        if saved_loss_func and "model" not in allowed:
+            require_same_models(loss_func, saved_loss_func)
+        parameters, optimizers = named_parameters(models), dict[str, Optimizer]()
         if not is_partial and "optimizer" not in allowed:
-            restore_optimizers(optimizers, named_parameters(models), self._parts["optimizers"])
-        for name, scheduler in run.named_schedulers().items():
-            if name in self._parts["schedulers"] and "scheduler" not in allowed:
-                scheduler.load_state_dict(self._parts["schedulers"][name])
-        if scaler is not None and "scaler" in self._parts["scalers"]:
-            scaler.load_state_dict(self._parts["scalers"]["scaler"])
+            optimizers.update(run.named_optimizers())
+            require_same_optimizers(optimizers, parameters, self._parts.optimizers)
+        self._restore_schedulers(run, allowed, undo)
+        if scaler is not None and self._parts.scaler is not None:
+            self._take_over(scaler, self._parts.scaler, "the gradient scaler", undo)
+        for name, optimizer in optimizers.items():
+            with refusals_explained(f"the optimizer {name}, {type(optimizer).__name__}", self.path):
+                undo.enter_context(restore_optimizer(optimizer, parameters, self._parts.optimizers[name]))
+        restore_models({**models, **loss_func}, {**saved_models, **saved_loss_func})
+        for name, optimizer in optimizers.items():
+            restore_parameters_beside_the_model(optimizer, parameters, self._parts.optimizers[name])
+
+    def _models(self, run: Snapshotable) -> tuple[dict[str, nn.Module], dict[str, SavedModel]]:
+        """The models of the run and what was saved of them, without a loss function."""
+        models, saved = dict(run.named_models()), dict(self._parts.models)
+        if _LOSS_FUNC not in models:
+            saved.pop(_LOSS_FUNC, None)
+        return models, saved
+
+    def _restore_schedulers(self, run: Snapshotable, allowed: Collection[str], undo: ExitStack) -> None:
+        if "scheduler" in allowed:
+            return
+        saved = self._parts.schedulers
+        schedulers = [(name, one) for name, one in run.named_schedulers().items() if name in saved]
+        for name, scheduler in schedulers:
+            misfit = misfit_of_scheduler(scheduler, saved[name])
+            if misfit is not None:
+                raise _other_scheduler(self.path, f"schedulers.{name}: {misfit}", type(scheduler).__name__)
+        for name, scheduler in schedulers:
+            state = without_foreign_entries(scheduler, saved[name])
+            self._take_over(scheduler, state, f"the scheduler {name}", undo)
+
+    def _take_over(self, target: SupportsStateDict, state: Any, what: str, undo: ExitStack) -> None:
+        undo.enter_context(taken_over(target, state, what, self.path))
 
     def restore_callbacks(self, run: Snapshotable) -> None:
         """Restore the states of callbacks; warn of callbacks without a state, and of states without a callback."""
-        saved = dict(self._parts["callbacks"])
+        saved = dict(self._parts.callbacks)
         for callback in _stateful(run.callback_handler.callbacks):
             name = _name(callback)
             if name in saved:
-                callback.load_state_dict(saved.pop(name))
+                with refusals_explained(f"the callback {name}", self.path):
+                    callback.load_state_dict(saved.pop(name))
             else:
-                warn_user(f"The callback {name} has no state in {self._state.path}, and starts over.")
+                warn_user(f"The callback {name} has no state in {self.path}, and starts over.")
         for name in saved:
-            warn_user(
-                f"The state of the callback {name} in {self._state.path} is ignored: the run has no such callback."
-            )
+            warn_user(f"The state of the callback {name} in {self.path} is ignored: the run has no such callback.")
 
     def restore_rng_state(self, run: Snapshotable) -> None:
         """Restore the RNG state of this process; seed another where there were more or fewer processes."""
         rank = distributed.rank()
         if self._is_split_as_before():
-            restore_rng_state(self._parts["ranks"][rank]["streams"], run.device)
+            restore_rng_state(self._parts.processes[rank].rng_state, run.device)
         else:
             seed_rng_of_rank(self.seed, self.position.updates, rank, run.device)
 
     def restore_losses(self, run: Snapshotable) -> None:
         """Restore the means of the epoch: each process its own, or the first one all of them."""
-        rank, ranks = distributed.rank(), self._parts["ranks"]
-        losses: list[Tensor] = [one["losses"] for one in ranks]
+        rank = distributed.rank()
+        losses = [one.losses for one in self._parts.processes]
         if self._is_split_as_before():
             run.loss_tracker.load_totals(losses[rank].to(run.device))
         elif rank == 0:
             run.loss_tracker.load_totals(torch.stack(losses).sum(0).to(run.device))
-        means = [one.get("step_means", {}) for one in ranks]
+        means = [one.step_means for one in self._parts.processes]
         run.step_means.load_totals([means[rank]] if self._is_split_as_before() else means if rank == 0 else [])
 
     def state_of_loader(self, name: str, settings: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -283,8 +331,7 @@ class SavedRun:
         """
         if not self._is_split_as_before() or settings["loader"] != self.settings["loader"]:
             return None
-        loaders: Mapping[str, Any] = self._parts["ranks"][distributed.rank()]["loaders"]
-        return loaders.get(name)
+        return self._parts.processes[distributed.rank()].loaders.get(name)
 
     def steps_in_epoch(self, settings: Mapping[str, Any]) -> int:
         """Return how many batches of each process were trained on, in batches of the current run.
@@ -298,11 +345,10 @@ class SavedRun:
         return math.ceil(self.position.samples / global_batch)
 
     def _is_split_as_before(self) -> bool:
-        return len(self._parts["ranks"]) == distributed.num_processes()
+        return len(self._parts.processes) == distributed.num_processes()
 
-    def _restore_objects(self, objects: Sequence[SupportsStateDict]) -> None:
-        saved = cast("list[Mapping[str, Any]]", self._parts["objects"])
-        given, expected = [_name(one) for one in objects], [one["class"] for one in saved]
+    def _restore_objects(self, objects: Sequence[SupportsStateDict], undo: ExitStack) -> None:
+        given, expected = [_name(one) for one in objects], [one.kind for one in self._parts.objects]
         if given != expected:
             raise CheckpointError(
                 "Other objects are registered than when the state was saved.",
@@ -310,8 +356,17 @@ class SavedRun:
                 expected=", ".join(expected) or "none",
                 do="Call register_for_checkpointing with the same kinds of objects in the same order.",
             )
-        for one, entry in zip(objects, saved, strict=True):
-            one.load_state_dict(entry["state"])
+        for one, saved in zip(objects, self._parts.objects, strict=True):
+            self._take_over(one, saved.state, "a registered object", undo)
+
+
+def _other_scheduler(path: Path, found: str, kind: str) -> CheckpointError:
+    return CheckpointError(
+        "The training state holds what this scheduler cannot continue with; nothing was loaded.",
+        given=f"{path}, with {found}",
+        expected=f"the state of a {kind}",
+        do='Use another state, or begin a new schedule: resume_allow=("scheduler",).',
+    )
 
 
 def schedules(run: Snapshotable) -> dict[str, tuple[StatefulScheduler, Optimizer]]:
@@ -325,17 +380,17 @@ def schedules(run: Snapshotable) -> dict[str, tuple[StatefulScheduler, Optimizer
 
 
 def _scheduler_of(optimizer: str) -> str:
-    return _SCHEDULER if optimizer == _OPTIMIZER else optimizer
+    return _SCHEDULER if optimizer == OPTIMIZER else optimizer
 
 
-def _differ(models: Mapping[str, nn.Module], saved: Mapping[str, Mapping[str, Any]]) -> bool:
+def _differ(models: Mapping[str, nn.Module], saved: Mapping[str, SavedModel]) -> bool:
     return models.keys() != saved.keys() or any(model_differs(model, saved[name]) for name, model in models.items())
 
 
 def _compare_groups(
     name: str, before: Sequence[Mapping[str, Any]], asked: Sequence[Mapping[str, Any]]
 ) -> list[Difference]:
-    prefix = "" if name == _OPTIMIZER else f"{name}, "
+    prefix = "" if name == OPTIMIZER else f"{name}, "
     return [
         one
         for index, (old, new) in enumerate(zip(before, asked, strict=False))

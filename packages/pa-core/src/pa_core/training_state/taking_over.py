@@ -1,0 +1,92 @@
+"""Objects take over the states that a saved run has of them: all of them or, where one refuses its state, none."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, cast
+
+from torch import nn
+
+from pa_core.errors import CheckpointError, ExplainedError, StopTrainingError
+from pa_core.state_dicts import differences_of_weights, list_differences
+from pa_core.types import SupportsStateDict
+
+__all__ = ["refusals_explained", "taken_over"]
+
+
+@contextmanager
+def refusals_explained(what: str, path: Path) -> Generator[None]:
+    """Explain an error that an object raises within the context when it loads its state.
+
+    Args:
+        what: What the object is, and its class.
+        path: The training state.
+
+    Raises:
+        CheckpointError: The object has raised an error that does not explain itself.
+    """
+    try:
+        yield
+    except (ExplainedError, StopTrainingError):
+        raise
+    except Exception as error:
+        raise CheckpointError(
+            "An object does not take over what the training state has of it.",
+            given=f"{path}, with a state of {what}: loading it raised {type(error).__name__}: {error}",
+            expected="what its state_dict() returned",
+            do="Use another state, or look at load_state_dict() of the object.",
+        ) from error
+
+
+@contextmanager
+def taken_over(target: SupportsStateDict, state: Any, what: str, path: Path) -> Generator[None]:
+    """Load the state of an object; an exception within the context undoes that.
+
+    Args:
+        target: The object.
+        state: What its ``state_dict`` returned when it was saved.
+        what: What the object is.
+        path: The training state.
+
+    Raises:
+        CheckpointError: The object refuses the state.
+    """
+    named = f"{what}, {type(target).__name__}"
+    if isinstance(target, nn.Module):
+        _require_fitting_weights(target, state, named, path)
+    before = _kept(target.state_dict())
+    try:
+        with refusals_explained(named, path):
+            target.load_state_dict(state)
+        yield
+    except BaseException:
+        with suppress(Exception):  # an object that refuses its own state has told enough
+            target.load_state_dict(before)
+        raise
+
+
+def _require_fitting_weights(module: nn.Module, state: Any, what: str, path: Path) -> None:
+    """A module would load what fits before it raises an error of what does not."""
+    differences = differences_of_weights(module, _as_mapping(state), "state")
+    if differences:
+        raise CheckpointError(
+            "An object is another one than the one that was saved; nothing was loaded.",
+            given=f"{path}, with a state of {what}: {list_differences(differences.values())}",
+            expected="the same names and shapes",
+            do="Make the object as it was when the state was saved.",
+        )
+
+
+def _as_mapping(state: object) -> Mapping[str, Any]:
+    return cast("Mapping[str, Any]", state) if isinstance(state, Mapping) else {}
+
+
+def _kept(value: Any) -> Any:
+    """A state whose containers are copied, as they may be those of the object; tensors would take memory again."""
+    if isinstance(value, dict):
+        return {key: _kept(item) for key, item in cast("dict[object, Any]", value).items()}
+    if isinstance(value, list):
+        return [_kept(item) for item in cast("list[object]", value)]
+    return value

@@ -1,0 +1,435 @@
+"""Damaged training states: an older one is resumed instead, or an error says why; none is restored in part.
+
+The small versions of these tests take every so many of the cases; those that are marked ``whole_proof`` take all.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import nn
+from typing_extensions import override
+
+from pa_core import CheckpointError, SaveTrainingStateCallback, Trainer, TrainerCallback
+from pa_core.storage import StateFolder, newest_valid
+from tests.launching import Launch
+from tests.pa_core.damage.damaged_states import (
+    DOCUMENTS,
+    MANIFEST,
+    crafted,
+    fit_digests,
+    flipped_bits,
+    reshaped,
+    sample_of,
+    truncations,
+    write_parts,
+)
+from tests.pa_core.training_states.small_runs import DrawingDataset, InterruptAt, Interrupted, make_trainer, train
+
+FLIPPED_BITS = 250
+CRAFTED_DOCUMENTS = 200
+EPOCHS = 2
+
+VALUES_OF_ANY_KIND = (
+    "callbacks",  # a warning names a callback without a state
+    "extras.",
+    "history.metric_name_prefix",
+    "history.metrics.",
+    "ranks.0.step_means",
+    "run.algorithm",
+    "run.hyperparameters.",
+    "run.nominal_items",
+    "run.extension",
+    "run.seed",
+    "run.settings.",
+    "models.model.other_buffers.",
+    "models.model.trainable.",
+    "models.loss_func",
+    "optimizers.optimizer.state.param_groups.0.",
+    "optimizers.optimizer.state.state.",
+    "schedulers.scheduler.",
+)
+"""Where one value may stand for another one of its kind, so that no reader could tell which of them was written."""
+
+
+class Meter:
+    """An object that is registered to be saved with the run."""
+
+    def __init__(self) -> None:
+        self.value = 3
+
+    def state_dict(self) -> dict[str, int]:
+        """The value."""
+        return {"value": self.value}
+
+    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+        """Take it over."""
+        self.value = state_dict["value"]
+
+
+def make(*callbacks: TrainerCallback) -> Trainer:
+    """A trainer as a script makes it at each start, with everything that a state can hold."""
+    trainer = make_trainer(*callbacks)
+    trainer.register_for_checkpointing(Meter())
+    return trainer
+
+
+class SavedRuns(NamedTuple):
+    """Two states of one run, and what it comes to when nothing interrupts it."""
+
+    folder: Path
+    newest: Path
+    expected: dict[str, Any]
+
+    def damaged(self, folder: Path, damage: Callable[[Path], object]) -> Path:
+        """A copy of the folder whose newest state is damaged."""
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(self.folder, folder)
+        damage(folder / self.newest.name)
+        return folder
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> SavedRuns:
+    """States after the updates 5 and 10 of a run of 14."""
+    folder = tmp_path_factory.mktemp("states")
+    saving = SaveTrainingStateCallback(folder, save_every_n_steps=5)
+    with pytest.raises(Interrupted):
+        train(make(saving, InterruptAt("on_train_step_end", 11)), EPOCHS)
+    return SavedRuns(folder, StateFolder(folder).records()[-1].path, train(make(), EPOCHS))
+
+
+def restored(trainer: Trainer) -> tuple[object, ...]:
+    """What a resumed run restores before its first event; a scheduler changes the groups when it is made."""
+    model = {name: str(value) for name, value in trainer.model.state_dict().items()}
+    return model, str(trainer.optimizer.state_dict()["state"]), list(trainer.run_history.get_metric_names())
+
+
+def resume(folder: Path, expected: dict[str, Any]) -> str:
+    """Resume from a folder whose newest state is damaged, and return what came of it."""
+    trainer = make()
+    before = restored(trainer)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            result = train(trainer, EPOCHS, resume_from=folder)
+        except CheckpointError as error:
+            is_of_callback = "of the callback" in error.given  # which is restored when the run has begun
+            return "error" if is_of_callback or restored(trainer) == before else "restored in part"
+    if not any("is passed over" in str(one.message) for one in caught):
+        return "taken"
+    assert result == expected
+    return "older"
+
+
+class Case(NamedTuple):
+    """A way to damage a state."""
+
+    name: str
+    damage: Callable[[Path], object]
+
+
+def outcomes(saved: SavedRuns, folder: Path, cases: Iterable[Case], may_be_taken: tuple[str, ...] = ()) -> Counter[str]:
+    """Resume after each kind of damage, and count what came of it; name the cases that went wrong."""
+    counted: Counter[str] = Counter()
+    wrong: list[str] = []
+    for name, damage in cases:
+        try:
+            outcome = resume(saved.damaged(folder, damage), saved.expected)
+        except Exception as error:
+            outcome = f"{type(error).__name__}: {error}"
+        if outcome not in ("older", "error") and not (outcome == "taken" and name.startswith(may_be_taken)):
+            wrong.append(f"{name}: {outcome}")
+        counted[outcome] += 1
+    assert not wrong, "\n".join(wrong)
+    return counted
+
+
+def every_so_many(cases: Iterable[Case], number: int) -> list[Case]:
+    """Some of the cases, evenly spread."""
+    every_case = list(cases)
+    return every_case[:: max(1, len(every_case) // number)]
+
+
+def crafted_documents(state: Path, number: int) -> list[Case]:
+    """Documents with right digests, from all parts of a state but what only a callback of the user's can judge."""
+    crafts = [
+        one
+        for one in crafted(json.loads((state / DOCUMENTS).read_bytes()))
+        if one.path[0] != "callbacks" or len(one.path) == 1
+    ]
+    crafts = sample_of(crafts, number)
+    return [Case(one.name, one.apply_to_documents) for one in crafts]
+
+
+def crafted_manifests(state: Path, number: int) -> list[Case]:
+    """Manifests with right digests."""
+    crafts = sample_of(crafted(json.loads((state / MANIFEST).read_bytes())), number)
+    return [Case(one.name, one.apply_to_manifest) for one in crafts]
+
+
+def reshaped_tensors(state: Path) -> list[Case]:
+    """States with right digests whose tensors have other shapes or types."""
+
+    def write(parts: dict[str, Any]) -> Callable[[Path], object]:
+        return lambda path: write_parts(path, parts)
+
+    return [Case(name, write(parts)) for name, parts in reshaped(state)]
+
+
+def cut_or_changed(state: Path) -> list[Case]:
+    """Files that a disk has cut or changed."""
+    damages = [*truncations(state), *flipped_bits(state, FLIPPED_BITS)]
+    return [Case(one.what, one.apply) for one in damages]
+
+
+def check_files(saved: SavedRuns, folder: Path, cases: Iterable[Case]) -> None:
+    """The older state is found, and the file that is damaged is named."""
+    for name, damage in cases:
+        state, skipped = newest_valid(saved.damaged(folder, damage))
+        assert state is not None, name
+        assert state.summary["update"] == 5, name
+        assert [one.path.name for one in skipped] == [saved.newest.name], name
+        assert name.split(" cut ")[0].split(" of ")[-1].split(" flipped")[0] in skipped[0].reason, name
+
+
+MAY_BE_TAKEN_OF_MANIFEST = ("summary.", "manifest_sha256", "files")
+MAY_BE_TAKEN_OF_TENSORS = ("models/model/other_buffers/", "ranks/0/streams/numpy/", "optimizers/optimizer/state/state/")
+
+
+def test_states_written_wrong_are_passed_over_or_refused(saved: SavedRuns, tmp_path: Path) -> None:
+    """Whatever part it is in and however it is wrong, the older state is resumed, or nothing is restored at all."""
+    counted = outcomes(saved, tmp_path / "states", crafted_documents(saved.newest, 40), VALUES_OF_ANY_KIND)
+    counted += outcomes(saved, tmp_path / "states", crafted_manifests(saved.newest, 10), MAY_BE_TAKEN_OF_MANIFEST)
+    tensors = every_so_many(reshaped_tensors(saved.newest), 10)
+    counted += outcomes(saved, tmp_path / "states", tensors, MAY_BE_TAKEN_OF_TENSORS)
+    assert counted["older"] > 20
+    assert counted["error"] > 5
+
+
+def test_files_that_were_cut_or_changed_are_named(saved: SavedRuns, tmp_path: Path) -> None:
+    """Wherever a file ends too early, and whichever bit of it is another one."""
+    check_files(saved, tmp_path / "states", every_so_many(cut_or_changed(saved.newest), 30))
+
+
+@pytest.mark.whole_proof
+@pytest.mark.timeout(600)
+def test_two_hundred_documents_written_wrong_are_passed_over_or_refused(saved: SavedRuns, tmp_path: Path) -> None:
+    """As the small version, for documents of all parts."""
+    documents = crafted_documents(saved.newest, CRAFTED_DOCUMENTS)
+    assert len(documents) == CRAFTED_DOCUMENTS
+    outcomes(saved, tmp_path / "states", documents, VALUES_OF_ANY_KIND)
+
+
+@pytest.mark.whole_proof
+@pytest.mark.timeout(600)
+def test_all_manifests_written_wrong_are_passed_over_or_refused(saved: SavedRuns, tmp_path: Path) -> None:
+    """As the small version, for each entry of the manifest."""
+    manifests = crafted_manifests(saved.newest, 10_000)
+    outcomes(saved, tmp_path / "states", manifests, MAY_BE_TAKEN_OF_MANIFEST)
+
+
+@pytest.mark.whole_proof
+@pytest.mark.timeout(600)
+def test_tensors_of_all_parts_with_other_shapes_and_types_are_refused(saved: SavedRuns, tmp_path: Path) -> None:
+    """As the small version, for each tensor of the state."""
+    outcomes(saved, tmp_path / "states", reshaped_tensors(saved.newest), MAY_BE_TAKEN_OF_TENSORS)
+
+
+@pytest.mark.whole_proof
+@pytest.mark.timeout(600)
+def test_all_files_that_were_cut_or_changed_are_named(saved: SavedRuns, tmp_path: Path) -> None:
+    """Every file at every 97th byte, and 250 bits."""
+    check_files(saved, tmp_path / "states", cut_or_changed(saved.newest))
+
+
+def change_document(state: Path, change: Callable[[Any], object]) -> None:
+    """Change the document of a state, with digests that fit."""
+    document = json.loads((state / DOCUMENTS).read_bytes())
+    change(document)
+    (state / DOCUMENTS).write_text(json.dumps(document))
+    fit_digests(state)
+
+
+def test_the_path_of_what_is_wrong_is_in_the_warning(saved: SavedRuns, tmp_path: Path) -> None:
+    """A reader finds the entry in the file, what it is and what it should be."""
+    folder = saved.damaged(
+        tmp_path / "states",
+        lambda state: change_document(state, lambda document: document["run"]["position"].update(updates="ten")),
+    )
+    with pytest.warns(
+        UserWarning,
+        match=r"step_10 is passed over: .*state\.json: run\.position\.updates is 'ten' instead of a whole number",
+    ):
+        train(make(), EPOCHS, resume_from=folder)
+
+
+def test_a_state_that_contradicts_its_manifest_is_passed_over(saved: SavedRuns, tmp_path: Path) -> None:
+    """Entries that say two things of one state cannot both be true."""
+    contradictions: dict[str, Callable[[Any], object]] = {
+        "run.position": lambda document: document["run"]["position"].update(updates=9),
+        "run.position ": lambda document: document["run"]["position"].update(phase="nothing"),
+        "ranks": lambda document: document["ranks"].append(document["ranks"][0]),
+        "schedulers": lambda document: document["schedulers"].clear(),
+    }
+    for path, change in contradictions.items():
+        folder = saved.damaged(tmp_path / "states", partial(change_document, change=change))
+        with pytest.warns(UserWarning, match=rf"state\.json: {path.strip()} is .* says|the manifest says"):
+            assert train(make(), EPOCHS, resume_from=folder) == saved.expected
+
+
+class Stubborn(nn.Module):
+    """A module whose extra state can be wrong."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.extra = nn.Linear(5, 3), {"scale": 1.0}
+
+    @override
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Scale what the layer returns."""
+        outputs: torch.Tensor = self.layer(inputs[:, 1:])
+        return outputs * self.extra["scale"]
+
+    @override
+    def get_extra_state(self) -> dict[str, float]:
+        """The scale."""
+        return self.extra
+
+    @override
+    def set_extra_state(self, state: dict[str, float]) -> None:
+        """Take over the scale."""
+        self.extra = {"scale": state["scale"]}
+
+
+def test_a_module_that_refuses_its_extra_state_keeps_its_weights(tmp_path: Path) -> None:
+    """Nothing of the state is loaded, into no object of the run."""
+
+    def trainer(seed: int) -> Trainer:
+        torch.manual_seed(seed)
+        model = Stubborn()
+        return Trainer(model, nn.CrossEntropyLoss(), torch.optim.Adam(model.parameters()), callbacks=[])
+
+    first = trainer(0)
+    train_without_log(first)
+    first.save_training_state(tmp_path / "state")
+    change_document(
+        tmp_path / "state",
+        lambda document: document["models"]["model"]["weights"].update(_extra_state={"factor": 2.0}),
+    )
+    second = trainer(1)
+    before = restored(second)
+    for load in (
+        lambda: train_without_log(second, resume_from=tmp_path / "state"),
+        lambda: second.load_training_state(tmp_path / "state"),
+    ):
+        with pytest.raises(CheckpointError, match=r"(?s)extra state.*set_extra_state raised KeyError: 'scale'"):
+            load()
+        assert restored(second) == before
+
+
+def train_without_log(trainer: Trainer, **options: Any) -> None:
+    """Train for an epoch, without the callbacks of the small runs."""
+    trainer.train(DrawingDataset(16), 1, per_device_batch_size=8, train_dataloader_kwargs={"num_workers": 0}, **options)
+
+
+def test_a_callback_that_refuses_its_state_is_named(saved: SavedRuns, tmp_path: Path) -> None:
+    """The error tells which one it is, from which state, and what it has raised."""
+    folder = saved.damaged(
+        tmp_path / "states",
+        lambda state: change_document(
+            state, lambda document: document["callbacks"].update({name: {} for name in document["callbacks"]})
+        ),
+    )
+    with pytest.raises(CheckpointError, match=r"(?s)step_10.*the callback .*SampleLog: .*KeyError: 'steps'"):
+        train(make(), EPOCHS, resume_from=folder)
+
+
+ON_TWO_RANKS = """
+import contextlib, os, pathlib, shutil, sys
+import torch
+from pa_core import CheckpointError, Trainer
+from pa_core.testing import make_regression
+
+folder, rank = pathlib.Path(sys.argv[1]), int(os.environ["RANK"])
+own = folder / f"copy_of_rank_{rank}"
+
+
+def trainer():
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 1)
+    return Trainer(model, torch.nn.MSELoss(), torch.optim.Adam(model.parameters()), callbacks=[])
+
+
+def train(one, **options):
+    one.train(make_regression(32), options.pop("num_epochs", 1), train_dataloader_kwargs={"num_workers": 0}, **options)
+
+
+first = trainer()
+train(first)
+first.save_training_state(folder / "state")
+train(first)
+first.save_training_state(folder / "other")
+torch.distributed.barrier()
+os.chdir(shutil.copytree(folder, own, ignore=shutil.ignore_patterns("copy*", "*.py", "*.log")))
+
+
+def attempt(what):
+    torch.distributed.barrier()
+    second = trainer()
+    before = [parameter.tolist() for parameter in second.model.parameters()]
+    with contextlib.suppress(CheckpointError):
+        try:
+            train(second, num_epochs=2, resume_from="state")
+            print(f"rank {rank}, {what}: resumed")
+        except CheckpointError as error:
+            unchanged = before == [parameter.tolist() for parameter in second.model.parameters()]
+            print(f"rank {rank}, {what}: {'' if unchanged else 'partly '}{error.problem} {error.given}")
+            raise
+
+
+attempt("whole copies")
+tensors = pathlib.Path("state", "models.safetensors")
+if rank == 1:
+    whole = tensors.read_bytes()
+    tensors.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+attempt("one flipped bit")
+if rank == 1:
+    shutil.rmtree("state")
+    shutil.copytree("other", "state")
+attempt("another state")
+if rank == 1:
+    shutil.rmtree("state")
+attempt("no state")
+"""
+
+
+def test_every_rank_verifies_what_it_reads_and_all_read_the_same_state(launch: Launch, tmp_path: Path) -> None:
+    """One flipped bit, another state or none in the copy of one rank is an error on all, and nothing is loaded."""
+    folder = tmp_path / "copies"
+    folder.mkdir()
+    launched = launch(ON_TWO_RANKS, str(folder), ranks=2)
+    assert launched.status == 0, launched.output
+    lines = {line.split(": ")[0]: line for line in launched.output.splitlines() if "rank " in line and ", " in line}
+    for rank in (0, 1):
+        assert "resumed" in lines[f"rank {rank}, whole copies"]
+        for what, found in (
+            ("one flipped bit", "models.safetensors: the SHA-256 digest"),
+            ("another state", "is another state, after update"),
+            ("no state", "state"),
+        ):
+            line = lines[f"rank {rank}, {what}"]
+            assert "nothing was loaded" in line
+            assert found in line
+            assert "(rank 1)" in line
+            assert "(rank 0)" not in line
+            assert "partly" not in line
