@@ -6,10 +6,12 @@ import multiprocessing
 import os
 import re
 import signal
+import threading
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.context import BaseContext
+from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
 from pickle import PicklingError
 from typing import Any, cast
@@ -20,8 +22,16 @@ from torch.utils.data import get_worker_info
 from pa_core.errors import ConfigurationError
 from pa_core.rng import mix, seed_rng
 
-__all__ = ["WorkerStart", "explaining_failed_start", "sigterm_held_back", "start_method", "worker_init_fn"]
+__all__ = [
+    "WorkerStart",
+    "end_with_main_process",
+    "explaining_failed_start",
+    "sigterm_held_back",
+    "start_method",
+    "worker_init_fn",
+]
 
+_SECONDS_BETWEEN_LOOKS = 1.0
 _CAN_HOLD_BACK = hasattr(signal, "pthread_sigmask")  # not on Windows
 
 
@@ -37,6 +47,7 @@ class WorkerStart:
 
     def __call__(self, worker_id: int) -> None:
         """Prepare the worker with this number."""
+        end_with_main_process()
         info: Any = get_worker_info()
         # Users reach their dataset through the worker info, which refuses plain assignment.
         object.__setattr__(info, "dataset", info.dataset.dataset)
@@ -44,6 +55,26 @@ class WorkerStart:
         _let_sigterm_through()
         if self.worker_init_fn is not None:
             self.worker_init_fn(worker_id)
+
+
+def end_with_main_process() -> None:
+    """End this worker as soon as the process that started it is gone, however that ended; does nothing elsewhere.
+
+    Torch's workers look for it themselves, but not while they have a batch to hand over that nobody takes any more. And
+    they look for the process that forked them: under ``"forkserver"`` that is another one, and where the main process
+    was killed while a worker started, whichever process adopted it.
+    """
+    main = multiprocessing.parent_process()
+    if main is not None:
+        threading.Thread(target=_end_with, args=(main,), name="pa_core main process watch", daemon=True).start()
+
+
+def _end_with(main: BaseProcess) -> None:
+    is_child = os.getppid() == main.pid
+    while main.is_alive() and not (is_child and os.getppid() != main.pid):
+        # Returns as soon as it is gone, unless another process has inherited what tells: then the next look shows it.
+        main.join(_SECONDS_BETWEEN_LOOKS)
+    os._exit(1)
 
 
 @contextmanager
@@ -167,7 +198,9 @@ def worker_init_fn(worker_id: int) -> None:
     alike, torch seeds the first worker of each of them alike too, and all processes augment in step; here the rank is a
     part of the seed. As usual, it is torch's global generator that decides the seed.
 
-    Loaders that the trainer makes do not need it, as they seed the RNGs for each sample; there it does no harm.
+    It also ends the worker as soon as the main process is gone, even if that was killed.
+
+    Loaders that the trainer makes do not need it, as they do both themselves; there it does no harm.
 
     Args:
         worker_id: The number of the worker, as the loader passes it.
@@ -179,6 +212,7 @@ def worker_init_fn(worker_id: int) -> None:
         >>> [batch.tolist() for batch in loader]
         [[0, 1, 2, 3], [4, 5, 6, 7]]
     """
+    end_with_main_process()
     # From the environment, as a worker is not a member of the process group.
     rank = int(os.environ.get("RANK", "0"))
     seed_rng(mix(torch.initial_seed(), worker_id, rank))
