@@ -79,6 +79,7 @@ class Case:
         acts: What this process does in events, by their names.
         callbacks: The callbacks, beside the one that does this.
         trainer_class: The class of the trainer.
+        precision: The mixed precision that is asked for.
         before: Called with the trainer or the run before it begins.
         in_update: Called in each update of a loop of one's own, with the run and the number of the update.
         after: Called with the trainer or the run when it has ended.
@@ -95,6 +96,7 @@ class Case:
     acts: dict[str, Act] = field(default_factory=dict)
     callbacks: list[Any] = field(default_factory=list)
     trainer_class: type[Trainer] = Trainer
+    precision: Literal["no", "bf16"] | None = None
     before: Callable[[Any], object] = lambda _: None
     in_update: Callable[[Run[Any, Any], int], object] = lambda _run, _number: None
     after: Callable[[Any], object] = lambda _: None
@@ -105,7 +107,9 @@ class Case:
         if self.door == "Run":
             self._run_own_loop(callbacks)
             return
-        trainer = self.trainer_class(self.model, self.loss_func, self.optimizer(self.model), callbacks)
+        trainer = self.trainer_class(
+            self.model, self.loss_func, self.optimizer(self.model), callbacks, mixed_precision=self.precision
+        )
         self.before(trainer)
         if self.door == "train":
             trainer.train(self.data, eval_dataset=self.eval_data, **self.arguments)
@@ -115,7 +119,12 @@ class Case:
 
     def _run_own_loop(self, callbacks: list[Any]) -> None:
         loop: Run[nn.Module, Any] = Run(
-            self.model, self.optimizer(self.model), self.data, callbacks=callbacks, **self.arguments
+            self.model,
+            self.optimizer(self.model),
+            self.data,
+            callbacks=callbacks,
+            mixed_precision=self.precision,
+            **self.arguments,
         )
         self.before(loop)
         with loop as run:

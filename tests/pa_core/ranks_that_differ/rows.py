@@ -29,7 +29,12 @@ from pa_core.testing import make_regression
 from tests.pa_core.ranks_that_differ.cases import Case, Door, layers
 
 When: TypeAlias = Literal[
-    "before the run begins", "before the first step", "before the evaluation", "at the end of the epoch"
+    "before the run begins",
+    "before the first step",
+    "before the evaluation",
+    "at the end of the epoch",
+    "before the next epoch",
+    "within seconds",
 ]
 
 
@@ -196,6 +201,18 @@ def set_rate(trainer: AnyTrainer) -> None:
     trainer.optimizer.param_groups[0]["lr"] = 0.01
 
 
+def grow_in_second_epoch(trainer: AnyTrainer) -> None:
+    """Make the dataset longer once the lengths have been compared."""
+    if trainer.num_epochs_completed == 1:
+        vars(trainer.train_dataset)["length"] = 30
+
+
+def fail(trainer: AnyTrainer) -> None:
+    """Raise an exception of the user's own."""
+    message = "it fails here"
+    raise ValueError(message)
+
+
 def add_group(trainer: AnyTrainer) -> None:
     """Give the optimizer one more group, as a callback may do."""
     trainer.optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
@@ -217,10 +234,14 @@ def loader(length: int = 24, batch_size: int = 4, **kwargs: Any) -> Callable[[Ca
 
 
 cosine = partial(CosineAnnealingLR, T_max=12)
+EVALUATION: When = "before the evaluation"
 FIRST_STEP: When = "before the first step"
+NEXT_EPOCH: When = "before the next epoch"
+AT_ONCE: When = "within seconds"
 END_OF_EPOCH: When = "at the end of the epoch"
 TRAIN: tuple[Door, ...] = ("train",)
 EVALUATE: tuple[Door, ...] = ("evaluate",)
+OWN: tuple[Door, ...] = ("Run",)
 
 ARGUMENTS = [
     Row("number of epochs", argument("num_epochs", 3), "num_epochs: 2 on rank 0, 3 on rank 1"),
@@ -263,6 +284,7 @@ ARGUMENTS = [
         argument("watch_metric", "accuracy"),
         "scheduler is stepped: 'after each update' on rank 0, 'after each epoch, with accuracy' on rank 1",
     ),
+    Row("precision", given(precision="bf16"), "mixed_precision: no on rank 0, bf16 on rank 1"),
     Row("evaluation or none", given(eval_data=None), "eval_dataset: a dataset on rank 0, None on rank 1", doors=TRAIN),
     Row("a `DataLoader` or a dataset", loader(), "train_dataset: a dataset on rank 0, a DataLoader on rank 1"),
     Row("`drop_last`", loader_argument(drop_last=True), "train_dataset, drop_last: nothing on rank 0, True on rank 1"),
@@ -374,6 +396,20 @@ PARTS = [
         "evaluation dataset, length: 8 on rank 0, 6 on rank 1",
         FIRST_STEP,
         doors=("train", "evaluate"),
+    ),
+    Row(
+        "length of what a loop of one's own evaluates",
+        given(eval_data=make_regression(6)),
+        "evaluation dataset, length: 8 on rank 0, 6 on rank 1",
+        EVALUATION,
+        doors=OWN,
+    ),
+    Row(
+        "batch size of an evaluation in a loop of one's own",
+        of_evaluation(per_device_batch_size=2),
+        "evaluation loader, batch_size: 4 on rank 0, 2 on rank 1",
+        EVALUATION,
+        doors=OWN,
     ),
     Row(
         "length of the dataset of a `DataLoader`",
@@ -514,6 +550,20 @@ COURSE = [
         both=given(data=Growing(24)),
     ),
     Row(
+        "weights that a callback freezes",
+        in_event("on_training_run_epoch_end", lambda trainer: next(trainer.model.parameters()).requires_grad_(False)),
+        "model, trained parameters: 6 of 6 on rank 0, 5 of 6 on rank 1",
+        END_OF_EPOCH,
+    ),
+    Row(
+        "an evaluation in a loop of one's own on one only",
+        given(eval_data=None),
+        "place: in an evaluation on rank 0, at the end of an epoch on rank 1",
+        EVALUATION,
+        doors=OWN,
+        both=given(model=nn.Linear(4, 1)),
+    ),
+    Row(
         "an evaluation dataset that a callback makes shorter",
         in_event("on_training_run_epoch_end", lambda trainer: setattr(trainer.eval_dataset, "length", 6)),
         "evaluation dataset, length: 8 on rank 0, 6 on rank 1",
@@ -522,4 +572,36 @@ COURSE = [
     ),
 ]
 
-ROWS = [*ARGUMENTS, *PARTS, *COURSE]
+ALONE = [
+    Row(
+        "a dataset that grows when an epoch starts",
+        in_event("on_train_epoch_start", grow_in_second_epoch),
+        "30 samples of Growing",
+        NEXT_EPOCH,
+        both=given(data=Growing(24)),
+        error="ConfigurationError",
+    ),
+    Row(
+        "an empty dataset",
+        given(data=TensorDataset(torch.zeros(0, 4), torch.zeros(0, 1))),
+        "a dataset of type TensorDataset with 0 samples",
+        FIRST_STEP,
+        error="EmptyDatasetError",
+    ),
+    Row(
+        "an argument that cannot work",
+        argument("num_epochs", 0),
+        "num_epochs=0",
+        error="ConfigurationError",
+    ),
+    Row(
+        "an exception of a callback",
+        in_event("on_optimizer_step_end", fail),
+        "ValueError: it fails here",
+        AT_ONCE,
+        error="ends with status 1",
+    ),
+]
+"""What one process notices by itself: it ends with its own error, and the launcher ends the others."""
+
+ROWS = [*ARGUMENTS, *PARTS, *COURSE, *ALONE]

@@ -27,6 +27,7 @@ from pa_core.data.custom_loader import batches_of_slices, innermost, is_dataload
 from pa_core.data.given_data import GivenData
 from pa_core.data.loader_checks import count_samples
 from pa_core.data.split_sampler import split_sampler
+from pa_core.module_tensors import parameters_of_module
 from pa_core.placeholders import PlaceholderExpression
 from pa_core.training_state.optimizer_state import hyperparameters
 
@@ -41,6 +42,7 @@ __all__ = [
     "describe_optimizers",
     "describe_resumption",
     "describe_schedulers",
+    "describe_trained",
     "describe_value",
 ]
 
@@ -198,6 +200,19 @@ def _describe_tensor(tensor: Tensor) -> str:
         return "not initialized"
     frozen = ", frozen" if isinstance(tensor, nn.Parameter) and not tensor.requires_grad else ""
     return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}{frozen}"
+
+
+def describe_trained(models: Mapping[str, nn.Module]) -> dict[str, str]:
+    """Return how many parameters of each model are trained, as callbacks may freeze some.
+
+    Args:
+        models: The models by name, without wrappers.
+    """
+    texts: dict[str, str] = {}
+    for name, model in models.items():
+        trained = [parameter.requires_grad for parameter in parameters_of_module(model)]
+        texts[f"{name}, trained parameters"] = f"{sum(trained)} of {len(trained)}"
+    return texts
 
 
 def describe_loss_function(loss_func: object) -> str:

@@ -330,6 +330,7 @@ class Engine(AnyTrainer):
         texts = {PLACE: f"{self._watch.place}, after {updates} update{'' if updates == 1 else 's'}"}
         texts |= alike.describe_loader("evaluation", self.eval_dataloader)
         if self._running == "train":
+            texts |= alike.describe_trained(self.named_models())
             texts |= alike.describe_loader("training", self.train_dataloader)
             texts |= alike.describe_hyperparameters(self.named_optimizers())
         return texts

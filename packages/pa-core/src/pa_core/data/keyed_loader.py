@@ -18,6 +18,7 @@ from pa_core.data.fetching import BatchFetcher, SampleFetcher, WholeBatchFetcher
 from pa_core.data.loader_checks import (
     check_batch_size,
     check_epoch,
+    check_length,
     check_options,
     count_samples,
     decide_whole_batches,
@@ -254,7 +255,12 @@ class KeyedDataLoader(DataLoader[_SampleT_co]):
 
     @override
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # pyright: ignore[reportIncompatibleMethodOverride]  # torch promises its private iterator class
-        """Iterate the chosen epoch from the chosen position on."""
+        """Iterate the chosen epoch from the chosen position on.
+
+        Raises:
+            ConfigurationError: The dataset has another length than when the loader was made.
+        """
+        check_length(self.dataset, self._whole_epoch.num_samples)
         plan = self._batches.plan
         batches = self._load_here(plan) if self.num_workers == 0 else self._load_in_workers(plan)
         if self.device is None:

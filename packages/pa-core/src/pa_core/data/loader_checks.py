@@ -11,7 +11,14 @@ from pa_core.data.fetching import can_fetch_batch
 from pa_core.data.split import Split
 from pa_core.errors import ConfigurationError, EmptyDatasetError
 
-__all__ = ["check_batch_size", "check_epoch", "check_options", "count_samples", "decide_whole_batches"]
+__all__ = [
+    "check_batch_size",
+    "check_epoch",
+    "check_length",
+    "check_options",
+    "count_samples",
+    "decide_whole_batches",
+]
 
 
 def count_samples(dataset: Dataset[Any]) -> int:
@@ -108,6 +115,26 @@ def check_epoch(split: Split) -> None:
             f"(batch_size={split.batch_size} on {split.num_processes} processes)",
             expected=f"at least {global_batch} samples, or drop_last=False",
             do="Choose a smaller batch size, or keep the last incomplete batch with drop_last=False.",
+        )
+
+
+def check_length(dataset: Dataset[Any], num_samples: int) -> None:
+    """Refuse to iterate over a dataset that has become longer or shorter.
+
+    Args:
+        dataset: The dataset.
+        num_samples: Its length when its loader was made.
+
+    Raises:
+        ConfigurationError: It has another length now.
+    """
+    now = count_samples(dataset)
+    if now != num_samples:
+        raise ConfigurationError(
+            "The dataset has another length than when its loader was made.",
+            given=f"{now} samples of {type(dataset).__name__}",
+            expected=f"{num_samples} samples, by which the order and the number of steps were planned",
+            do="Change a dataset between two runs, not within one: each run makes its loaders anew.",
         )
 
 
