@@ -558,7 +558,7 @@ COURSE = [
     Row(
         "an evaluation in a loop of one's own on one only",
         given(eval_data=None),
-        "place: in an evaluation on rank 0, at the end of an epoch on rank 1",
+        "the run is: in an evaluation, after 3 updates on rank 0, at the end of an epoch, after 3 updates on rank 1",
         EVALUATION,
         doors=OWN,
         both=given(model=nn.Linear(4, 1)),
