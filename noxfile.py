@@ -390,6 +390,13 @@ def store_kills(session: nox.Session) -> None:
     everything(session).run("python", script, *(session.posargs or ["500"]), env=CPU)
 
 
+@nox.session
+def shared_folders(session: nox.Session) -> None:
+    """Start two to four runs in one folder of states, 200 times, and kill some; none takes or loses a state."""
+    script = "tests/pa_core/training_states/runs_in_one_folder.py"
+    everything(session).run("python", script, *(session.posargs or ["200"]), env=CPU)
+
+
 READY: set[str] = set()
 """The environments that this run of nox has filled already."""
 
