@@ -27,17 +27,19 @@ class SaveTrainingStateCallback(TrainerCallback):
 
     Each state has a directory of its own in ``save_dir``, which is whole or is not there: ``epoch_5`` after an epoch,
     ``step_5000`` after an update, ``final`` at the end; ``final_2`` where another run has a state of that name. What
-    could not be saved, and a folder that cannot be written to, is an error before the first step.
+    could not be saved is an error before the first step, and so is a folder that cannot be written to, or that another
+    run uses.
 
     Args:
-        save_dir: The folder of the states, made if it is missing; on several machines, one that all of them share.
+        save_dir: The folder of the states, made if it is missing; on several machines, one that all of them share. A
+            relative one is in the folder from which the run is started.
         save_every_n_epochs: Save after every so many epochs. Without any of the three periods, states are saved at the
             end of the run only.
         save_every_n_steps: Save after every so many optimizer updates.
         save_at_end: Save when the run is complete, so that a script that is started again does not run it twice. A run
             that ended by a loss that is not finite, or by an exception, is not complete.
         max_checkpoints: How many states of this run are kept, the newest ones; None keeps all. States of other runs
-            in the folder are never removed.
+            in the folder are never removed, nor those of a run from whose older state this one has resumed.
         save_every_n_seconds: Save when so much time has passed since the last state, by the clock of the first process.
         asynchronous: Copy what is saved to host memory, which takes as much of it again, and write the files while
             the training continues. An error in writing is raised with the next state, or when the run ends.
