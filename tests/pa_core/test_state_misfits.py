@@ -187,3 +187,30 @@ def test_states_of_schedulers_within_schedulers_are_compared_too() -> None:
     assert "not what" in str(misfit_of_scheduler(new, []))
     cosine = stepped("CosineAnnealingLR", 0)
     assert "is missing" in str(misfit_of_scheduler(cosine, {}))
+
+
+class Waiting:
+    """A scheduler of a user's own, which takes over attributes as those of torch do."""
+
+    def __init__(self) -> None:
+        self.optimizer = optim.SGD(parameters(), lr=0.1)
+        self.waited = 3
+        self.best: float | None = 0.5
+
+    def state_dict(self) -> dict[str, Any]:
+        """What it counts."""
+        return {"waited": self.waited, "best": self.best}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Set it."""
+        vars(self).update(state)
+
+
+def test_methods_and_the_optimizer_of_a_scheduler_of_ones_own_are_not_taken_from_a_state() -> None:
+    """What it has no name for yet may come with its first steps, and a value may have been None before."""
+    scheduler = Waiting()
+    for wrong in ("optimizer", "state_dict"):
+        assert "not a part of the state" in str(misfit_of_scheduler(scheduler, {**scheduler.state_dict(), wrong: 1}))
+    assert misfit_of_scheduler(scheduler, {"waited": "ten"}) == "waited is 'ten', not a number"
+    assert misfit_of_scheduler(scheduler, {"waited": {1}}) == "waited is of type set, not a number"
+    assert misfit_of_scheduler(scheduler, {"waited": 4, "best": None, "noted": [1]}) is None

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 from typing_extensions import override
 
+from pa_core import ConfigurationError
 from pa_schedulers import CosineLrScheduler, SchedulerBase, StatefulSchedulerBase
 
 
@@ -403,3 +404,23 @@ def test_a_field_that_is_no_number_is_refused() -> None:
         Recipe(optimizer, lambda _: 1.0, field="betas")
 
     assert "initial_betas" not in optimizer.param_groups[0]
+
+
+@pytest.mark.parametrize(
+    ("entry", "value"),
+    [
+        ("param_group_values", [None, None]),
+        ("param_group_initial_values", ["a", "b"]),
+        ("param_group_values", 0.1),
+        ("_num_updates", None),
+    ],
+)
+def test_a_state_without_numbers_is_refused(entry: str, value: object) -> None:
+    """They would be written to the groups, and fail in the next step; nothing is changed."""
+    scheduler = Milestones(two_groups())
+    before = scheduler.state_dict()
+
+    with pytest.raises(ConfigurationError, match=entry):
+        scheduler.load_state_dict({**before, entry: value})
+
+    assert scheduler.state_dict() == before

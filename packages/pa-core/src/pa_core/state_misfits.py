@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from pa_core.state_dicts import supports_state_dict
+
 __all__ = ["has_own_form", "misfit_of_optimizer", "misfit_of_scheduler", "without_foreign_entries"]
 
 
@@ -170,7 +172,7 @@ def _sizes_of_example(parameter: Tensor) -> torch.Size:
 def misfit_of_scheduler(scheduler: object, state: object) -> str | None:
     """Return why a state does not fit a scheduler; None where it fits, and where nobody can tell.
 
-    A scheduler of torch sets whatever it is given as its attributes, its methods and its optimizer included.
+    Most schedulers set whatever they are given as their attributes, methods and the optimizer included.
 
     Args:
         scheduler: The scheduler.
@@ -185,14 +187,12 @@ def misfit_of_scheduler(scheduler: object, state: object) -> str | None:
         >>> misfit_of_scheduler(scheduler, {**scheduler.state_dict(), "last_epoch": "ten"})
         "last_epoch is 'ten', not a number"
     """
-    if not isinstance(scheduler, LRScheduler):
-        return None
     if not isinstance(state, Mapping):
         return "it is not what a scheduler's state_dict() returns"
-    saved, own = cast("Mapping[str, Any]", state), scheduler.state_dict()
+    saved, own = cast("Mapping[str, Any]", state), _state_of(scheduler)
     kind = type(scheduler)
     for name, value in saved.items():
-        if name not in own and (name == "optimizer" or hasattr(kind, name)):
+        if name not in own and _has_meaning(scheduler, name):
             return f"{name} is not a part of the state of a {kind.__name__}"
         if name == "_schedulers":
             found = _misfit_of_nested(getattr(scheduler, name, ()), value)
@@ -201,7 +201,21 @@ def misfit_of_scheduler(scheduler: object, state: object) -> str | None:
         if found:
             return f"{name}{found}"
     missing = [name for name in ("last_epoch", "base_lrs") if name in own and name not in saved]
-    return f"{missing[0]} is missing" if missing else None
+    return f"{missing[0]} is missing" if missing and isinstance(scheduler, LRScheduler) else None
+
+
+def _state_of(scheduler: object) -> Mapping[str, Any]:
+    """The state of a scheduler, empty where it has not the form of a dictionary."""
+    state: object = scheduler.state_dict() if supports_state_dict(scheduler) else None
+    return cast("Mapping[str, Any]", state) if isinstance(state, Mapping) else {}
+
+
+def _has_meaning(scheduler: object, name: object) -> bool:
+    """Whether a name is that of a method, or of an attribute that a scheduler keeps out of its state."""
+    if not isinstance(name, str):
+        return False
+    of_class = getattr(type(scheduler), name, None)
+    return name in getattr(scheduler, "__dict__", ()) or callable(of_class) or isinstance(of_class, property)
 
 
 def without_foreign_entries(scheduler: object, state: Mapping[str, Any]) -> dict[str, Any]:
@@ -239,11 +253,11 @@ def _misfit_of_nested(schedulers: Sequence[object], states: object) -> str:
 def _misfit(own: object, saved: object, *, is_strict: bool = False) -> str:
     """What is wrong with a saved value, where an object has one of its own; empty where it is of the same kind.
 
-    Unless it is strict, a value may be None, or of a kind that nobody can tell.
+    Unless it is strict, a value may be None, and a list or a dictionary of another length.
     """
     kind, found = _kind(own), _kind(saved)
     may_differ = not kind or kind == found or (saved is None and isinstance(own, bool))
-    if not may_differ and (found or is_strict):
+    if not may_differ and (saved is not None or is_strict):
         return f" is {_shown(saved)}, not {kind}"
     if kind == "a list" and own and found:
         return _misfit_of_items(cast("Sequence[object]", own), cast("Sequence[object]", saved), is_strict=is_strict)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import reprlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from numbers import Number
@@ -163,6 +164,7 @@ class SchedulerBase(ABC):
                 expected=f"what {type(self).__name__}.state_dict() returned for {self.param_group_field!r}",
                 do="Load it into a scheduler of the class and the field that it was taken from.",
             )
+        self._require_values(state)
         saved, present = len(state[_CURRENT_VALUES]), len(self.optimizer.param_groups)
         if saved != present:
             raise ConfigurationError(
@@ -174,6 +176,29 @@ class SchedulerBase(ABC):
                 if saved > present
                 else "Load the state first, and then add the groups that it does not know.",
             )
+
+    def _require_values(self, state: dict[str, Any]) -> None:
+        """Refuse what would be written to the groups, or counted on, and is no number where there is one now."""
+        present = read_field(self.optimizer, self.param_group_field)
+        wrong = [
+            name
+            for name in (_INITIAL_VALUES, _CURRENT_VALUES)
+            if not isinstance(state[name], list | tuple)
+            or any(_is_number(one) for one in present) != all(_is_number(one) for one in state[name])
+        ]
+        if not _is_number(state.get("_num_updates", 0)):
+            wrong.append("_num_updates")
+        if wrong:
+            raise ConfigurationError(
+                "The state holds no numbers where a scheduler has some.",
+                given=f"{wrong[0]}={reprlib.repr(state[wrong[0]])}",
+                expected="one number for each parameter group, and the number of updates",
+                do="Load a state that the state_dict() of a scheduler returned.",
+            )
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) or getattr(value, "ndim", None) == 0
 
 
 def _one_for_each_group(values: float | Iterable[float], num_groups: int) -> Sequence[float]:
