@@ -115,7 +115,7 @@ def _check_groups(optimizer: Optimizer, state: Mapping[str, Any], source: str | 
 
 def _check_fit(target: object, misfit: str | None, name: str, source: str | Path) -> None:
     if misfit is not None:
-        raise _does_not_fit(target, source, f"a {name} in which {misfit}")
+        raise _does_not_fit(target, source, f"the {name}: {misfit}")
 
 
 def _load(part: Trained, states: Mapping[str, Any], source: str | Path, undo: ExitStack) -> None:
@@ -181,12 +181,12 @@ def _explaining(target: object, name: str, source: str | Path) -> Generator[None
     except ConfigurationError as error:
         raise CheckpointError(
             f"{error.problem} Nothing was loaded.",
-            given=f"{source} with a {name}: {error.given}",
+            given=f"{source} with the {name}: {error.given}",
             expected=error.expected,
             do=error.do,
         ) from error
     except Exception as error:
-        found = f"a {name}: loading it raised {type(error).__name__}: {error}"
+        found = f"the {name}: loading it raised {type(error).__name__}: {error}"
         raise _does_not_fit(target, source, found) from error
 
 
@@ -196,7 +196,7 @@ def _does_not_fit(target: object, source: str | Path, found: str) -> CheckpointE
     return CheckpointError(
         f"The state does not fit this {kind}; nothing was loaded.",
         given=f"{source} with {found}",
-        expected=f"the state of a {kind}",
+        expected=f"a state of {kind}",
         do=f"Build the {kind} as it was when the checkpoint was saved"
         + ("." if isinstance(target, nn.Module) else f", or leave it out with {leave_out}."),
     )

@@ -68,8 +68,11 @@ def find_damage(file: BinaryIO, *, of_tensors: bool = True) -> str | None:
 
 
 def _check_archive(file: BinaryIO, size: int, *, of_tensors: bool) -> None:
-    with zipfile.ZipFile(file) as archive:
-        records = archive.infolist()
+    try:
+        with zipfile.ZipFile(file) as archive:
+            records = archive.infolist()
+    except zipfile.BadZipFile as error:
+        raise MisfitInFileError("the directory at its end is missing or damaged") from error
     _require_plain_records(records, size)
     folder = records[0].filename.partition("/")[0]
     lengths = {record.filename: record.file_size for record in records}
