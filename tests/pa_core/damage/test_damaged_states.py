@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 from typing_extensions import override
 
 from pa_core import CheckpointError, SaveTrainingStateCallback, Trainer, TrainerCallback
@@ -352,6 +353,32 @@ def test_a_callback_that_refuses_its_state_is_named(saved: SavedRuns, tmp_path: 
     )
     with pytest.raises(CheckpointError, match=r"(?s)step_10.*the callback .*SampleLog: .*KeyError: 'steps'"):
         train(make(), EPOCHS, resume_from=folder)
+
+
+LOADERS_WRITTEN_WRONG: dict[str, Callable[[Any], object]] = {
+    "the generator .* raised": lambda loader: loader["generators"].update(dict.fromkeys(loader["generators"], "x")),
+    "where the epoch of the loader began": lambda loader: loader.update(epoch_start=None),
+    r"epoch_start\.streams is a state with 'python'": lambda loader: loader["epoch_start"]["streams"].update(python=1),
+    r"has_workers is 'no'": lambda loader: loader.update(has_workers="no"),
+}
+
+
+@pytest.mark.parametrize("found", LOADERS_WRITTEN_WRONG)
+def test_what_is_saved_of_a_custom_loader_is_checked_too(tmp_path: Path, found: str) -> None:
+    """Its generators, and where the epoch began that is to be resumed."""
+
+    def run(*callbacks: TrainerCallback) -> None:
+        loader = DataLoader(DrawingDataset(16), batch_size=4, shuffle=True, generator=torch.Generator())
+        make_trainer(*callbacks).train(loader, 1, resume_from=tmp_path / "states", resume_missing="start")
+
+    saving = SaveTrainingStateCallback(tmp_path / "states", save_every_n_steps=2)
+    with pytest.raises(Interrupted):
+        run(saving, InterruptAt("on_train_step_end", 3))
+    state = StateFolder(tmp_path / "states").records()[-1].path
+    change = LOADERS_WRITTEN_WRONG[found]
+    change_document(state, lambda document: change(document["ranks"][0]["loaders"]["training"]))
+    with pytest.raises(CheckpointError, match=found):
+        run()
 
 
 ON_TWO_RANKS = """

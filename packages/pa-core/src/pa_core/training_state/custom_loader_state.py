@@ -20,6 +20,7 @@ from pa_core.data.custom_loader import describe_loader, is_dataloader, loader_pa
 from pa_core.errors import CheckpointError
 from pa_core.rng import capture_rng_state, restore_rng_state
 from pa_core.state_dicts import supports_state_dict
+from pa_core.training_state.taking_over import refusals_explained
 from pa_core.types import SizedIterable, SupportsStateDict
 
 __all__ = [
@@ -121,6 +122,13 @@ class CustomLoaderState:
         Raises:
             CheckpointError: The loader has fewer batches.
         """
+        if saved is not None and saved["epoch_start"] is None:
+            raise CheckpointError(
+                "The training state does not tell where the epoch of the loader began.",
+                given="a state in mid-epoch without the RNG state of the start of the epoch",
+                expected="one that was saved in mid-epoch",
+                do="Use another state.",
+            )
         if saved is not None and self._takes_over(saved):
             self._open_from_state(saved)
             report(steps)
@@ -179,7 +187,8 @@ class CustomLoaderState:
         return iter(_accelerate.without_read_ahead(self.loader))
 
     def _load(self, saved: Mapping[str, Any]) -> None:
-        cast("SupportsStateDict", self._stateful).load_state_dict(saved["state"])
+        with refusals_explained(f"the loader, {describe_loader(self.loader)}"):
+            cast("SupportsStateDict", self._stateful).load_state_dict(saved["state"])
         self._loaded = saved["state"]
 
     def _state(self) -> Mapping[str, Any] | None:
@@ -298,7 +307,8 @@ def restore_generators(loader: object, states: Mapping[str, Any]) -> None:
     """
     for name, generator in _generators(loader):
         if name in states:
-            generator.set(states[name])
+            with refusals_explained(f"the generator {name} of {describe_loader(loader)}"):
+                generator.set(states[name])
 
 
 class _Generator(NamedTuple):

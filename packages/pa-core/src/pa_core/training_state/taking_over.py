@@ -17,12 +17,12 @@ __all__ = ["refusals_explained", "taken_over"]
 
 
 @contextmanager
-def refusals_explained(what: str, path: Path) -> Generator[None]:
+def refusals_explained(what: str, path: Path | None = None) -> Generator[None]:
     """Explain an error that an object raises within the context when it loads its state.
 
     Args:
         what: What the object is, and its class.
-        path: The training state.
+        path: The training state, where it is known.
 
     Raises:
         CheckpointError: The object has raised an error that does not explain itself.
@@ -32,9 +32,10 @@ def refusals_explained(what: str, path: Path) -> Generator[None]:
     except (ExplainedError, StopTrainingError):
         raise
     except Exception as error:
+        state = f"{path or 'a training state'}, with a state of {what}"
         raise CheckpointError(
             "An object does not take over what the training state has of it.",
-            given=f"{path}, with a state of {what}: loading it raised {type(error).__name__}: {error}",
+            given=f"{state}: loading it raised {type(error).__name__}: {error}",
             expected="what its state_dict() returned",
             do="Use another state, or look at load_state_dict() of the object.",
         ) from error
