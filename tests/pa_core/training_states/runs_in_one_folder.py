@@ -240,9 +240,11 @@ def check(contestants: list[Contestant], folder: Path, deeds: list[Deed], output
     assert [record for record in records if record.problem] == []
     there = {(record.run, record.sequence) for record in records}
     keep = {one.process: one.keep for one in contestants}
-    for run in {deed.run for deed in deeds}:
-        written = [deed for deed in deeds if deed.run == run and deed.kind == "wrote"]
-        fewest = min(UPDATES if keep[deed.process] is None else keep[deed.process] or 1 for deed in written)
+    for run in {deed.run for deed in deeds if deed.kind == "wrote"}:
+        its_own = [deed for deed in deeds if deed.run == run and deed.kind != "branched off"]
+        written = [deed for deed in its_own if deed.kind == "wrote"]
+        # What one process kept, the next one that continues the run may remove, before it writes anything.
+        fewest = min(UPDATES if keep[deed.process] is None else keep[deed.process] or 1 for deed in its_own)
         newest = {(run, deed.sequence) for deed in sorted(written, key=lambda deed: deed.sequence)[-fewest:]}
         assert newest <= there, f"a run has lost states: {newest - there}"
     assert state is None or state.summary["sequence"] == max(sequence for _, sequence in there)

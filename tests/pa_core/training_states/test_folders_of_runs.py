@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -181,6 +182,29 @@ def test_a_damaged_newer_state_does_not_make_another_run(tmp_path: Path) -> None
     with pytest.warns(UserWarning, match="step_6 is passed over"):
         train(make_trainer(SaveTrainingStateCallback(tmp_path)), resume_from=tmp_path)
     assert states_of(tmp_path) == [("step_2", 0), ("step_4", 0), ("step_6", 0), ("final", 0)]
+
+
+def test_a_state_in_a_folder_that_cannot_be_listed_can_be_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody can tell whether it is the newest one there, so the run is another one."""
+    train_until(3, SaveTrainingStateCallback(tmp_path / "old", save_every_n_steps=2))
+    list_entries = Path.iterdir
+
+    def refuse(path: Path) -> Iterator[Path]:
+        if path.name == "old":
+            raise PermissionError(13, "Permission denied", str(path))
+        return iter(list_entries(path))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "iterdir", refuse)
+        train(
+            make_trainer(SaveTrainingStateCallback(tmp_path / "new")),
+            num_epochs=1,
+            resume_from=tmp_path / "old" / "step_2",
+        )
+    (old,), (new,) = (StateFolder(tmp_path / name).records() for name in ("old", "new"))
+    assert old.run != new.run
 
 
 def test_what_a_kill_at_the_very_end_has_left_goes_when_the_script_is_started_again(tmp_path: Path) -> None:

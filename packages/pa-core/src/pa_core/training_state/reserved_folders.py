@@ -93,7 +93,10 @@ def newest_state(folder: Path, run: str) -> Path | None:
 
 
 def _states_of(run: str, folder: Path) -> list[StateRecord]:
-    return [record for record in StateFolder(folder).records() if record.run == run]
+    try:
+        return [record for record in StateFolder(folder).records() if record.run == run]
+    except CheckpointError:  # a folder of others, which may not be listed
+        return []
 
 
 def _is_later(record: StateRecord, own: StateRecord, is_beside: bool) -> bool:

@@ -300,8 +300,12 @@ class SafePoints:
             OSError: It cannot be made or written to.
         """
         resumption = self._run.resumption
-        self._on_all(lambda: self._folders.reserve(folder, say))
-        resumption.choose_name(self._folders.paths)
+
+        def reserve() -> None:
+            self._folders.reserve(folder, say)
+            resumption.choose_name(self._folders.paths)
+
+        self._on_all(reserve)
         state, newest = resumption.continued_state, newest_state(folder, resumption.name)
         is_continued = state is not None and newest is not None and os.path.realpath(state) == os.path.realpath(newest)
         return newest if is_continued else None
