@@ -206,7 +206,7 @@ class Engine(AnyTrainer):
 
         Args:
             kind: What the run does.
-            describe_arguments: Returns what it was asked for.
+            describe_arguments: Returns what was called, and with what.
         """
         self._private_parts.start_run()
         self._start_bookkeeping()
@@ -215,7 +215,7 @@ class Engine(AnyTrainer):
             seed = int(torch.randint(2**63 - 1, ()).item())
             with showing_errors_once():
                 self._resumption.seed = agree_on_integer(
-                    seed, lambda: {**self._describe_call(kind), **describe_arguments()}, self.device
+                    seed, lambda: {**describe_arguments(), **self._describe_setting()}, self.device
                 )
             with self._run_contexts, self._ending_in_order(kind):
                 self._run_contexts.callback(self._safe_points.release_folders)
@@ -291,11 +291,9 @@ class Engine(AnyTrainer):
 
     # What every loop stands on: what is the same on all processes
 
-    def _describe_call(self, kind: Literal["train", "evaluate"]) -> dict[str, str]:
-        """What the processes are about to do, and with which class, precision and callbacks."""
-        name = type(self).__qualname__
+    def _describe_setting(self) -> dict[str, str]:
+        """What a run works with beside its arguments."""
         return {
-            "call": name if kind == "train" and _trainer_class(type(self)).__name__ == "Run" else f"{name}.{kind}()",
             "mixed_precision": _accelerate.computed_precision(self._accelerator),
             "callbacks": alike.describe_callbacks(self.callback_handler.callbacks),
             "loss_func": alike.describe_loss_function(self.loss_func),

@@ -236,6 +236,7 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
                 "scheduler is stepped": str(self._stepping),
             }
             return {
+                "call": f"{type(self).__qualname__}.train()",
                 **alike.describe_data([train_data, eval_data]),
                 **alike.describe_arguments(asked),
                 **alike.describe_resumption(resume_from, resume_missing, resume_allow),
@@ -304,7 +305,11 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
                 "collate_fn": self.collate_fn,
                 "reset_run_history": reset_run_history,
             }
-            return {**alike.describe_data([data]), **alike.describe_arguments(asked)}
+            return {
+                "call": f"{type(self).__qualname__}.evaluate()",
+                **alike.describe_data([data]),
+                **alike.describe_arguments(asked),
+            }
 
         with self._run("evaluate", describe_arguments):
             self.eval_dataloader = self._loaders.take(data, self.create_eval_dataloader, per_device_batch_size)

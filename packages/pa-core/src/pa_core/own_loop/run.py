@@ -825,6 +825,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
             "scheduler is stepped": str(self._stepping),
         }
         return {
+            "call": type(self).__qualname__,
             **alike.describe_data([self._train_data]),
             **alike.describe_arguments(asked),
             **alike.describe_resumption(*self._resume_given, self._resume_allow),
