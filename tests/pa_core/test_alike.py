@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 from typing_extensions import override
@@ -90,6 +91,22 @@ def own_lambda(case: Case) -> None:
     case.arguments["create_scheduler_fn"] = partial(LambdaLR, lr_lambda=lambda epoch: 0.9**epoch)
 
 
+class Steps:
+    """A schedule that can do nothing but step."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.optimizer = optimizer
+
+    def step(self) -> None:
+        """Halve the learning rate."""
+        self.optimizer.param_groups[0]["lr"] /= 2
+
+
+def plain_schedule(case: Case) -> None:
+    """A schedule without a state, whose type is not one that the trainer asks for."""
+    case.arguments["create_scheduler_fn"] = Steps
+
+
 def distributed_sampler(case: Case) -> None:
     """A DataLoader with the share of this process."""
     data = make_regression(24)
@@ -105,7 +122,8 @@ def told_its_rank(case: Case) -> None:
 @pytest.mark.runs_on("two_ranks")
 @pytest.mark.parametrize("door", ["train", "Run"])
 @pytest.mark.parametrize(
-    "change", [own_seed, own_temporary_folder, own_workers, own_lambda, distributed_sampler, told_its_rank]
+    "change",
+    [own_seed, own_temporary_folder, own_workers, own_lambda, plain_schedule, distributed_sampler, told_its_rank],
 )
 def test_what_may_differ_is_not_compared(change: Callable[[Case], None], door: Door) -> None:
     """A run whose processes differ in this trains as before."""

@@ -274,7 +274,7 @@ def describe_schedulers(schedulers: Mapping[str, Any]) -> dict[str, str]:
     texts: dict[str, str] = {}
     for name, scheduler in schedulers.items():
         texts[name] = type(scheduler).__qualname__
-        state: object = scheduler.state_dict()
+        state: object = scheduler.state_dict() if hasattr(scheduler, "state_dict") else None
         if isinstance(state, Mapping):
             plain = cast("Mapping[object, object]", state)
             texts |= {f"{name}, {key}": describe_value(value) for key, value in plain.items()}
