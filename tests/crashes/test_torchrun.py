@@ -46,9 +46,6 @@ def _wait_until_held(watch: Watch) -> None:
         time.sleep(0.01)
 
 
-TWICE_IS_TOO_MUCH = pytest.mark.xfail(strict=True, reason="workers get it from torchrun too, and end by the second one")
-
-
 @pytest.mark.parametrize("configuration", [CONFIGURATION, ADVERSARIES], ids=str)
 def test_a_rank_that_is_killed_is_started_again(lab: CrashLab, tmp_path: Path, configuration: Configuration) -> None:
     """With --max-restarts, SIGKILL for one of two ranks makes both start again, resume, and end as if nothing was."""
@@ -66,7 +63,7 @@ def test_a_rank_that_is_killed_is_started_again(lab: CrashLab, tmp_path: Path, c
 
 @pytest.mark.parametrize(
     "reaches_all",
-    [False, pytest.param(True, marks=TWICE_IS_TOO_MUCH)],
+    [False, True],
     ids=["torchrun", "torchrun and all others"],
 )
 def test_a_launcher_that_is_asked_to_end_leaves_a_state(lab: CrashLab, tmp_path: Path, reaches_all: bool) -> None:

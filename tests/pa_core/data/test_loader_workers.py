@@ -8,6 +8,7 @@ import random
 import signal
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import numpy
@@ -19,7 +20,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset, get_worker_info
 from typing_extensions import override
 
 from pa_core import AnyTrainer, ConfigurationError, Trainer, TrainerCallback
-from pa_core.data import KeyedDataLoader
+from pa_core.data import KeyedDataLoader, workers
 from pa_core.errors import UnsupportedConfigurationError
 from pa_core.testing import TinyClassifier, make_classification
 from tests.pa_core.data.drawing import Drawing, draw_after, preserved_streams, samples_by_index
@@ -307,6 +308,42 @@ def test_a_sigterm_while_workers_start_leaves_them_to_the_main_process(
         for _ in range(2):
             assert [batch.tolist() for (batch,) in loader] == [[0, 1, 2, 3], [4, 5, 6, 7]]
         assert signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+class Terminated(Dataset[int]):
+    """Its workers are sent SIGTERM for each sample, as by a launcher and by the system."""
+
+    def __len__(self) -> int:
+        return 4
+
+    @override
+    def __getitem__(self, index: int) -> int:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return index
+
+
+def test_further_sigterms_leave_workers_to_the_main_process_as_well() -> None:
+    """They deliver what the run needs until it has saved a state, however often they are told to end."""
+    before = signal.signal(signal.SIGTERM, lambda _number, _frame: None)
+    try:
+        assert [batch.tolist() for batch in KeyedDataLoader(Terminated(), 2, num_workers=1)] == [[0, 1], [2, 3]]
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_a_worker_that_is_stuck_ends_after_some_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the second SIGTERM, such as the one of a loader that is closed: it would keep the process from ending."""
+    monkeypatch.setattr(workers, "SECONDS_AFTER_SECOND_SIGTERM", 0.1)
+    before, children = signal.signal(signal.SIGTERM, lambda _number, _frame: None), multiprocessing.active_children()
+    try:
+        iterator = iter(KeyedDataLoader(Terminated(), 2, num_workers=1))
+        (worker,) = set(multiprocessing.active_children()) - set(children)
+        with suppress(RuntimeError):  # torch raises it if it is the first to notice
+            worker.join(timeout=10)
+        assert worker.exitcode == 1
+        del iterator
     finally:
         signal.signal(signal.SIGTERM, before)
 

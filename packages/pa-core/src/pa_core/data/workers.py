@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 import re
 import signal
 import threading
+import time
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +16,7 @@ from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
 from pickle import PicklingError
+from types import FrameType
 from typing import Any, cast
 
 import torch
@@ -31,6 +34,9 @@ __all__ = [
     "worker_init_fn",
 ]
 
+SECONDS_AFTER_SECOND_SIGTERM = 30.0
+"""As long as launchers wait for a process before they kill it."""
+
 _SECONDS_BETWEEN_LOOKS = 1.0
 _CAN_HOLD_BACK = hasattr(signal, "pthread_sigmask")  # not on Windows
 
@@ -47,31 +53,55 @@ class WorkerStart:
 
     def __call__(self, worker_id: int) -> None:
         """Prepare the worker with this number."""
-        end_with_main_process()
+        sigterm = _SigtermForMainProcess()
+        end_with_main_process(sigterm)
         info: Any = get_worker_info()
         # Users reach their dataset through the worker info, which refuses plain assignment.
         object.__setattr__(info, "dataset", info.dataset.dataset)
-        _leave_first_sigterm_to_the_main_process()
+        if callable(signal.getsignal(signal.SIGTERM)):  # inherited, if the worker was forked
+            signal.signal(signal.SIGTERM, sigterm)
         _let_sigterm_through()
         if self.worker_init_fn is not None:
             self.worker_init_fn(worker_id)
 
 
-def end_with_main_process() -> None:
+class _SigtermForMainProcess:
+    """Where the script handles SIGTERM, lets it: launchers send it to all processes, and torch's workers end by it.
+
+    Several may come while the main process saves a state. But a worker that is stuck must not keep it from ending: the
+    second one ends the worker after some time, the one of torch among them that comes when a loader is closed.
+    """
+
+    def __init__(self) -> None:
+        self._has_come = False
+        self.deadline: float = math.inf
+
+    def __call__(self, _number: int, _frame: FrameType | None) -> None:
+        if self._has_come:
+            self.deadline = min(self.deadline, time.monotonic() + SECONDS_AFTER_SECOND_SIGTERM)
+        self._has_come = True
+
+
+def end_with_main_process(sigterm: _SigtermForMainProcess | None = None) -> None:
     """End this worker as soon as the process that started it is gone, however that ended; does nothing elsewhere.
 
     Torch's workers look for it themselves, but not while they have a batch to hand over that nobody takes any more. And
     they look for the process that forked them: under ``"forkserver"`` that is another one, and where the main process
     was killed while a worker started, whichever process adopted it.
+
+    Args:
+        sigterm: What handles SIGTERM in this worker, and knows when it has to end in any case.
     """
     main = multiprocessing.parent_process()
     if main is not None:
-        threading.Thread(target=_end_with, args=(main,), name="pa_core main process watch", daemon=True).start()
+        threading.Thread(target=_end_with, args=(main, sigterm), name="pa_core main process watch", daemon=True).start()
 
 
-def _end_with(main: BaseProcess) -> None:
+def _end_with(main: BaseProcess, sigterm: _SigtermForMainProcess | None) -> None:
     is_child = os.getppid() == main.pid
     while main.is_alive() and not (is_child and os.getppid() != main.pid):
+        if sigterm is not None and time.monotonic() > sigterm.deadline:
+            break
         # Returns as soon as it is gone, unless another process has inherited what tells: then the next look shows it.
         main.join(_SECONDS_BETWEEN_LOOKS)
     os._exit(1)
@@ -96,15 +126,6 @@ def sigterm_held_back() -> Generator[None]:
 def _let_sigterm_through() -> None:
     if _CAN_HOLD_BACK:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-
-
-def _leave_first_sigterm_to_the_main_process() -> None:
-    """Where the script handles SIGTERM, let it: launchers send it to all processes, and torch's workers end by it.
-
-    The second one ends the worker, so that it cannot keep the main process from ending.
-    """
-    if callable(signal.getsignal(signal.SIGTERM)):  # inherited, if the worker was forked
-        signal.signal(signal.SIGTERM, lambda number, _frame: signal.signal(number, signal.SIG_DFL))
 
 
 _WITHOUT_GUARD = "before the current process has finished its bootstrapping phase"
