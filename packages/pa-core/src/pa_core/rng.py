@@ -184,6 +184,9 @@ def check_rng_state(state: Mapping[str, Any]) -> None:
         except Exception as error:  # what a wrong state does is not limited to some kinds of errors
             message = f"{name!r} raising {type(error).__name__}: {error}"
             raise ValueError(message) from error
+    if not isinstance(state["python"][2], float | None):  # a normal number that was made in a pair with another one
+        message = "'python' with something else than a number"
+        raise ValueError(message)
     of_device = state.get("device", torch.empty(0, dtype=torch.uint8))
     if not isinstance(of_device, torch.Tensor) or of_device.dtype is not torch.uint8:
         message = "'device' not being bytes"
