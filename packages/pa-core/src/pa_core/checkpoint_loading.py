@@ -101,8 +101,8 @@ def _check_weights(model: nn.Module, weights: Mapping[str, Any], source: str | P
 def _check_groups(optimizer: Optimizer, state: Mapping[str, Any], source: str | Path) -> None:
     groups: object = state.get("param_groups")
     entries = cast("list[object]", groups) if isinstance(groups, list) else []
-    params = [cast("dict[str, Any]", one).get("params") for one in entries if isinstance(one, dict)]
-    saved = [len(one) for one in params if isinstance(one, list)]
+    params: list[object] = [cast("dict[str, object]", one).get("params") for one in entries if isinstance(one, dict)]
+    saved = [len(cast("list[object]", one)) for one in params if isinstance(one, list)]
     own = [len(group["params"]) for group in optimizer.param_groups]
     if saved != own:
         raise CheckpointError(
