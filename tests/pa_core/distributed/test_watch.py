@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,9 @@ def ends_of(names: list[str], launch: Launch, folder: Path) -> dict[str, dict[st
     return ended
 
 
-IN_BACKWARD = Sign(run=1, place="in the training of an epoch", updates=5, collectives=20, waiting=12.0, doing="x")
+IN_BACKWARD = Sign(
+    run=1, place="in the training of an epoch", updates=5, collectives=20, waiting=12.0, exchange="x", doing="x"
+)
 
 
 @pytest.mark.parametrize(
@@ -98,6 +101,7 @@ IN_BACKWARD = Sign(run=1, place="in the training of an epoch", updates=5, collec
         (Sign(run=1), 60.0, "has left the run"),
         (Sign(run=2, place="at the start of the run"), 60.0, "has left the run"),
         (Sign(run=1, place="in an evaluation", updates=5, waiting=11.0), 60.0, "in different places"),
+        (replace(IN_BACKWARD, exchange="all_gather"), math.inf, "in different places"),
         (Sign(run=1, place="in the training of an epoch", updates=6, waiting=11.0), math.inf, "in different places"),
         (
             Sign(run=1, place="in the training of an epoch", updates=5),

@@ -80,6 +80,7 @@ class Case:
         callbacks: The callbacks, beside the one that does this.
         trainer_class: The class of the trainer.
         precision: The mixed precision that is asked for.
+        max_wait_seconds: For how long the processes wait for each other.
         before: Called with the trainer or the run before it begins.
         in_update: Called in each update of a loop of one's own, with the run and the number of the update.
         after: Called with the trainer or the run when it has ended.
@@ -97,6 +98,7 @@ class Case:
     callbacks: list[Any] = field(default_factory=list)
     trainer_class: type[Trainer] = Trainer
     precision: Literal["no", "bf16"] | None = None
+    max_wait_seconds: float = 600.0
     before: Callable[[Any], object] = lambda _: None
     in_update: Callable[[Run[Any, Any], int], object] = lambda _run, _number: None
     after: Callable[[Any], object] = lambda _: None
@@ -108,7 +110,12 @@ class Case:
             self._run_own_loop(callbacks)
             return
         trainer = self.trainer_class(
-            self.model, self.loss_func, self.optimizer(self.model), callbacks, mixed_precision=self.precision
+            self.model,
+            self.loss_func,
+            self.optimizer(self.model),
+            callbacks,
+            mixed_precision=self.precision,
+            max_wait_seconds=self.max_wait_seconds,
         )
         self.before(trainer)
         if self.door == "train":
@@ -124,6 +131,7 @@ class Case:
             self.data,
             callbacks=callbacks,
             mixed_precision=self.precision,
+            max_wait_seconds=self.max_wait_seconds,
             **self.arguments,
         )
         self.before(loop)

@@ -5,6 +5,8 @@ The table of `docs/when-training-fails.md` is made of these rows: `python -m tes
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +22,9 @@ from typing_extensions import override
 from pa_core import (
     AnyTrainer,
     LimitBatchesCallback,
+    Run,
     StepBasedEvaluationCallback,
+    StopTrainingError,
     TerminateOnNaNCallback,
     Trainer,
     TrainerCallback,
@@ -35,6 +39,9 @@ When: TypeAlias = Literal[
     "at the end of the epoch",
     "before the next epoch",
     "within seconds",
+    "after 10 seconds",
+    "after `max_wait_seconds`",
+    "3 seconds after it",
 ]
 
 
@@ -85,6 +92,22 @@ class OwnLoss(nn.Module):
     @override
     def forward(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return (outputs - targets).square().mean()
+
+
+class Stuck(Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    """A dataset that waits for its disk on one process."""
+
+    is_stuck = False
+
+    def __len__(self) -> int:
+        return 24
+
+    @override
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        if self.is_stuck:
+            sleep_for_ever()
+        inputs, targets = make_regression(24)[index]
+        return inputs, targets
 
 
 class Growing(Dataset[tuple[torch.Tensor, torch.Tensor]]):
@@ -218,6 +241,39 @@ def add_group(trainer: AnyTrainer) -> None:
     trainer.optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
 
 
+def sleep_for_ever() -> None:
+    """Do not return."""
+    time.sleep(1000)
+
+
+def after_updates(act: Callable[[], object]) -> Callable[[Case], object]:
+    """Something that this process alone does after some updates."""
+
+    def after_fourth(trainer: AnyTrainer) -> None:
+        if trainer.num_updates_completed == 4:
+            act()
+
+    return in_event("on_optimizer_step_end", after_fourth)
+
+
+def train_once_more(trainer: Trainer) -> None:
+    """Begin another run."""
+    trainer.train(trainer.train_dataset, 1)
+
+
+def stop_after_update(_run: Run[Any, Any], number: int) -> None:
+    """Leave the loop."""
+    if number == 2:
+        raise StopTrainingError("It is enough.")
+
+
+def evaluate_after_update(run: Run[Any, Any], number: int) -> None:
+    """Evaluate in the middle of an epoch."""
+    if number == 2:
+        for inputs, targets in run.evaluation_batches(make_regression(8)):
+            run.log("loss", (run.get_model()(inputs) - targets).square().mean())
+
+
 def evaluate_instead(case: Case) -> None:
     """Call `evaluate()` where the others call `train()`."""
     case.door = "evaluate"
@@ -242,6 +298,7 @@ END_OF_EPOCH: When = "at the end of the epoch"
 TRAIN: tuple[Door, ...] = ("train",)
 EVALUATE: tuple[Door, ...] = ("evaluate",)
 OWN: tuple[Door, ...] = ("Run",)
+APART = "The processes wait for each other in different places"
 
 ARGUMENTS = [
     Row("number of epochs", argument("num_epochs", 3), "num_epochs: 2 on rank 0, 3 on rank 1"),
@@ -604,4 +661,94 @@ ALONE = [
 ]
 """What one process notices by itself: it ends with its own error, and the launcher ends the others."""
 
-ROWS = [*ARGUMENTS, *PARTS, *COURSE, *ALONE]
+MEANWHILE = [
+    Row(
+        "a callback that does not return",
+        after_updates(sleep_for_ever),
+        "rank 1 was in on_optimizer_step_end of Meanwhile (rows.py",
+        "after `max_wait_seconds`",
+        both=given(max_wait_seconds=4.0),
+        error="A process has waited for another one",
+        seconds=90.0,
+    ),
+    Row(
+        "a dataset that does not return",
+        lambda case: setattr(case.data, "is_stuck", True),
+        "rank 1 was in cases.py",
+        "after `max_wait_seconds`",
+        both=given(data=Stuck(), max_wait_seconds=4.0),
+        error="A process has waited for another one",
+        seconds=90.0,
+    ),
+    Row(
+        "a callback that gathers",
+        in_event("on_optimizer_step_end", lambda trainer: trainer.gather(torch.ones(3))),
+        "rank 1 waited in all_gather, in on_optimizer_step_end of Meanwhile",
+        "after 10 seconds",
+        error=APART,
+        seconds=90.0,
+    ),
+    Row(
+        "a callback that evaluates",
+        in_event("on_optimizer_step_end", lambda trainer: trainer.run_evaluation_epoch(is_intermediate=True)),
+        "in an evaluation, after 1 update",
+        "after 10 seconds",
+        doors=TRAIN,
+        error=APART,
+        seconds=90.0,
+    ),
+    Row(
+        "a callback that saves a training state",
+        in_event("on_optimizer_step_end", lambda trainer: trainer.save_training_state("states")),
+        "rank 1 waited in all_gather (cases.py",
+        "after 10 seconds",
+        error=APART,
+        seconds=90.0,
+    ),
+    Row(
+        "a callback that waits for everyone",
+        in_event("on_optimizer_step_end", lambda trainer: trainer.wait_for_everyone()),
+        "rank 1 waited in barrier, in on_optimizer_step_end of Meanwhile",
+        "after 10 seconds",
+        error=APART,
+        seconds=90.0,
+    ),
+    Row(
+        "a loop that is left by `StopTrainingError`",
+        given(in_update=stop_after_update),
+        "at the end of the run, after 2 updates",
+        "after 10 seconds",
+        doors=OWN,
+        error=APART,
+        seconds=90.0,
+    ),
+    Row(
+        "an evaluation among the updates",
+        given(in_update=evaluate_after_update),
+        "in an evaluation, after 2 updates",
+        "after 10 seconds",
+        doors=OWN,
+        error=APART,
+        seconds=90.0,
+    ),
+    Row(
+        "one more run",
+        given(after=train_once_more),
+        "rank 0 ended its script, after 6 updates",
+        "3 seconds after it",
+        doors=TRAIN,
+        error="OtherProcessError: Another process is gone",
+        seconds=90.0,
+    ),
+    Row(
+        "a process that ends without a word",
+        after_updates(lambda: os._exit(0)),
+        "here, torch says: Connection",
+        "3 seconds after it",
+        error="OtherProcessError: Another process is gone",
+        seconds=90.0,
+    ),
+]
+"""What one process does alone: the others wait for it, but not for ever."""
+
+ROWS = [*ARGUMENTS, *PARTS, *COURSE, *ALONE, *MEANWHILE]

@@ -165,6 +165,7 @@ class Heartbeat:
             updates=0 if run is None else run.progress.updates,
             collectives=collectives,
             waiting=waited,
+            exchange=self._waiting.exchange,
             doing=self._waiting.doing,
             end=self._end,
         )
@@ -205,11 +206,13 @@ class _Waiting:
 
     Attributes:
         stands_for: For how many seconds no collective was begun.
+        exchange: What it waits in.
         doing: What the thread is in, if it has not begun one for a while.
     """
 
     def __init__(self) -> None:
         self.stands_for: float = 0.0
+        self.exchange: str = ""
         self.doing: str = ""
         self._collectives = -1
         self._begun = self._since = self._last_look = -math.inf
@@ -227,12 +230,13 @@ class _Waiting:
         is_idle = used - self._used < _IDLE * passed
         self._used, self._last_look = used, now
         if collectives != self._collectives:
-            self._collectives, self._begun, self._since, self.doing = collectives, now, math.inf, ""
+            self._collectives, self._begun, self._since = collectives, now, math.inf
+            self.exchange = self.doing = ""
         self.stands_for = now - self._begun
         if self.stands_for <= 0:
             return 0.0
         activity = activity_of(thread)
-        self.doing = f"{activity.what} ({activity.line})" if activity.what and activity.line else activity.line
+        self.exchange, self.doing = activity.exchange, str(activity)
         is_waiting = activity.waiting is Waiting.YES or (activity.waiting is Waiting.PERHAPS and is_idle)
         if not is_waiting:
             self._since = math.inf

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import sys
 import threading
@@ -53,6 +54,9 @@ def end_all_processes(store: Store, reason: OtherProcessError, *, found_by: int,
             store.set("reason", "")
         else:
             _wait_for(store, ["reason"], 2 * _SECONDS_FOR_REASON)
+    with suppress(Exception):
+        for worker in multiprocessing.active_children():
+            worker.kill()  # one that is stuck would live on, and a launcher wait for what it might print
     os._exit(1)
 
 

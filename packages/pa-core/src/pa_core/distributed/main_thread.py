@@ -12,6 +12,7 @@ from pathlib import Path
 from types import FrameType
 
 import torch
+from typing_extensions import override
 
 from pa_core.events import EVENT_NAMES
 
@@ -38,13 +39,21 @@ class Activity:
 
     Attributes:
         waiting: Whether it waits for other processes.
-        what: What it is in, such as "all_gather" or "on_train_step_end of MyCallback".
+        exchange: What it waits in, such as "all_gather"; empty where it does not wait.
+        event: The callback that it is in, such as "on_train_step_end of MyCallback"; empty outside of them.
         line: The innermost line that belongs to none of the libraries, such as "script.py:31"; empty without one.
     """
 
     waiting: Waiting
-    what: str
+    exchange: str
+    event: str
     line: str
+
+    @override
+    def __str__(self) -> str:
+        """What it is in, in words."""
+        where = ", in ".join(filter(None, (self.exchange, self.event)))
+        return f"{where} ({self.line})" if where and self.line else where or self.line
 
 
 def activity_of(thread: int) -> Activity:
@@ -53,21 +62,17 @@ def activity_of(thread: int) -> Activity:
     Args:
         thread: Its identifier, as ``threading.get_ident`` returns it there.
     """
-    waiting, what, event, line = Waiting.NO, "", "", ""
+    waiting, exchange, event, line = Waiting.NO, "", "", ""
     for number, frame in enumerate(_frames(thread)):
         code = frame.f_code
         if number == 0:
             waiting = _waiting_in(code.co_filename, code.co_name)
-            what = "the exchange of gradients" if waiting is Waiting.PERHAPS else code.co_name
+            exchange = {Waiting.NO: "", Waiting.PERHAPS: "the exchange of gradients"}.get(waiting, code.co_name)
         if not line and not code.co_filename.startswith(_LIBRARIES):
             line = f"{Path(code.co_filename).name}:{frame.f_lineno}"
-        if not event and code.co_name in EVENT_NAMES:
-            event = f"{code.co_name} of {code.co_qualname.split('.')[-2]}" if "." in code.co_qualname else ""
-    if waiting is Waiting.NO:
-        what = event
-    elif event:
-        what = f"{what}, in {event}"
-    return Activity(waiting, what, line)
+        if not event and code.co_name in EVENT_NAMES and "." in code.co_qualname:
+            event = f"{code.co_name} of {code.co_qualname.split('.')[-2]}"
+    return Activity(waiting, exchange, event, line)
 
 
 def stack_of(thread: int) -> str:

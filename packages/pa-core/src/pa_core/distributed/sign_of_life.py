@@ -33,7 +33,8 @@ class Sign:
         updates: The updates of the run that are complete.
         collectives: How many collectives the process has entered.
         waiting: For how many seconds it has been waiting in the same collective.
-        doing: What its thread is in.
+        exchange: What it waits in, such as "all_gather".
+        doing: What its thread is in, in words.
         end: How the process is about to end, or has ended; empty as long as it lives.
     """
 
@@ -43,6 +44,7 @@ class Sign:
     updates: int = 0
     collectives: int = 0
     waiting: float = 0.0
+    exchange: str = ""
     doing: str = ""
     end: str = ""
 

@@ -35,7 +35,7 @@ def find_vain_wait(
     if any(sign.has_left(own.run) for sign in others.values()):
         return _left(of_all, own)
     shortest_wait = min(sign.waiting for sign in of_all.values())
-    if shortest_wait > 0 and len({(sign.run, sign.place, sign.updates) for sign in of_all.values()}) > 1:
+    if shortest_wait > 0 and len({_where(sign) for sign in of_all.values()}) > 1:
         return _apart(of_all, own) if shortest_wait >= certain or own.waiting >= limit else None
     not_begun = {other for other, sign in others.items() if sign.run < own.run and not sign.place}
     if own.waiting < limit or not_begun - set(silent):
@@ -56,6 +56,11 @@ def describe_signs(signs: Mapping[int, Sign], run: int, silent: Collection[int] 
         silence = "has given no sign of life since it " if rank in silent else ""
         by_text.setdefault(silence + _describe(sign, run), []).append(rank)
     return "; ".join(f"{_name(ranks)} {text}" for text, ranks in by_text.items())
+
+
+def _where(sign: Sign) -> tuple[int, str, int, str]:
+    """What is the same on all processes that take part in the same exchange."""
+    return sign.run, sign.place, sign.updates, sign.exchange
 
 
 def advice_for_parted(places: str) -> str:
