@@ -6,7 +6,7 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 
@@ -17,24 +17,46 @@ from pa_core.testing import TinyClassifier
 from tests.launching import Launch, free_ports
 
 SCRIPT = Path(__file__).with_name("waiting_in_vain.py")
+SLOW = ["sleeps", "gathers", "is_frozen", "trains_once_more", "is_busy_between_runs"]
+APART = ["breaks", "stops", "evaluates", "goes backward"]
+BETWEEN = ["breaks after an epoch", "stops after an epoch", "evaluates after an epoch"]
+TOGETHER = ["all stop", "all break"]
+
+Ends: TypeAlias = dict[str, dict[str, Any]]
 
 
-def test_processes_that_wait_in_vain_end_with_a_report(launch: Launch, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def ends(tmp_path_factory: pytest.TempPathFactory) -> Ends:
+    """How each pair of ranks ended; all pairs wait at the same time."""
+    folder = tmp_path_factory.mktemp("pairs")
+    names = [*SLOW, *APART, *BETWEEN, *TOGETHER]
+    cases = dict(zip(names, free_ports(len(names)), strict=True))
+    assert Launch(folder)(SCRIPT, json.dumps(cases)).status == 0
+    ended: Ends = json.loads((folder / "ended.json").read_text())
+    return ended
+
+
+def statuses(ends: Ends, names: list[str]) -> dict[str, list[int | None]]:
+    """The exit statuses of the ranks of some pairs."""
+    for name in names:
+        print(name, ends[name]["statuses"], *ends[name]["outputs"], sep="\n")  # noqa: T201 - shown when a test fails
+    return {name: ends[name]["statuses"] for name in names}
+
+
+def test_processes_that_wait_in_vain_end_with_a_report(ends: Ends) -> None:
     """Each prints its stack, one of them who waits for whom, and none lives on; between two runs, there is time."""
-    names = ["sleeps", "gathers", "is_frozen", "trains_once_more", "is_busy_between_runs"]
-    ended = ends_of(names, launch, tmp_path)
-    assert {name: case["statuses"] for name, case in ended.items()} == {
+    assert statuses(ends, SLOW) == {
         "sleeps": [1, 1],
         "gathers": [1, 1],
         "is_frozen": [1, None],
         "trains_once_more": [0, 1],
         "is_busy_between_runs": [0, 0],
     }
-    reports = {name: "".join(case["outputs"]) for name, case in ended.items()}
+    reports = {name: "".join(ends[name]["outputs"]) for name in SLOW}
 
     assert "rank 1 was in on_optimizer_step_end of Late (waiting_in_vain.py" in reports["sleeps"]
     assert "rank 0 waited in the exchange of gradients" in reports["sleeps"]
-    assert "time.sleep(1000)" in ended["sleeps"]["outputs"][1]
+    assert "time.sleep(1000)" in ends["sleeps"]["outputs"][1]
     assert "raise max_wait_seconds" in reports["sleeps"]
 
     assert "rank 1 waited in all_gather, in on_optimizer_step_end of Late" in reports["gathers"]
@@ -47,20 +69,15 @@ def test_processes_that_wait_in_vain_end_with_a_report(launch: Launch, tmp_path:
     assert "rank" not in reports["is_busy_between_runs"]
 
 
-def test_ranks_that_part_in_a_loop_of_ones_own_end_with_an_error(launch: Launch, tmp_path: Path) -> None:
+def test_ranks_that_part_in_a_loop_of_ones_own_end_with_an_error(ends: Ends) -> None:
     """One that breaks, stops, evaluates or goes backward alone is named; where all do the same, nothing is wrong."""
-    apart = ["breaks", "stops", "evaluates", "goes backward"]
-    between = ["breaks after an epoch", "stops after an epoch", "evaluates after an epoch"]
-    ended = ends_of([*apart, *between, "all stop", "all break"], launch, tmp_path)
-    assert {name: case["statuses"] for name, case in ended.items()} == {
-        **{name: [1, 1] for name in [*apart, *between]},
-        "all stop": [0, 0],
-        "all break": [0, 0],
-    }
-    reports = {name: "".join(case["outputs"]) for name, case in ended.items()}
-    for name in apart:
+    names = [*APART, *BETWEEN]
+    assert statuses(ends, names) == {name: [1, 1] for name in names}
+    assert statuses(ends, TOGETHER) == {name: [0, 0] for name in TOGETHER}
+    reports = {name: "".join(ends[name]["outputs"]) for name in [*names, *TOGETHER]}
+    for name in APART:
         assert "OtherProcessError: The processes wait for each other in different places." in reports[name]
-    for name in between:
+    for name in BETWEEN:
         assert "RanksDifferError: The processes of this run have gone different ways." in reports[name]
     assert "rank 1 waited in all_gather" in reports["breaks"]
     assert "at the end of the run, after 3 updates" in reports["stops"]
@@ -69,18 +86,8 @@ def test_ranks_that_part_in_a_loop_of_ones_own_end_with_an_error(launch: Launch,
     for name, report in reports.items():
         leaves = name.startswith(("breaks", "stops"))
         assert ("call run.request_stop() on it instead of leaving the loop" in report) == leaves
-    assert ended["all stop"]["outputs"] == ["3 updates\n", "3 updates\n"]
-    assert ended["all break"]["outputs"] == ["5 updates\n", "5 updates\n"]
-
-
-def ends_of(names: list[str], launch: Launch, folder: Path) -> dict[str, dict[str, Any]]:
-    """How each of these pairs of ranks ended."""
-    cases = dict(zip(names, free_ports(len(names)), strict=True))
-    assert launch(SCRIPT, json.dumps(cases)).status == 0
-    ended: dict[str, dict[str, Any]] = json.loads((folder / "ended.json").read_text())
-    for name, case in ended.items():
-        print(name, case["statuses"], *case["outputs"], sep="\n")  # noqa: T201 - pytest shows it when the test fails
-    return ended
+    assert ends["all stop"]["outputs"] == ["3 updates\n", "3 updates\n"]
+    assert ends["all break"]["outputs"] == ["5 updates\n", "5 updates\n"]
 
 
 IN_BACKWARD = Sign(
