@@ -71,7 +71,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     Those that belong to a whole proof are left out, unless it was asked for.
     """
     cell: str = config.getoption("--cell") or "one_process"
-    whole_proof: bool = config.getoption("--whole-proof")
+    whole_proof = bool(config.getoption("--whole-proof"))
     kept: list[pytest.Item] = []
     left_out: list[pytest.Item] = []
     for item in items:

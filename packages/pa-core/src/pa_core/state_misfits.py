@@ -274,6 +274,8 @@ def _misfit_of_items(own: Sequence[object], saved: Sequence[object], *, is_stric
     is_complete = len(own) == len(saved) or (len(own) < len(saved) and isinstance(own, list))
     if is_strict and not is_complete:
         return f" has {len(saved)} entries, not {len(own)}"
+    if len(set(map(_kind, own))) > 1:
+        return ""
     for index, one in enumerate(saved):
         if found := _misfit(own[0], one, is_strict=is_strict):
             return f".{index}{found}"

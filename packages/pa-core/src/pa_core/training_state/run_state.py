@@ -257,12 +257,15 @@ class SavedRun:
         if not is_partial and "optimizer" not in allowed:
             optimizers.update(run.named_optimizers())
             require_same_optimizers(optimizers, parameters, self._parts.optimizers)
-        self._restore_schedulers(run, allowed, undo)
+        schedulers = {} if "scheduler" in allowed else self._fitting_schedulers(run)
         if scaler is not None and self._parts.scaler is not None:
             self._take_over(scaler, self._parts.scaler, "the gradient scaler", undo)
         for name, optimizer in optimizers.items():
             with refusals_explained(f"the optimizer {name}, {type(optimizer).__name__}", self.path):
                 undo.enter_context(restore_optimizer(optimizer, parameters, self._parts.optimizers[name]))
+        for name, scheduler in schedulers.items():  # now the optimizer has the groups that it was saved with
+            state = without_foreign_entries(scheduler, self._parts.schedulers[name])
+            self._take_over(scheduler, state, f"the scheduler {name}", undo)
         restore_models({**models, **loss_func}, {**saved_models, **saved_loss_func})
         for name, optimizer in optimizers.items():
             restore_parameters_beside_the_model(optimizer, parameters, self._parts.optimizers[name])
@@ -274,18 +277,15 @@ class SavedRun:
             saved.pop(_LOSS_FUNC, None)
         return models, saved
 
-    def _restore_schedulers(self, run: Snapshotable, allowed: Collection[str], undo: ExitStack) -> None:
-        if "scheduler" in allowed:
-            return
+    def _fitting_schedulers(self, run: Snapshotable) -> dict[str, StatefulScheduler]:
+        """The schedulers of the run of which there is a state, by name; an error if one cannot take it over."""
         saved = self._parts.schedulers
-        schedulers = [(name, one) for name, one in run.named_schedulers().items() if name in saved]
-        for name, scheduler in schedulers:
+        schedulers = {name: one for name, one in run.named_schedulers().items() if name in saved}
+        for name, scheduler in schedulers.items():
             misfit = misfit_of_scheduler(scheduler, saved[name])
             if misfit is not None:
                 raise _other_scheduler(self.path, f"schedulers.{name}: {misfit}", type(scheduler).__name__)
-        for name, scheduler in schedulers:
-            state = without_foreign_entries(scheduler, saved[name])
-            self._take_over(scheduler, state, f"the scheduler {name}", undo)
+        return schedulers
 
     def _take_over(self, target: SupportsStateDict, state: Any, what: str, undo: ExitStack) -> None:
         undo.enter_context(taken_over(target, state, what, self.path))
