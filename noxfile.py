@@ -162,9 +162,15 @@ DISTRIBUTIONS = (
     Distribution("pa-compat", "pytorch_accelerated", extras=("examples",), test_requirements=("pandas",)),
 )
 ON_TORCH_ALONE = (
+    "pa_core/damage/test_damaged_checkpoints.py",
+    "pa_core/damage/test_misfitting_checkpoints.py",
     "pa_core/data",
+    "pa_core/distributed/test_watch.py",
     "pa_core/storage",
     "pa_core/test_beginners_mistakes.py",
+    "pa_core/test_state_misfits.py",
+    "pa_core/training_states/test_repeated_signals.py",
+    "pa_core/training_states/test_runs_in_one_folder.py",
     "pa_finetuning/test_gradual_unfreezing.py",
     "pa_finetuning/test_layer_groups.py",
     "pa_finetuning/test_model_freezer.py",
