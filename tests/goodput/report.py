@@ -6,9 +6,10 @@ import datetime
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from tests.benchmarks.page import machine
-from tests.goodput.runs import ROOT, Disturbed, Recovery, Undisturbed
+from tests.goodput.runs import ROOT, Disturbed, Recovery
 
 __all__ = ["FIGURES", "VARIANTS", "Measured", "Variant", "as_page"]
 
@@ -46,34 +47,33 @@ class Measured:
 
     Attributes:
         variant: How the script was started.
-        reference: The run that nothing disturbed.
+        undisturbed: What a run ended with that nothing disturbed.
         run: The run that was killed.
         in_use: The share of the cores that other programs used, before these runs began.
     """
 
     variant: Variant
-    reference: Undisturbed
+    undisturbed: dict[str, Any]
     run: Disturbed
     in_use: float
 
     @property
     def goodput(self) -> float:
-        """The share of the undisturbed throughput that is left."""
-        updates: int = self.run.outcome["updates"]
-        return updates / self.run.seconds / self.reference.rate
+        """The share of the throughput that is left: of all updates a second, compared with those while it trains."""
+        return (self.run.updates - 1) / self.run.seconds / self.run.rate
 
     @property
     def is_identical(self) -> bool:
         """Whether it ended with the same bits."""
-        return self.run.outcome == self.reference.outcome
+        return self.run.outcome == self.undisturbed
 
     def cells(self) -> list[str]:
         """Its row in the table."""
         recoveries = self.run.recoveries
-        again = statistics.mean(one.lost for one in recoveries) / self.reference.rate
+        again = statistics.mean(one.lost for one in recoveries) / self.run.rate
         return [
             self.variant.name,
-            f"{self.reference.rate:,.0f}",
+            f"{self.run.rate:,.0f}",
             f"{self.run.kills}",
             f"{self.goodput:.3f}",
             *(f"{percentile([one.first for one in recoveries], p):.2f}" for p in (50, 99)),
@@ -89,7 +89,7 @@ class Measured:
 
 HEADER = (
     "script",
-    "updates a second, undisturbed",
+    "updates a second while it trains",
     "kills",
     "goodput",
     "to the first update, p50",
