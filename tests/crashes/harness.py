@@ -167,7 +167,7 @@ class Run:
         self._story.append(f"{strike} -> {ended.statuses} in {ended.training}, {ended.storing}")
         if ended.is_hit:
             self._lab.tally.hits.append((configuration, ended))
-        if not _is_explained(strike, ended):
+        if not _is_explained(strike, ended, self._newest_state()):
             raise AssertionError(f"{self.describe()}\n{ended}\n{ended.output}")
         self._check_states(newest, configuration.ranks)
         self.is_complete = ended.statuses == [0] * configuration.ranks
@@ -222,8 +222,14 @@ class Run:
         return "\n".join([str(self.folder), *self._story])
 
 
-def _is_explained(strike: Strike | None, ended: Ended) -> bool:
-    """Whether the exit statuses are those that the strike should lead to."""
+def _is_explained(strike: Strike | None, ended: Ended, newest: StateRecord | None) -> bool:
+    """Whether the exit statuses are those that the strike should lead to.
+
+    Args:
+        strike: What hit the run, if it came to that.
+        ended: How it ended.
+        newest: The newest state that it has left.
+    """
     statuses = set(ended.statuses)
     if ended.hangs or "is passed over" in ended.output:
         return False
@@ -235,4 +241,5 @@ def _is_explained(strike: Strike | None, ended: Ended) -> bool:
         return statuses <= {-9, 0}
     if strike.phase is None or Phase.END.name in (strike.phase, ended.training):
         return statuses <= SOON_KILLED  # the run may just begin, or be about to end, and not look for signals any more
-    return statuses == {PREEMPTED}
+    is_complete = newest is not None and newest.complete  # by the number of epochs, or because it stopped early
+    return statuses == ({0} if is_complete else {PREEMPTED})
