@@ -6,10 +6,9 @@ import datetime
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from tests.benchmarks.page import machine
-from tests.goodput.runs import ROOT, Disturbed, Recovery
+from tests.goodput.runs import ROOT, Disturbed, Recovery, Undisturbed
 
 __all__ = ["FIGURES", "VARIANTS", "Measured", "Variant", "as_page"]
 
@@ -47,33 +46,34 @@ class Measured:
 
     Attributes:
         variant: How the script was started.
-        undisturbed: What a run ended with that nothing disturbed.
+        reference: The run that nothing disturbed.
         run: The run that was killed.
         in_use: The share of the cores that other programs used, before these runs began.
     """
 
     variant: Variant
-    undisturbed: dict[str, Any]
+    reference: Undisturbed
     run: Disturbed
     in_use: float
 
     @property
     def goodput(self) -> float:
-        """The share of the throughput that is left: of all updates a second, compared with those while it trains."""
-        return (self.run.updates - 1) / self.run.seconds / self.run.rate
+        """The share of the undisturbed throughput that is left."""
+        updates: int = self.run.outcome["updates"]
+        return updates / self.run.seconds / self.reference.rate
 
     @property
     def is_identical(self) -> bool:
         """Whether it ended with the same bits."""
-        return self.run.outcome == self.undisturbed
+        return self.run.outcome == self.reference.outcome
 
     def cells(self) -> list[str]:
         """Its row in the table."""
         recoveries = self.run.recoveries
-        again = statistics.mean(one.lost for one in recoveries) / self.run.rate
+        again = statistics.mean(one.lost for one in recoveries) / self.reference.rate
         return [
             self.variant.name,
-            f"{self.run.rate:,.0f}",
+            f"{self.reference.rate:,.0f}",
             f"{self.run.kills}",
             f"{self.goodput:.3f}",
             *(f"{percentile([one.first for one in recoveries], p):.2f}" for p in (50, 99)),
@@ -89,7 +89,7 @@ class Measured:
 
 HEADER = (
     "script",
-    "updates a second while it trains",
+    "updates a second, undisturbed",
     "kills",
     "goodput",
     "to the first update, p50",

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,10 +18,23 @@ from tests.goodput.moments import PROCESS, read_moments
 from tests.goodput.progress import Progress, ProgressFile
 from tests.goodput.script import MOMENTS, OUTCOME, PROGRESS
 
-__all__ = ["Disturbed", "Recovery", "disturb", "rate_of", "train_undisturbed"]
+__all__ = ["Disturbed", "Recovery", "Undisturbed", "disturb", "rate_of", "train_undisturbed"]
 
 ROOT = Path(__file__).parents[2]
 _ENDLESS = 10**9
+
+
+@dataclass(frozen=True)
+class Undisturbed:
+    """A run that nothing disturbed.
+
+    Attributes:
+        rate: Its updates in a second, between the first and the last one.
+        outcome: What it ended with.
+    """
+
+    rate: float
+    outcome: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -41,25 +54,21 @@ class Recovery:
     parts: dict[str, float]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Disturbed:
     """A run that was killed again and again until it was complete.
 
     Attributes:
-        updates: How many it has made when it is complete.
-        seconds: From its first update to its last one.
-        rate: Updates in a second while it trains: what it makes where nothing disturbs it.
+        seconds: From its first start to its end.
         kills: How often it was killed.
         recoveries: How it came back; kills that came again before the first update are not among them.
         outcome: What it ended with.
     """
 
-    updates: int
-    seconds: float
-    rate: float
-    kills: int
-    recoveries: list[Recovery]
-    outcome: dict[str, Any]
+    seconds: float = 0.0
+    kills: int = 0
+    recoveries: list[Recovery] = field(default_factory=list[Recovery])
+    outcome: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
 def rate_of(folder: Path, arguments: list[str], seconds: float) -> float:
@@ -75,8 +84,8 @@ def rate_of(folder: Path, arguments: list[str], seconds: float) -> float:
     return _rate(_progress(folder))
 
 
-def train_undisturbed(folder: Path, arguments: list[str]) -> dict[str, Any]:
-    """Run the script from its beginning to its end, and return what it ended with.
+def train_undisturbed(folder: Path, arguments: list[str]) -> Undisturbed:
+    """Run the script from its beginning to its end.
 
     Args:
         folder: Where it writes.
@@ -84,7 +93,7 @@ def train_undisturbed(folder: Path, arguments: list[str]) -> dict[str, Any]:
     """
     with _started(folder, arguments) as process:
         _require_success(process, folder)
-    return _outcome(folder)
+    return Undisturbed(_rate(_progress(folder)), _outcome(folder))
 
 
 def disturb(folder: Path, arguments: list[str], seconds: float, starter: str | None = None) -> Disturbed:
@@ -96,28 +105,22 @@ def disturb(folder: Path, arguments: list[str], seconds: float, starter: str | N
         seconds: From one kill to the next.
         starter: A program that starts it, and starts it again; None has it started here.
     """
-    lives, kills, recoveries = list[Progress](), list[_Kill](), list[Recovery]()
+    run, begun, kills = Disturbed(), time.monotonic(), list[_Kill]()
     is_complete = False
     while not is_complete:
         with _started(folder, arguments, starter) as process:
             while not is_complete and process.poll() is None:
                 is_complete = _has_ended(process, seconds)
-                progress = _progress(folder)
-                if not lives or progress.first_time > lives[-1].last_time:
-                    lives.append(progress)
                 if kills:
-                    recoveries += _recovery(folder, kills[-1], progress)
+                    run.recoveries += _recovery(folder, kills[-1], _progress(folder))
                 if not is_complete:
                     kills.append(_kill(folder))
                     if starter is None:
                         process.wait()
             if is_complete:
                 _require_success(process, folder)
-    first, last = lives[0], lives[-1]
-    made = sum(one.last_update - one.first_update for one in lives)
-    trained = sum(one.last_time - one.first_time for one in lives)
-    updates, duration = last.last_update, last.last_time - first.first_time
-    return Disturbed(updates, duration, made / trained, len(kills), recoveries, _outcome(folder))
+    run.seconds, run.kills, run.outcome = time.monotonic() - begun, len(kills), _outcome(folder)
+    return run
 
 
 class _Kill(NamedTuple):
