@@ -93,7 +93,8 @@ class SignalWatch:
         if not isinstance(other, SignalWatch):
             self._before[one] = handler
         elif other._has_ended:  # it waits for the end of the process, which goes on instead
-            self._before[one] = other._before.pop(one)
+            # Unless the garbage collector has let it give the signal back since.
+            self._before[one] = other._before.pop(one) if one in other._before else signal.getsignal(one)
             self._has_come |= other._has_come
         else:  # of another callback
             other._listeners.extend(self._listeners)
