@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pa_core.distributed.collectives import gather_objects, num_processes, values_of_all
-from pa_core.distributed.stuck_processes import advice_for_parted
+from pa_core.distributed.stuck_processes import advice_for_parted, name_ranks
 from pa_core.errors import RanksDifferError
 
 __all__ = [
@@ -155,7 +155,7 @@ def _line(name: str, of_each: Sequence[str]) -> str:
     ranks: dict[str, list[int]] = {}
     for rank, text in enumerate(of_each):
         ranks.setdefault(text, []).append(rank)
-    return f"{name}: {', '.join(f'{text} on {_ranks(ranks[full])}' for full, text in _shortened(list(ranks)))}"
+    return f"{name}: {', '.join(f'{text} on {name_ranks(ranks[full])}' for full, text in _shortened(list(ranks)))}"
 
 
 def _shortened(texts: Sequence[str]) -> list[tuple[str, str]]:
@@ -167,16 +167,3 @@ def _shortened(texts: Sequence[str]) -> list[tuple[str, str]]:
     shown = [f"...{text[start:]}" if start else text for text in texts]
     cut = [f"{text[:_LONGEST_TEXT]}..." if len(text) > _LONGEST_TEXT else text for text in shown]
     return list(zip(texts, cut, strict=True))
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    """The ranks in words, those that follow each other as one range."""
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    ranges: list[tuple[int, int]] = []
-    for rank in ranks:
-        if ranges and ranges[-1][1] == rank - 1:
-            ranges[-1] = ranges[-1][0], rank
-        else:
-            ranges.append((rank, rank))
-    return "ranks " + ", ".join(f"{first}" if first == last else f"{first}-{last}" for first, last in ranges)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from pa_core.distributed.sign_of_life import Place, Sign
 from pa_core.errors import OtherProcessError
 
-__all__ = ["SECONDS_UNTIL_CERTAIN", "advice_for_parted", "describe_signs", "find_vain_wait"]
+__all__ = ["SECONDS_UNTIL_CERTAIN", "advice_for_parted", "describe_signs", "find_vain_wait", "name_ranks"]
 
 SECONDS_UNTIL_CERTAIN = 10.0
 """How long processes wait in places that exclude each other before nothing but a mistake can be the reason."""
@@ -55,7 +55,28 @@ def describe_signs(signs: Mapping[int, Sign], run: int, silent: Collection[int] 
     for rank, sign in sorted(signs.items()):
         silence = "has given no sign of life since it " if rank in silent else ""
         by_text.setdefault(silence + _describe(sign, run), []).append(rank)
-    return "; ".join(f"{_name(ranks)} {text}" for text, ranks in by_text.items())
+    return "; ".join(f"{name_ranks(ranks)} {text}" for text, ranks in by_text.items())
+
+
+def name_ranks(ranks: Sequence[int]) -> str:
+    """Return ranks in words, those that follow each other as one range.
+
+    Args:
+        ranks: In ascending order.
+
+    Example:
+        >>> name_ranks([1]), name_ranks([0, 2, 3, 4])
+        ('rank 1', 'ranks 0, 2-4')
+    """
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    ranges: list[tuple[int, int]] = []
+    for rank in ranks:
+        if ranges and ranges[-1][1] == rank - 1:
+            ranges[-1] = ranges[-1][0], rank
+        else:
+            ranges.append((rank, rank))
+    return "ranks " + ", ".join(f"{first}" if first == last else f"{first}-{last}" for first, last in ranges)
 
 
 def _where(sign: Sign) -> tuple[int, str, int, str]:
@@ -91,17 +112,6 @@ def _describe(sign: Sign, run: int) -> str:
 
 def _at(sign: Sign) -> str:
     return f", and was in {sign.doing}" if sign.doing else ""
-
-
-def _name(ranks: list[int]) -> str:
-    """Name ranks, which are in order: "rank 1", "ranks 0, 2-5"."""
-    spans: list[list[int]] = []
-    for rank in ranks:
-        if spans and rank == spans[-1][-1] + 1:
-            spans[-1] = [spans[-1][0], rank]
-        else:
-            spans.append([rank])
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join('-'.join(map(str, span)) for span in spans)}"
 
 
 def _left(signs: Mapping[int, Sign], own: Sign) -> OtherProcessError:
