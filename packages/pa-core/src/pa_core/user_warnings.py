@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import sys
 import warnings
+from types import FrameType
 
 __all__ = ["warn_user"]
 
 
 def warn_user(message: str) -> None:
-    """Issue a ``UserWarning`` at the innermost frame that is not one of ``pa_core``.
+    """Issue a ``UserWarning`` at the innermost frame that is neither of ``pa_core`` nor of the calling package.
 
     Args:
         message: What is wrong, and what to do.
     """
     level, frame = 2, sys._getframe(1)  # pyright: ignore[reportPrivateUsage]  # documented, and far cheaper than inspect
-    while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).partition(".")[0] == "pa_core":
+    ours = {"pa_core", _package(frame)}
+    while frame.f_back is not None and _package(frame) in ours:
         level, frame = level + 1, frame.f_back
     warnings.warn(message, UserWarning, stacklevel=level)
+
+
+def _package(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]

@@ -1,0 +1,87 @@
+"""Parts of the engine for training loops that other distributions bring: what does not need a ``Trainer`` or a ``Run``.
+
+Most people need ``Trainer`` or ``Run`` instead. A loop that is built of these parts has to call them in the right order
+itself; ``pa_trial`` shows how.
+"""
+
+from __future__ import annotations
+
+from pa_core._accelerate import ProcessState, process_state
+from pa_core.callbacks.signal_watch import SignalWatch
+from pa_core.data.fetching import BatchFetcher, SampleFetcher, WholeBatchFetcher, WorkerDataset, can_fetch_batch
+from pa_core.data.workers import WorkerStart, explaining_failed_start, sigterm_held_back
+from pa_core.device_reads import LateReader
+from pa_core.distributed.collectives import leave_processes_at_exit, runs_on_gloo, values_of_all
+from pa_core.distributed.comparison import Describe, require_alike
+from pa_core.distributed.fail_fast import ending_process_unless_all_fail
+from pa_core.distributed.gloo_forks import fork_between_collectives
+from pa_core.distributed.shared_errors import showing_errors_once, store_of_processes
+from pa_core.distributed.watch import DEFAULT_MAX_WAIT_SECONDS, Place, RunWatch
+from pa_core.module_tensors import buffers_of_module, parameters_of_module
+from pa_core.optimizer_parameters import parameters_of
+from pa_core.progress import Progress
+from pa_core.rng import (
+    capture_rng_state,
+    check_rng_state,
+    extend_key,
+    mix,
+    preserve_rng_state,
+    restore_rng_state,
+    seed_rng,
+)
+from pa_core.state_dicts import differences_of_weights, list_differences
+from pa_core.state_misfits import misfit_of_optimizer, misfit_of_scheduler
+from pa_core.storage.folder_lock import FolderLock
+from pa_core.storage.plain_values import ensure_plain
+from pa_core.storage.staging import discard, publish, staged
+from pa_core.storage.torch_file import find_damage
+from pa_core.user_warnings import warn_user
+
+__all__ = [
+    "DEFAULT_MAX_WAIT_SECONDS",
+    "BatchFetcher",
+    "Describe",
+    "FolderLock",
+    "LateReader",
+    "Place",
+    "ProcessState",
+    "Progress",
+    "RunWatch",
+    "SampleFetcher",
+    "SignalWatch",
+    "WholeBatchFetcher",
+    "WorkerDataset",
+    "WorkerStart",
+    "buffers_of_module",
+    "can_fetch_batch",
+    "capture_rng_state",
+    "check_rng_state",
+    "differences_of_weights",
+    "discard",
+    "ending_process_unless_all_fail",
+    "ensure_plain",
+    "explaining_failed_start",
+    "extend_key",
+    "find_damage",
+    "fork_between_collectives",
+    "leave_processes_at_exit",
+    "list_differences",
+    "misfit_of_optimizer",
+    "misfit_of_scheduler",
+    "mix",
+    "parameters_of",
+    "parameters_of_module",
+    "preserve_rng_state",
+    "process_state",
+    "publish",
+    "require_alike",
+    "restore_rng_state",
+    "runs_on_gloo",
+    "seed_rng",
+    "showing_errors_once",
+    "sigterm_held_back",
+    "staged",
+    "store_of_processes",
+    "values_of_all",
+    "warn_user",
+]

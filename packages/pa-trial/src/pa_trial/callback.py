@@ -1,0 +1,127 @@
+"""Callbacks of a trial."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pa_trial.types import Metrics
+
+__all__ = ["PyTorchCallback"]
+
+
+class PyTorchCallback:
+    """Listens to the course of a trial; override the methods that you need.
+
+    Each process has callbacks of its own, and calls all methods but ``on_checkpoint_write_end``,
+    ``on_checkpoint_end`` and ``on_checkpoint_save_start``, which the chief alone calls. State of a callback that is to
+    outlast the process is what ``state_dict`` returns on the chief.
+
+    Example:
+        >>> class PrintEpochs(PyTorchCallback):
+        ...     def on_training_epoch_start(self, epoch_idx: int) -> None:
+        ...         print("epoch", epoch_idx)
+        >>> PrintEpochs().on_training_epoch_start(0)
+        epoch 0
+    """
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint is to keep of the callback: tensors, numbers, strings and containers of them."""
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue from what ``state_dict`` returned.
+
+        Args:
+            state_dict: That.
+        """
+
+    def on_trial_startup(self, first_batch_idx: int, checkpoint_uuid: str | None) -> None:
+        """Called first, before data loaders are built.
+
+        Args:
+            first_batch_idx: The index of the first batch to be trained; not 0 where a checkpoint is resumed.
+            checkpoint_uuid: The checkpoint that is resumed; None without one.
+        """
+
+    def on_trial_shutdown(self) -> None:
+        """Called last, also after an exception, in the reverse order of the callbacks."""
+
+    def on_training_start(self) -> None:
+        """Called when everything is restored, before training begins."""
+
+    def on_training_epoch_start(self, epoch_idx: int) -> None:
+        """Called before the first batch of an epoch.
+
+        Args:
+            epoch_idx: The index of the epoch.
+        """
+
+    def on_training_epoch_end(self, epoch_idx: int) -> None:
+        """Called after the last batch of an epoch.
+
+        Args:
+            epoch_idx: The index of the epoch.
+        """
+
+    def on_training_workload_end(self, avg_metrics: Metrics, batch_metrics: list[Metrics]) -> None:
+        """Called when the training pauses to validate, save or report, and at its end.
+
+        Args:
+            avg_metrics: The means over the batches since the last pause, with "batches" and "epochs".
+            batch_metrics: The metrics of each of these batches.
+        """
+
+    def on_validation_start(self) -> None:
+        """Called before each validation."""
+
+    def on_validation_epoch_start(self) -> None:
+        """Called before the first batch of a validation by ``evaluate_batch``."""
+
+    def on_validation_epoch_end(self, outputs: list[Any]) -> None:
+        """Called after the last batch of a validation by ``evaluate_batch``.
+
+        Args:
+            outputs: What ``evaluate_batch`` returned, batch by batch.
+        """
+
+    def on_validation_end(self, metrics: Metrics) -> None:
+        """Called after each validation.
+
+        Args:
+            metrics: Its metrics.
+        """
+
+    def on_checkpoint_save_start(self, checkpoint: dict[str, Any]) -> None:
+        """Called on the chief before a checkpoint is written.
+
+        Args:
+            checkpoint: What will be written. What is added comes back in ``on_checkpoint_load_start``.
+        """
+
+    def on_checkpoint_load_start(self, checkpoint: dict[str, Any]) -> None:
+        """Called before anything is restored from a checkpoint.
+
+        Args:
+            checkpoint: What it holds.
+        """
+
+    def on_checkpoint_end(self, checkpoint_dir: str) -> None:
+        """Deprecated: override ``on_checkpoint_write_end``, which is called at the same time.
+
+        Args:
+            checkpoint_dir: The folder of the checkpoint.
+        """
+
+    def on_checkpoint_write_end(self, checkpoint_dir: str) -> None:
+        """Called on the chief after a checkpoint is written.
+
+        Args:
+            checkpoint_dir: The folder of the checkpoint.
+        """
+
+    def on_checkpoint_upload_end(self, uuid: str) -> None:
+        """Called on all processes after a checkpoint is complete.
+
+        Args:
+            uuid: Its name.
+        """

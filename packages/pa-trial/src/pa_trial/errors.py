@@ -1,0 +1,60 @@
+"""The errors of trials. Each tells what was given, what was expected and what to do."""
+
+from __future__ import annotations
+
+from pa_core import ArgumentTypeError, CheckpointError, ConfigurationError, ExplainedError, StateNotFoundError
+
+__all__ = [
+    "CheckFailedError",
+    "CheckpointNotFound",
+    "InternalException",
+    "InvalidCheckpointException",
+    "InvalidExperimentException",
+    "InvalidHP",
+    "MetricReducerError",
+    "UsageError",
+]
+
+
+class InvalidExperimentException(ConfigurationError):
+    """A trial, or what it asks of its context, cannot work; ``except Exception`` sees it, as any other error."""
+
+
+class InternalException(ExplainedError, RuntimeError):
+    """Something was asked for at a time when it is not there yet, such as the current batch before training."""
+
+
+class InvalidCheckpointException(CheckpointError):
+    """A checkpoint is damaged, or is that of another trial; nothing of it was loaded."""
+
+
+class CheckpointNotFound(StateNotFoundError):
+    """There is no checkpoint of that name."""
+
+
+class CheckFailedError(ExplainedError, ValueError):
+    """What has to be the same in all batches, such as the names of the metrics, is not."""
+
+
+class UsageError(ArgumentTypeError, AssertionError):
+    """An argument, or what a method of the user's returned, is of the wrong kind."""
+
+
+class MetricReducerError(UsageError, ValueError):
+    """A metric reducer returned something that has no meaning as a metric."""
+
+
+class InvalidHP(Exception):  # the documented name
+    """Raised by a trial to tell that its hyperparameters cannot work: the program ends in order, with status 0.
+
+    If it is raised in the course of training, a checkpoint is saved first unless the last one is current.
+
+    Example:
+        >>> def build_layer(size: int) -> None:
+        ...     if size > 1024:
+        ...         raise InvalidHP(f"a layer of {size} would not fit")
+        >>> build_layer(2048)
+        Traceback (most recent call last):
+        ...
+        pa_trial.errors.InvalidHP: a layer of 2048 would not fit
+    """

@@ -1,0 +1,85 @@
+"""How far the training of a trial has come: what its checkpoints continue from, and what its context tells."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pa_trial.errors import InternalException
+
+__all__ = ["TrialProgress"]
+
+
+@dataclass
+class TrialProgress:
+    """The counters of a trial; the training loop sets them, the context reads them, and checkpoints keep some of them.
+
+    Attributes:
+        batches_trained: Batches of this process that are complete, since the beginning of the training, also across
+            checkpoints.
+        initial_batch: ``batches_trained`` when this process began or resumed.
+        batch_idx: The index of the batch that is being trained, or was trained last; None before the first.
+        epoch_length: Batches in an epoch; None before the loaders are built, ``sys.maxsize`` for a loader without a
+            length.
+        last_checkpoint: ``batches_trained`` at the last checkpoint; a training that begins counts as saved at 0.
+        last_validation: ``batches_trained`` at the last validation; None before the first.
+        best_metric: The best value so far of the metric that is watched for the policy "best"; None without one.
+        seed: Keys the order of the samples and their random draws; None before training.
+    """
+
+    batches_trained: int = 0
+    initial_batch: int = 0
+    batch_idx: int | None = None
+    epoch_length: int | None = None
+    last_checkpoint: int = 0
+    last_validation: int | None = None
+    best_metric: float | None = None
+    seed: int | None = None
+
+    @property
+    def epochs_trained(self) -> int:
+        """Epochs that are complete."""
+        return 0 if self.epoch_length is None else self.batches_trained // self.epoch_length
+
+    def current_batch(self, asked: str) -> int:
+        """Return the index of the current batch, counted from 0 over the whole training.
+
+        Args:
+            asked: What asks for it, for the message.
+
+        Raises:
+            InternalException: Training has not begun.
+        """
+        if self.batch_idx is None:
+            raise InternalException(
+                "There is no current batch before training begins.",
+                given=asked,
+                expected="a call from train_batch, or from a callback that is called in the course of training",
+                do="Call it there.",
+            )
+        return self.batch_idx
+
+    def current_epoch(self, asked: str) -> int:
+        """Return the index of the epoch that the current batch is in; see ``current_batch``."""
+        return self.current_batch(asked) // self.length_of_epoch(asked)
+
+    def batch_in_epoch(self, asked: str) -> int:
+        """Return the index of the current batch in its epoch; see ``current_batch``."""
+        return self.current_batch(asked) % self.length_of_epoch(asked)
+
+    def length_of_epoch(self, asked: str) -> int:
+        """Return how many batches an epoch has.
+
+        Args:
+            asked: What asks for it, for the message.
+
+        Raises:
+            InternalException: The data loaders are not built yet.
+        """
+        if self.epoch_length is None:
+            raise InternalException(
+                "The length of an epoch is not known before the data loaders are built.",
+                given=asked,
+                expected="a call in the course of training",
+                do="Call it from train_batch, or from a callback that is called in the course of training.",
+            )
+        return self.epoch_length

@@ -1,0 +1,26 @@
+"""Types of what goes through a trial."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+from numpy.typing import NDArray
+from torch import Tensor
+from typing_extensions import TypeVar
+
+__all__ = ["BatchT", "Metrics", "TorchData", "TrainingMetrics"]
+
+TorchData: TypeAlias = dict[str, Tensor] | Sequence[Tensor] | Tensor
+"""What a batch mostly is."""
+
+Array: TypeAlias = NDArray[Any]
+
+BatchT = TypeVar("BatchT", default=Any)
+"""The batches of a trial: whatever its data loaders yield."""
+
+Metrics: TypeAlias = dict[str, Any]
+"""Metrics by name."""
+
+TrainingMetrics: TypeAlias = Tensor | Metrics
+"""What ``train_batch`` returns: metrics by name, or the loss alone."""

@@ -1,0 +1,46 @@
+"""Lengths and periods of training, in batches or in epochs."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+
+from typing_extensions import override
+
+__all__ = ["Batch", "Epoch", "TrainUnit"]
+
+
+class TrainUnit:
+    """A length or a period of training: use ``Batch`` or ``Epoch``.
+
+    Args:
+        value: An int n stands for every n-th step; less than 1 for every step. A container, such as a list or a range,
+            holds the steps themselves, counted from 1.
+
+    Attributes:
+        value: As passed.
+    """
+
+    def __init__(self, value: int | Container[int]) -> None:
+        self.value: int | Container[int] = value
+
+    @override
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.value!r})"
+
+
+class Batch(TrainUnit):
+    """So many batches of one process, or the batches after which something is due.
+
+    Example:
+        >>> Batch(100), Batch([5, 30, 45])
+        (Batch(100), Batch([5, 30, 45]))
+    """
+
+
+class Epoch(TrainUnit):
+    """So many epochs, or the epochs after which something is due.
+
+    Example:
+        >>> Epoch(1), Epoch(range(10, 100, 10))
+        (Epoch(1), Epoch(range(10, 100, 10)))
+    """

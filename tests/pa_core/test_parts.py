@@ -1,0 +1,33 @@
+"""The parts of the engine that loops of other distributions are built of."""
+
+from __future__ import annotations
+
+import warnings
+from types import ModuleType
+
+import pytest
+
+from pa_core import parts
+
+
+def a_package_that_warns() -> ModuleType:
+    """Another distribution, in which a function calls one that warns."""
+    module = ModuleType("another_distribution.room")
+    vars(module)["warn_user"] = parts.warn_user
+    exec("def inner():\n    warn_user('no effect')\n\ndef outer():\n    inner()\n", vars(module))
+    return module
+
+
+def test_a_warning_of_another_distribution_points_at_the_line_of_its_user() -> None:
+    """Whoever reads the warning finds the file that caused it, not one of the library."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        a_package_that_warns().outer()
+    assert [(str(one.message), one.filename) for one in caught] == [("no effect", __file__)]
+
+
+@pytest.mark.parametrize("name", parts.__all__)
+def test_each_part_is_documented(name: str) -> None:
+    """A part is for people who have not written it."""
+    part = getattr(parts, name)
+    assert not callable(part) or part.__doc__
