@@ -5,8 +5,6 @@ from __future__ import annotations
 import warnings
 from types import ModuleType
 
-import pytest
-
 from pa_core import parts
 
 
@@ -24,10 +22,3 @@ def test_a_warning_of_another_distribution_points_at_the_line_of_its_user() -> N
         warnings.simplefilter("always")
         a_package_that_warns().outer()
     assert [(str(one.message), one.filename) for one in caught] == [("no effect", __file__)]
-
-
-@pytest.mark.parametrize("name", parts.__all__)
-def test_each_part_is_documented(name: str) -> None:
-    """A part is for people who have not written it."""
-    part = getattr(parts, name)
-    assert not callable(part) or part.__doc__
