@@ -159,6 +159,7 @@ DISTRIBUTIONS = (
     Distribution(
         "pa-callbacks-extra", "pa_callbacks_extra", extras=("torchmetrics",), test_requirements=("tensorboard",)
     ),
+    Distribution("pa-trial", "pa_trial", extras=("tensorboard",)),
     Distribution("pa-compat", "pytorch_accelerated", extras=("examples",), test_requirements=("pandas",)),
 )
 ON_TORCH_ALONE = (

@@ -1,4 +1,4 @@
-"""What the five pyproject.toml files declare agrees: with each other, and with what the sources import."""
+"""What the six pyproject.toml files declare agrees: with each other, and with what the sources import."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ PROJECTS: dict[str, dict[str, Any]] = {
 }
 IMPORT_NAMES = {"pa-compat": "pytorch_accelerated", "scikit-learn": "sklearn"}
 """The distributions whose import name is not their own name with underscores."""
+NOBODY_REQUIRES = {"pa-compat", "pa-trial"}
+"""What only scripts import."""
 USED_THROUGH_ACCELERATE = {"safetensors"}
 """accelerate writes the files of `Trainer.save_model`; their format is our promise, so we require its library."""
 
@@ -44,9 +46,9 @@ def _imported(folder: Path) -> set[str]:
     return names - sys.stdlib_module_names
 
 
-def test_there_are_five_distributions() -> None:
+def test_there_are_six_distributions() -> None:
     """The checks below see all distributions."""
-    assert set(PROJECTS) == {"pa-callbacks-extra", "pa-compat", "pa-core", "pa-finetuning", "pa-schedulers"}
+    assert set(PROJECTS) == {"pa-callbacks-extra", "pa-compat", "pa-core", "pa-finetuning", "pa-schedulers", "pa-trial"}
 
 
 @pytest.mark.parametrize("name", PROJECTS)
@@ -69,7 +71,7 @@ def test_all_have_one_version_and_require_each_other_at_it() -> None:
     major, minor = (int(part) for part in version.split(".")[:2])
     siblings = f">={major}.{minor},<{major}.{minor + 1}"
     required = {line for project in PROJECTS.values() for line in _requirements(project) if line.startswith("pa-")}
-    assert required == {f"{name}{siblings}" for name in PROJECTS if name != "pa-compat"}
+    assert required == {f"{name}{siblings}" for name in PROJECTS if name not in NOBODY_REQUIRES}
 
 
 def test_a_requirement_has_one_floor_in_all_distributions() -> None:

@@ -18,7 +18,7 @@ ROOMS_RULE = "Rooms of pa_core: arrows point down"
 
 @dataclass(frozen=True)
 class Packages:
-    """A copy of the five packages, to be spoilt."""
+    """A copy of the packages, to be spoilt."""
 
     folder: Path
 
@@ -57,6 +57,7 @@ def test_the_packages_keep_all_rules(packages: Packages) -> None:
         (DISTRIBUTIONS_RULE, "pa_core/errors.py", "import pa_schedulers"),
         (DISTRIBUTIONS_RULE, "pa_schedulers/__init__.py", "import pa_callbacks_extra"),
         (DISTRIBUTIONS_RULE, "pa_callbacks_extra/__init__.py", "import pytorch_accelerated"),
+        (DISTRIBUTIONS_RULE, "pa_trial/__init__.py", "import pa_schedulers"),
         (ROOMS_RULE, "pa_core/callbacks/defaults.py", "from pa_core.trainer import Trainer"),
         (ROOMS_RULE, "pa_core/any_trainer.py", "import pa_core.callbacks"),
         (ROOMS_RULE, "pa_core/errors.py", "import pa_core.distributed"),

@@ -9,7 +9,7 @@ import pytest
 
 from tests.launching import Launch
 
-PACKAGES = ["pa_callbacks_extra", "pa_core", "pa_finetuning", "pa_schedulers", "pytorch_accelerated"]
+PACKAGES = ["pa_callbacks_extra", "pa_core", "pa_finetuning", "pa_schedulers", "pa_trial", "pytorch_accelerated"]
 
 IMPORT_ALL_MODULES = """
 import importlib, json, logging, os, pkgutil, random, sys, warnings

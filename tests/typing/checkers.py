@@ -23,6 +23,7 @@ PACKAGES = {
     "pa-schedulers": "pa_schedulers",
     "pa-finetuning": "pa_finetuning",
     "pa-callbacks-extra": "pa_callbacks_extra",
+    "pa-trial": "pa_trial",
     "pa-compat": "pytorch_accelerated",
 }
 PYTHON_VERSIONS = ("3.11", "3.12", "3.13")

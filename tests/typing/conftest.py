@@ -19,7 +19,7 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="session")
 def environment(tmp_path_factory: pytest.TempPathFactory, wheels: dict[str, Path]) -> TypedEnvironment:
-    """An environment in which all five distributions are installed."""
+    """An environment in which all distributions are installed."""
     return TypedEnvironment.make(tmp_path_factory.mktemp("typing") / "environment", wheels.values())
 
 

@@ -25,7 +25,7 @@ def needed(tmp_path_factory: pytest.TempPathFactory, wheels: dict[str, Path]) ->
 
 
 def test_it_declares_what_it_imports() -> None:
-    """The project needs three of the five distributions, and imports no other one."""
+    """The project needs three of the six distributions, and imports no other one."""
     project = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
     declared = {re.split(r"[\[>]", line)[0] for line in project["dependencies"]}
     imported: set[str] = set()
