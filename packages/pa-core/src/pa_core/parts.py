@@ -7,12 +7,21 @@ itself; ``pa_trial`` shows how.
 from __future__ import annotations
 
 from pa_core._accelerate import ProcessState, process_state
+from pa_core.alike import (
+    describe_arguments,
+    describe_callbacks,
+    describe_hyperparameters,
+    describe_models,
+    describe_optimizers,
+    describe_schedulers,
+    describe_value,
+)
 from pa_core.callbacks.signal_watch import SignalWatch
 from pa_core.data.fetching import BatchFetcher, SampleFetcher, WholeBatchFetcher, WorkerDataset, can_fetch_batch
 from pa_core.data.workers import WorkerStart, explaining_failed_start, sigterm_held_back
 from pa_core.device_reads import LateReader
 from pa_core.distributed.collectives import leave_processes_at_exit, runs_on_gloo, values_of_all
-from pa_core.distributed.comparison import Describe, require_alike
+from pa_core.distributed.comparison import Describe, agree_on_integer, require_alike
 from pa_core.distributed.fail_fast import ending_process_unless_all_fail
 from pa_core.distributed.gloo_forks import fork_between_collectives
 from pa_core.distributed.shared_errors import showing_errors_once, store_of_processes
@@ -52,10 +61,18 @@ __all__ = [
     "WholeBatchFetcher",
     "WorkerDataset",
     "WorkerStart",
+    "agree_on_integer",
     "buffers_of_module",
     "can_fetch_batch",
     "capture_rng_state",
     "check_rng_state",
+    "describe_arguments",
+    "describe_callbacks",
+    "describe_hyperparameters",
+    "describe_models",
+    "describe_optimizers",
+    "describe_schedulers",
+    "describe_value",
     "differences_of_weights",
     "discard",
     "ending_process_unless_all_fail",

@@ -9,17 +9,18 @@ from types import FrameType
 __all__ = ["warn_user"]
 
 
-def warn_user(message: str) -> None:
-    """Issue a ``UserWarning`` at the innermost frame that is neither of ``pa_core`` nor of the calling package.
+def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
+    """Issue a warning at the innermost frame that is neither of ``pa_core`` nor of the calling package.
 
     Args:
         message: What is wrong, and what to do.
+        category: ``DeprecationWarning`` for what will not be there for ever.
     """
     level, frame = 2, sys._getframe(1)  # pyright: ignore[reportPrivateUsage]  # documented, and far cheaper than inspect
     ours = {"pa_core", _package(frame)}
     while frame.f_back is not None and _package(frame) in ours:
         level, frame = level + 1, frame.f_back
-    warnings.warn(message, UserWarning, stacklevel=level)
+    warnings.warn(message, category, stacklevel=level)
 
 
 def _package(frame: FrameType) -> str:

@@ -1,0 +1,96 @@
+"""Calls the callbacks of a trial, in their order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any, Concatenate, ParamSpec, cast
+
+from pa_core.parts import warn_user
+from pa_trial.callback import PyTorchCallback
+from pa_trial.errors import UsageError
+
+__all__ = ["CallbackCalls", "check_callbacks"]
+
+_P = ParamSpec("_P")
+
+
+class CallbackCalls:
+    """The callbacks of a trial, in the order of their dictionary.
+
+    Args:
+        callbacks: What ``build_callbacks`` returned.
+
+    Example:
+        >>> class Greeting(PyTorchCallback):
+        ...     def on_training_start(self) -> None:
+        ...         print("hello")
+        >>> CallbackCalls({"greeting": Greeting()}).call(PyTorchCallback.on_training_start)
+        hello
+    """
+
+    def __init__(self, callbacks: Mapping[str, PyTorchCallback]) -> None:
+        self._callbacks = list(callbacks.values())
+        overriding = [one for one in self._callbacks if type(one).on_checkpoint_end is not _ON_CHECKPOINT_END]
+        if overriding:
+            warn_user(
+                f"{type(overriding[0]).__name__}.on_checkpoint_end is deprecated. Override on_checkpoint_write_end "
+                "instead, which is called at the same time.",
+                DeprecationWarning,
+            )
+
+    def call(self, method: Callable[Concatenate[Any, _P], None], *args: _P.args, **kwargs: _P.kwargs) -> None:
+        """Call a method of all callbacks.
+
+        Args:
+            method: The method, as ``PyTorchCallback`` has it.
+            *args: Its arguments.
+            **kwargs: Its arguments by name.
+        """
+        for callback in self._callbacks:
+            getattr(callback, method.__name__)(*args, **kwargs)
+
+    @contextmanager
+    def started(self, first_batch_idx: int, checkpoint_uuid: str | None) -> Generator[ExitStack]:
+        """Tell the callbacks that the trial begins, and in the end, in reverse order, those which were told so.
+
+        Args:
+            first_batch_idx: As for ``on_trial_startup``.
+            checkpoint_uuid: As for ``on_trial_startup``.
+        """
+        with ExitStack() as shutdown:
+            for callback in self._callbacks:
+                callback.on_trial_startup(first_batch_idx, checkpoint_uuid)
+                shutdown.callback(callback.on_trial_shutdown)
+            yield shutdown
+
+
+_ON_CHECKPOINT_END = PyTorchCallback.on_checkpoint_end
+
+
+def check_callbacks(returned: object) -> dict[str, PyTorchCallback]:
+    """Return what ``build_callbacks`` returned, if it is what it should be.
+
+    Args:
+        returned: That.
+
+    Raises:
+        UsageError: It is not a dictionary of callbacks.
+    """
+    if not isinstance(returned, Mapping):
+        given = f"build_callbacks() returned {type(returned).__name__}"
+        raise _no_callbacks(given)
+    callbacks = dict(cast("Mapping[object, object]", returned))
+    for name, callback in callbacks.items():
+        if not isinstance(name, str) or not isinstance(callback, PyTorchCallback):
+            raise _no_callbacks(f"build_callbacks() returned {{{name!r}: {callback!r}}}")
+    return cast("dict[str, PyTorchCallback]", callbacks)
+
+
+def _no_callbacks(given: str) -> UsageError:
+    return UsageError(
+        "These are not callbacks of a trial.",
+        given=given,
+        expected="a dictionary of PyTorchCallback instances, by the names under which their states are saved",
+        do='Return a dictionary such as {"name": MyCallback()}.',
+    )

@@ -1,0 +1,138 @@
+"""What a call of ``fit`` asks for, checked before anything is done."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from dataclasses import dataclass
+from enum import StrEnum
+from numbers import Integral
+from pathlib import Path
+from typing import Final, cast
+
+from pa_core import ArgumentTypeError, ConfigurationError
+from pa_trial.units import Batch, Epoch, TrainUnit
+
+__all__ = ["DEFAULT_REPORTING_PERIOD", "CheckpointPolicy", "FitOptions"]
+
+DEFAULT_REPORTING_PERIOD: Final = Batch(100)
+"""Often enough to see that a training goes well, and rare enough not to slow it down."""
+
+
+class CheckpointPolicy(StrEnum):
+    """Which validations are followed by a checkpoint."""
+
+    BEST = "best"
+    """Those which are better than all before."""
+    ALL = "all"
+    NONE = "none"
+
+
+@dataclass(frozen=True)
+class FitOptions:
+    """The arguments of ``Trainer.fit``, where they are described.
+
+    Raises:
+        ConfigurationError: A value cannot work.
+        ArgumentTypeError: An argument is of another kind.
+    """
+
+    checkpoint_period: TrainUnit | None
+    validation_period: TrainUnit | None
+    max_length: TrainUnit | None
+    reporting_period: TrainUnit
+    checkpoint_policy: str
+    latest_checkpoint: str | Path | None
+    step_zero_validation: bool
+    test_mode: bool
+    warm_start: str | Path | None
+    weigh_by_records: bool
+
+    def __post_init__(self) -> None:
+        _check_length(self.max_length, is_needed=not self.test_mode)
+        _check_period("checkpoint_period", self.checkpoint_period)
+        _check_period("validation_period", self.validation_period)
+        _check_period("reporting_period", self.reporting_period)
+        _check_policy(self.checkpoint_policy)
+        for name in ("step_zero_validation", "test_mode", "weigh_by_records"):
+            _check_bool(name, getattr(self, name))
+        _check_path("latest_checkpoint", self.latest_checkpoint)
+        _check_path("warm_start", self.warm_start)
+
+    @property
+    def policy(self) -> CheckpointPolicy:
+        """Which validations are followed by a checkpoint."""
+        return CheckpointPolicy(self.checkpoint_policy)
+
+
+def _check_length(length: object, *, is_needed: bool) -> None:
+    if length is None and not is_needed:
+        return
+    if length is None:
+        raise ConfigurationError(
+            "fit() was not told how long to train.",
+            given="max_length=None",
+            expected="a number of batches or epochs",
+            do="Pass max_length, such as max_length=Epoch(1) or max_length=Batch(1000).",
+        )
+    if not isinstance(length, (Batch, Epoch)) or not _is_integer(length.value):
+        raise ArgumentTypeError(
+            "max_length is not a length.",
+            given=f"max_length={length!r}",
+            expected="Batch or Epoch of an int",
+            do="Pass, for example, max_length=Epoch(1) or max_length=Batch(1000).",
+        )
+    if cast("int", length.value) < 0:
+        raise ConfigurationError(
+            "max_length is negative.",
+            given=f"max_length={length!r}",
+            expected="a number of batches or epochs from the beginning of the training, at least 0",
+            do="Pass, for example, max_length=Epoch(1) or max_length=Batch(1000).",
+        )
+
+
+def _check_period(name: str, period: object) -> None:
+    if period is None and name != "reporting_period":
+        return
+    if not isinstance(period, (Batch, Epoch)) or not (_is_integer(period.value) or _is_schedule(period.value)):
+        raise ArgumentTypeError(
+            f"{name} is not a period.",
+            given=f"{name}={period!r}",
+            expected="Batch or Epoch, of an int or of a container of ints",
+            do=f"Pass, for example, {name}=Batch(100) or {name}=Epoch([1, 5, 10]).",
+        )
+
+
+def _is_integer(value: object) -> bool:
+    """Whether a value counts something; those of NumPy do, and bools, which are ints by accident, do not."""
+    return isinstance(value, (int, Integral)) and not isinstance(value, bool)
+
+
+def _is_schedule(value: object) -> bool:
+    return isinstance(value, Container) and not isinstance(value, (str, bytes))
+
+
+def _check_policy(policy: object) -> None:
+    if policy not in list(CheckpointPolicy):
+        raise ConfigurationError(
+            "There is no such policy.",
+            given=f"checkpoint_policy={policy!r}",
+            expected='"best", "all" or "none"',
+            do="Pass one of them.",
+        )
+
+
+def _check_bool(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise ArgumentTypeError(
+            f"{name} is neither True nor False.", given=f"{name}={value!r}", expected="a bool", do="Pass a bool."
+        )
+
+
+def _check_path(name: str, value: object) -> None:
+    if value is not None and not isinstance(value, (str, Path)):
+        raise ArgumentTypeError(
+            f"{name} does not name a checkpoint.",
+            given=f"{name}={value!r}",
+            expected="the uuid of a checkpoint, the path of its folder, or None",
+            do="Pass what trainer or context told, such as context.get_latest_checkpoint().",
+        )
