@@ -7,6 +7,7 @@ from pa_core import ArgumentTypeError, CheckpointError, ConfigurationError, Expl
 __all__ = [
     "CheckFailedError",
     "CheckpointNotFound",
+    "EmptyLoaderError",
     "InternalException",
     "InvalidCheckpointException",
     "InvalidExperimentException",
@@ -34,6 +35,10 @@ class CheckpointNotFound(StateNotFoundError):
 
 class CheckFailedError(ExplainedError, ValueError):
     """What has to be the same in all batches, such as the names of the metrics, is not."""
+
+
+class EmptyLoaderError(ExplainedError, RuntimeError):
+    """A data loader has no batches where at least one is needed."""
 
 
 class UsageError(ArgumentTypeError, AssertionError):

@@ -1,0 +1,230 @@
+"""The reducers that a trial wraps: reset, fed by the user, and reduced over all processes at the end of a workload."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import chain, zip_longest
+from typing import Any, TypeVar, cast, overload
+
+from typing_extensions import override
+
+from pa_trial.errors import InvalidHP, MetricReducerError, UsageError
+from pa_trial.metric_values import hold, to_host, to_numpy
+from pa_trial.reducer import MetricReducer
+from pa_trial.types import Metrics
+
+__all__ = ["CallableReducer", "MetricReducers"]
+
+_ReducerT = TypeVar("_ReducerT", bound=MetricReducer)
+_MISSING = object()
+
+
+class CallableReducer(MetricReducer):
+    """Collects values, and hands those of all processes to a function when the workload ends.
+
+    The function gets a flat list in the order in which one process would have seen the values, provided that
+    ``update`` is called once a batch. Tensors in it are on the CPU.
+
+    Args:
+        function: Takes the list of all values; returns the metric, or metrics by name.
+
+    Example:
+        >>> largest = CallableReducer(max)
+        >>> largest.update(2)
+        >>> largest.update(3)
+        >>> largest.cross_slot_reduce([largest.per_slot_reduce(), [5, 1]])
+        5
+    """
+
+    def __init__(self, function: Callable[[list[Any]], Any]) -> None:
+        self.function = function
+        self._values: list[Any] = []
+
+    def update(self, value: Any) -> None:
+        """Add a value.
+
+        Args:
+            value: Anything that can be pickled.
+        """
+        self._values.append(hold(value))
+
+    @override
+    def reset(self) -> None:
+        self._values = []
+
+    @override
+    def per_slot_reduce(self) -> list[Any]:
+        return to_host(self._values)
+
+    @override
+    def cross_slot_reduce(self, per_slot_metrics: list[list[Any]]) -> Any:
+        interleaved = chain.from_iterable(zip_longest(*per_slot_metrics, fillvalue=_MISSING))
+        return self.function([value for value in interleaved if value is not _MISSING])
+
+
+@dataclass(frozen=True)
+class _Wrapped:
+    reducer: MetricReducer
+    name: str | None
+    for_training: bool
+    for_validation: bool
+
+    def is_for(self, *, training: bool) -> bool:
+        return self.for_training if training else self.for_validation
+
+    @property
+    def label(self) -> str:
+        """What messages call it."""
+        if self.name is not None:
+            return repr(self.name)
+        reducer = self.reducer
+        function = reducer.function if isinstance(reducer, CallableReducer) else type(reducer)
+        return str(getattr(function, "__name__", type(function).__name__))
+
+
+class MetricReducers:
+    """All reducers of a trial.
+
+    Example:
+        >>> reducers = MetricReducers()
+        >>> total = reducers.wrap(sum, name="total")
+        >>> reducers.reset()
+        >>> total.update(2)
+        >>> payload = reducers.per_slot(training=True)
+        >>> reducers.cross_slot([payload, [[3]]], training=True)
+        {'total': 5}
+    """
+
+    def __init__(self) -> None:
+        self._wrapped: list[_Wrapped] = []
+
+    @overload
+    def wrap(
+        self, reducer: _ReducerT, name: str | None = None, for_training: bool = True, for_validation: bool = True
+    ) -> _ReducerT: ...
+    @overload
+    def wrap(
+        self,
+        reducer: Callable[[list[Any]], Any],
+        name: str | None = None,
+        for_training: bool = True,
+        for_validation: bool = True,
+    ) -> CallableReducer: ...
+    def wrap(
+        self,
+        reducer: MetricReducer | Callable[[list[Any]], Any],
+        name: str | None = None,
+        for_training: bool = True,
+        for_validation: bool = True,
+    ) -> MetricReducer:
+        """Let a reducer take part; see ``PyTorchTrialContext.wrap_reducer``."""
+        wrapped = _as_reducer(reducer)
+        if name is not None and not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may be untyped
+            raise UsageError(
+                "The name of a reducer is not a string.",
+                given=f"name={name!r}",
+                expected="a string, or None for a reducer that returns a dictionary",
+                do="Pass the name of the metric.",
+            )
+        if any(wrapped is other.reducer for other in self._wrapped):
+            raise UsageError(
+                "A reducer was wrapped twice.",
+                given=f"{type(wrapped).__name__}, name={name!r}",
+                expected="a reducer of its own for each metric",
+                do="Create another instance for the second metric.",
+            )
+        self._wrapped.append(_Wrapped(wrapped, name, for_training, for_validation))
+        return wrapped
+
+    def reset(self) -> None:
+        """Reset all of them, also those that do not take part in the workload that begins."""
+        for wrapped in self._wrapped:
+            _call(wrapped, "reset", wrapped.reducer.reset)
+
+    def per_slot(self, *, training: bool) -> list[Any]:
+        """Return what this process contributes: a value of each reducer that takes part, with its tensors on the CPU.
+
+        Args:
+            training: For a training workload, not for a validation.
+
+        Raises:
+            MetricReducerError: A reducer raised an error, which is its cause.
+        """
+        taking_part = self._taking_part(training=training)
+        return to_host([_call(wrapped, "per_slot_reduce", wrapped.reducer.per_slot_reduce) for wrapped in taking_part])
+
+    def cross_slot(self, payloads: Sequence[list[Any]], *, training: bool) -> Metrics:
+        """Return the metrics of all reducers that take part.
+
+        Args:
+            payloads: What ``per_slot`` returned on each process, in the order of the ranks.
+            training: As for ``per_slot``.
+
+        Raises:
+            MetricReducerError: A reducer raised an error, which is its cause, or returned a dictionary although it has
+                a name, or none although it has no name.
+        """
+        metrics: Metrics = {}
+        for index, wrapped in enumerate(self._taking_part(training=training)):
+            values = [payload[index] for payload in payloads]
+            result = _call(wrapped, "cross_slot_reduce", wrapped.reducer.cross_slot_reduce, values)
+            metrics.update(_named(wrapped, result))
+        return to_numpy(metrics)
+
+    def _taking_part(self, *, training: bool) -> list[_Wrapped]:
+        return [wrapped for wrapped in self._wrapped if wrapped.is_for(training=training)]
+
+
+def _as_reducer(reducer: Any) -> MetricReducer:
+    if isinstance(reducer, MetricReducer):
+        return reducer
+    if isinstance(reducer, type) and issubclass(reducer, MetricReducer):
+        raise UsageError(
+            "wrap_reducer was given a class.",
+            given=reducer.__name__,
+            expected="an instance of it",
+            do=f"Add the parentheses that create it: wrap_reducer({reducer.__name__}()).",
+        )
+    if not callable(reducer):
+        raise UsageError(
+            "wrap_reducer was given something that cannot reduce.",
+            given=f"{type(reducer).__name__} {reducer!r}",
+            expected="a MetricReducer, or a function of the list of all values",
+            do="Derive a class from MetricReducer, or pass a function such as np.mean.",
+        )
+    return CallableReducer(reducer)
+
+
+def _call(wrapped: _Wrapped, method: str, function: Callable[..., Any], *args: Any) -> Any:
+    try:
+        return function(*args)
+    except InvalidHP:
+        raise
+    except Exception as error:
+        raise MetricReducerError(
+            f"The metric reducer {wrapped.label} failed in {method}: {error}",
+            given=f"{type(error).__name__}: {error}",
+            expected="a metric",
+            do="Look at the error above, which is the cause.",
+        ) from error
+
+
+def _named(wrapped: _Wrapped, result: Any) -> Metrics:
+    if wrapped.name is not None:
+        if not isinstance(result, dict):
+            return {wrapped.name: result}
+        raise MetricReducerError(
+            f"The metric reducer {wrapped.label} was wrapped with name set but it returned a dict anyway.",
+            given=f"the names {list(cast('Metrics', result))}",
+            expected="a single value",
+            do="Return the value itself, or call wrap_reducer without a name.",
+        )
+    if isinstance(result, dict):
+        return cast("Metrics", result)
+    raise MetricReducerError(
+        f"The metric reducer {wrapped.label} was wrapped with name=None but it did not return a dict.",
+        given=f"{type(result).__name__} {result!r}",
+        expected="a dictionary of metrics by name",
+        do="Pass the name of the metric to wrap_reducer, or return a dictionary.",
+    )

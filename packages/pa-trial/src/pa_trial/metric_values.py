@@ -1,0 +1,155 @@
+"""Metrics from the device to the host: kept without waiting in a step, read together when a workload ends."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pa_trial.types import Metrics
+
+__all__ = ["hold", "number_of", "numbers_of", "to_host", "to_numpy"]
+
+Array: TypeAlias = NDArray[Any]
+
+_MAX_ELEMENTS_ON_DEVICE = 1024
+_NUMERIC_KINDS = "biuf"
+
+
+def hold(value: Any) -> Any:
+    """Return a value with copies of the tensors in it, which no later step changes, without waiting for the device.
+
+    Small tensors stay on their device. Large ones are on their way to the host: call ``to_host`` before reading them.
+
+    Args:
+        value: A metric, or lists, tuples and dictionaries of them.
+    """
+    if isinstance(value, Tensor):
+        if value.numel() > _MAX_ELEMENTS_ON_DEVICE:
+            return value.detach().to("cpu", non_blocking=value.is_cuda, copy=True)
+        return value.detach().clone()
+    return _rebuilt(value, hold) if isinstance(value, (dict, list, tuple, np.ndarray)) else value
+
+
+def to_host(values: Sequence[Any]) -> list[Any]:
+    """Return values that were held, with their tensors on the CPU: one transfer for each type, not one for each tensor.
+
+    Args:
+        values: What ``hold`` returned.
+    """
+    tensors: dict[int, Tensor] = {}
+    for tensor in _tensors_in(values):
+        tensors[id(tensor)] = tensor
+    _wait_for_large_ones(tensors.values())
+    on_host = _moved([tensor for tensor in tensors.values() if tensor.device.type != "cpu"])
+
+    def move(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return on_host.get(id(value), value.detach())
+        return _rebuilt(value, move) if isinstance(value, (dict, list, tuple)) else value
+
+    return [move(value) for value in values]
+
+
+def to_numpy(metrics: Metrics) -> Metrics:
+    """Return metrics with NumPy arrays in place of tensors that are on the CPU; a scalar becomes an array of shape ().
+
+    Args:
+        metrics: By name.
+    """
+    return {name: _as_array(value) for name, value in metrics.items()}
+
+
+def numbers_of(value: Any) -> Array | None:
+    """Return a metric as an array of numbers; None for what is not a number or an array of them, such as a string.
+
+    Args:
+        value: The metric, on the host.
+    """
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError):  # a ragged list
+        return None
+    return array if array.dtype.kind in _NUMERIC_KINDS else None
+
+
+def number_of(value: Any) -> float | None:
+    """Return a metric that is a single number, of Python or NumPy or in an array; None for anything else.
+
+    Args:
+        value: The metric, on the host.
+    """
+    numbers = numbers_of(value)
+    return None if numbers is None or numbers.size != 1 else float(numbers.item())
+
+
+def _rebuilt(value: Any, function: Callable[[Any], Any]) -> Any:
+    kind = type(value)
+    if issubclass(kind, np.ndarray):
+        return value.copy()
+    if issubclass(kind, dict):
+        return {key: function(item) for key, item in value.items()}
+    items = [function(item) for item in value]
+    if hasattr(kind, "_fields"):  # a named tuple
+        return kind(*items)
+    return tuple(items) if issubclass(kind, tuple) else items
+
+
+def _tensors_in(values: Iterable[Any]) -> Iterable[Tensor]:
+    for value in values:
+        kind = type(value)
+        if issubclass(kind, Tensor):
+            yield value
+        elif issubclass(kind, dict):
+            yield from _tensors_in(value.values())
+        elif issubclass(kind, (list, tuple)):
+            yield from _tensors_in(value)
+
+
+def _wait_for_large_ones(tensors: Iterable[Tensor]) -> None:
+    if any(tensor.numel() > _MAX_ELEMENTS_ON_DEVICE and tensor.is_pinned() for tensor in tensors):
+        torch.cuda.synchronize()
+
+
+def _moved(tensors: Sequence[Tensor]) -> dict[int, Tensor]:
+    groups: defaultdict[tuple[torch.device, torch.dtype], list[Tensor]] = defaultdict(list)
+    for tensor in tensors:
+        groups[tensor.device, tensor.dtype].append(tensor)
+    moved: dict[int, Tensor] = {}
+    for group in groups.values():
+        flat = torch.cat([tensor.detach().reshape(-1) for tensor in group]).cpu()
+        ends = accumulate(tensor.numel() for tensor in group)
+        for tensor, end in zip(group, ends, strict=True):
+            moved[id(tensor)] = flat[end - tensor.numel() : end].reshape(tensor.shape)
+    return moved
+
+
+def _as_array(value: Any) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    known = value.dtype.is_complex or value.dtype in _DTYPES_OF_NUMPY
+    return (value.detach() if known else value.detach().float()).numpy()
+
+
+_DTYPES_OF_NUMPY = frozenset(
+    {
+        torch.bool,
+        torch.uint8,
+        torch.uint16,
+        torch.uint32,
+        torch.uint64,
+        torch.int8,
+        torch.int16,
+        torch.int32,
+        torch.int64,
+        torch.float16,
+        torch.float32,
+        torch.float64,
+    }
+)

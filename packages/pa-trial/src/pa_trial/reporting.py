@@ -1,0 +1,114 @@
+"""Reports of a trial: lines of the logger, and curves for TensorBoard. The chief alone reports."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from pa_core import ArgumentTypeError
+from pa_trial.json_values import to_json
+from pa_trial.metric_values import number_of
+from pa_trial.progress import TrialProgress
+from pa_trial.tensorboard import TensorBoard
+from pa_trial.types import Metrics
+
+__all__ = ["Reporter"]
+
+_LOGGER = logging.getLogger("pa_trial")
+
+
+class Reporter:
+    """Reports the metrics of workloads and validations.
+
+    Each report is a line of the logger "pa_trial", at the level INFO. Curves go to TensorBoard where it has a path, or
+    the trial asked for the writer.
+
+    Args:
+        tensorboard: Where curves go.
+        is_chief: Whether this process is the chief; the others report nothing.
+        enable_tensorboard_logging: Pass False to leave TensorBoard to the trial.
+    """
+
+    def __init__(self, tensorboard: TensorBoard, *, is_chief: bool, enable_tensorboard_logging: bool = True) -> None:
+        self._tensorboard = tensorboard
+        self._is_chief = is_chief
+        self._draws_curves = is_chief and enable_tensorboard_logging
+
+    def training(
+        self,
+        avg_metrics: Metrics,
+        batch_metrics: Sequence[Metrics],
+        progress: TrialProgress,
+        *,
+        num_records: int = 0,
+        seconds: float = 0.0,
+    ) -> None:
+        """Report a training workload.
+
+        Args:
+            avg_metrics: Its averages.
+            batch_metrics: The metrics of each batch.
+            progress: How far the training has come, after the workload.
+            num_records: How many records all processes trained on; 0 if that is not known.
+            seconds: How long it took.
+        """
+        if not self._is_chief:
+            return
+        speed = f", {num_records / seconds:.1f} records per second" if num_records and seconds > 0 else ""
+        _LOGGER.info("training, %d batches: %s%s", progress.batches_trained, _readable(avg_metrics), speed)
+        if not self._writes_curves():
+            return
+        first = progress.batches_trained - len(batch_metrics)
+        names: set[str] = set()
+        for index, metrics in enumerate(batch_metrics, start=first):
+            names.update(metrics)
+            self._add_points(metrics, index)
+        others = {name: value for name, value in avg_metrics.items() if name not in names}
+        self._add_points(others, progress.batches_trained)
+        self._tensorboard.flush()
+
+    def validation(self, metrics: Metrics, progress: TrialProgress) -> None:
+        """Report a validation.
+
+        Args:
+            metrics: Its metrics.
+            progress: How far the training has come.
+        """
+        if not self._is_chief:
+            return
+        _LOGGER.info("validation, %d batches: %s", progress.batches_trained, _readable(metrics))
+        if self._writes_curves():
+            named = {name if name.startswith("val") else f"val_{name}": value for name, value in metrics.items()}
+            self._add_points(named, progress.batches_trained)
+            self._tensorboard.flush()
+
+    def progress(self, fraction: float) -> None:
+        """Report how much of the training is done.
+
+        Args:
+            fraction: From 0 to 1.
+        """
+        if self._is_chief:
+            _LOGGER.info("progress: %.1f %%", 100 * fraction)
+
+    def _writes_curves(self) -> bool:
+        return self._draws_curves and (self._tensorboard.path is not None or self._tensorboard.has_writer)
+
+    def _add_points(self, metrics: Metrics, step: int) -> None:
+        writer: Any = self._tensorboard.writer
+        for name, value in metrics.items():
+            number = number_of(value)
+            if number is not None:
+                writer.add_scalar(f"Determined/{name}", number, step)
+
+
+def _readable(metrics: Metrics) -> dict[str, Any]:
+    return {name: _plain(value, name) for name, value in metrics.items()}
+
+
+def _plain(value: Any, name: str) -> Any:
+    try:
+        return to_json(value, name)
+    except ArgumentTypeError:
+        return value

@@ -1,0 +1,74 @@
+"""Where a trial writes for TensorBoard."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pa_core import UnsupportedConfigurationError
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard.writer import SummaryWriter
+
+__all__ = ["TensorBoard"]
+
+
+class TensorBoard:
+    """Makes the writer of a trial when it is first asked for.
+
+    Args:
+        path: The folder of the event files; None for the default of torch, ``runs/<time>_<host>`` below the working
+            directory. Processes other than the chief write to a folder ``rank_<n>`` below it, so that their curves do
+            not mix.
+        rank: Of this process.
+    """
+
+    def __init__(self, path: Path | None, rank: int = 0) -> None:
+        self.path = path
+        self._rank = rank
+        self._writer: SummaryWriter | None = None
+        self._purge_from: int | None = None
+
+    @property
+    def has_writer(self) -> bool:
+        """Whether the writer was asked for before."""
+        return self._writer is not None
+
+    @property
+    def writer(self) -> SummaryWriter:
+        """The writer.
+
+        Raises:
+            UnsupportedConfigurationError: TensorBoard is not installed.
+        """
+        if self._writer is None:
+            require_tensorboard()
+            from torch.utils.tensorboard.writer import SummaryWriter
+
+            folder = self.path if self.path is None or self._rank == 0 else self.path / f"rank_{self._rank}"
+            comment = "" if self._rank == 0 else f"_rank_{self._rank}"
+            self._writer = SummaryWriter(folder, comment=comment, purge_step=self._purge_from)
+        return self._writer
+
+    def flush(self) -> None:
+        """Write to disk what was added, if there is a writer."""
+        if self._writer is not None:
+            self._writer.flush()
+
+    def close(self) -> None:
+        """Write what was added and close the writer; the next one that is asked for writes another file."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+
+def require_tensorboard() -> None:
+    """Refuse to go on where TensorBoard is not installed."""
+    if find_spec("tensorboard") is None:
+        raise UnsupportedConfigurationError(
+            "TensorBoard is not installed.",
+            given="a tensorboard_path, or a call of get_tensorboard_writer",
+            expected="the package tensorboard",
+            do="Install it: pip install 'pa-trial[tensorboard]'.",
+        )

@@ -1,0 +1,192 @@
+"""The metrics of a training workload: kept batch by batch, averaged over batches and processes at its end."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias, cast
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pa_core import ArgumentTypeError
+from pa_trial.errors import CheckFailedError
+from pa_trial.metric_values import hold, numbers_of, to_host, to_numpy
+from pa_trial.progress import TrialProgress
+from pa_trial.types import Metrics, TrainingMetrics
+
+__all__ = ["WorkloadMetrics", "WorkloadPayload", "add_counts"]
+
+Array: TypeAlias = NDArray[Any]
+Column: TypeAlias = "Array | list[Any]"
+"""A metric batch by batch: an array whose first dimension is the batch, where all values have one type and shape."""
+
+
+@dataclass(frozen=True)
+class WorkloadPayload:
+    """What one process contributes to the metrics of a workload: values on the host.
+
+    Attributes:
+        num_batches: How many batches it trained.
+        num_records: How many records were in them.
+        columns: The metrics by name.
+        mismatch: Which batch has metrics of other names, in words; None if all have the same.
+    """
+
+    num_batches: int
+    num_records: int
+    columns: dict[str, Column]
+    mismatch: str | None = None
+
+
+class WorkloadMetrics:
+    """What ``train_batch`` returned in a workload; tensors stay on the device until the workload ends.
+
+    Example:
+        >>> metrics = WorkloadMetrics()
+        >>> metrics.add({"loss": 4.0})
+        >>> metrics.add({"loss": 2.0})
+        >>> metrics.reduce([metrics.payload()])
+        ({'loss': 3.0}, [{'loss': 4.0}, {'loss': 2.0}])
+    """
+
+    def __init__(self) -> None:
+        self._batches: list[Metrics] = []
+        self._num_records = 0
+
+    def reset(self) -> None:
+        """Begin another workload."""
+        self._batches = []
+        self._num_records = 0
+
+    def add(self, returned: TrainingMetrics, num_records: int = 0) -> None:
+        """Keep the metrics of one batch.
+
+        Args:
+            returned: What ``train_batch`` returned.
+            num_records: How many records the batch has.
+
+        Raises:
+            ArgumentTypeError: It returned neither a dictionary nor a tensor.
+        """
+        metrics = returned if isinstance(returned, dict) else _as_dict(returned)
+        self._batches.append({name: hold(value) for name, value in metrics.items()})
+        self._num_records += num_records
+
+    def payload(self) -> WorkloadPayload:
+        """Return what this process contributes, for ``reduce``. Reading tensors waits for the device."""
+        if not self._batches:
+            return WorkloadPayload(0, self._num_records, {})
+        names = self._batches[0].keys()
+        for index, batch in enumerate(self._batches):
+            if batch.keys() != names:
+                mismatch = f"{sorted(names)} in the first batch, {sorted(batch)} in batch {index} of the workload"
+                return WorkloadPayload(len(self._batches), self._num_records, {}, mismatch)
+        batches = [to_numpy(batch) for batch in to_host(self._batches)]
+        columns = {name: _column([batch[name] for batch in batches]) for name in names}
+        return WorkloadPayload(len(batches), self._num_records, columns)
+
+    def reduce(self, payloads: Sequence[WorkloadPayload]) -> tuple[Metrics, list[Metrics]]:
+        """Return the means over the workload, and the metrics batch by batch, each the mean over the processes.
+
+        Args:
+            payloads: Of all processes, in the order of the ranks.
+
+        Raises:
+            CheckFailedError: The batches have metrics of different names.
+        """
+        _require_same_names(payloads)
+        first = payloads[0]
+        columns = {name: _mean_of_processes([payload.columns[name] for payload in payloads]) for name in first.columns}
+        averages: Metrics = {name: _average(column) for name, column in columns.items()}
+        batches = [{name: _at(column, index) for name, column in columns.items()} for index in range(first.num_batches)]
+        return averages, batches
+
+
+def add_counts(metrics: Metrics, progress: TrialProgress) -> None:
+    """Add "batches" and "epochs" that were trained so far, unless the user has metrics of these names.
+
+    Args:
+        metrics: Is changed.
+        progress: How far the training has come.
+    """
+    metrics.setdefault("batches", progress.batches_trained)
+    metrics.setdefault("epochs", progress.epochs_trained)
+
+
+def _as_dict(returned: object) -> Metrics:
+    if isinstance(returned, Tensor):
+        return {"loss": returned}
+    if isinstance(returned, Mapping):
+        return dict(cast("Mapping[str, Any]", returned))
+    raise ArgumentTypeError(
+        "train_batch returned no metrics.",
+        given=f"{type(returned).__name__}",
+        expected="a dictionary of metrics by name, or one tensor: the loss",
+        do='Return {"loss": loss} at the end of train_batch.',
+    )
+
+
+def _column(values: list[Any]) -> Column:
+    arrays: list[Array] = [value for value in values if isinstance(value, np.ndarray)]
+    if len(arrays) < len(values) or len({(array.dtype, array.shape) for array in arrays}) > 1:
+        return values
+    return np.stack(arrays)
+
+
+def _at(column: Column, index: int) -> Any:
+    return column[index, ...] if isinstance(column, np.ndarray) else column[index]
+
+
+def _require_same_names(payloads: Sequence[WorkloadPayload]) -> None:
+    for rank, payload in enumerate(payloads):
+        given = payload.mismatch
+        if given is None and payload.columns.keys() != payloads[0].columns.keys():
+            given = f"{sorted(payloads[0].columns)} on rank 0, {sorted(payload.columns)} on rank {rank}"
+        if given is not None:
+            raise CheckFailedError(
+                "train_batch did not return metrics of the same names in all batches.",
+                given=given,
+                expected="the same names in all batches between two reports",
+                do="Return each metric in every batch; None where a batch has no value for it.",
+            )
+
+
+def _mean_of_processes(columns: list[Column]) -> Column:
+    if len(columns) == 1:
+        return columns[0]
+    arrays = [column for column in columns if isinstance(column, np.ndarray) and numbers_of(column) is not None]
+    if len(arrays) == len(columns) and len({array.shape for array in arrays}) == 1:
+        return cast("Array", np.mean(np.stack(arrays), axis=0, dtype=np.float64))
+    return [_mean_of_values([_at(column, index) for column in columns]) for index in range(len(columns[0]))]
+
+
+def _mean_of_values(values: list[Any]) -> Any:
+    """Return the mean of a metric of one batch over the processes."""
+    there = [value for value in values if value is not None]
+    numbers = [numbers_of(value) for value in there]
+    if not there or any(array is None for array in numbers):
+        return values[0]
+    arrays = [array for array in numbers if array is not None]
+    if any(array.shape != arrays[0].shape for array in arrays):
+        arrays = [np.asarray(_mean_of_elements([array])) for array in arrays]
+    mean = np.mean(np.stack(arrays), axis=0, dtype=np.float64)
+    return mean if isinstance(there[0], (np.ndarray, list, tuple)) else float(mean)
+
+
+def _average(column: Column) -> float | None:
+    if isinstance(column, np.ndarray):
+        numbers = numbers_of(column)
+        return None if numbers is None else _mean_of_elements([numbers])
+    arrays = [numbers_of(value) for value in column if value is not None]
+    known = [array for array in arrays if array is not None]
+    return _mean_of_elements(known) if len(known) == len(arrays) else None
+
+
+def _mean_of_elements(arrays: Sequence[Array]) -> float:
+    num_elements = sum(array.size for array in arrays)
+    if num_elements == 0:
+        return math.nan
+    return float(sum(float(np.sum(array, dtype=np.float64)) for array in arrays) / num_elements)

@@ -1,0 +1,232 @@
+"""The metrics of a validation: kept batch by batch, reduced over batches and processes at its end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pa_core import ArgumentTypeError
+from pa_trial.errors import CheckFailedError, EmptyLoaderError, InvalidExperimentException
+from pa_trial.json_values import to_json
+from pa_trial.metric_values import hold, numbers_of, to_host, to_numpy
+from pa_trial.reducer import Reducer
+from pa_trial.types import Metrics
+
+__all__ = ["ValidationMetrics", "ValidationPayload", "metrics_of_full_dataset"]
+
+Array: TypeAlias = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class _Partial:
+    """A metric of this process: what is added up, or compared, and how much it weighs in a mean."""
+
+    value: Any
+    weight: float
+
+
+@dataclass(frozen=True)
+class ValidationPayload:
+    """What one process contributes to the metrics of a validation.
+
+    Attributes:
+        num_batches: How many batches it had.
+        num_records: How many records were in them.
+        partials: Its share of each metric.
+    """
+
+    num_batches: int
+    num_records: int
+    partials: dict[str, _Partial]
+
+
+class ValidationMetrics:
+    """What ``evaluate_batch`` returned in a validation; tensors stay on the device until it ends.
+
+    Args:
+        reducer: What ``evaluation_reducer`` returned.
+        weigh_by_records: Let each batch count by its number of records in ``Reducer.AVG``, so that a metric means the
+            same on any number of processes. By default each batch counts alike.
+
+    Raises:
+        InvalidExperimentException: ``reducer`` is neither a ``Reducer`` nor a dictionary of them.
+
+    Example:
+        >>> metrics = ValidationMetrics(Reducer.AVG)
+        >>> metrics.add({"loss": 4.0}, num_records=8)
+        >>> metrics.add({"loss": 2.0}, num_records=1)
+        >>> metrics.reduce([metrics.payload()])
+        {'loss': np.float64(3.0)}
+    """
+
+    def __init__(self, reducer: Reducer | Mapping[str, Reducer], *, weigh_by_records: bool = False) -> None:
+        _check_reducer(reducer)
+        self._reducer = reducer
+        self._weigh_by_records = weigh_by_records
+        self._held: list[Metrics] = []
+        self._on_host: list[Metrics] = []
+        self._num_records: list[int] = []
+
+    def add(self, returned: Metrics, num_records: int = 1) -> None:
+        """Keep the metrics of one batch.
+
+        Args:
+            returned: What ``evaluate_batch`` returned.
+            num_records: How many records the batch has.
+
+        Raises:
+            ArgumentTypeError: It did not return a dictionary.
+            CheckFailedError: It returned metrics of other names than for the batches before.
+        """
+        metrics = _as_dict(returned, "evaluate_batch")
+        first = self._held[0] if self._held else metrics
+        if metrics.keys() != first.keys():
+            raise CheckFailedError(
+                "evaluate_batch did not return metrics of the same names for all batches.",
+                given=f"{sorted(first)} for the first batch, {sorted(metrics)} for batch {len(self._held)}",
+                expected="the same names for all batches",
+                do="Return each metric for every batch.",
+            )
+        self._held.append({name: hold(value) for name, value in metrics.items()})
+        self._num_records.append(num_records)
+
+    def outputs(self) -> list[Metrics]:
+        """Return the metrics of each batch of this process, tensors as NumPy arrays. Waits for the device."""
+        return [to_numpy(batch) for batch in to_host(self._held)]
+
+    def payload(self) -> ValidationPayload:
+        """Return what this process contributes, for ``reduce``. Waits for the device.
+
+        Raises:
+            ArgumentTypeError: A metric is not made of numbers.
+        """
+        outputs = self.outputs()
+        names = outputs[0] if outputs else {}
+        partials = {name: self._partial(name, [batch[name] for batch in outputs]) for name in names}
+        return ValidationPayload(len(outputs), sum(self._num_records), partials)
+
+    def reduce(self, payloads: Sequence[ValidationPayload]) -> Metrics:
+        """Return the metrics of the validation: NumPy scalars.
+
+        Args:
+            payloads: Of all processes, in the order of the ranks.
+
+        Raises:
+            EmptyLoaderError: No process had a batch.
+            CheckFailedError: The processes have metrics of different names.
+            InvalidExperimentException: ``evaluation_reducer`` names other metrics than ``evaluate_batch``.
+        """
+        shares = {rank: payload.partials for rank, payload in enumerate(payloads) if payload.num_batches}
+        if not shares:
+            raise EmptyLoaderError(
+                "There is nothing to validate on.",
+                given="a validation loader without batches",
+                expected="at least one batch",
+                do="Look at the data set of build_validation_data_loader, and at its drop_last.",
+            )
+        names = self._agreed_names(shares)
+        return {name: _combined(self._reducer_of(name), [share[name] for share in shares.values()]) for name in names}
+
+    def _partial(self, name: str, values: list[Any]) -> _Partial:
+        arrays = [_numbers(name, value) for value in values]
+        reducer = self._reducer_of(name)
+        if reducer is not Reducer.AVG:
+            return _Partial(_REDUCTIONS[reducer]([_REDUCTIONS[reducer](array) for array in arrays]), 1)
+        if not self._weigh_by_records:
+            return _Partial(sum(float(np.sum(a, dtype=np.float64)) for a in arrays), sum(a.size for a in arrays))
+        means = [float(np.mean(array, dtype=np.float64)) for array in arrays]
+        weighted = sum(mean * records for mean, records in zip(means, self._num_records, strict=True))
+        return _Partial(weighted, sum(self._num_records))
+
+    def _reducer_of(self, name: str) -> Reducer:
+        return self._reducer if isinstance(self._reducer, Reducer) else self._reducer.get(name, Reducer.AVG)
+
+    def _agreed_names(self, shares: Mapping[int, Mapping[str, _Partial]]) -> list[str]:
+        first_rank, first = next(iter(shares.items()))
+        for rank, share in shares.items():
+            if share.keys() != first.keys():
+                raise CheckFailedError(
+                    "evaluate_batch did not return metrics of the same names on all processes.",
+                    given=f"{sorted(first)} on rank {first_rank}, {sorted(share)} on rank {rank}",
+                    expected="the same names on all processes",
+                    do="Return each metric on every process.",
+                )
+        if not isinstance(self._reducer, Reducer) and self._reducer.keys() != first.keys():
+            raise InvalidExperimentException(
+                "evaluation_reducer does not name the metrics that evaluate_batch returns.",
+                given=f"reducers for {sorted(self._reducer)}, metrics {sorted(first)}",
+                expected="exactly one reducer for each metric",
+                do="Give each metric its Reducer, or return a single Reducer for all of them.",
+            )
+        return list(first)
+
+
+def metrics_of_full_dataset(returned: Metrics) -> Metrics:
+    """Return the metrics of a validation by ``evaluate_full_dataset``, with NumPy arrays in place of tensors.
+
+    Args:
+        returned: What ``evaluate_full_dataset`` returned, on the chief.
+
+    Raises:
+        ArgumentTypeError: It is not a dictionary, or a metric cannot be written as JSON.
+    """
+    metrics = to_numpy(to_host([hold(_as_dict(returned, "evaluate_full_dataset"))])[0])
+    for name, value in metrics.items():
+        to_json(value, name)
+    return metrics
+
+
+def _as_dict(returned: object, method: str) -> Metrics:
+    if isinstance(returned, Mapping):
+        return dict(cast("Mapping[str, Any]", returned))
+    raise ArgumentTypeError(
+        f"{method} returned no metrics.",
+        given=type(returned).__name__,
+        expected="a dictionary of metrics by name",
+        do=f"Return the metrics of {method} as a dictionary, such as {{'loss': loss}}.",
+    )
+
+
+def _check_reducer(reducer: object) -> None:
+    reducers = list(cast("Mapping[str, object]", reducer).values()) if isinstance(reducer, Mapping) else [reducer]
+    for one in reducers:
+        if not isinstance(one, Reducer):
+            raise InvalidExperimentException(
+                "evaluation_reducer returned something else than a Reducer.",
+                given=repr(one),
+                expected="a Reducer, or a dictionary with a Reducer for each metric",
+                do="Return Reducer.AVG, SUM, MAX or MIN; for other reductions use context.wrap_reducer.",
+            )
+
+
+def _numbers(name: str, value: Any) -> Array:
+    numbers = numbers_of(value)
+    if numbers is None or numbers.size == 0:
+        to_json(value, name)
+        raise ArgumentTypeError(
+            f"The validation metric {name!r} is not a number.",
+            given=f"{type(value).__name__} {value!r}",
+            expected="a number, or an array of numbers",
+            do="Leave it out of what evaluate_batch returns, or hand it to a reducer of context.wrap_reducer.",
+        )
+    return numbers
+
+
+def _sum(values: Any) -> Any:
+    array = np.asarray(values)
+    return np.sum(array, dtype=np.float64 if array.dtype.kind == "f" else None)
+
+
+_REDUCTIONS: dict[Reducer, Callable[[Any], Any]] = {Reducer.SUM: _sum, Reducer.MAX: np.max, Reducer.MIN: np.min}
+
+
+def _combined(reducer: Reducer, partials: Sequence[_Partial]) -> Any:
+    if reducer is not Reducer.AVG:
+        return _REDUCTIONS[reducer]([partial.value for partial in partials])
+    weight = sum(partial.weight for partial in partials)
+    total = sum(partial.value for partial in partials)
+    return np.float64(total / weight) if weight else np.float64(np.nan)

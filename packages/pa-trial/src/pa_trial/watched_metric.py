@@ -1,0 +1,118 @@
+"""The metric that tells whether a validation is better than all before, for the checkpoint policy "best"."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from pa_core import ArgumentTypeError
+from pa_core.parts import warn_user
+from pa_trial.errors import InvalidExperimentException
+from pa_trial.metric_values import number_of
+from pa_trial.progress import TrialProgress
+from pa_trial.types import Metrics
+
+__all__ = ["WatchedMetric", "choose_watched_metric"]
+
+
+class WatchedMetric:
+    """Compares a metric of each validation with the best one so far, which ``progress`` keeps across checkpoints.
+
+    NaN is never better, not even than no value at all.
+
+    Args:
+        name: The name of the metric.
+        progress: Keeps the best value.
+        smaller_is_better: Whether the smallest value is the best one, as for a loss; else the largest.
+
+    Example:
+        >>> watched = WatchedMetric("accuracy", TrialProgress(), smaller_is_better=False)
+        >>> watched.record({"accuracy": 0.5})
+        True
+        >>> watched.record({"accuracy": 0.4})
+        False
+        >>> watched.best
+        0.5
+    """
+
+    def __init__(self, name: str, progress: TrialProgress, *, smaller_is_better: bool = True) -> None:
+        self.name = name
+        self.smaller_is_better = smaller_is_better
+        self._progress = progress
+
+    @property
+    def best(self) -> float | None:
+        """The best value so far; None before the first validation."""
+        return self._progress.best_metric
+
+    def is_better(self, metrics: Metrics) -> bool:
+        """Return whether a validation is better than all before.
+
+        Args:
+            metrics: Of the validation.
+
+        Raises:
+            InvalidExperimentException: The metric is not among them.
+            ArgumentTypeError: It is not a single number.
+        """
+        value = self._value(metrics)
+        if math.isnan(value):
+            return False
+        if self.best is None:
+            return True
+        return value < self.best if self.smaller_is_better else value > self.best
+
+    def record(self, metrics: Metrics) -> bool:
+        """Return whether a validation is better than all before, and keep its value if it is; see ``is_better``."""
+        is_better = self.is_better(metrics)
+        if is_better:
+            self._progress.best_metric = self._value(metrics)
+        return is_better
+
+    def _value(self, metrics: Metrics) -> float:
+        if self.name not in metrics:
+            raise InvalidExperimentException(
+                f"The validation has no metric {self.name!r}, which is to find the best checkpoint.",
+                given=f"the metrics {sorted(metrics)}",
+                expected=f"{self.name!r} among them",
+                do="Pass the name of a validation metric as metric= to init, or pass another checkpoint_policy to fit.",
+            )
+        value = metrics[self.name]
+        number = number_of(value)
+        if number is None:
+            raise ArgumentTypeError(
+                f"The validation metric {self.name!r}, which is to find the best checkpoint, is not a single number.",
+                given=f"{type(value).__name__} {value!r}",
+                expected="a number",
+                do="Return one number under this name, or pass the name of another metric as metric= to init.",
+            )
+        return number
+
+
+def choose_watched_metric(
+    policy: str, progress: TrialProgress, *, metric: str | None, smaller_is_better: bool, searcher: Mapping[str, Any]
+) -> WatchedMetric | None:
+    """Return what tells which checkpoints to save with the policy "best"; None for other policies.
+
+    Warns where no metric is named: every validation is then followed by a checkpoint, as with the policy "all".
+
+    Args:
+        policy: The ``checkpoint_policy`` of ``fit``.
+        progress: Keeps the best value.
+        metric: As passed to ``init``; None to read ``searcher``.
+        smaller_is_better: As passed to ``init``; counts where ``metric`` does.
+        searcher: The entry "searcher" of the experiment configuration; may be empty.
+    """
+    if policy != "best":
+        return None
+    if metric is not None:
+        return WatchedMetric(metric, progress, smaller_is_better=smaller_is_better)
+    named = searcher.get("metric")
+    if named is not None:
+        return WatchedMetric(str(named), progress, smaller_is_better=bool(searcher.get("smaller_is_better", True)))
+    warn_user(
+        "checkpoint_policy='best' has no metric to compare; falling back to checkpoint_policy='all'. Pass metric= and"
+        " smaller_is_better= to init, or checkpoint_policy='all' to fit."
+    )
+    return None
