@@ -42,7 +42,7 @@ def to_json(value: Any, name: str) -> JsonValue:
         return [to_json(item, f"{name}[{index}]") for index, item in enumerate(untyped)]
     raise ArgumentTypeError(
         f"The metric {name!r} cannot be written as JSON.",
-        given=f"{type(value).__name__} {value!r}",
+        given=f"{type(untyped).__name__} {untyped!r}",
         expected="numbers, strings, None, tensors, NumPy arrays, and lists and dictionaries (with string keys) of them",
         do="Return a number or a list in its place.",
     )

@@ -179,7 +179,7 @@ class MetricReducers:
 def _as_reducer(reducer: Any) -> MetricReducer:
     if isinstance(reducer, MetricReducer):
         return reducer
-    if isinstance(reducer, type) and issubclass(reducer, MetricReducer):
+    if MetricReducer in getattr(reducer, "__mro__", ()):
         raise UsageError(
             "wrap_reducer was given a class.",
             given=reducer.__name__,
