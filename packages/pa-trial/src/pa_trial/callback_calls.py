@@ -30,8 +30,8 @@ class CallbackCalls:
     """
 
     def __init__(self, callbacks: Mapping[str, PyTorchCallback]) -> None:
-        self._callbacks = list(callbacks.values())
-        overriding = [one for one in self._callbacks if type(one).on_checkpoint_end is not _ON_CHECKPOINT_END]
+        self._callbacks = dict(callbacks)
+        overriding = [one for one in callbacks.values() if type(one).on_checkpoint_end is not _ON_CHECKPOINT_END]
         if overriding:
             warn_user(
                 f"{type(overriding[0]).__name__}.on_checkpoint_end is deprecated. Override on_checkpoint_write_end "
@@ -47,8 +47,12 @@ class CallbackCalls:
             *args: Its arguments.
             **kwargs: Its arguments by name.
         """
-        for callback in self._callbacks:
+        for callback in self._callbacks.values():
             getattr(callback, method.__name__)(*args, **kwargs)
+
+    def describe(self) -> dict[str, str]:
+        """Return the classes of the callbacks, by name, for a comparison of the processes."""
+        return {f"callback {name}": type(one).__qualname__ for name, one in self._callbacks.items()}
 
     @contextmanager
     def started(self, first_batch_idx: int, checkpoint_uuid: str | None) -> Generator[ExitStack]:
@@ -59,7 +63,7 @@ class CallbackCalls:
             checkpoint_uuid: As for ``on_trial_startup``.
         """
         with ExitStack() as shutdown:
-            for callback in self._callbacks:
+            for callback in self._callbacks.values():
                 callback.on_trial_startup(first_batch_idx, checkpoint_uuid)
                 shutdown.callback(callback.on_trial_shutdown)
             yield shutdown

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 from pa_trial.errors import InternalException
 
@@ -23,6 +23,7 @@ class TrialProgress:
         last_checkpoint: ``batches_trained`` at the last checkpoint; a training that begins counts as saved at 0.
         last_validation: ``batches_trained`` at the last validation; None before the first.
         best_metric: The best value so far of the metric that is watched for the policy "best"; None without one.
+        best_batch: ``batches_trained`` at the validation that gave it; None without one.
         seed: Keys the order of the samples and their random draws; None before training.
     """
 
@@ -33,7 +34,32 @@ class TrialProgress:
     last_checkpoint: int = 0
     last_validation: int | None = None
     best_metric: float | None = None
+    best_batch: int | None = None
     seed: int | None = None
+
+    def begin(self, seed: int) -> None:
+        """Set all counters to those of a training that begins.
+
+        Args:
+            seed: Keys the order of the samples and their random draws.
+        """
+        self._take_over(TrialProgress(seed=seed))
+
+    def resume(self, saved: TrialProgress) -> None:
+        """Continue from the counters of a checkpoint.
+
+        Args:
+            saved: They; the length of an epoch is found again, and a seed that is missing stays as it is.
+        """
+        seed = self.seed if saved.seed is None else saved.seed
+        batches = saved.batches_trained
+        self._take_over(
+            replace(saved, initial_batch=batches, last_checkpoint=batches, batch_idx=None, epoch_length=None, seed=seed)
+        )
+
+    def _take_over(self, other: TrialProgress) -> None:
+        for one in fields(self):
+            setattr(self, one.name, getattr(other, one.name))
 
     @property
     def epochs_trained(self) -> int:

@@ -87,6 +87,10 @@ class SignalWatch:
         # Python stops calling handlers before it has ended, and lets signals end the process from then on.
         atexit.register(self._ignore)
 
+    def settle(self) -> None:
+        """Say that a signal which came was acted on, though the script goes on: it gets its signals back at the end."""
+        self._has_come = False
+
     def _watch(self, one: signal.Signals) -> None:
         handler = signal.getsignal(one)
         other = getattr(handler, "__self__", None)
