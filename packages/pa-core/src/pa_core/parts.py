@@ -17,7 +17,17 @@ from pa_core.alike import (
     describe_value,
 )
 from pa_core.callbacks.signal_watch import SignalWatch
-from pa_core.data.fetching import BatchFetcher, SampleFetcher, WholeBatchFetcher, WorkerDataset, can_fetch_batch
+from pa_core.data.custom_loader import set_epoch
+from pa_core.data.device import can_pin_memory, pin_memory, prefetched
+from pa_core.data.fetching import (
+    BatchFetcher,
+    SampleFetcher,
+    WholeBatchFetcher,
+    WorkerDataset,
+    can_fetch_batch,
+    is_in_memory,
+)
+from pa_core.data.order import index_list
 from pa_core.data.workers import WorkerStart, explaining_failed_start, sigterm_held_back
 from pa_core.device_reads import LateReader
 from pa_core.distributed.collectives import leave_processes_at_exit, runs_on_gloo, values_of_all
@@ -64,6 +74,7 @@ __all__ = [
     "agree_on_integer",
     "buffers_of_module",
     "can_fetch_batch",
+    "can_pin_memory",
     "capture_rng_state",
     "check_rng_state",
     "describe_arguments",
@@ -81,6 +92,8 @@ __all__ = [
     "extend_key",
     "find_damage",
     "fork_between_collectives",
+    "index_list",
+    "is_in_memory",
     "leave_processes_at_exit",
     "list_differences",
     "misfit_of_optimizer",
@@ -88,6 +101,8 @@ __all__ = [
     "mix",
     "parameters_of",
     "parameters_of_module",
+    "pin_memory",
+    "prefetched",
     "preserve_rng_state",
     "process_state",
     "publish",
@@ -95,6 +110,7 @@ __all__ = [
     "restore_rng_state",
     "runs_on_gloo",
     "seed_rng",
+    "set_epoch",
     "showing_errors_once",
     "sigterm_held_back",
     "staged",

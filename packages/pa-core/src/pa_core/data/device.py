@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor
 
-__all__ = ["move_to_device", "pin_memory", "prefetched"]
+__all__ = ["can_pin_memory", "move_to_device", "pin_memory", "prefetched"]
 
 _BatchT = TypeVar("_BatchT")
 
@@ -51,6 +51,12 @@ def move_to_device(batch: _BatchT, device: torch.device | str | int, non_blockin
             return leaf.to(target)
 
     return cast("_BatchT", _map_leaves(batch, move, "to"))
+
+
+def can_pin_memory() -> bool:
+    """Tell whether there is an accelerator that torch pins memory for."""
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    return accelerator is not None and accelerator.type != "mps"
 
 
 def pin_memory(batch: _BatchT) -> _BatchT:

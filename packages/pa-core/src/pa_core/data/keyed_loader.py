@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, default_collate  # pyright: ignore[reportUnknownVariableType]  # torch leaves it open
 from typing_extensions import override
 
-from pa_core.data.device import move_to_device, pin_memory, prefetched
+from pa_core.data.device import can_pin_memory, move_to_device, pin_memory, prefetched
 from pa_core.data.epoch_plan import EpochBatches, EpochPlan, WorkerRequests
 from pa_core.data.fetching import BatchFetcher, SampleFetcher, WholeBatchFetcher, WorkerDataset
 from pa_core.data.loader_checks import (
@@ -170,7 +170,7 @@ class KeyedDataLoader(DataLoader[_SampleT_co]):
             if self.whole_batches
             else SampleFetcher(dataset, collate_fn or _collate, keyed_augmentation)
         )
-        self._pins = pin_memory and _can_pin()
+        self._pins = pin_memory and can_pin_memory()
         self._worker_loader: DataLoader[Any] | None = None
         self._iterations = 0
 
@@ -342,12 +342,6 @@ def _split_epoch(
         expected='"train" or "eval"',
         do="Pass one of the two.",
     )
-
-
-def _can_pin() -> bool:
-    """Tell whether there is an accelerator that torch pins memory for."""
-    accelerator = torch.accelerator.current_accelerator(check_available=True)
-    return accelerator is not None and accelerator.type != "mps"
 
 
 def _collate(samples: list[Any]) -> Any:

@@ -1,0 +1,208 @@
+"""Which samples each batch of the endless sequence of epochs holds: the batches of a process begin anywhere in it.
+
+A batch has a number in that sequence, counted over all epochs and all processes. What it holds, and what is drawn while
+its samples are loaded, depends on the seed and on that number alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Iterator, Sequence, Sized
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Protocol, TypeAlias, cast
+
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+
+from pa_core import EmptyDatasetError
+from pa_core.data import epoch_order
+from pa_core.parts import capture_rng_state, extend_key, mix, preserve_rng_state, restore_rng_state, seed_rng, set_epoch
+
+__all__ = ["BatchOrder", "BatchRequest", "EpochOrders", "SamplerOrder", "find_order"]
+
+BatchRequest: TypeAlias = tuple[int, Any]
+"""What a batch is made from: the key of its random draws, and the indices of its samples."""
+
+_DRAWS_OF_SAMPLERS = -1  # extends the key of an epoch where no sample index does
+_CPU = torch.device("cpu")
+_BATCHES_AHEAD = 64
+_MOST_BATCHES_AT_ONCE = 1024
+_WITHOUT_STATE: tuple[type, ...] = (
+    list,
+    tuple,
+    range,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+
+
+class BatchOrder(Protocol):
+    """An endless sequence of batches."""
+
+    def requests(self, first: int, stride: int, *, repeat: bool) -> Iterator[BatchRequest]:
+        """Yield every ``stride``-th batch from number ``first`` on: without end, or to the end of the first epoch."""
+        ...
+
+
+@dataclass(frozen=True)
+class EpochOrders:
+    """The order of a loader that brings no sampler: each epoch visits each sample once.
+
+    The key of a batch is that of its epoch, to be extended by the index of a sample.
+
+    Attributes:
+        num_samples: The number of samples.
+        batch_size: The number of samples of a full batch.
+        drop_last: Whether the samples that do not fill a batch are left out.
+        shuffle: Whether each epoch has a random order of its own.
+        order_seed: Decides these orders, with the number of the epoch.
+        seed: Keys the random draws.
+    """
+
+    num_samples: int
+    batch_size: int
+    drop_last: bool
+    shuffle: bool
+    order_seed: int
+    seed: int
+
+    def __len__(self) -> int:
+        """Return the number of batches of an epoch."""
+        return (self.num_samples + (0 if self.drop_last else self.batch_size - 1)) // self.batch_size
+
+    def requests(self, first: int, stride: int, *, repeat: bool) -> Iterator[BatchRequest]:
+        """Yield every ``stride``-th batch from number ``first`` on; getting there takes no time."""
+        size, length = self.batch_size, len(self)
+        epoch, place = divmod(first, length) if length else (0, 0)
+        while length and (repeat or epoch == 0):
+            order = epoch_order(self.num_samples, seed=self.order_seed, epoch=epoch, shuffle=self.shuffle)
+            key = mix(self.seed, epoch)
+            for number in range(place, length, stride):
+                start = number * size
+                yield key, order.indices(start, min(start + size, self.num_samples))
+            # The first batch of a later epoch that is this process's own; with many processes epochs may have none.
+            epochs, place = divmod(place + -(-(length - place) // stride) * stride, length)
+            epoch += epochs
+
+
+@dataclass(frozen=True)
+class SamplerOrder:
+    """The order of a loader that brings a sampler or a batch sampler, whose draws are keyed by the epoch.
+
+    It is iterated anew for each epoch, and told the number of the epoch if it has a ``set_epoch``. Earlier epochs are
+    gone through, without loading anything, unless all parts are torch's own and keep nothing between epochs.
+
+    The key of a batch is its own, to be extended by the place of a sample: a sampler may choose a sample repeatedly.
+
+    Attributes:
+        batch_sampler: Yields the indices of the samples of each batch.
+        seed: Keys the draws of the sampler, and of the samples.
+    """
+
+    batch_sampler: Iterable[Sequence[Any]]
+    seed: int
+
+    def requests(self, first: int, stride: int, *, repeat: bool) -> Iterator[BatchRequest]:
+        """Yield every ``stride``-th batch from number ``first`` on.
+
+        Raises:
+            EmptyDatasetError: The batches are repeated, and there are none.
+        """
+        without_state = _is_without_state(self.batch_sampler)
+        ahead = _BATCHES_AHEAD if without_state else 1
+        length = len(cast("Sized", self.batch_sampler)) if without_state else 0
+        epoch = first // length if repeat and length else 0
+        wanted, number = first, epoch * length
+        while True:
+            begin = number
+            iteration = _Iteration(self.batch_sampler, epoch, mix(self.seed, epoch))
+            while taken := iteration.take(min(wanted - number + ahead, _MOST_BATCHES_AT_ONCE)):
+                end = number + len(taken)
+                while wanted < end:
+                    yield mix(self.seed, wanted), taken[wanted - number]
+                    wanted += stride
+                number = end
+            if not repeat:
+                return
+            if number == begin:
+                raise _no_batch(self.batch_sampler, epoch)
+            epoch += 1
+
+
+class _Iteration:
+    """One iteration over a batch sampler, which draws from RNGs that are its own until the iteration ends."""
+
+    def __init__(self, batch_sampler: Iterable[Sequence[Any]], epoch: int, key: int) -> None:
+        self._state: dict[str, Any] | None = None
+        self._key = extend_key(key, _DRAWS_OF_SAMPLERS)
+        set_epoch(batch_sampler, epoch)
+        with self._own_draws():
+            self._batches = iter(batch_sampler)
+
+    def take(self, number: int) -> list[Sequence[Any]]:
+        """Return the next batches: so many, or what is left."""
+        with self._own_draws():
+            return list(islice(self._batches, number))
+
+    @contextmanager
+    def _own_draws(self) -> Generator[None]:
+        with preserve_rng_state():
+            if self._state is None:
+                seed_rng(self._key)
+            else:
+                restore_rng_state(self._state, _CPU)
+            yield
+            self._state = capture_rng_state(_CPU)
+
+
+def find_order(loader: DataLoader[Any], *, order_seed: int, seed: int) -> EpochOrders | SamplerOrder:
+    """Return the order of the batches of a loader of torch, as keyed by a seed.
+
+    Args:
+        loader: A loader with a batch sampler.
+        order_seed: Decides the random order of a loader that brings no sampler.
+        seed: Keys the draws of samples, and those of a sampler.
+    """
+    batches = cast("Any", loader).batch_sampler
+    samples: Any = getattr(batches, "sampler", None)
+    if type(batches) is not BatchSampler or not _visits_each_once(samples, cast("Sized", loader.dataset)):
+        return SamplerOrder(batches, seed)
+    shuffle = type(samples) is RandomSampler
+    return EpochOrders(len(samples), batches.batch_size, batches.drop_last, shuffle, order_seed, seed)
+
+
+def _visits_each_once(sampler: object, dataset: Sized) -> bool:
+    """Whether this is the sampler that torch makes for a loader without one."""
+    if type(sampler) is SequentialSampler:
+        return len(sampler) == len(dataset)
+    if type(sampler) is not RandomSampler:
+        return False
+    return not sampler.replacement and sampler.num_samples == len(sampler.data_source) == len(dataset)
+
+
+def _is_without_state(part: object) -> bool:
+    """Whether what is iterated keeps nothing from one iteration to the next, and has as many items as it says."""
+    if type(part) is BatchSampler:
+        return _is_without_state(part.sampler)
+    return type(part) in _WITHOUT_STATE and getattr(part, "generator", None) is None
+
+
+def _no_batch(batch_sampler: object, epoch: int) -> EmptyDatasetError:
+    return EmptyDatasetError(
+        "The training data loader has no batch.",
+        given=f"a {type(batch_sampler).__name__} that yields nothing in epoch {epoch}",
+        expected="at least one batch in each epoch",
+        do="Look at how the sampler was made; an iterator, which can be gone through once, is a common cause.",
+    )

@@ -1,0 +1,210 @@
+"""The data loader of trials: what is loaded and how; from where on, and which share of it, is decided in training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from multiprocessing.context import BaseContext
+from typing import Any, Generic, cast
+
+import torch
+from torch.utils.data import BatchSampler, Dataset, IterableDataset, Sampler
+from torch.utils.data import DataLoader as TorchDataLoader
+from typing_extensions import TypeVar
+
+from pa_core import ConfigurationError
+from pa_trial.batch_loading import BatchShare, KeyedBatches
+from pa_trial.batch_order import find_order
+from pa_trial.samplers import DistributedBatchSampler, RepeatBatchSampler, SkipBatchSampler
+
+__all__ = ["DataLoader"]
+
+_SampleT = TypeVar("_SampleT", default=Any)
+
+
+class DataLoader(Generic[_SampleT]):
+    """What a trial's ``build_training_data_loader`` and ``build_validation_data_loader`` return.
+
+    It takes the arguments of torch's ``DataLoader`` and has its defaults and checks, but makes the loader of torch when
+    it is known with which batch training begins and which share of the batches is this process's.
+
+    In training, the random order of an epoch depends on the seed of the run and on the number of the epoch alone, and
+    what is drawn while a sample is loaded on the sample too. So all processes agree on the order, and a resumed
+    training sees what it would have seen. What comes before is not loaded.
+
+    Args:
+        dataset: A dataset with a length, whose samples are found by index.
+        batch_size: The number of samples of a batch of one process.
+        shuffle: Whether each epoch has a random order of its own.
+        sampler: Decides the order instead; it is iterated anew for each epoch.
+        batch_sampler: Decides the batches instead; excludes ``batch_size``, ``shuffle``, ``sampler`` and
+            ``drop_last``.
+        num_workers: The number of processes that load ahead; 0 loads in this process.
+        collate_fn: Makes a batch of a list of samples; by default torch's own collation.
+        pin_memory: Copies batches into pinned memory, where there is an accelerator.
+        drop_last: Leaves out the samples that do not fill a batch.
+        timeout: The number of seconds to wait for a worker; 0 waits forever.
+        worker_init_fn: Is called in each worker with its number.
+        multiprocessing_context: How workers are started.
+        generator: Its seed decides the random order, instead of the seed of the run.
+        prefetch_factor: The number of batches that each worker loads ahead; by default 2.
+        persistent_workers: Keeps the workers of a validation for the next one. Those of a training live as long as it.
+
+    Attributes:
+        dataset: As passed.
+        batch_size: As passed; None with a ``batch_sampler``.
+        num_workers: As passed.
+        sampler: What decides the order of the samples.
+        batch_sampler: What decides the batches.
+        collate_fn: What makes a batch.
+        pin_memory: As passed.
+        drop_last: As passed.
+        timeout: As passed.
+        worker_init_fn: As passed.
+        multiprocessing_context: As passed.
+        generator: As passed.
+        prefetch_factor: As passed, or 2 where there are workers.
+        persistent_workers: As passed.
+
+    Raises:
+        ConfigurationError: The dataset is an ``IterableDataset``, or there is neither a batch size nor a batch sampler.
+        ValueError: From torch, if options contradict each other; ``ConfigurationError`` is one too.
+
+    Example:
+        >>> loader = DataLoader(range(5), batch_size=2)
+        >>> len(loader), [batch.tolist() for batch in loader]
+        (3, [[0, 1], [2, 3], [4]])
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset[_SampleT],
+        batch_size: int | None = 1,
+        shuffle: bool = False,
+        sampler: Sampler[Any] | Iterable[Any] | None = None,
+        batch_sampler: Sampler[list[Any]] | Iterable[Sequence[Any]] | None = None,
+        num_workers: int = 0,
+        collate_fn: Callable[[list[_SampleT]], Any] | None = None,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], None] | None = None,
+        multiprocessing_context: str | BaseContext | None = None,
+        generator: torch.Generator | None = None,
+        *,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+    ) -> None:
+        _refuse_iterable(dataset)
+        if batch_size is None and batch_sampler is None:
+            raise _no_batch_size()
+        options: dict[str, Any] = {
+            "batch_size": batch_size,
+            "shuffle": shuffle,
+            "sampler": sampler,
+            "batch_sampler": batch_sampler,
+            "num_workers": num_workers,
+            "collate_fn": collate_fn,
+            "pin_memory": pin_memory,
+            "drop_last": drop_last,
+            "timeout": timeout,
+            "worker_init_fn": worker_init_fn,
+            "multiprocessing_context": multiprocessing_context,
+            "generator": generator,
+            "prefetch_factor": prefetch_factor,
+            "persistent_workers": persistent_workers,
+        }
+        # Checks the options, and has what torch makes of them.
+        self._checked: TorchDataLoader[_SampleT] = TorchDataLoader(dataset, **options)
+        checked = cast("Any", self._checked)
+        self._custom_collation = collate_fn is not None
+        self.dataset: Dataset[_SampleT] = dataset
+        self.batch_size: int | None = checked.batch_size
+        self.num_workers: int = num_workers
+        self.sampler: Sampler[Any] | Iterable[Any] = checked.sampler
+        self.batch_sampler: BatchSampler | Iterable[Sequence[Any]] = checked.batch_sampler
+        self.collate_fn: Callable[[list[_SampleT]], Any] = checked.collate_fn
+        self.pin_memory: bool = pin_memory
+        self.drop_last: bool = checked.drop_last
+        self.timeout: float = timeout
+        self.worker_init_fn: Callable[[int], None] | None = worker_init_fn
+        self.multiprocessing_context: str | BaseContext | None = checked.multiprocessing_context
+        self.generator: torch.Generator | None = generator
+        self.prefetch_factor: int | None = checked.prefetch_factor
+        self.persistent_workers: bool = persistent_workers
+
+    def get_data_loader(
+        self,
+        repeat: bool = False,
+        skip: int = 0,
+        num_replicas: int = 1,
+        rank: int = 0,
+        *,
+        seed: int | None = None,
+    ) -> TorchDataLoader[Any]:
+        """Return a loader of torch over a share of the batches.
+
+        The batches are repeated, then shared out, then skipped. So where the number of processes does not divide that
+        of the batches, a process gets other batches in the next epoch.
+
+        Args:
+            repeat: Whether the batches are repeated without end.
+            skip: How many batches of this process are left out at the beginning.
+            num_replicas: The number of processes that share the batches: number i is for process ``i % num_replicas``.
+            rank: The number of this process.
+            seed: Decides the random order and keys the random draws, as in training. By default they come from the
+                global RNGs: then the loader is an ordinary one, and processes agree only if they are seeded alike.
+
+        Raises:
+            ConfigurationError: There is no such share.
+        """
+        batches = DistributedBatchSampler(
+            RepeatBatchSampler(self.batch_sampler) if repeat else self.batch_sampler, num_replicas, rank
+        )
+        if seed is None:
+            return self._plain(SkipBatchSampler(batches, skip))
+        order_seed = seed if self.generator is None else self.generator.initial_seed()
+        order = find_order(self._checked, order_seed=order_seed, seed=seed)
+        share = BatchShare(order, skip * num_replicas + rank, num_replicas, repeat)
+        return KeyedBatches(share, self._checked, custom_collation=self._custom_collation, length=batches)
+
+    def __len__(self) -> int:
+        """Return the number of batches of an epoch, over all processes."""
+        return len(cast("Sized", self.batch_sampler))
+
+    def __iter__(self) -> Iterator[Any]:
+        """Iterate over all batches once, as a loader of torch does."""
+        return iter(self.get_data_loader())
+
+    def _plain(self, batch_sampler: BatchSampler) -> TorchDataLoader[Any]:
+        return TorchDataLoader(
+            self.dataset,
+            batch_sampler=batch_sampler,
+            num_workers=self.num_workers,
+            collate_fn=self.collate_fn,
+            pin_memory=self.pin_memory,
+            timeout=self.timeout,
+            worker_init_fn=self.worker_init_fn,
+            multiprocessing_context=self.multiprocessing_context,
+            generator=self.generator,
+            prefetch_factor=self.prefetch_factor,
+            persistent_workers=self.persistent_workers,
+        )
+
+
+def _refuse_iterable(dataset: object) -> None:
+    if isinstance(dataset, IterableDataset):
+        raise ConfigurationError(
+            "An IterableDataset has no batches that could be shared out or skipped.",
+            given=f"a dataset of type {type(dataset).__name__}",  # pyright: ignore[reportUnknownArgumentType]  # samples of any type
+            expected="a dataset with a length, whose samples are found by index",
+            do="Return a DataLoader of torch, after context.experimental.disable_dataset_reproducibility_checks().",
+        )
+
+
+def _no_batch_size() -> ConfigurationError:
+    return ConfigurationError(
+        "A data loader of a trial makes batches.",
+        given="batch_size=None, and no batch_sampler",
+        expected="a batch_size, or a batch_sampler",
+        do="Pass the number of samples of a batch, such as context.get_per_slot_batch_size().",
+    )

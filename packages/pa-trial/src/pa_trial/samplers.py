@@ -1,0 +1,278 @@
+"""Samplers that wrap another sampler or batch sampler: to shuffle, to repeat, to share out among processes, to skip.
+
+Compose them in this order: shuffle, repeat, share out, batch, skip. ``pa_trial.DataLoader`` does all of it by itself;
+these are for data loaders of other kinds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence, Sized
+from itertools import islice
+from typing import Any, Generic, TypeVar, cast
+
+import numpy as np
+from torch.utils.data import BatchSampler, Sampler
+from typing_extensions import override
+
+from pa_core import ConfigurationError
+
+__all__ = [
+    "DistributedBatchSampler",
+    "DistributedSampler",
+    "RepeatBatchSampler",
+    "RepeatSampler",
+    "ReproducibleShuffleBatchSampler",
+    "ReproducibleShuffleSampler",
+    "SkipBatchSampler",
+    "SkipSampler",
+]
+
+_ItemT = TypeVar("_ItemT")
+
+
+class _SamplerAdaptor(Sampler[_ItemT], Generic[_ItemT]):
+    """Yields what another sampler yields, in another order or in part."""
+
+    def __init__(self, sampler: Iterable[_ItemT]) -> None:
+        self.sampler: Iterable[_ItemT] = sampler
+
+    def __len__(self) -> int:
+        return len(cast("Sized", self.sampler))
+
+
+class _BatchSamplerAdaptor(BatchSampler):
+    """Yields what another batch sampler yields, and has its attributes."""
+
+    def __init__(self, batch_sampler: Iterable[Sequence[Any]]) -> None:
+        self.batch_sampler: Iterable[Sequence[Any]] = batch_sampler
+        for name in ("sampler", "batch_size", "drop_last"):
+            if hasattr(batch_sampler, name):
+                setattr(self, name, getattr(batch_sampler, name))
+
+    @override
+    def __len__(self) -> int:
+        return len(cast("Sized", self.batch_sampler))
+
+
+class RepeatSampler(_SamplerAdaptor[_ItemT]):
+    """Iterates over a sampler again and again, without end.
+
+    Its length is that of the sampler. A sampler that yields nothing is not repeated.
+
+    Args:
+        sampler: What is repeated.
+
+    Example:
+        >>> from itertools import islice
+        >>> list(islice(RepeatSampler([0, 1, 2]), 7))
+        [0, 1, 2, 0, 1, 2, 0]
+    """
+
+    @override
+    def __iter__(self) -> Iterator[_ItemT]:
+        return _repeated(self.sampler)
+
+
+class RepeatBatchSampler(_BatchSamplerAdaptor):
+    """Iterates over a batch sampler again and again, without end.
+
+    Its length is that of the batch sampler. One that yields nothing is not repeated.
+
+    Args:
+        batch_sampler: What is repeated.
+
+    Example:
+        >>> from itertools import islice
+        >>> list(islice(RepeatBatchSampler([[0, 1], [2]]), 3))
+        [[0, 1], [2], [0, 1]]
+    """
+
+    @override
+    def __iter__(self) -> Iterator[Any]:
+        return _repeated(self.batch_sampler)
+
+
+class DistributedSampler(_SamplerAdaptor[_ItemT]):
+    """The share of one process: every ``num_workers``-th item, beginning with item number ``rank``.
+
+    Args:
+        sampler: What is shared out. It has to yield the same on all processes.
+        num_workers: The number of processes.
+        rank: The number of this process.
+
+    Example:
+        >>> list(DistributedSampler([0, 1, 2, 3, 4], num_workers=2, rank=1))
+        [1, 3]
+    """
+
+    def __init__(self, sampler: Iterable[_ItemT], num_workers: int, rank: int) -> None:
+        super().__init__(sampler)
+        self.num_workers: int = num_workers
+        self.rank: int = rank
+
+    @override
+    def __len__(self) -> int:
+        return length_of_share(super().__len__(), self.num_workers, self.rank)
+
+    @override
+    def __iter__(self) -> Iterator[_ItemT]:
+        return islice(self.sampler, self.rank, None, self.num_workers)
+
+
+class DistributedBatchSampler(_BatchSamplerAdaptor):
+    """The share of one process: every ``num_workers``-th batch, beginning with batch number ``rank``.
+
+    Args:
+        batch_sampler: What is shared out. It has to yield the same on all processes.
+        num_workers: The number of processes.
+        rank: The number of this process.
+
+    Raises:
+        ConfigurationError: There is no such process; it is a ``ValueError``.
+
+    Example:
+        >>> list(DistributedBatchSampler([[0, 1], [2, 3], [4]], num_workers=2, rank=0))
+        [[0, 1], [4]]
+    """
+
+    def __init__(self, batch_sampler: Iterable[Sequence[Any]], num_workers: int, rank: int) -> None:
+        if num_workers < 1 or not 0 <= rank < num_workers:
+            raise ConfigurationError(
+                "There is no such share of the batches.",
+                given=f"num_workers={num_workers}, rank={rank}",
+                expected="0 <= rank < num_workers",
+                do="Pass the number of all processes, and the number of this one, counted from 0.",
+            )
+        super().__init__(batch_sampler)
+        self.num_workers: int = num_workers
+        self.rank: int = rank
+
+    @override
+    def __len__(self) -> int:
+        return length_of_share(super().__len__(), self.num_workers, self.rank)
+
+    @override
+    def __iter__(self) -> Iterator[Any]:
+        return islice(self.batch_sampler, self.rank, None, self.num_workers)
+
+
+class SkipSampler(_SamplerAdaptor[_ItemT]):
+    """Leaves out the first items of each iteration.
+
+    Its length is that of the sampler.
+
+    Args:
+        sampler: What is iterated.
+        skip: How many items are left out.
+
+    Example:
+        >>> list(SkipSampler([0, 1, 2], skip=2))
+        [2]
+    """
+
+    def __init__(self, sampler: Iterable[_ItemT], skip: int) -> None:
+        super().__init__(sampler)
+        self.skip: int = skip
+
+    @override
+    def __iter__(self) -> Iterator[_ItemT]:
+        return islice(self.sampler, self.skip, None)
+
+
+class SkipBatchSampler(_BatchSamplerAdaptor):
+    """Leaves out the first batches of each iteration.
+
+    Its length is that of the batch sampler, so that an epoch has the same length after a training is resumed.
+
+    Args:
+        batch_sampler: What is iterated.
+        skip: How many batches are left out.
+
+    Example:
+        >>> list(SkipBatchSampler([[0, 1], [2]], skip=1))
+        [[2]]
+    """
+
+    def __init__(self, batch_sampler: Iterable[Sequence[Any]], skip: int) -> None:
+        super().__init__(batch_sampler)
+        self.skip: int = skip
+
+    @override
+    def __iter__(self) -> Iterator[Any]:
+        return islice(self.batch_sampler, self.skip, None)
+
+
+class ReproducibleShuffleSampler(_SamplerAdaptor[_ItemT]):
+    """Yields the items of a sampler in a random order of its own: another one in each iteration.
+
+    Args:
+        sampler: What is shuffled.
+        seed: Decides the orders of all iterations; the same on all processes.
+
+    Example:
+        >>> shuffled = ReproducibleShuffleSampler(range(5), seed=7)
+        >>> again = ReproducibleShuffleSampler(range(5), seed=7)
+        >>> [list(shuffled), list(shuffled)] == [list(again), list(again)]
+        True
+    """
+
+    def __init__(self, sampler: Iterable[_ItemT], seed: int) -> None:
+        super().__init__(sampler)
+        self._random = np.random.RandomState(seed)
+
+    @override
+    def __iter__(self) -> Iterator[_ItemT]:
+        return _shuffled(self.sampler, self._random)
+
+
+class ReproducibleShuffleBatchSampler(_BatchSamplerAdaptor):
+    """Yields the batches of a batch sampler in a random order of its own: another one in each iteration.
+
+    Args:
+        batch_sampler: What is shuffled; each batch stays as it is.
+        seed: Decides the orders of all iterations; the same on all processes.
+
+    Example:
+        >>> shuffled = ReproducibleShuffleBatchSampler([[0, 1], [2, 3], [4]], seed=7)
+        >>> sorted(shuffled)
+        [[0, 1], [2, 3], [4]]
+    """
+
+    def __init__(self, batch_sampler: Iterable[Sequence[Any]], seed: int) -> None:
+        super().__init__(batch_sampler)
+        self._random = np.random.RandomState(seed)
+
+    @override
+    def __iter__(self) -> Iterator[Any]:
+        return _shuffled(self.batch_sampler, self._random)
+
+
+def length_of_share(length: int, num_processes: int, rank: int) -> int:
+    """Return how many of so many items a process takes that takes every ``num_processes``-th.
+
+    Args:
+        length: The number of all items.
+        num_processes: The number of processes.
+        rank: The number of this process.
+
+    Example:
+        >>> [length_of_share(5, num_processes=2, rank=rank) for rank in (0, 1)]
+        [3, 2]
+    """
+    whole, rest = divmod(length, num_processes)
+    return whole + (rest > rank)
+
+
+def _repeated(items: Iterable[_ItemT]) -> Iterator[_ItemT]:
+    yields_something = True
+    while yields_something:
+        yields_something = False
+        for item in items:
+            yields_something = True
+            yield item
+
+
+def _shuffled(items: Iterable[_ItemT], random: np.random.RandomState) -> Iterator[_ItemT]:
+    everything: list[Any] = list(items)
+    random.shuffle(everything)
+    return iter(everything)
