@@ -1,0 +1,17 @@
+"""NVIDIA's Apex, which torch's own mixed precision has taken the place of."""
+
+from __future__ import annotations
+
+from pa_trial.errors import InvalidExperimentException
+
+__all__ = ["refuse_apex"]
+
+
+def refuse_apex() -> InvalidExperimentException:
+    """Return the error of a trial that asks for mixed precision by Apex."""
+    return InvalidExperimentException(
+        "Mixed precision by Apex is not available.",
+        given="context.configure_apex_amp(...)",
+        expected="enabled=False, which returns models and optimizers as they are",
+        do="Call context.experimental.use_amp() before the models are wrapped, and drop this call.",
+    )

@@ -1,0 +1,17 @@
+"""The cluster that a trial runs on: there is none."""
+
+from __future__ import annotations
+
+__all__ = ["get_cluster_info"]
+
+
+def get_cluster_info() -> None:
+    """Return None, as Determined does where a script runs without its cluster.
+
+    A script that continues from ``get_cluster_info().latest_checkpoint`` passes
+    ``latest_checkpoint=context.get_latest_checkpoint()`` instead.
+
+    Example:
+        >>> get_cluster_info() is None
+        True
+    """

@@ -1,0 +1,546 @@
+"""What a trial reaches of its training: models, optimizers, data, configuration and counters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol, TypeVar, cast, overload
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler as TorchScheduler
+from torch.profiler import profile
+
+from pa_trial.apex import refuse_apex
+from pa_trial.context_parts import ClosedParts, ContextParts, closed_error
+from pa_trial.distributed_context import DistributedContext
+from pa_trial.errors import InternalException, InvalidExperimentException, UsageError
+from pa_trial.experimental import PyTorchExperimentalContext
+from pa_trial.lr_scheduler import LRScheduler
+from pa_trial.metric_reducers import CallableReducer, MetricReducers
+from pa_trial.profiler import make_profiler
+from pa_trial.progress import TrialProgress
+from pa_trial.reducer import MetricReducer
+from pa_trial.settings import ExperimentSettings, RunSettings, default_checkpoint_dir
+from pa_trial.tensorboard import TensorBoard
+from pa_trial.to_device import DeviceMover
+from pa_trial.trained_parts import TrainedParts
+
+__all__ = ["CoreContext", "PyTorchTrialContext"]
+
+_ModelT = TypeVar("_ModelT", bound=nn.Module)
+_OptimizerT = TypeVar("_OptimizerT", bound=Optimizer)
+_SchedulerT = TypeVar("_SchedulerT", bound=TorchScheduler)
+_ReducerT = TypeVar("_ReducerT", bound=MetricReducer)
+_ScalerT = TypeVar("_ScalerT", bound=torch.amp.GradScaler)
+_T = TypeVar("_T")
+_ModelsT = TypeVar("_ModelsT", bound=nn.Module | list[nn.Module])
+_OptimizersT = TypeVar("_OptimizersT", bound=Optimizer | list[Optimizer])
+
+
+class CoreContext(Protocol):
+    """What a context needs to know of the processes of a training."""
+
+    @property
+    def distributed(self) -> DistributedContext:
+        """Which of several processes this one is."""
+        ...
+
+
+class PyTorchTrialContext:
+    """What a trial reaches of its training.
+
+    ``init`` makes it, from arguments that are easier to pass. After the ``with`` block of ``init``, the lists of
+    models, optimizers and schedulers can still be read; methods raise ``InternalException``.
+
+    Args:
+        core_context: Has the ``DistributedContext``; None stands for a single process.
+        trial_seed: What ``get_trial_seed`` returns; None if there is no seed.
+        hparams: Hyperparameters by name; None if there are none.
+        slots_per_trial: The number of processes that ``global_batch_size`` is split over.
+        num_gpus: The number of GPUs; 0 for a training on the CPU.
+        exp_conf: The experiment configuration; None if there is none.
+        aggregation_frequency: The number of batches whose gradients are collected for one step.
+        steps_completed: The number of batches that were trained before.
+        managed_training: Whether models are trained; False to leave them where they are, for a trial that was loaded.
+        debug_enabled: Not used.
+        run_settings: What ``init`` was asked for beside this; None for its defaults.
+        device: The device of this process; None to choose it by ``num_gpus``.
+
+    Attributes:
+        models: The wrapped models, in the order of wrapping.
+        optimizers: The wrapped optimizers, in the order of wrapping.
+        lr_schedulers: The wrapped schedulers, each as an ``LRScheduler``, in the order of wrapping.
+        device: The device of this process.
+        distributed: What the processes tell each other on a user's behalf.
+        experimental: Data of one's own kind, and mixed precision.
+
+    Raises:
+        InvalidExperimentException: A setting cannot work.
+
+    Example:
+        >>> import pa_trial
+        >>> with pa_trial.init(hparams={"lr": 0.1, "global_batch_size": 32}) as context:
+        ...     context.get_hparam("lr"), context.get_per_slot_batch_size()
+        (0.1, 32)
+    """
+
+    def __init__(
+        self,
+        core_context: CoreContext | None,
+        trial_seed: int | None,
+        hparams: dict[str, Any] | None,
+        slots_per_trial: int,
+        num_gpus: int,
+        exp_conf: dict[str, Any] | None,
+        aggregation_frequency: int,
+        steps_completed: int,
+        managed_training: bool,
+        debug_enabled: bool,
+        *,
+        run_settings: RunSettings | None = None,
+        device: torch.device | None = None,
+    ) -> None:
+        _require_frequency(aggregation_frequency)
+        self.distributed: DistributedContext = (
+            DistributedContext() if core_context is None else core_context.distributed
+        )
+        self.device: torch.device = _choose_device(self.distributed, num_gpus) if device is None else device
+        run_settings = run_settings or RunSettings(default_checkpoint_dir(), has_own_checkpoint_dir=False)
+        self.experimental: PyTorchExperimentalContext = PyTorchExperimentalContext(self)
+        progress = TrialProgress(batches_trained=steps_completed, initial_batch=steps_completed)
+        self._parts = ContextParts(
+            settings=ExperimentSettings(hparams, exp_conf, slots_per_trial),
+            run_settings=run_settings,
+            progress=progress,
+            trained=TrainedParts(
+                self.device,
+                num_processes=self.distributed.size,
+                aggregation_frequency=aggregation_frequency,
+                progress=progress,
+                can_train=managed_training,
+            ),
+            reducers=MetricReducers(),
+            tensorboard=TensorBoard(run_settings.tensorboard_path, self.distributed.rank),
+            mover=DeviceMover(self.device),
+            distributed=self.distributed,
+            device=self.device,
+            experimental=self.experimental,
+            num_processes=self.distributed.size,
+            rank=self.distributed.rank,
+            aggregation_frequency=aggregation_frequency,
+            trial_seed=trial_seed,
+        )
+        self.models: list[nn.Module] = self._parts.trained.models
+        self.optimizers: list[Optimizer] = self._parts.trained.optimizers
+        self.lr_schedulers: list[LRScheduler] = self._parts.trained.lr_schedulers
+
+    def wrap_model(self, model: _ModelT) -> _ModelT:
+        """Take a model into the training: it is moved to the device.
+
+        Args:
+            model: The model.
+
+        Returns:
+            The same model.
+        """
+        return self._parts.trained.wrap_model(model)
+
+    def wrap_optimizer(
+        self,
+        optimizer: _OptimizerT,
+        backward_passes_per_step: int = 1,
+        fp16_compression: bool | None = None,
+        average_aggregated_gradients: bool | None = None,
+    ) -> _OptimizerT:
+        """Take an optimizer into the training.
+
+        Args:
+            optimizer: The optimizer of parameters of wrapped models.
+            backward_passes_per_step: Has no effect: several backward passes in a batch just work.
+            fp16_compression: Has no effect: gradients are exchanged as they are.
+            average_aggregated_gradients: Whether the gradients of several batches are averaged, as by default, or
+                added up.
+
+        Returns:
+            The same optimizer.
+        """
+        return self._parts.trained.wrap_optimizer(
+            optimizer,
+            backward_passes_per_step=backward_passes_per_step,
+            fp16_compression=fp16_compression,
+            average_aggregated_gradients=average_aggregated_gradients,
+        )
+
+    def wrap_lr_scheduler(
+        self, lr_scheduler: _SchedulerT, step_mode: LRScheduler.StepMode, frequency: int = 1
+    ) -> _SchedulerT:
+        """Take a learning rate scheduler into the training.
+
+        Args:
+            lr_scheduler: The scheduler of a wrapped optimizer.
+            step_mode: When it is stepped.
+            frequency: At each how many of those times it is stepped.
+
+        Returns:
+            The same scheduler.
+        """
+        return self._parts.trained.wrap_lr_scheduler(lr_scheduler, step_mode, frequency)
+
+    def wrap_scaler(self, scaler: _ScalerT) -> _ScalerT:
+        """Take a gradient scaler into the training: its state is saved with checkpoints.
+
+        Args:
+            scaler: The scaler, which the trial uses itself.
+
+        Returns:
+            The same scaler, which is to be passed to ``step_optimizer``.
+        """
+        return self._parts.trained.wrap_scaler(scaler)
+
+    @overload
+    def wrap_reducer(
+        self, reducer: _ReducerT, name: str | None = None, for_training: bool = True, for_validation: bool = True
+    ) -> _ReducerT: ...
+
+    @overload
+    def wrap_reducer(
+        self,
+        reducer: Callable[[list[Any]], Any],
+        name: str | None = None,
+        for_training: bool = True,
+        for_validation: bool = True,
+    ) -> CallableReducer: ...
+
+    def wrap_reducer(
+        self,
+        reducer: MetricReducer | Callable[[list[Any]], Any],
+        name: str | None = None,
+        for_training: bool = True,
+        for_validation: bool = True,
+    ) -> MetricReducer:
+        """Take a metric reducer into the training.
+
+        Args:
+            reducer: The reducer, or a function that is called with the list of all values that were collected.
+            name: The name of its metric; None for a reducer that returns metrics by name.
+            for_training: Whether it reduces what training workloads collect.
+            for_validation: Whether it reduces what validations collect.
+
+        Returns:
+            The same reducer; for a function, a reducer with the method ``update(value)``.
+        """
+        return self._parts.reducers.wrap(reducer, name, for_training, for_validation)
+
+    def configure_apex_amp(
+        self,
+        models: _ModelsT,
+        optimizers: _OptimizersT,
+        enabled: bool | None = True,
+        opt_level: str | None = "O1",
+        cast_model_type: torch.dtype | None = None,
+        patch_torch_functions: bool | None = None,
+        keep_batchnorm_fp32: bool | str | None = None,
+        master_weights: bool | None = None,
+        loss_scale: float | str | None = None,
+        cast_model_outputs: torch.dtype | None = None,
+        num_losses: int | None = 1,
+        verbosity: int | None = 1,
+        min_loss_scale: float | None = None,
+        max_loss_scale: float | None = 2.0**24,
+    ) -> tuple[_ModelsT, _OptimizersT]:
+        """Return models and optimizers as they are, for ``enabled=False``; mixed precision is that of torch.
+
+        Args:
+            models: A wrapped model, or several.
+            optimizers: A wrapped optimizer, or several.
+            enabled: Has to be False.
+            opt_level: Has no effect, as all that follow.
+            cast_model_type: See ``opt_level``.
+            patch_torch_functions: See ``opt_level``.
+            keep_batchnorm_fp32: See ``opt_level``.
+            master_weights: See ``opt_level``.
+            loss_scale: See ``opt_level``.
+            cast_model_outputs: See ``opt_level``.
+            num_losses: See ``opt_level``.
+            verbosity: See ``opt_level``.
+            min_loss_scale: See ``opt_level``.
+            max_loss_scale: See ``opt_level``.
+
+        Raises:
+            InvalidExperimentException: It is enabled.
+        """
+        self._require_open()
+        if enabled:
+            raise refuse_apex()
+        return models, optimizers
+
+    def backward(
+        self,
+        loss: Tensor,
+        gradient: Tensor | None = None,
+        retain_graph: bool = False,
+        create_graph: bool = False,
+    ) -> None:
+        """Compute gradients, and average them over the processes.
+
+        Args:
+            loss: What to differentiate.
+            gradient: As for ``torch.Tensor.backward``.
+            retain_graph: As for ``torch.Tensor.backward``.
+            create_graph: As for ``torch.Tensor.backward``.
+        """
+        self._parts.trained.backward(loss, gradient, retain_graph, create_graph)
+
+    def step_optimizer(
+        self,
+        optimizer: Optimizer,
+        clip_grads: Callable[[list[nn.Parameter]], Any] | None = None,
+        auto_zero_grads: bool = True,
+        scaler: torch.amp.GradScaler | None = None,
+    ) -> None:
+        """Step an optimizer, after the last of the batches whose gradients are collected; otherwise do nothing.
+
+        Args:
+            optimizer: A wrapped optimizer.
+            clip_grads: Called with the parameters of the optimizer, whose gradients it changes.
+            auto_zero_grads: Whether the gradients are dropped after the step.
+            scaler: The gradient scaler of ``wrap_scaler``, to step through.
+        """
+        self._parts.trained.step_optimizer(optimizer, clip_grads, auto_zero_grads, scaler)
+
+    def to_device(self, data: _T) -> _T:
+        """Return data on the device, for data that no loader has yielded.
+
+        Args:
+            data: Tensors, NumPy arrays, objects with a method ``to``, and dicts, lists and tuples of them. Anything
+                else stays as it is, with a warning for each type.
+        """
+        return self._parts.mover(data)
+
+    def current_train_batch(self) -> int:
+        """Return the index of the current batch, counted from 0 over the whole training.
+
+        Raises:
+            InternalException: Training has not begun.
+        """
+        return self._parts.progress.current_batch("context.current_train_batch()")
+
+    def current_train_epoch(self) -> int:
+        """Return the index of the current epoch.
+
+        Raises:
+            InternalException: Training has not begun.
+        """
+        return self._parts.progress.current_epoch("context.current_train_epoch()")
+
+    def is_epoch_start(self) -> bool:
+        """Return whether the current batch is the first one of its epoch.
+
+        Raises:
+            InternalException: Training has not begun.
+        """
+        return self._parts.progress.batch_in_epoch("context.is_epoch_start()") == 0
+
+    def is_epoch_end(self) -> bool:
+        """Return whether the current batch is the last one of its epoch.
+
+        Raises:
+            InternalException: Training has not begun.
+        """
+        progress = self._parts.progress
+        in_epoch = progress.batch_in_epoch("context.is_epoch_end()")
+        return in_epoch == progress.length_of_epoch("context.is_epoch_end()") - 1
+
+    def get_initial_batch(self) -> int:
+        """Return the number of batches that were trained before this process began: 0, or that of a checkpoint."""
+        return self._parts.progress.initial_batch
+
+    def get_hparams(self) -> dict[str, Any]:
+        """Return all hyperparameters.
+
+        Raises:
+            ConfigurationError: There are none.
+        """
+        return self._parts.settings.get_hparams()
+
+    def get_hparam(self, name: str) -> Any:
+        """Return one hyperparameter.
+
+        Args:
+            name: Its name.
+
+        Raises:
+            ConfigurationError: There is none of that name.
+        """
+        return self._parts.settings.get_hparam(name)
+
+    def get_experiment_config(self) -> dict[str, Any]:
+        """Return the experiment configuration.
+
+        Raises:
+            ConfigurationError: There is none.
+        """
+        return self._parts.settings.get_experiment_config()
+
+    def get_data_config(self) -> dict[str, Any]:
+        """Return the entry "data" of the experiment configuration, empty without one.
+
+        Raises:
+            ConfigurationError: There is no experiment configuration.
+        """
+        return self._parts.settings.get_data_config()
+
+    def get_global_batch_size(self) -> int:
+        """Return the number of samples in a batch of all processes together.
+
+        Raises:
+            ConfigurationError: The hyperparameters have no ``global_batch_size``.
+        """
+        return self._parts.settings.get_global_batch_size()
+
+    def get_per_slot_batch_size(self) -> int:
+        """Return the number of samples in a batch of one process.
+
+        Raises:
+            ConfigurationError: The hyperparameters have no ``global_batch_size``.
+        """
+        return self._parts.settings.get_per_slot_batch_size()
+
+    def get_experiment_id(self) -> int:
+        """Return 0: without a cluster, there is one experiment."""
+        self._require_open()
+        return 0
+
+    def get_trial_id(self) -> int:
+        """Return 0: without a cluster, there is one trial."""
+        self._require_open()
+        return 0
+
+    def get_trial_seed(self) -> int:
+        """Return the seed that was passed to ``init``.
+
+        Raises:
+            InternalException: There is none.
+        """
+        seed = self._parts.trial_seed
+        if seed is None:
+            raise InternalException(
+                "There is no seed.",
+                given="init() without seed",
+                expected="a seed, with which the random numbers of all processes begin",
+                do="Pass one: init(seed=0).",
+            )
+        return seed
+
+    def get_stop_requested(self) -> bool:
+        """Return whether the training is asked to end."""
+        return self._parts.stop_requested
+
+    def set_stop_requested(self, stop_requested: bool) -> None:
+        """Ask the training to end: it saves a checkpoint and leaves when the current workload has ended.
+
+        One process that asks is enough.
+
+        Args:
+            stop_requested: True to ask, False to withdraw it.
+
+        Raises:
+            UsageError: It is not a bool.
+        """
+        if not isinstance(stop_requested, bool):  # pyright: ignore[reportUnnecessaryIsInstance]  # users' code is not always checked
+            raise UsageError(
+                "A request to stop is either there or not.",
+                given=f"set_stop_requested({stop_requested!r})",
+                expected="True or False",
+                do="Pass a bool.",
+            )
+        self._parts.stop_requested = stop_requested
+
+    def get_tensorboard_path(self) -> Path | None:
+        """Return the folder for TensorBoard that was passed to ``init``, None without one."""
+        return self._parts.tensorboard.path
+
+    def get_tensorboard_writer(self) -> Any:
+        """Return a ``torch.utils.tensorboard.SummaryWriter``, the same one each time; ``init`` closes it."""
+        return self._parts.tensorboard.writer
+
+    def get_enable_tensorboard_logging(self) -> bool:
+        """Return whether metrics are written for TensorBoard."""
+        return self._parts.logs_to_tensorboard
+
+    def set_enable_tensorboard_logging(self, enable_tensorboard_logging: bool) -> None:
+        """Set whether metrics are written for TensorBoard.
+
+        Args:
+            enable_tensorboard_logging: Whether they are.
+
+        Raises:
+            UsageError: It is not a bool.
+        """
+        if not isinstance(enable_tensorboard_logging, bool):  # pyright: ignore[reportUnnecessaryIsInstance]  # as above
+            raise UsageError(
+                "Metrics are either written for TensorBoard or not.",
+                given=f"set_enable_tensorboard_logging({enable_tensorboard_logging!r})",
+                expected="True or False",
+                do="Pass a bool.",
+            )
+        self._parts.logs_to_tensorboard = enable_tensorboard_logging
+
+    @property
+    def profiler(self) -> profile | None:
+        """The profiler of ``set_profiler``; None without one."""
+        return self._parts.profiler
+
+    def set_profiler(self, *args: Any, **kwargs: Any) -> None:
+        """Profile each ``train_batch``; traces are written to the folder of TensorBoard.
+
+        Args:
+            args: Arguments of ``torch.profiler.profile``.
+            kwargs: The same by name.
+        """
+        self._parts.profiler = make_profiler(self._parts.tensorboard.path, *args, **kwargs)
+
+    def _run_parts(self) -> ContextParts:
+        """Return what the training loop works with."""
+        self._require_open()
+        return self._parts
+
+    def _use_amp(self) -> None:
+        self._parts.trained.use_amp()
+
+    def _close(self) -> None:
+        """End the context, and what it holds open."""
+        parts = self._parts
+        if isinstance(parts, ClosedParts):
+            return
+        self._parts = cast("ContextParts", ClosedParts())
+        try:
+            parts.tensorboard.close()
+        finally:
+            parts.distributed.close()
+
+    def _require_open(self) -> None:
+        if isinstance(self._parts, ClosedParts):
+            raise closed_error("the context")
+
+
+def _require_frequency(aggregation_frequency: object) -> None:
+    is_int = isinstance(aggregation_frequency, int) and not isinstance(aggregation_frequency, bool)
+    if is_int and cast("int", aggregation_frequency) >= 1:
+        return
+    raise InvalidExperimentException(
+        "This is not a number of batches to collect gradients of.",
+        given=f"aggregation_frequency={aggregation_frequency!r}",
+        expected="an int of at least 1",
+        do="Leave it out to step after every batch.",
+    )
+
+
+def _choose_device(distributed: DistributedContext, num_gpus: int) -> torch.device:
+    if num_gpus == 0 or not torch.cuda.is_available():
+        return torch.device("cpu")
+    device = torch.device("cuda", distributed.local_rank if distributed.size > 1 else 0)
+    torch.cuda.set_device(device)
+    return device

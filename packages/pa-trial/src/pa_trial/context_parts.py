@@ -1,0 +1,92 @@
+"""The parts of a trial's context, which the training loop works with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch.profiler import profile
+from typing_extensions import override
+
+from pa_trial.distributed_context import DistributedContext
+from pa_trial.errors import InternalException
+from pa_trial.experimental import PyTorchExperimentalContext
+from pa_trial.metric_reducers import MetricReducers
+from pa_trial.progress import TrialProgress
+from pa_trial.settings import ExperimentSettings, RunSettings
+from pa_trial.tensorboard import TensorBoard
+from pa_trial.to_device import DeviceMover
+from pa_trial.trained_parts import TrainedParts
+
+__all__ = ["ClosedParts", "ContextParts", "closed_error"]
+
+
+@dataclass
+class ContextParts:
+    """What a context consists of.
+
+    Attributes:
+        settings: Hyperparameters and experiment configuration.
+        run_settings: What ``init`` was asked for beside them.
+        progress: How far the training has come.
+        trained: Models, optimizers, schedulers and the scaler.
+        reducers: The metric reducers.
+        tensorboard: The folder and the writer for TensorBoard.
+        mover: Moves batches to the device.
+        distributed: What the processes tell each other on the user's behalf.
+        device: The device of this process.
+        experimental: What was asked for by ``context.experimental``.
+        num_processes: The number of processes of the training.
+        rank: Which of them this one is.
+        aggregation_frequency: The number of batches whose gradients are collected for one step.
+        trial_seed: The seed that was passed to ``init``; None without one.
+        profiler: The profiler that the user has set; None without one.
+        stop_requested: Whether this process is asked to end the training.
+        logs_to_tensorboard: Whether metrics are written for TensorBoard.
+    """
+
+    settings: ExperimentSettings
+    run_settings: RunSettings
+    progress: TrialProgress
+    trained: TrainedParts
+    reducers: MetricReducers
+    tensorboard: TensorBoard
+    mover: DeviceMover
+    distributed: DistributedContext
+    device: torch.device
+    experimental: PyTorchExperimentalContext
+    num_processes: int
+    rank: int
+    aggregation_frequency: int
+    trial_seed: int | None
+    profiler: profile | None = None
+    stop_requested: bool = False
+    logs_to_tensorboard: bool = True
+
+
+class ClosedParts:
+    """Stands in for the parts once the ``with`` block of ``init`` has ended."""
+
+    @override
+    def __getattribute__(self, name: str) -> object:
+        if name.startswith("__"):
+            return object.__getattribute__(self, name)
+        raise closed_error("the context")
+
+    @override
+    def __setattr__(self, name: str, value: object) -> None:
+        raise closed_error("the context")
+
+
+def closed_error(what: str) -> InternalException:
+    """Return the error of whoever uses a context after its ``with`` block.
+
+    Args:
+        what: What was used.
+    """
+    return InternalException(
+        f"A trial's context ends with the with block of init(), and {what} with it.",
+        given=f"use of {what} after the block",
+        expected="use within it",
+        do="Indent the line, so that it is in the block: with pa_trial.init() as context: ...",
+    )

@@ -1,0 +1,351 @@
+"""Which of several processes this one is, and what they tell each other on a user's behalf."""
+
+from __future__ import annotations
+
+import os
+from types import TracebackType
+from typing import Any, Protocol, Self, TypeVar, cast
+
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, Store
+
+from pa_core import ConfigurationError
+from pa_core.parts import store_of_processes
+from pa_trial.errors import InternalException, UsageError
+from pa_trial.store_collectives import StoreCollectives
+
+__all__ = ["DistributedContext", "HorovodLike"]
+
+_T = TypeVar("_T")
+
+_LOCALHOST = "127.0.0.1"
+_MAX_WAIT_SECONDS = 600.0
+
+_torch_distributed: Any = dist  # which does not export its store
+
+
+class HorovodLike(Protocol):
+    """The functions of ``horovod.torch`` that say which of several processes this one is."""
+
+    def rank(self) -> int:
+        """Return the rank of this process."""
+        ...
+
+    def size(self) -> int:
+        """Return the number of processes."""
+        ...
+
+    def local_rank(self) -> int:
+        """Return the rank of this process on its machine."""
+        ...
+
+    def local_size(self) -> int:
+        """Return the number of processes on this machine."""
+        ...
+
+    def cross_rank(self) -> int:
+        """Return the number of this machine."""
+        ...
+
+    def cross_size(self) -> int:
+        """Return the number of machines."""
+        ...
+
+
+class DistributedContext:
+    """Collectives for coordinating work; for tensors in the course of training, use those of torch.
+
+    Values are pickled. All ranks must make the same calls in the same order; the ranks may be processes, or threads of
+    one process, each with a context of its own. Connections are made by the first call that needs them: over the
+    process group of torch if there is one of this size, or else over what torchrun has connected. Only where there is
+    neither, the chief listens on ``pub_port + port_offset``. The six numbers are passed together; without them,
+    this process is the only one.
+
+    Args:
+        rank: The index of this process.
+        size: The number of processes.
+        local_rank: The index of this process on its machine.
+        local_size: The number of processes on this machine.
+        cross_rank: The index of this machine.
+        cross_size: The number of machines.
+        chief_ip: The address of the machine of rank 0; needed if there are several machines.
+        pub_port: The port that the chief listens on where nothing connects the processes yet.
+        pull_port: Not used, as one port is enough.
+        port_offset: Added to the port, so that several trainings on one machine do not meet.
+        force_tcp: Not used, as all connections are made by TCP.
+
+    Raises:
+        ConfigurationError: Some of the six numbers are missing, or they do not fit together.
+        UsageError: There are several machines, and no ``chief_ip``.
+
+    Example:
+        >>> with DistributedContext() as distributed:
+        ...     distributed.allgather("alone")
+        ['alone']
+    """
+
+    def __init__(
+        self,
+        *,
+        rank: int | None = None,
+        size: int | None = None,
+        local_rank: int | None = None,
+        local_size: int | None = None,
+        cross_rank: int | None = None,
+        cross_size: int | None = None,
+        chief_ip: str | None = None,
+        pub_port: int = 12360,
+        pull_port: int = 12376,
+        port_offset: int = 0,
+        force_tcp: bool = False,
+    ) -> None:
+        given = {
+            "rank": rank,
+            "size": size,
+            "local_rank": local_rank,
+            "local_size": local_size,
+            "cross_rank": cross_rank,
+            "cross_size": cross_size,
+        }
+        numbers = _checked(given)
+        self.rank: int = numbers["rank"]
+        self.size: int = numbers["size"]
+        self.local_rank: int = numbers["local_rank"]
+        self.local_size: int = numbers["local_size"]
+        self.cross_rank: int = numbers["cross_rank"]
+        self.cross_size: int = numbers["cross_size"]
+        if self.local_size != self.size and chief_ip is None:
+            raise UsageError(
+                "The address of the chief is not known.",
+                given=f"size={size} and local_size={local_size} without chief_ip",
+                expected="the address of the machine of rank 0, as there are several machines",
+                do="Pass chief_ip, or set MASTER_ADDR.",
+            )
+        self._chief_ip = _LOCALHOST if self.cross_size == 1 or chief_ip is None else chief_ip
+        self._port = pub_port + port_offset
+        self._world: StoreCollectives | None = None
+        self._machine: StoreCollectives | None = None
+        self._is_closed = False
+
+    @classmethod
+    def from_torch_distributed(cls, chief_ip: str | None = None) -> Self:
+        """Return the context of a process that torchrun has started, or that has the variables that torchrun sets.
+
+        Without ``RANK`` and ``WORLD_SIZE``, this process is the only one. Without the variables that tell of machines,
+        all processes are on this one.
+
+        Args:
+            chief_ip: The address of the machine of rank 0. The default is ``DET_CHIEF_IP``, or else ``MASTER_ADDR``.
+        """
+        numbers = os.environ
+        if "RANK" not in numbers or "WORLD_SIZE" not in numbers:
+            return cls(rank=0, size=1, local_rank=0, local_size=1, cross_rank=0, cross_size=1)
+        return cls(
+            rank=int(numbers["RANK"]),
+            size=int(numbers["WORLD_SIZE"]),
+            local_rank=int(numbers.get("LOCAL_RANK", numbers["RANK"])),
+            local_size=int(numbers.get("LOCAL_WORLD_SIZE", numbers["WORLD_SIZE"])),
+            cross_rank=int(numbers.get("GROUP_RANK", 0)),
+            cross_size=int(numbers.get("GROUP_WORLD_SIZE", 1)),
+            chief_ip=_chief_ip(chief_ip),
+        )
+
+    @classmethod
+    def from_deepspeed(cls, chief_ip: str | None = None) -> Self:
+        """Return the context of a process that has the variables of DeepSpeed's launcher.
+
+        Without ``RANK`` and ``WORLD_SIZE``, this process is the only one.
+
+        Args:
+            chief_ip: As for ``from_torch_distributed``.
+        """
+        numbers = os.environ
+        if "RANK" not in numbers or "WORLD_SIZE" not in numbers:
+            return cls(rank=0, size=1, local_rank=0, local_size=1, cross_rank=0, cross_size=1)
+        return cls(
+            rank=int(numbers["RANK"]),
+            size=int(numbers["WORLD_SIZE"]),
+            local_rank=int(numbers.get("LOCAL_RANK", numbers["RANK"])),
+            local_size=int(numbers.get("LOCAL_SIZE", numbers["WORLD_SIZE"])),
+            cross_rank=int(numbers.get("CROSS_RANK", 0)),
+            cross_size=int(numbers.get("CROSS_SIZE", 1)),
+            chief_ip=_chief_ip(chief_ip),
+        )
+
+    @classmethod
+    def from_horovod(cls, hvd: HorovodLike, chief_ip: str | None = None) -> Self:
+        """Return the context of a process that Horovod has started; only its six numbers are read.
+
+        Args:
+            hvd: The module ``horovod.torch``, initialised.
+            chief_ip: As for ``from_torch_distributed``.
+        """
+        return cls(
+            rank=hvd.rank(),
+            size=hvd.size(),
+            local_rank=hvd.local_rank(),
+            local_size=hvd.local_size(),
+            cross_rank=hvd.cross_rank(),
+            cross_size=hvd.cross_size(),
+            chief_ip=_chief_ip(chief_ip),
+        )
+
+    def get_rank(self) -> int:
+        """Return the index of this process."""
+        return self.rank
+
+    def get_local_rank(self) -> int:
+        """Return the index of this process on its machine."""
+        return self.local_rank
+
+    def get_size(self) -> int:
+        """Return the number of processes."""
+        return self.size
+
+    def get_num_agents(self) -> int:
+        """Return the number of machines."""
+        return self.cross_size
+
+    def gather(self, stuff: _T) -> list[_T] | None:
+        """Return what all ranks passed, in their order, on the chief; None elsewhere.
+
+        Args:
+            stuff: A picklable value.
+
+        Raises:
+            OtherProcessError: Another rank has failed, has left, or has not come in time.
+        """
+        self._require_open()
+        return [stuff] if self.size == 1 else self._in_world().gather(stuff)
+
+    def allgather(self, stuff: _T) -> list[_T]:
+        """Return what all ranks passed, in their order.
+
+        Args:
+            stuff: A picklable value.
+
+        Raises:
+            OtherProcessError: As ``gather``.
+        """
+        self._require_open()
+        return [stuff] if self.size == 1 else self._in_world().allgather(stuff)
+
+    def broadcast(self, stuff: _T) -> _T:
+        """Return what the chief passed.
+
+        Args:
+            stuff: A picklable value; that of other ranks does not count.
+
+        Raises:
+            OtherProcessError: As ``gather``.
+        """
+        self._require_open()
+        return stuff if self.size == 1 else cast("_T", self._in_world().broadcast(stuff))
+
+    def gather_local(self, stuff: _T) -> list[_T] | None:
+        """Return what all ranks of this machine passed, on the first of them; None elsewhere.
+
+        Args:
+            stuff: A picklable value.
+
+        Raises:
+            OtherProcessError: As ``gather``.
+        """
+        self._require_open()
+        return [stuff] if self.local_size == 1 else self._in_machine().gather(stuff)
+
+    def allgather_local(self, stuff: _T) -> list[_T]:
+        """Return what all ranks of this machine passed.
+
+        Args:
+            stuff: A picklable value.
+
+        Raises:
+            OtherProcessError: As ``gather``.
+        """
+        self._require_open()
+        return [stuff] if self.local_size == 1 else self._in_machine().allgather(stuff)
+
+    def broadcast_local(self, stuff: _T | None = None) -> _T | None:
+        """Return what the first rank of this machine passed.
+
+        Args:
+            stuff: A picklable value; that of other ranks does not count.
+
+        Raises:
+            OtherProcessError: As ``gather``.
+        """
+        self._require_open()
+        return stuff if self.local_size == 1 else cast("_T", self._in_machine().broadcast(stuff))
+
+    def close(self) -> None:
+        """End the connections; a second call does nothing."""
+        self._is_closed = True
+        for collectives in (self._machine, self._world):
+            if collectives is not None:
+                collectives.close()
+        self._world = self._machine = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _require_open(self) -> None:
+        if self._is_closed:
+            raise InternalException(
+                "This DistributedContext is closed.",
+                given="a collective after close(), or after the with block of init()",
+                expected="a collective before it",
+                do="Call it within the block.",
+            )
+
+    def _in_world(self) -> StoreCollectives:
+        if self._world is None:
+            self._connect()
+        return cast("StoreCollectives", self._world)
+
+    def _in_machine(self) -> StoreCollectives:
+        if self._machine is None:
+            self._connect()
+        return cast("StoreCollectives", self._machine)
+
+    def _connect(self) -> None:
+        store = connect(self.rank, self.size, self._chief_ip, self._port)
+        everybody = list(range(self.size))
+        here = everybody[self.rank - self.local_rank :][: self.local_size]
+        self._world = StoreCollectives(store, "world", everybody, self.rank, _MAX_WAIT_SECONDS)
+        self._machine = StoreCollectives(store, f"machine/{self.cross_rank}", here, self.local_rank, _MAX_WAIT_SECONDS)
+
+
+def connect(rank: int, size: int, chief_ip: str, port: int) -> Store:
+    """Return a store that all ranks share."""
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size() == size:
+        shared: Any = store_of_processes()
+        return PrefixStore("pa_trial", shared.clone())
+    return cast("Store", _torch_distributed.TCPStore(chief_ip, port, is_master=rank == 0, wait_for_workers=False))
+
+
+def _checked(given: dict[str, int | None]) -> dict[str, int]:
+    missing = [name for name, value in given.items() if value is None]
+    if len(missing) == len(given):
+        return {name: int(name.endswith("size")) for name in given}
+    numbers = {name: value for name, value in given.items() if value is not None}
+    fits = not missing and all(
+        0 <= numbers[f"{kind}rank"] < numbers[f"{kind}size"] for kind in ("", "local_", "cross_")
+    )
+    if not fits:
+        raise ConfigurationError(
+            "These numbers do not tell which of several processes this one is.",
+            given=", ".join(f"{name}={value}" for name, value in given.items()),
+            expected="all six of them, each rank from 0 to below its size, or none of them for a single process",
+            do="Use DistributedContext.from_torch_distributed(), which reads the variables of torchrun.",
+        )
+    return numbers
+
+
+def _chief_ip(chief_ip: str | None) -> str | None:
+    return chief_ip or os.environ.get("DET_CHIEF_IP") or os.environ.get("MASTER_ADDR")

@@ -1,0 +1,216 @@
+"""The way into a training: makes the context of a trial, and ends it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import socket
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from pa_core import ConfigurationError
+from pa_core.distributed import gather_objects, num_processes, rank
+from pa_core.parts import (
+    fork_between_collectives,
+    leave_processes_at_exit,
+    process_state,
+    runs_on_gloo,
+    warn_user,
+)
+from pa_trial.context import PyTorchTrialContext
+from pa_trial.distributed_context import DistributedContext
+from pa_trial.errors import InvalidHP
+from pa_trial.settings import ExperimentSettings, check_run_settings
+
+__all__ = ["init"]
+
+_log = logging.getLogger("pa_trial")
+
+
+@contextmanager
+def init(
+    *,
+    hparams: dict[str, Any] | None = None,
+    exp_conf: dict[str, Any] | None = None,
+    distributed: DistributedContext | None = None,
+    aggregation_frequency: int = 1,
+    enable_tensorboard_logging: bool = True,
+    checkpoint_dir: str | os.PathLike[str] | None = None,
+    tensorboard_path: str | os.PathLike[str] | None = None,
+    seed: int | None = None,
+    metric: str | None = None,
+    smaller_is_better: bool | None = None,
+    max_checkpoints: int | None = None,
+    stop_on_signals: str | Iterable[str] = ("SIGTERM",),
+    max_wait_seconds: float | None = 600.0,
+) -> Generator[PyTorchTrialContext]:
+    """Make the context of a trial, which ends with the ``with`` block.
+
+    Under torchrun and ``accelerate launch``, the processes are connected, with NCCL on GPUs and Gloo on CPUs, unless
+    the script has done so. An ``InvalidHP`` that leaves the block ends the program in order, with status 0.
+
+    Args:
+        hparams: Hyperparameters by name, for ``context.get_hparam``.
+        exp_conf: The experiment configuration, for ``context.get_experiment_config``. Its entries ``searcher.metric``,
+            ``searcher.smaller_is_better``, ``scheduling_unit``, ``min_checkpoint_period`` and
+            ``min_validation_period`` count where neither ``init`` nor ``fit`` is told something else.
+        distributed: Which of several processes this one is; by default the environment tells.
+        aggregation_frequency: The number of batches whose gradients are collected for one step of the optimizers.
+        enable_tensorboard_logging: Whether metrics are written for TensorBoard.
+        checkpoint_dir: The folder for checkpoints. By default it is the one of Determined, which all local trainings
+            of a user share: ``$XDG_DATA_HOME/determined``.
+        tensorboard_path: The folder for TensorBoard.
+        seed: Seeds the generators of Python, NumPy and torch in all processes alike, and makes order and draws of the
+            samples the same in each training. Without it nothing is seeded.
+        metric: The validation metric that the checkpoint policy "best" compares.
+        smaller_is_better: Whether smaller values of the metric are better; None for True, or what ``exp_conf`` says.
+        max_checkpoints: How many checkpoints are kept, the newest ones and the best one; None for all of them.
+        stop_on_signals: The signals after which a checkpoint is saved and training is left.
+        max_wait_seconds: For how long a process waits for another one; None for ever.
+
+    Yields:
+        The context.
+
+    Raises:
+        ConfigurationError: A value cannot work.
+        InvalidExperimentException: A setting of the trial cannot work.
+
+    Example:
+        >>> with init(hparams={"lr": 0.1}) as context:
+        ...     context.get_hparam("lr")
+        0.1
+    """
+    _warn_of_launch_settings()
+    device = _connect(distributed)
+    distributed = _describe_processes() if distributed is None else distributed
+    if seed is not None:
+        _seed(seed)
+    run_settings = check_run_settings(
+        ExperimentSettings(None, exp_conf, 1),
+        checkpoint_dir=checkpoint_dir,
+        tensorboard_path=tensorboard_path,
+        metric=metric,
+        smaller_is_better=smaller_is_better,
+        max_checkpoints=max_checkpoints,
+        stop_on_signals=stop_on_signals,
+        max_wait_seconds=max_wait_seconds,
+    )
+    context = PyTorchTrialContext(
+        _Processes(distributed),
+        seed,
+        hparams,
+        slots_per_trial=distributed.size,
+        num_gpus=torch.cuda.device_count(),
+        exp_conf=exp_conf,
+        aggregation_frequency=aggregation_frequency,
+        steps_completed=0,
+        managed_training=True,
+        debug_enabled=False,
+        run_settings=run_settings,
+        device=device,
+    )
+    context.set_enable_tensorboard_logging(enable_tensorboard_logging)
+    try:
+        yield context
+    except InvalidHP as error:
+        _log.info("The hyperparameters cannot work: %s", error)
+        raise SystemExit(0) from error
+    finally:
+        context._close()  # pyright: ignore[reportPrivateUsage]  # the two ends of one context
+
+
+@dataclass(frozen=True)
+class _Processes:
+    distributed: DistributedContext
+
+
+def _connect(distributed: DistributedContext | None) -> torch.device | None:
+    """Connect the processes that a launcher has started, and return the device of this one.
+
+    Args:
+        distributed: What the user has passed.
+    """
+    size = max(num_processes(), int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1)
+    if distributed is not None and size > 1 and distributed.size != size:
+        raise ConfigurationError(
+            "The DistributedContext tells of another number of processes than there are.",
+            given=f"distributed of size {distributed.size} in one of {size} processes",
+            expected=f"size={size}",
+            do="Leave distributed out: init() finds the processes itself.",
+        )
+    if distributed is not None and distributed.size > size:
+        return None  # nothing connects them yet; training would say so
+    device = process_state().device
+    if runs_on_gloo():
+        leave_processes_at_exit()
+        fork_between_collectives()
+    if device.type == "cuda":
+        return None  # by its number on this machine
+    # On MPS there are no float64 tensors, which NumPy makes everywhere.
+    return torch.device("cpu") if device.type in ("cpu", "mps") else device
+
+
+def _describe_processes() -> DistributedContext:
+    """Return which of the connected processes this one is."""
+    size = num_processes()
+    if size == 1:
+        return DistributedContext()
+    if {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"} <= set(os.environ):
+        return DistributedContext.from_torch_distributed()
+    hosts = gather_objects(socket.gethostname())
+    machines = list(dict.fromkeys(hosts))
+    here = [number for number, host in enumerate(hosts) if host == hosts[rank()]]
+    return DistributedContext(
+        rank=rank(),
+        size=size,
+        local_rank=here.index(rank()),
+        local_size=len(here),
+        cross_rank=machines.index(hosts[rank()]),
+        cross_size=len(machines),
+        chief_ip=os.environ.get("MASTER_ADDR", hosts[0]),
+    )
+
+
+def _seed(seed: int) -> None:
+    if isinstance(seed, bool) or not 0 <= seed < 2**32:
+        raise ConfigurationError(
+            "This is not a seed.",
+            given=f"seed={seed!r}",
+            expected="an int from 0 to 2**32 - 1, as NumPy takes it",
+            do="Pass, for example, seed=0.",
+        )
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+def _warn_of_launch_settings() -> None:
+    """Warn of what ``accelerate launch`` was asked for and a trial does not do."""
+    settings = os.environ
+    if settings.get("ACCELERATE_MIXED_PRECISION", "no") != "no":
+        warn_user(
+            f"mixed_precision={settings['ACCELERATE_MIXED_PRECISION']} of accelerate launch has no effect on a trial. "
+            "Call context.experimental.use_amp() in the trial's __init__."
+        )
+    if int(settings.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1")) != 1:
+        warn_user(
+            "gradient_accumulation_steps of accelerate launch has no effect on a trial. Pass aggregation_frequency to "
+            "init()."
+        )
+    for name, what in _WITHOUT_EFFECT.items():
+        if settings.get(name, "false").lower() not in ("false", "no", "0", ""):
+            warn_user(f"{what} of accelerate launch has no effect on a trial, whose models are whole on each process.")
+
+
+_WITHOUT_EFFECT = {
+    "ACCELERATE_USE_FSDP": "FSDP",
+    "ACCELERATE_USE_DEEPSPEED": "DeepSpeed",
+    "ACCELERATE_USE_MEGATRON_LM": "Megatron-LM",
+    "ACCELERATE_DYNAMO_BACKEND": "torch.compile",
+}

@@ -1,0 +1,149 @@
+"""Learning-rate schedulers, and after which batches they step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+from typing import Any
+
+from torch.optim.lr_scheduler import LRScheduler as TorchScheduler
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from pa_core import ArgumentTypeError
+from pa_trial.errors import InvalidExperimentException
+
+__all__ = ["LRScheduler"]
+
+
+class LRScheduler:
+    """A scheduler of learning rates, and when it steps.
+
+    ``context.wrap_lr_scheduler`` makes one of these and keeps it in ``context.lr_schedulers``; trials go on using the
+    scheduler that they passed.
+
+    Args:
+        scheduler: One of torch's, or an object with the same methods.
+        step_mode: When it steps.
+        frequency: With n, it steps after every n-th epoch, batch or optimizer step.
+
+    Attributes:
+        scheduler: As passed.
+        step_mode: As passed.
+        frequency: As passed.
+
+    Raises:
+        ArgumentTypeError: ``step_mode`` is not a ``LRScheduler.StepMode``.
+        InvalidExperimentException: The frequency is less than 1, or a ``ReduceLROnPlateau``, which needs a metric, is
+            not stepped by hand.
+
+    Example:
+        >>> import torch
+        >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+        >>> halving = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.5)
+        >>> scheduler = LRScheduler(halving, LRScheduler.StepMode.STEP_EVERY_EPOCH)
+        >>> optimizer.step()
+        >>> scheduler.step()
+        >>> scheduler.get_last_lr()
+        [0.05]
+    """
+
+    class StepMode(Enum):
+        """When a scheduler steps.
+
+        Attributes:
+            STEP_EVERY_EPOCH: After the epochs whose number, counted from 1, the frequency divides.
+            STEP_EVERY_BATCH: After the batches whose number the frequency divides. Where gradients are aggregated, it
+                makes up for the batches of a group when the optimizer steps.
+            MANUAL_STEP: Never by itself: ``train_batch`` steps it.
+            STEP_EVERY_OPTIMIZER_STEP: After the steps of the optimizer whose number the frequency divides.
+        """
+
+        STEP_EVERY_EPOCH = 1
+        STEP_EVERY_BATCH = 2
+        MANUAL_STEP = 3
+        STEP_EVERY_OPTIMIZER_STEP = 4
+
+    def __init__(self, scheduler: TorchScheduler, step_mode: StepMode, frequency: int = 1) -> None:
+        _check(scheduler, step_mode, frequency)
+        self.scheduler = scheduler
+        self.step_mode = step_mode
+        self.frequency = frequency
+
+    def step(self, *args: Any, **kwargs: Any) -> None:
+        """Step the scheduler.
+
+        Args:
+            args: What its ``step`` takes, such as the metric of a ``ReduceLROnPlateau``.
+            kwargs: The same by name.
+        """
+        self.scheduler.step(*args, **kwargs)
+
+    def get_last_lr(self) -> Sequence[Any]:
+        """Return the learning rates that the last step set, one for each parameter group."""
+        return self.scheduler.get_last_lr()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the scheduler."""
+        return self.scheduler.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue from what ``state_dict`` returned.
+
+        Args:
+            state_dict: That.
+        """
+        self.scheduler.load_state_dict(state_dict)
+
+    def steps_due(self, batch_idx: int, aggregation_frequency: int, epoch_length: int) -> int:
+        """Return how often the scheduler steps after a batch; only after one at which optimizers step.
+
+        Args:
+            batch_idx: The index of the batch, counted from 0 over the whole training.
+            aggregation_frequency: Optimizers step after every so many batches.
+            epoch_length: How many batches an epoch has.
+
+        Example:
+            >>> import torch
+            >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+            >>> step_lr = torch.optim.lr_scheduler.StepLR(optimizer, 3)
+            >>> scheduler = LRScheduler(step_lr, LRScheduler.StepMode.STEP_EVERY_BATCH)
+            >>> [scheduler.steps_due(batch_idx, aggregation_frequency=2, epoch_length=4) for batch_idx in range(4)]
+            [0, 2, 0, 2]
+        """
+        batches = batch_idx + 1
+        if batches % aggregation_frequency:
+            return 0
+        mode = self.step_mode
+        if mode is self.StepMode.STEP_EVERY_BATCH:
+            return batches // self.frequency - (batches - aggregation_frequency) // self.frequency
+        if mode is self.StepMode.STEP_EVERY_OPTIMIZER_STEP:
+            return int(batches // aggregation_frequency % self.frequency == 0)
+        if mode is self.StepMode.STEP_EVERY_EPOCH:
+            # An epoch that ends within the next group has no other optimizer step after which to change the rate.
+            next_epoch = (batch_idx + aggregation_frequency) // epoch_length
+            return next_epoch // self.frequency - batch_idx // epoch_length // self.frequency
+        return 0
+
+
+def _check(scheduler: TorchScheduler, step_mode: LRScheduler.StepMode, frequency: int) -> None:
+    if not isinstance(step_mode, LRScheduler.StepMode):  # pyright: ignore[reportUnnecessaryIsInstance]  # users' code is not always checked
+        raise ArgumentTypeError(
+            "When a scheduler steps is told by a StepMode.",
+            given=f"step_mode={step_mode!r}",
+            expected="a member of LRScheduler.StepMode",
+            do="Pass, for example, LRScheduler.StepMode.STEP_EVERY_EPOCH.",
+        )
+    if isinstance(frequency, bool) or not isinstance(frequency, int) or frequency < 1:  # pyright: ignore[reportUnnecessaryIsInstance]  # as above
+        raise InvalidExperimentException(
+            "The frequency of a scheduler is not a positive integer.",
+            given=f"frequency={frequency!r}",
+            expected="an integer of at least 1",
+            do="Pass frequency=1 to step every time.",
+        )
+    if isinstance(scheduler, ReduceLROnPlateau) and step_mode is not LRScheduler.StepMode.MANUAL_STEP:
+        raise InvalidExperimentException(
+            "A ReduceLROnPlateau needs a metric to step with.",
+            given=f"step_mode={step_mode}",
+            expected="LRScheduler.StepMode.MANUAL_STEP",
+            do="Wrap it with MANUAL_STEP, and call its step(metric) where the metric is known.",
+        )

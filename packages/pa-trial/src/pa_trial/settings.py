@@ -1,0 +1,311 @@
+"""What a trial was configured with: hyperparameters, an experiment configuration, and the arguments of ``init``."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from pa_core import ArgumentTypeError, ConfigurationError
+from pa_core.parts import warn_user
+from pa_trial.errors import InvalidExperimentException
+from pa_trial.units import Batch, Epoch, TrainUnit
+
+__all__ = ["ExperimentSettings", "RunSettings", "check_run_settings", "default_checkpoint_dir"]
+
+_log = logging.getLogger("pa_trial")
+
+_UNITS: Mapping[str, type[TrainUnit]] = {"batches": Batch, "epochs": Epoch}
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """What ``init`` was asked for beside what the trial computes with.
+
+    Attributes:
+        checkpoint_dir: The folder that checkpoints are written to.
+        has_own_checkpoint_dir: Whether it was chosen for this training; all trials of the user share the default one.
+        tensorboard_path: The folder for TensorBoard; None if none was chosen.
+        metric: The validation metric that tells which checkpoint is the best; None without one.
+        smaller_is_better: Whether smaller values of the metric are better.
+        max_checkpoints: How many checkpoints are kept; None for all of them.
+        stop_on_signals: The signals after which training is saved and left.
+        max_wait_seconds: For how long a process waits for another one; None for ever.
+    """
+
+    checkpoint_dir: Path
+    has_own_checkpoint_dir: bool = True
+    tensorboard_path: Path | None = None
+    metric: str | None = None
+    smaller_is_better: bool = True
+    max_checkpoints: int | None = None
+    stop_on_signals: tuple[str, ...] = ("SIGTERM",)
+    max_wait_seconds: float | None = 600.0
+
+
+def default_checkpoint_dir() -> Path:
+    """Return the folder that Determined keeps the checkpoints of local trainings in, for this user."""
+    if sys.platform == "darwin":
+        data = Path.home() / "Library" / "Application Support"
+    elif sys.platform == "win32":
+        data = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+    else:
+        data = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
+    return data / "determined"
+
+
+def check_run_settings(
+    settings: ExperimentSettings,
+    *,
+    checkpoint_dir: str | os.PathLike[str] | None,
+    tensorboard_path: str | os.PathLike[str] | None,
+    metric: str | None,
+    smaller_is_better: bool | None,
+    max_checkpoints: int | None,
+    stop_on_signals: str | Iterable[str],
+    max_wait_seconds: float | None,
+) -> RunSettings:
+    """Return the settings of a run, where what was not passed comes from the experiment configuration.
+
+    Args:
+        settings: That configuration.
+        checkpoint_dir: As passed to ``init``, as all that follow.
+        tensorboard_path: See ``RunSettings``.
+        metric: See ``RunSettings``; None asks for ``searcher.metric``.
+        smaller_is_better: See ``RunSettings``; None asks for ``searcher.smaller_is_better``.
+        max_checkpoints: See ``RunSettings``.
+        stop_on_signals: See ``RunSettings``.
+        max_wait_seconds: See ``RunSettings``.
+
+    Raises:
+        ConfigurationError: A value cannot work.
+    """
+    if max_checkpoints is not None and (isinstance(max_checkpoints, bool) or max_checkpoints < 1):
+        raise ConfigurationError(
+            "This is not a number of checkpoints to keep.",
+            given=f"max_checkpoints={max_checkpoints!r}",
+            expected="an int of at least 1, or None to keep all of them",
+            do="Leave it out to keep all checkpoints.",
+        )
+    if max_checkpoints is not None and checkpoint_dir is None:
+        raise ConfigurationError(
+            "Checkpoints can only be deleted from a folder of their own.",
+            given=f"max_checkpoints={max_checkpoints} without checkpoint_dir, in the folder that all trials share",
+            expected="a folder that holds the checkpoints of this training alone",
+            do='Pass one, such as checkpoint_dir="runs/digits".',
+        )
+    if max_wait_seconds is not None and not 0 < max_wait_seconds < math.inf:
+        raise ConfigurationError(
+            "This is not how long a process may wait for another one.",
+            given=f"max_wait_seconds={max_wait_seconds!r}",
+            expected="a positive number of seconds, or None to wait for ever",
+            do="Leave it out for 600 seconds.",
+        )
+    prefers_smaller = settings.smaller_is_better if metric is None else True
+    return RunSettings(
+        checkpoint_dir=default_checkpoint_dir() if checkpoint_dir is None else Path(checkpoint_dir),
+        has_own_checkpoint_dir=checkpoint_dir is not None,
+        tensorboard_path=None if tensorboard_path is None else Path(tensorboard_path),
+        metric=settings.metric if metric is None else metric,
+        smaller_is_better=prefers_smaller if smaller_is_better is None else smaller_is_better,
+        max_checkpoints=max_checkpoints,
+        stop_on_signals=(stop_on_signals,) if isinstance(stop_on_signals, str) else tuple(stop_on_signals),
+        max_wait_seconds=max_wait_seconds,
+    )
+
+
+class ExperimentSettings:
+    """Hyperparameters and experiment configuration, and what follows from them.
+
+    Args:
+        hparams: Hyperparameters by name; None where there are none to ask for.
+        exp_conf: The experiment configuration; None where there is none to ask for.
+        num_slots: The number of processes that a global batch is split over.
+
+    Attributes:
+        hparams: As passed.
+        exp_conf: As passed.
+        metric: ``searcher.metric``, None without it.
+        smaller_is_better: ``searcher.smaller_is_better``, True without it.
+        scheduling_unit: The batches after which training reports; None without it.
+        min_checkpoint_period: The longest time without a checkpoint; None without it.
+        min_validation_period: The longest time without a validation; None without it.
+
+    Raises:
+        ArgumentTypeError: One of them is not a dictionary.
+        InvalidExperimentException: An entry that is read here is of another kind than it has to be.
+    """
+
+    def __init__(self, hparams: dict[str, Any] | None, exp_conf: dict[str, Any] | None, num_slots: int) -> None:
+        _require_dict("hparams", hparams)
+        _require_dict("exp_conf", exp_conf)
+        self.hparams = hparams
+        self.exp_conf = exp_conf
+        self._per_slot_batch_size = _per_slot_batch_size((hparams or {}).get("global_batch_size"), num_slots)
+        self._num_slots = num_slots
+        configured = exp_conf or {}
+        searcher = _section(configured, "searcher")
+        self.metric: str | None = _entry(searcher, "metric", str, in_section="searcher")
+        smaller_is_better = _entry(searcher, "smaller_is_better", bool, in_section="searcher")
+        self.smaller_is_better: bool = True if smaller_is_better is None else smaller_is_better
+        self.scheduling_unit: int | None = _entry(configured, "scheduling_unit", int)
+        self.min_checkpoint_period: TrainUnit | None = _period(configured, "min_checkpoint_period")
+        self.min_validation_period: TrainUnit | None = _period(configured, "min_validation_period")
+
+    def get_hparams(self) -> dict[str, Any]:
+        """Return all hyperparameters.
+
+        Raises:
+            ConfigurationError: There are none.
+        """
+        if self.hparams is None:
+            raise ConfigurationError(
+                "There are no hyperparameters.",
+                given="init() without hparams",
+                expected="the hyperparameters of the trial",
+                do="Pass them: init(hparams={...}).",
+            )
+        return self.hparams
+
+    def get_hparam(self, name: str) -> Any:
+        """Return one hyperparameter.
+
+        Args:
+            name: Its name.
+
+        Raises:
+            ConfigurationError: There is none of that name.
+        """
+        hparams = self.get_hparams()
+        if name not in hparams:
+            raise ConfigurationError(
+                "There is no hyperparameter of this name.",
+                given=f"get_hparam({name!r})",
+                expected=f"one of {', '.join(map(repr, hparams)) or 'none: hparams is empty'}",
+                do=f"Add it to the hyperparameters: init(hparams={{{name!r}: ...}}).",
+            )
+        if name == "global_batch_size":
+            _log.warning(
+                "The hyperparameter global_batch_size is that of all processes together: use "
+                "context.get_per_slot_batch_size() for the batches of a data loader, and "
+                "context.get_global_batch_size() for what all of them add up to."
+            )
+        return hparams[name]
+
+    def get_experiment_config(self) -> dict[str, Any]:
+        """Return the experiment configuration.
+
+        Raises:
+            ConfigurationError: There is none.
+        """
+        if self.exp_conf is None:
+            raise ConfigurationError(
+                "There is no experiment configuration.",
+                given="init() without exp_conf",
+                expected="the configuration of the experiment",
+                do="Pass it: init(exp_conf={...}).",
+            )
+        return self.exp_conf
+
+    def get_data_config(self) -> dict[str, Any]:
+        """Return the entry "data" of the experiment configuration, empty without one.
+
+        Raises:
+            ConfigurationError: There is no experiment configuration.
+        """
+        data = self.get_experiment_config().get("data")
+        return {} if data is None else cast("dict[str, Any]", data)
+
+    def get_per_slot_batch_size(self) -> int:
+        """Return the number of samples in a batch of one process.
+
+        Raises:
+            ConfigurationError: The hyperparameters have no ``global_batch_size``.
+        """
+        if self._per_slot_batch_size is None:
+            raise ConfigurationError(
+                "The batch size is not known.",
+                given="hyperparameters without global_batch_size" if self.hparams is not None else "no hyperparameters",
+                expected="the number of samples in a batch of all processes together",
+                do='Pass it: init(hparams={"global_batch_size": 32}).',
+            )
+        return self._per_slot_batch_size
+
+    def get_global_batch_size(self) -> int:
+        """Return the number of samples in a batch of all processes together.
+
+        Raises:
+            ConfigurationError: The hyperparameters have no ``global_batch_size``.
+        """
+        return self.get_per_slot_batch_size() * self._num_slots
+
+
+def _per_slot_batch_size(global_batch_size: object, num_slots: int) -> int | None:
+    if global_batch_size is None or (global_batch_size == 0 and isinstance(global_batch_size, int)):
+        return None
+    if not isinstance(global_batch_size, int) or isinstance(global_batch_size, bool) or global_batch_size < num_slots:
+        raise InvalidExperimentException(
+            "The global batch size cannot be split over the processes.",
+            given=f"global_batch_size={global_batch_size!r} on {num_slots} process{'es' if num_slots > 1 else ''}",
+            expected=f"an int of at least {num_slots}",
+            do="Choose a multiple of the number of processes.",
+        )
+    per_slot = global_batch_size // num_slots
+    if per_slot * num_slots != global_batch_size:
+        warn_user(
+            f"global_batch_size={global_batch_size} is not a multiple of the {num_slots} processes: each of them takes "
+            f"{per_slot}, together {per_slot * num_slots}."
+        )
+    return per_slot
+
+
+def _require_dict(name: str, value: object) -> None:
+    if value is not None and not isinstance(value, dict):
+        raise ArgumentTypeError(
+            f"{name} is not a dictionary.",
+            given=f"{name} of type {type(value).__name__}",
+            expected="a dict, or None",
+            do=f"Pass a dict: {name}={{...}}.",
+        )
+
+
+def _section(configured: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    section = configured.get(name)
+    if section is None:
+        return {}
+    if not isinstance(section, Mapping):
+        raise _unusable(name, section, "a dictionary")
+    return cast("Mapping[str, Any]", section)
+
+
+def _entry(configured: Mapping[str, Any], name: str, kind: type[Any], in_section: str = "") -> Any:
+    value = configured.get(name)
+    if value is None or (isinstance(value, kind) and (kind is bool or not isinstance(value, bool))):
+        return value
+    raise _unusable(f"{in_section}.{name}".lstrip("."), value, f"of type {kind.__name__}")
+
+
+def _period(configured: Mapping[str, Any], name: str) -> TrainUnit | None:
+    """Read what is written as ``{"batches": 100}`` or ``{"epochs": 1}``; a length of 0 stands for none."""
+    section = _section(configured, name)
+    if not section:
+        return None
+    if len(section) != 1 or next(iter(section)) not in _UNITS:
+        raise _unusable(name, dict(section), 'one of {"batches": n} and {"epochs": n}')
+    unit = next(iter(section))
+    length = _entry(section, unit, int, in_section=name)
+    return _UNITS[unit](length) if length else None
+
+
+def _unusable(name: str, value: object, expected: str) -> InvalidExperimentException:
+    return InvalidExperimentException(
+        "An entry of the experiment configuration cannot be used.",
+        given=f"{name}: {value!r}",
+        expected=expected,
+        do="Correct it, or leave it out.",
+    )
