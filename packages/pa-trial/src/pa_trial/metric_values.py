@@ -90,7 +90,7 @@ def number_of(value: Any) -> float | None:
 
 
 def _rebuilt(value: Any, function: Callable[[Any], Any]) -> Any:
-    kind: type[Any] = type(value)
+    kind: type[Any] = value.__class__
     if issubclass(kind, np.ndarray):
         return value.copy()
     if issubclass(kind, dict):
@@ -103,7 +103,7 @@ def _rebuilt(value: Any, function: Callable[[Any], Any]) -> Any:
 
 def _tensors_in(values: Iterable[Any]) -> Iterable[Tensor]:
     for value in values:
-        kind: type[Any] = type(value)
+        kind: type[Any] = value.__class__
         if issubclass(kind, Tensor):
             yield value
         elif issubclass(kind, dict):
