@@ -170,7 +170,7 @@ class MetricReducers:
             values = [payload[index] for payload in payloads]
             result = _call(wrapped, "cross_slot_reduce", wrapped.reducer.cross_slot_reduce, values)
             metrics.update(_named(wrapped, result))
-        return to_numpy(metrics)
+        return {name: to_numpy(value) for name, value in metrics.items()}
 
     def _taking_part(self, *, training: bool) -> list[_Wrapped]:
         return [wrapped for wrapped in self._wrapped if wrapped.is_for(training=training)]

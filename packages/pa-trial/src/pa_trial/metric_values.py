@@ -12,8 +12,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pa_trial.types import Metrics
-
 __all__ = ["hold", "number_of", "numbers_of", "to_host", "to_numpy"]
 
 Array: TypeAlias = NDArray[Any]
@@ -57,13 +55,16 @@ def to_host(values: Sequence[Any]) -> list[Any]:
     return [move(value) for value in values]
 
 
-def to_numpy(metrics: Metrics) -> Metrics:
-    """Return metrics with NumPy arrays in place of tensors that are on the CPU; a scalar becomes an array of shape ().
+def to_numpy(value: Any) -> Any:
+    """Return a tensor on the CPU as a NumPy array, a scalar as an array of shape (); anything else as it is.
 
     Args:
-        metrics: By name.
+        value: A metric.
     """
-    return {name: _as_array(value) for name, value in metrics.items()}
+    if not isinstance(value, Tensor):
+        return value
+    detached = value.detach()
+    return (detached if detached.dtype in _DTYPES_OF_NUMPY else detached.float()).numpy()
 
 
 def numbers_of(value: Any) -> Array | None:
@@ -130,13 +131,6 @@ def _moved(tensors: Sequence[Tensor]) -> dict[int, Tensor]:
     return moved
 
 
-def _as_array(value: Any) -> Any:
-    if not isinstance(value, Tensor):
-        return value
-    known = value.dtype.is_complex or value.dtype in _DTYPES_OF_NUMPY
-    return (value.detach() if known else value.detach().float()).numpy()
-
-
 _DTYPES_OF_NUMPY = frozenset(
     {
         torch.bool,
@@ -151,5 +145,7 @@ _DTYPES_OF_NUMPY = frozenset(
         torch.float16,
         torch.float32,
         torch.float64,
+        torch.complex64,
+        torch.complex128,
     }
 )

@@ -13,15 +13,14 @@ from torch import Tensor
 
 from pa_core import ArgumentTypeError
 from pa_trial.errors import CheckFailedError
-from pa_trial.metric_values import hold, numbers_of, to_host, to_numpy
+from pa_trial.metric_columns import Column, columns_of, rows_of, value_at
+from pa_trial.metric_values import hold, numbers_of
 from pa_trial.progress import TrialProgress
 from pa_trial.types import Metrics, TrainingMetrics
 
 __all__ = ["WorkloadMetrics", "WorkloadPayload", "add_counts"]
 
 Array: TypeAlias = NDArray[Any]
-Column: TypeAlias = "Array | list[Any]"
-"""A metric batch by batch: an array whose first dimension is the batch, where all values have one type and shape."""
 
 
 @dataclass(frozen=True)
@@ -77,16 +76,12 @@ class WorkloadMetrics:
 
     def payload(self) -> WorkloadPayload:
         """Return what this process contributes, for ``reduce``. Reading tensors waits for the device."""
-        if not self._batches:
-            return WorkloadPayload(0, self._num_records, {})
-        names = self._batches[0].keys()
+        names = self._batches[0].keys() if self._batches else ()
         for index, batch in enumerate(self._batches):
             if batch.keys() != names:
-                mismatch = f"{sorted(names)} in the first batch, {sorted(batch)} in batch {index} of the workload"
+                mismatch = f"{list(names)} in the first batch, {list(batch)} in batch {index} of the workload"
                 return WorkloadPayload(len(self._batches), self._num_records, {}, mismatch)
-        batches = [to_numpy(batch) for batch in to_host(self._batches)]
-        columns = {name: _column([batch[name] for batch in batches]) for name in names}
-        return WorkloadPayload(len(batches), self._num_records, columns)
+        return WorkloadPayload(len(self._batches), self._num_records, columns_of(self._batches))
 
     def reduce(self, payloads: Sequence[WorkloadPayload]) -> tuple[Metrics, list[Metrics]]:
         """Return the means over the workload, and the metrics batch by batch, each the mean over the processes.
@@ -101,8 +96,7 @@ class WorkloadMetrics:
         first = payloads[0]
         columns = {name: _mean_of_processes([payload.columns[name] for payload in payloads]) for name in first.columns}
         averages: Metrics = {name: _average(column) for name, column in columns.items()}
-        batches = [{name: _at(column, index) for name, column in columns.items()} for index in range(first.num_batches)]
-        return averages, batches
+        return averages, rows_of(columns, first.num_batches)
 
 
 def add_counts(metrics: Metrics, progress: TrialProgress) -> None:
@@ -129,22 +123,11 @@ def _as_dict(returned: object) -> Metrics:
     )
 
 
-def _column(values: list[Any]) -> Column:
-    arrays: list[Array] = [value for value in values if isinstance(value, np.ndarray)]
-    if len(arrays) < len(values) or len({(array.dtype, array.shape) for array in arrays}) > 1:
-        return values
-    return np.stack(arrays)
-
-
-def _at(column: Column, index: int) -> Any:
-    return column[index, ...] if isinstance(column, np.ndarray) else column[index]
-
-
 def _require_same_names(payloads: Sequence[WorkloadPayload]) -> None:
     for rank, payload in enumerate(payloads):
         given = payload.mismatch
         if given is None and payload.columns.keys() != payloads[0].columns.keys():
-            given = f"{sorted(payloads[0].columns)} on rank 0, {sorted(payload.columns)} on rank {rank}"
+            given = f"{list(payloads[0].columns)} on rank 0, {list(payload.columns)} on rank {rank}"
         if given is not None:
             raise CheckFailedError(
                 "train_batch did not return metrics of the same names in all batches.",
@@ -159,8 +142,8 @@ def _mean_of_processes(columns: list[Column]) -> Column:
         return columns[0]
     arrays = [column for column in columns if isinstance(column, np.ndarray) and numbers_of(column) is not None]
     if len(arrays) == len(columns) and len({array.shape for array in arrays}) == 1:
-        return cast("Array", np.mean(np.stack(arrays), axis=0, dtype=np.float64))
-    return [_mean_of_values([_at(column, index) for column in columns]) for index in range(len(columns[0]))]
+        return _elementwise_mean(arrays)
+    return [_mean_of_values([value_at(column, index) for column in columns]) for index in range(len(columns[0]))]
 
 
 def _mean_of_values(values: list[Any]) -> Any:
@@ -172,15 +155,21 @@ def _mean_of_values(values: list[Any]) -> Any:
     arrays = [array for array in numbers if array is not None]
     if any(array.shape != arrays[0].shape for array in arrays):
         arrays = [np.asarray(_mean_of_elements([array])) for array in arrays]
-    mean = np.mean(np.stack(arrays), axis=0, dtype=np.float64)
+    mean = _elementwise_mean(arrays)
     return mean if isinstance(there[0], (np.ndarray, list, tuple)) else float(mean)
 
 
+def _elementwise_mean(arrays: Sequence[Array]) -> Array:
+    with np.errstate(all="ignore"):
+        return np.asarray(np.mean(np.stack(arrays), axis=0, dtype=np.float64))
+
+
 def _average(column: Column) -> float | None:
-    if isinstance(column, np.ndarray):
-        numbers = numbers_of(column)
-        return None if numbers is None else _mean_of_elements([numbers])
-    arrays = [numbers_of(value) for value in column if value is not None]
+    there = column if isinstance(column, np.ndarray) else [value for value in column if value is not None]
+    together = numbers_of(there)
+    if together is not None:
+        return _mean_of_elements([together])
+    arrays = [numbers_of(value) for value in there]  # of several shapes, perhaps
     known = [array for array in arrays if array is not None]
     return _mean_of_elements(known) if len(known) == len(arrays) else None
 
@@ -189,4 +178,5 @@ def _mean_of_elements(arrays: Sequence[Array]) -> float:
     num_elements = sum(array.size for array in arrays)
     if num_elements == 0:
         return math.nan
-    return float(sum(float(np.sum(array, dtype=np.float64)) for array in arrays) / num_elements)
+    with np.errstate(all="ignore"):  # NaN and infinities are results as any others
+        return float(sum(float(np.sum(array, dtype=np.float64)) for array in arrays) / num_elements)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from pa_core import ArgumentTypeError
 from pa_trial.errors import CheckFailedError, EmptyLoaderError, InvalidExperimentException
 from pa_trial.json_values import to_json
+from pa_trial.metric_columns import Column, columns_of, rows_of
 from pa_trial.metric_values import hold, numbers_of, to_host, to_numpy
 from pa_trial.reducer import Reducer
 from pa_trial.types import Metrics
@@ -68,7 +69,6 @@ class ValidationMetrics:
         self._reducer = reducer
         self._weigh_by_records = weigh_by_records
         self._held: list[Metrics] = []
-        self._on_host: list[Metrics] = []
         self._num_records: list[int] = []
 
     def add(self, returned: Metrics, num_records: int = 1) -> None:
@@ -87,7 +87,7 @@ class ValidationMetrics:
         if metrics.keys() != first.keys():
             raise CheckFailedError(
                 "evaluate_batch did not return metrics of the same names for all batches.",
-                given=f"{sorted(first)} for the first batch, {sorted(metrics)} for batch {len(self._held)}",
+                given=f"{list(first)} for the first batch, {list(metrics)} for batch {len(self._held)}",
                 expected="the same names for all batches",
                 do="Return each metric for every batch.",
             )
@@ -96,7 +96,7 @@ class ValidationMetrics:
 
     def outputs(self) -> list[Metrics]:
         """Return the metrics of each batch of this process, tensors as NumPy arrays. Waits for the device."""
-        return [to_numpy(batch) for batch in to_host(self._held)]
+        return rows_of(columns_of(self._held), len(self._held))
 
     def payload(self) -> ValidationPayload:
         """Return what this process contributes, for ``reduce``. Waits for the device.
@@ -104,10 +104,8 @@ class ValidationMetrics:
         Raises:
             ArgumentTypeError: A metric is not made of numbers.
         """
-        outputs = self.outputs()
-        names = outputs[0] if outputs else {}
-        partials = {name: self._partial(name, [batch[name] for batch in outputs]) for name in names}
-        return ValidationPayload(len(outputs), sum(self._num_records), partials)
+        partials = {name: self._partial(name, column) for name, column in columns_of(self._held).items()}
+        return ValidationPayload(len(self._held), sum(self._num_records), partials)
 
     def reduce(self, payloads: Sequence[ValidationPayload]) -> Metrics:
         """Return the metrics of the validation: NumPy scalars.
@@ -131,16 +129,19 @@ class ValidationMetrics:
         names = self._agreed_names(shares)
         return {name: _combined(self._reducer_of(name), [share[name] for share in shares.values()]) for name in names}
 
-    def _partial(self, name: str, values: list[Any]) -> _Partial:
-        arrays = [_numbers(name, value) for value in values]
+    def _partial(self, name: str, column: Column) -> _Partial:
         reducer = self._reducer_of(name)
-        if reducer is not Reducer.AVG:
-            return _Partial(_REDUCTIONS[reducer]([_REDUCTIONS[reducer](array) for array in arrays]), 1)
-        if not self._weigh_by_records:
-            return _Partial(sum(float(np.sum(a, dtype=np.float64)) for a in arrays), sum(a.size for a in arrays))
-        means = [float(np.mean(array, dtype=np.float64)) for array in arrays]
-        weighted = sum(mean * records for mean, records in zip(means, self._num_records, strict=True))
-        return _Partial(weighted, sum(self._num_records))
+        arrays = _numbers(name, column)
+        with np.errstate(all="ignore"):  # NaN and infinities are results as any others
+            if reducer is not Reducer.AVG:
+                reduce = _REDUCTIONS[reducer]
+                return _Partial(reduce([reduce(array) for array in arrays]), 1)
+            if not self._weigh_by_records:
+                total = sum(float(np.sum(array, dtype=np.float64)) for array in arrays)
+                return _Partial(total, sum(array.size for array in arrays))
+            means = [float(np.mean(array, dtype=np.float64)) for array in arrays]
+            weighted = sum(mean * records for mean, records in zip(means, self._num_records, strict=True))
+            return _Partial(weighted, sum(self._num_records))
 
     def _reducer_of(self, name: str) -> Reducer:
         return self._reducer if isinstance(self._reducer, Reducer) else self._reducer.get(name, Reducer.AVG)
@@ -151,14 +152,14 @@ class ValidationMetrics:
             if share.keys() != first.keys():
                 raise CheckFailedError(
                     "evaluate_batch did not return metrics of the same names on all processes.",
-                    given=f"{sorted(first)} on rank {first_rank}, {sorted(share)} on rank {rank}",
+                    given=f"{list(first)} on rank {first_rank}, {list(share)} on rank {rank}",
                     expected="the same names on all processes",
                     do="Return each metric on every process.",
                 )
         if not isinstance(self._reducer, Reducer) and self._reducer.keys() != first.keys():
             raise InvalidExperimentException(
                 "evaluation_reducer does not name the metrics that evaluate_batch returns.",
-                given=f"reducers for {sorted(self._reducer)}, metrics {sorted(first)}",
+                given=f"reducers for {list(self._reducer)}, metrics {list(first)}",
                 expected="exactly one reducer for each metric",
                 do="Give each metric its Reducer, or return a single Reducer for all of them.",
             )
@@ -174,7 +175,8 @@ def metrics_of_full_dataset(returned: Metrics) -> Metrics:
     Raises:
         ArgumentTypeError: It is not a dictionary, or a metric cannot be written as JSON.
     """
-    metrics = to_numpy(to_host([hold(_as_dict(returned, "evaluate_full_dataset"))])[0])
+    on_host: Metrics = to_host([hold(_as_dict(returned, "evaluate_full_dataset"))])[0]
+    metrics = {name: to_numpy(value) for name, value in on_host.items()}
     for name, value in metrics.items():
         to_json(value, name)
     return metrics
@@ -203,7 +205,15 @@ def _check_reducer(reducer: object) -> None:
             )
 
 
-def _numbers(name: str, value: Any) -> Array:
+def _numbers(name: str, column: Column) -> list[Array]:
+    """Return the values of a metric: one array for each batch."""
+    together = numbers_of(column)
+    if together is not None and together.size:
+        return list(np.atleast_1d(together))
+    return [_number(name, value) for value in column]
+
+
+def _number(name: str, value: Any) -> Array:
     numbers = numbers_of(value)
     if numbers is None or numbers.size == 0:
         to_json(value, name)
@@ -225,8 +235,9 @@ _REDUCTIONS: dict[Reducer, Callable[[Any], Any]] = {Reducer.SUM: _sum, Reducer.M
 
 
 def _combined(reducer: Reducer, partials: Sequence[_Partial]) -> Any:
-    if reducer is not Reducer.AVG:
-        return _REDUCTIONS[reducer]([partial.value for partial in partials])
-    weight = sum(partial.weight for partial in partials)
-    total = sum(partial.value for partial in partials)
-    return np.float64(total / weight) if weight else np.float64(np.nan)
+    with np.errstate(all="ignore"):
+        if reducer is not Reducer.AVG:
+            return _REDUCTIONS[reducer]([partial.value for partial in partials])
+        weight = sum(partial.weight for partial in partials)
+        total = sum(partial.value for partial in partials)
+        return np.float64(total / weight) if weight else np.float64(np.nan)
