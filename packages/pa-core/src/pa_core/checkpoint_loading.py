@@ -17,7 +17,7 @@ from pa_core.errors import CheckpointError, ConfigurationError
 from pa_core.state_dicts import differences_of_weights, list_differences
 from pa_core.state_misfits import has_own_form, misfit_of_optimizer, misfit_of_scheduler, without_foreign_entries
 
-__all__ = ["load_checkpoint_into"]
+__all__ = ["copy_weights", "load_checkpoint_into"]
 
 
 def load_checkpoint_into(
@@ -131,7 +131,7 @@ def _load(part: Trained, states: Mapping[str, Any], source: str | Path, undo: Ex
         undo.callback(part.optimizer.load_state_dict, copy.deepcopy(before) if has_own_form(part.optimizer) else before)
         with _explaining(part.optimizer, OPTIMIZER, source):
             part.optimizer.load_state_dict(_with_notes_of_schedulers(part.optimizer, copy.deepcopy(states[OPTIMIZER])))
-    undo.callback(_copy_of(part.model))
+    undo.callback(copy_weights(part.model))
     with _explaining(part.model, MODEL, source):
         part.model.load_state_dict(states[MODEL])
 
@@ -144,8 +144,12 @@ def _with_notes_of_schedulers(optimizer: Optimizer, state: dict[str, Any]) -> di
     return state
 
 
-def _copy_of(model: nn.Module) -> Callable[[], None]:
-    """Copy the weights and the extra state of a model to the host; what is returned brings them back."""
+def copy_weights(model: nn.Module) -> Callable[[], None]:
+    """Copy the weights and the extra state of a model to the host; what is returned brings them back.
+
+    Args:
+        model: The model without wrappers.
+    """
     weights = {name: _copied(value) for name, value in model.state_dict().items()}
     extra_states = {
         module: copy.deepcopy(module.get_extra_state())

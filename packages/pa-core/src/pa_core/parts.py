@@ -17,6 +17,7 @@ from pa_core.alike import (
     describe_value,
 )
 from pa_core.callbacks.signal_watch import SignalWatch
+from pa_core.checkpoint_loading import copy_weights
 from pa_core.data.custom_loader import set_epoch
 from pa_core.data.device import can_pin_memory, pin_memory, prefetched
 from pa_core.data.fetching import (
@@ -49,11 +50,13 @@ from pa_core.rng import (
     seed_rng,
 )
 from pa_core.state_dicts import differences_of_weights, list_differences
-from pa_core.state_misfits import misfit_of_optimizer, misfit_of_scheduler
+from pa_core.state_misfits import misfit_of_optimizer, misfit_of_scheduler, without_foreign_entries
 from pa_core.storage.folder_lock import FolderLock
 from pa_core.storage.plain_values import ensure_plain
-from pa_core.storage.staging import discard, publish, staged
+from pa_core.storage.staging import discard, leftovers, publish, staged
 from pa_core.storage.torch_file import find_damage
+from pa_core.training_state.model_state import SavedModel, capture_model, restore_models
+from pa_core.training_state.optimizer_state import load_state as load_optimizer_state
 from pa_core.user_warnings import warn_user
 
 __all__ = [
@@ -67,6 +70,7 @@ __all__ = [
     "Progress",
     "RunWatch",
     "SampleFetcher",
+    "SavedModel",
     "SignalWatch",
     "WholeBatchFetcher",
     "WorkerDataset",
@@ -75,8 +79,10 @@ __all__ = [
     "buffers_of_module",
     "can_fetch_batch",
     "can_pin_memory",
+    "capture_model",
     "capture_rng_state",
     "check_rng_state",
+    "copy_weights",
     "describe_arguments",
     "describe_callbacks",
     "describe_hyperparameters",
@@ -95,7 +101,9 @@ __all__ = [
     "index_list",
     "is_in_memory",
     "leave_processes_at_exit",
+    "leftovers",
     "list_differences",
+    "load_optimizer_state",
     "misfit_of_optimizer",
     "misfit_of_scheduler",
     "mix",
@@ -107,6 +115,7 @@ __all__ = [
     "process_state",
     "publish",
     "require_alike",
+    "restore_models",
     "restore_rng_state",
     "runs_on_gloo",
     "seed_rng",
@@ -117,4 +126,5 @@ __all__ = [
     "store_of_processes",
     "values_of_all",
     "warn_user",
+    "without_foreign_entries",
 ]

@@ -1,0 +1,322 @@
+"""The checkpoints of a trial: found, restored, saved, and deleted again."""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+from pa_core import CheckpointError, RanksDifferError
+from pa_core.distributed import gather_objects
+from pa_core.parts import leftovers, publish, staged, warn_user
+from pa_trial.callback import PyTorchCallback
+from pa_trial.checkpoint_files import (
+    LOAD_DATA,
+    METADATA,
+    STATE,
+    TRIAL_STATE,
+    FileRecord,
+    find_folder,
+    name_of_rank,
+    newest_first,
+    record_of,
+    require_intact,
+    write_json,
+)
+from pa_trial.context_parts import ContextParts
+from pa_trial.errors import InvalidCheckpointException
+from pa_trial.foreign_checkpoints import is_foreign, read_foreign
+from pa_trial.load_data import describe_trial
+from pa_trial.plain_files import read_torch_file, write_torch_file
+from pa_trial.rank_outcomes import from_chief, of_each_rank, on_each_rank
+from pa_trial.retention import delete_superseded
+from pa_trial.saved_trial import Ancestor, Metadata, SavedTrial, read_metadata, read_saved_trial, trial_state_of
+from pa_trial.trial_contents import (
+    capture_process,
+    capture_trial,
+    load_weights_into,
+    require_fit,
+    take_over,
+)
+
+if TYPE_CHECKING:
+    from pa_trial.trial import PyTorchTrial
+
+__all__ = ["Checkpoints", "find_newest", "read_saved"]
+
+
+class Checkpoints:
+    """Saves a trial and continues it, all of it or nothing; every process calls each method.
+
+    Args:
+        trial: The trial.
+        parts: The parts of its context.
+        callbacks: The callbacks of this process, by name.
+    """
+
+    def __init__(self, trial: PyTorchTrial, parts: ContextParts, callbacks: Mapping[str, PyTorchCallback]) -> None:
+        self._trial = trial
+        self._parts = parts
+        self._callbacks = dict(callbacks)
+        self._fit = secrets.token_hex(8)
+        self._ancestors: tuple[Ancestor, ...] = ()
+        self._begun_from: str | None = None
+        self._trusts_pickle = False
+        self._left_out: set[str] = set()
+
+    def find(self, latest_checkpoint: str | Path | None, *, trust_pickle: bool = False) -> SavedTrial | None:
+        """Return what a checkpoint tells of itself, when all of its files are known to be intact.
+
+        Args:
+            latest_checkpoint: Its name in the folder of the checkpoints, or its path; None for none.
+            trust_pickle: Whether objects of any kind are unpickled.
+
+        Raises:
+            CheckpointNotFound: There is none.
+            InvalidCheckpointException: It is damaged, or was saved by another number of processes.
+            RanksDifferError: The processes have found different ones.
+        """
+        if latest_checkpoint is None:
+            return None
+        saved = self._read(latest_checkpoint, trust_pickle=trust_pickle)
+        _require_as_many_processes(saved, self._parts.num_processes)
+        self._trusts_pickle = trust_pickle
+        self._begun_from = saved.uuid
+        if saved.metadata is not None:
+            own = Ancestor(saved.metadata.fit, saved.progress.batches_trained)
+            self._ancestors = (*saved.metadata.ancestors, own)
+        return saved
+
+    def restore(self, saved: SavedTrial) -> None:
+        """Continue from a checkpoint: models, optimizers, schedulers, scaler, callbacks, gradients and RNG states.
+
+        Args:
+            saved: What ``find`` returned.
+
+        Raises:
+            InvalidCheckpointException: It does not fit the trial; nothing was changed.
+        """
+        content, own = on_each_rank(lambda: self._load(saved), _RESTORING)
+        for callback in self._callbacks.values():
+            callback.on_checkpoint_load_start(content)
+        on_each_rank(lambda: require_fit(self._parts, content, own, saved), _RESTORING)
+        self._warn_of_other_settings(saved)
+        on_each_rank(lambda: take_over(self._parts, self._callbacks, content, own, saved), _RESTORING)
+
+    def load_weights(self, checkpoint: str | Path, *, trust_pickle: bool = False) -> str:
+        """Load the weights of a checkpoint's models, and nothing else; return its name.
+
+        Args:
+            checkpoint: Its name in the folder of the checkpoints, or its path.
+            trust_pickle: Whether objects of any kind are unpickled.
+
+        Raises:
+            CheckpointNotFound: There is none.
+            InvalidCheckpointException: It is damaged, or that of other models; nothing was loaded.
+        """
+        saved = self._read(checkpoint, trust_pickle=trust_pickle, for_weights=True)
+
+        def load() -> None:
+            content = read_torch_file(saved.path / STATE, trust_pickle=trust_pickle)
+            load_weights_into(self._parts.trained.models, content, saved)
+
+        on_each_rank(load, "loading the weights of a checkpoint")
+        return saved.uuid
+
+    def save(self) -> str:
+        """Save the trial as it is, call the callbacks, and delete checkpoints that are not to be kept any longer.
+
+        Returns:
+            The name of the checkpoint.
+
+        Raises:
+            CheckpointError: Something could not be loaded again, such as an object in the state of a callback.
+            OSError: A file cannot be written.
+        """
+        with ExitStack() as stack:
+            uuid, staging = from_chief(lambda: self._begin(stack), _SAVING)
+            written = of_each_rank(lambda: self._write(Path(staging)), _SAVING)
+            files = {name: record for records in written for name, record in records.items()}
+            from_chief(lambda: self._finish(Path(staging), uuid, files), _SAVING)
+        from_chief(lambda: self._tell_of_files(uuid), "in a callback of a checkpoint")
+        for callback in self._callbacks.values():
+            callback.on_checkpoint_upload_end(uuid=uuid)
+        return uuid
+
+    @property
+    def _folder(self) -> Path:
+        return self._parts.run_settings.checkpoint_dir.absolute()
+
+    def _read(self, checkpoint: str | Path, *, trust_pickle: bool, for_weights: bool = False) -> SavedTrial:
+        """Read what the same checkpoint tells of itself on all processes."""
+
+        def read() -> SavedTrial:
+            folder, rank = find_folder(checkpoint, self._folder), self._parts.rank
+            return read_saved(folder, rank, trust_pickle=trust_pickle, for_weights=for_weights)
+
+        saved = on_each_rank(read, "reading a checkpoint")
+        _require_same(saved)
+        return saved
+
+    def _load(self, saved: SavedTrial) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Load what all processes continue from, and what this one does."""
+        content: dict[str, Any] = read_torch_file(saved.path / STATE, trust_pickle=self._trusts_pickle)
+        if self._parts.rank == 0 or saved.metadata is None:
+            return content, content
+        return content, read_torch_file(saved.path / name_of_rank(self._parts.rank))
+
+    def _begin(self, stack: ExitStack) -> tuple[str, str]:
+        """Make a folder to write into; return the name of the checkpoint, and the folder."""
+        uuid = str(uuid4())
+        self._folder.mkdir(parents=True, exist_ok=True)
+        for path in leftovers(self._folder, self._fit):
+            shutil.rmtree(path, ignore_errors=True)
+        return uuid, str(stack.enter_context(staged(self._folder / uuid, self._fit)))
+
+    def _write(self, staging: Path) -> dict[str, FileRecord]:
+        """Write the files of this process; return what they are like."""
+        own = capture_process(self._parts)
+        if self._parts.rank > 0:
+            return self._write_own(staging, own)
+        content = {**capture_trial(self._parts, self._callbacks), **own}
+        for callback in self._callbacks.values():
+            callback.on_checkpoint_save_start(content)
+        write_torch_file(staging / STATE, content)
+        frequency = self._parts.aggregation_frequency
+        write_json(staging / TRIAL_STATE, trial_state_of(self._parts.progress, aggregation_frequency=frequency))
+        write_json(staging / LOAD_DATA, self._describe_trial())
+        return {name: record_of(staging / name) for name in (STATE, TRIAL_STATE, LOAD_DATA)}
+
+    def _write_own(self, staging: Path, own: dict[str, Any]) -> dict[str, FileRecord]:
+        name = name_of_rank(self._parts.rank)
+        if not staging.is_dir():
+            raise CheckpointError(
+                "A process does not see the folder that the others write a checkpoint into.",
+                given=f"{staging.parent} on rank {self._parts.rank}",
+                expected="a folder on a file system that all machines share",
+                do="Pass such a folder: init(checkpoint_dir=...).",
+            )
+        write_torch_file(staging / name, own)
+        return {name: record_of(staging / name)}
+
+    def _finish(self, staging: Path, uuid: str, files: dict[str, FileRecord]) -> None:
+        """Give the checkpoint its name, in one step, and delete those that it supersedes."""
+        progress, keep = self._parts.progress, self._parts.run_settings.max_checkpoints
+        metadata = Metadata(
+            fit=self._fit,
+            ancestors=self._ancestors,
+            batches_trained=progress.batches_trained,
+            num_processes=self._parts.num_processes,
+            files=files,
+        )
+        write_json(staging / METADATA, metadata.document())
+        publish(staging, self._folder / uuid, self._fit)
+        if keep is not None:
+            delete_superseded(
+                self._folder,
+                fit=self._fit,
+                ancestors=self._ancestors,
+                keep=keep,
+                best_batch=progress.best_batch,
+                begun_from=self._begun_from,
+            )
+
+    def _tell_of_files(self, uuid: str) -> None:
+        folder = str(self._folder / uuid)
+        for callback in self._callbacks.values():
+            callback.on_checkpoint_end(folder)
+            callback.on_checkpoint_write_end(folder)
+
+    def _describe_trial(self) -> dict[str, Any]:
+        settings = self._parts.settings
+        document, left_out = describe_trial(type(self._trial), settings.hparams, settings.exp_conf)
+        if new := [name for name in left_out if name not in self._left_out]:
+            self._left_out.update(new)
+            warn_user(
+                f"{', '.join(new)} cannot be written as JSON and will not be in the checkpoints: "
+                "load_trial_from_checkpoint_path will make the trial without."
+            )
+        return document
+
+    def _warn_of_other_settings(self, saved: SavedTrial) -> None:
+        """Warn where the training goes on with other data than it began with, as far as can be told."""
+        before, now = saved.progress.epoch_length, self._parts.progress.epoch_length
+        if self._parts.rank == 0 and None not in (before, now) and before != now:
+            warn_user(
+                f"An epoch has {now} batches, and had {before} when {saved.uuid} was saved: the training continues at "
+                f"batch {saved.progress.batches_trained}, which is another place in the data."
+            )
+
+
+_SAVING = "saving a checkpoint"
+_RESTORING = "restoring a checkpoint"
+
+
+def read_saved(folder: Path, rank: int, *, trust_pickle: bool = False, for_weights: bool = False) -> SavedTrial:
+    """Return what a checkpoint tells of itself, once the files that a process needs are known to be intact.
+
+    Args:
+        folder: The checkpoint.
+        rank: The rank of the process.
+        trust_pickle: Whether ``trial_state.pkl`` is unpickled, in checkpoints of Determined's.
+        for_weights: Whether only the weights are wanted.
+
+    Raises:
+        InvalidCheckpointException: It is damaged, or is none.
+    """
+    if is_foreign(folder):
+        return read_foreign(folder, trust_pickle=trust_pickle, for_weights=for_weights)
+    metadata = read_metadata(folder)
+    of_rank = [name_of_rank(rank)] if 0 < rank < metadata.num_processes and not for_weights else []
+    require_intact(folder, metadata.files, [STATE, TRIAL_STATE, LOAD_DATA, *of_rank])
+    return read_saved_trial(folder, metadata)
+
+
+def find_newest(checkpoint_dir: Path) -> str | None:
+    """Return the name of the newest checkpoint in a folder that is intact; every process must call this.
+
+    Checkpoints that are damaged are passed over with a warning; those of Determined's do not count.
+
+    Args:
+        checkpoint_dir: The folder.
+    """
+    return from_chief(lambda: _newest(checkpoint_dir.absolute()), "looking for the newest checkpoint")
+
+
+def _newest(checkpoint_dir: Path) -> str | None:
+    for folder in newest_first(checkpoint_dir):
+        try:
+            metadata = read_metadata(folder)
+            require_intact(folder, metadata.files, metadata.files)
+        except InvalidCheckpointException as error:
+            warn_user(f"{folder} is passed over: {error.given}.")
+        else:
+            return folder.name
+    return None
+
+
+def _require_as_many_processes(saved: SavedTrial, num_processes: int) -> None:
+    if saved.num_processes in (None, num_processes):
+        return
+    raise InvalidCheckpointException(
+        "The checkpoint was saved by another number of processes, each of which had random states of its own.",
+        given=f"{saved.path}, saved by {saved.num_processes}, and {num_processes} now",
+        expected=f"{saved.num_processes}",
+        do=f"Start {saved.num_processes} processes, or begin anew with its weights: fit(warm_start={saved.uuid!r}).",
+    )
+
+
+def _require_same(saved: SavedTrial) -> None:
+    digests = gather_objects(saved.digest)
+    if len(set(digests)) > 1:
+        raise RanksDifferError(
+            "The processes have found different checkpoints under the same name.",
+            given=f"{saved.path}; SHA-256 of its contents: "
+            + ", ".join(f"{digest[:8]} on rank {rank}" for rank, digest in enumerate(digests)),
+            expected="the same checkpoint on every process",
+            do="Use a folder on a file system that all machines share.",
+        )

@@ -1,0 +1,76 @@
+"""Checkpoints that Determined wrote, which have no digests, and part of which is pickled."""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+from pathlib import Path
+from typing import Any, cast
+
+from pa_trial.checkpoint_files import LOAD_DATA, METADATA, STATE, TRIAL_STATE, damaged, read_json, record_of
+from pa_trial.errors import InvalidCheckpointException
+from pa_trial.progress import TrialProgress
+from pa_trial.saved_trial import SavedTrial
+
+__all__ = ["PICKLED_TRIAL_STATE", "is_foreign", "read_foreign"]
+
+PICKLED_TRIAL_STATE = "trial_state.pkl"
+"""How far the training had come, which the metadata tell as well but for the last validation."""
+
+
+def is_foreign(folder: Path) -> bool:
+    """Whether a folder holds a checkpoint that is not pa-trial's.
+
+    Args:
+        folder: An existing folder.
+    """
+    if (folder / TRIAL_STATE).exists():
+        return False
+    return (folder / STATE).exists() and not _is_ours(folder / METADATA)
+
+
+def read_foreign(folder: Path, *, trust_pickle: bool = False, for_weights: bool = False) -> SavedTrial:
+    """Return what a checkpoint of Determined's tells of itself.
+
+    Args:
+        folder: The checkpoint.
+        trust_pickle: Whether the file with the last validation is unpickled, which runs whatever code it names.
+        for_weights: Whether only the weights are wanted, so that it need not tell how far the training had come.
+
+    Raises:
+        InvalidCheckpointException: It does not tell how far the training had come.
+    """
+    state = _unpickled(folder / PICKLED_TRIAL_STATE) if trust_pickle else {}
+    document = read_json(folder / METADATA) if (folder / METADATA).exists() else {}
+    batches: object = 0 if for_weights else state.get("batches_trained", document.get("steps_completed"))
+    if type(batches) is not int or batches < 0:
+        raise InvalidCheckpointException(
+            "The checkpoint does not tell how far its training had come.",
+            given=f"{folder}, whose {METADATA} has no steps_completed",
+            expected=f"steps_completed in it, or {PICKLED_TRIAL_STATE} and the permission to unpickle it",
+            do="Pass trust_pickle=True if you trust whoever wrote it, or begin anew with its weights by warm_start=.",
+        )
+    last_validation: object = state.get("last_val")
+    progress = TrialProgress(
+        batches_trained=batches,
+        initial_batch=batches,
+        last_checkpoint=batches,
+        last_validation=last_validation if type(last_validation) is int else None,
+    )
+    names = [name for name in (STATE, LOAD_DATA, METADATA) if (folder / name).is_file()]
+    digest = hashlib.sha256(" ".join(record_of(folder / name).sha256 for name in names).encode()).hexdigest()
+    return SavedTrial(uuid=folder.name, path=folder, progress=progress, digest=digest)
+
+
+def _is_ours(path: Path) -> bool:
+    return path.exists() and "pa_trial_version" in read_json(path)
+
+
+def _unpickled(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    try:
+        state: object = pickle.loads(path.read_bytes())  # the caller has said that the file is trusted
+    except Exception as error:  # what unpickling does is not limited to some kinds of errors
+        raise damaged(path, f"{type(error).__name__}: {error}") from error
+    return cast("dict[str, Any]", state) if isinstance(state, dict) else {}

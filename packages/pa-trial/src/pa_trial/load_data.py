@@ -1,0 +1,68 @@
+"""What it takes to make a trial again: its class, by name, and what it was configured with."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+__all__ = ["describe_trial", "name_of_class"]
+
+
+def describe_trial(
+    trial_class: type[Any], hparams: Mapping[str, Any] | None, exp_conf: Mapping[str, Any] | None
+) -> tuple[dict[str, Any], list[str]]:
+    """Return what is stored of a trial, and the names of the entries that JSON has no form for.
+
+    Args:
+        trial_class: Its class.
+        hparams: Its hyperparameters.
+        exp_conf: Its experiment configuration.
+    """
+    left_out: list[str] = []
+    document = {
+        "trial_type": "PyTorchTrial",
+        "experiment_config": _storable("exp_conf", exp_conf, left_out),
+        "hparams": _storable("hparams", hparams, left_out),
+        "trial_cls_spec": name_of_class(trial_class),
+        "is_trainer": True,
+    }
+    return document, left_out
+
+
+def name_of_class(trial_class: type[Any]) -> str:
+    """Return the name by which a class can be imported, in the form ``module:name``.
+
+    Args:
+        trial_class: The class; of a module that ``python -m`` runs, the name of that module is told.
+    """
+    module = trial_class.__module__
+    if module == "__main__":
+        spec = getattr(sys.modules[module], "__spec__", None)
+        module = getattr(spec, "name", module)
+    return f"{module}:{trial_class.__qualname__}"
+
+
+def _storable(of: str, entries: Mapping[str, Any] | None, left_out: list[str]) -> dict[str, Any] | None:
+    if entries is None:
+        return None
+    stored: dict[str, Any] = {}
+    for name, value in entries.items():
+        try:
+            stored[name] = json.loads(json.dumps(value, default=_plain))
+        except (TypeError, ValueError, RecursionError):
+            left_out.append(f"{of}[{name!r}]")
+    return stored
+
+
+def _plain(value: object) -> Any:
+    if isinstance(value, np.generic | np.ndarray):
+        plain: Any = value.tolist()  # pyright: ignore[reportUnknownMemberType]  # by the type of its elements
+        return plain
+    if isinstance(value, Path):
+        return str(value)
+    raise TypeError

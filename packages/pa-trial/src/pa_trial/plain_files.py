@@ -1,0 +1,118 @@
+"""Files that torch.save wrote, written so that they load again without unpickling anything, and loaded in that way."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy._core import multiarray  # what arrays are pickled as a call of has no public name
+
+from pa_core.parts import ensure_plain, find_damage
+from pa_trial.errors import InvalidCheckpointException
+
+__all__ = ["read_torch_file", "write_torch_file"]
+
+_KINDS_OF_NUMBERS = "?bBhHiIlLqQefdgFDGSUVMm"
+
+
+def write_torch_file(path: Path, content: dict[str, Any]) -> None:
+    """Write a file that ``read_torch_file`` can read, and see that it reaches the disk.
+
+    Args:
+        path: Where no file is.
+        content: Tensors, numbers, strings, numpy's arrays and numbers, and containers of them.
+
+    Raises:
+        InvalidCheckpointException: Something in the content could not be loaded again.
+        OSError: The file cannot be written.
+    """
+    with torch.serialization.safe_globals(_types_of_numpy(with_scalars=True)):
+        ensure_plain(content, "checkpoint")
+    try:
+        with path.open("xb") as file:
+            torch.save(content, file)
+            file.flush()
+            os.fsync(file.fileno())
+    except RuntimeError as error:  # what torch makes of a full disk
+        raise OSError(f"{path} could not be written: {error}") from error
+    _require_readable(path)
+
+
+def read_torch_file(path: Path, *, trust_pickle: bool = False, **options: Any) -> Any:
+    """Return what a file holds, with its tensors on the CPU unless the options say otherwise.
+
+    Numpy's arrays are built by numpy; no other code than torch's and numpy's own runs.
+
+    Args:
+        path: The file.
+        trust_pickle: Whether objects of any kind are unpickled, which runs whatever code the file names.
+        options: Further arguments of ``torch.load``.
+
+    Raises:
+        InvalidCheckpointException: The file is damaged, or holds something else.
+        OSError: The file cannot be read.
+    """
+    with path.open("rb") as file:
+        damage = find_damage(file)
+    if damage is not None:
+        raise _damaged(path, damage)
+    asked: dict[str, Any] = {"map_location": "cpu", "weights_only": not trust_pickle, **options}
+    try:
+        with torch.serialization.safe_globals(_types_of_numpy()):
+            return torch.load(path, **asked)
+    except pickle.UnpicklingError as error:
+        if not asked["weights_only"]:
+            raise _damaged(path, f"{type(error).__name__}: {error}") from error
+        raise InvalidCheckpointException(
+            "The checkpoint holds objects that loading would run code for; nothing was loaded.",
+            given=f"{path}: {_first_line(error)}",
+            expected="tensors, numbers, strings, numpy's arrays, and containers of them",
+            do="If you trust whoever wrote the file, pass trust_pickle=True.",
+        ) from error
+    except (EOFError, KeyError, RuntimeError, ValueError, AttributeError, TypeError) as error:
+        raise _damaged(path, f"{type(error).__name__}: {_first_line(error)}") from error
+
+
+def _require_readable(path: Path) -> None:
+    """Build everything in a file but the tensors' values, as loading it will."""
+    try:
+        with torch.serialization.safe_globals(_types_of_numpy()):
+            torch.load(path, weights_only=True, mmap=True, map_location="meta")
+    except pickle.UnpicklingError as error:
+        raise InvalidCheckpointException(
+            "The state of the trial could be saved, but not safely loaded again.",
+            given=_first_line(error),
+            expected="tensors, numbers, strings, numpy's arrays of numbers, and containers of them",
+            do="Look for an array of objects in what state_dict() of the callbacks returns, and store a list instead.",
+        ) from error
+
+
+def _types_of_numpy(*, with_scalars: bool = False) -> list[Any]:
+    """What arrays and numbers of numpy are built of, by the names that releases of numpy have given it."""
+    functions = [
+        (function, f"numpy.{package}.multiarray.{name}")
+        for name, function in (("_reconstruct", multiarray._reconstruct), ("scalar", multiarray.scalar))
+        for package in ("core", "_core")
+    ]
+    dtypes = [np.dtype(kind) for kind in _KINDS_OF_NUMBERS]
+    scalars = [dtype.type for dtype in dtypes] if with_scalars else []
+    return [np.ndarray, np.dtype, *functions, *{type(dtype) for dtype in dtypes}, *scalars]
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    named = [line for line in lines if "GLOBAL" in line]
+    return (named or lines or [type(error).__name__])[0]
+
+
+def _damaged(path: Path, found: str) -> InvalidCheckpointException:
+    return InvalidCheckpointException(
+        "The checkpoint is damaged; nothing was loaded.",
+        given=f"{path}: {found}",
+        expected="the file as it was written",
+        do="Use another checkpoint, such as the one before it.",
+    )

@@ -1,0 +1,84 @@
+"""What each process does on its own and all have to know of: what one of them raised is raised on all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
+
+from pa_core import ExplainedError, OtherProcessError
+from pa_core.distributed import gather_objects, num_processes, rank
+
+__all__ = ["from_chief", "of_each_rank", "on_each_rank"]
+
+_T = TypeVar("_T")
+
+
+class _Failure(NamedTuple):
+    """What another process is told of an exception, which may not survive the way itself."""
+
+    text: str
+    error: ExplainedError | None
+
+
+def of_each_rank(compute: Callable[[], _T], doing: str) -> list[_T]:
+    """Return what ``compute`` returned on each process; every process must call this.
+
+    Args:
+        compute: Called once on each process, where it may take its time. It exchanges nothing itself.
+        doing: What it does, for the message on the other processes if it fails on one.
+
+    Raises:
+        OtherProcessError: It failed on another process. An error that explains itself is raised as it is.
+    """
+    if num_processes() == 1:
+        return [compute()]
+    try:
+        outcome: _T | _Failure = compute()
+    except Exception as error:
+        explained = error if isinstance(error, ExplainedError) else None
+        gather_objects(_Failure(f"{type(error).__name__}: {error}", explained))
+        raise
+    values: list[_T] = []
+    for number, one in enumerate(gather_objects(outcome)):
+        if isinstance(one, _Failure):
+            raise one.error or _failed(number, one.text, doing)
+        values.append(one)
+    return values
+
+
+def on_each_rank(compute: Callable[[], _T], doing: str) -> _T:
+    """Return what ``compute`` returned on this process, when it came through on all; every process must call this.
+
+    Args:
+        compute: See ``of_each_rank``; what it returns stays on its process.
+        doing: See ``of_each_rank``.
+
+    Raises:
+        OtherProcessError: As ``of_each_rank``.
+    """
+    returned: list[_T] = []
+    of_each_rank(lambda: returned.append(compute()), doing)
+    return returned[0]
+
+
+def from_chief(compute: Callable[[], _T], doing: str) -> _T:
+    """Return on all processes what ``compute`` returned on the chief, the only one to call it.
+
+    Args:
+        compute: See ``of_each_rank``.
+        doing: See ``of_each_rank``.
+
+    Raises:
+        OtherProcessError: As ``of_each_rank``.
+    """
+    returned = of_each_rank(lambda: [compute()] if rank() == 0 else [], doing)
+    return returned[0][0]
+
+
+def _failed(number: int, text: str, doing: str) -> OtherProcessError:
+    return OtherProcessError(
+        f"Another process failed {doing}.",
+        given=f"rank {number}: {text}",
+        expected="all processes to come through it",
+        do=f"Look at the traceback of rank {number}.",
+    )

@@ -1,0 +1,246 @@
+"""What a checkpoint tells of itself, read once into records before anything of it is loaded."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import torch
+
+from pa_trial.checkpoint_files import (
+    METADATA,
+    TRIAL_STATE,
+    FileRecord,
+    damaged,
+    digest_of_document,
+    read_json,
+)
+from pa_trial.progress import TrialProgress
+
+__all__ = ["Ancestor", "Metadata", "SavedTrial", "read_metadata", "read_saved_trial"]
+
+_T = TypeVar("_T")
+
+_FORMAT = 1
+"""Raised when a checkpoint is laid out in a way that earlier releases would misread."""
+
+_DIGEST = "digest"
+"""The entry of the metadata with the digest of all others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ancestor:
+    """A call of ``fit`` that the present one continues.
+
+    Attributes:
+        fit: Its name.
+        batches_trained: After how many batches its checkpoint was taken that was continued from.
+    """
+
+    fit: str
+    batches_trained: int
+
+
+@dataclass(frozen=True, slots=True)
+class Metadata:
+    """What tells a checkpoint from others.
+
+    Attributes:
+        fit: The call of ``fit`` that saved it.
+        ancestors: The calls that this one continued, the first one first.
+        batches_trained: After how many batches it was taken.
+        num_processes: The number of processes of the training.
+        saved_at: When, in seconds since 1970.
+        files: What the other files were like.
+    """
+
+    fit: str
+    ancestors: tuple[Ancestor, ...]
+    batches_trained: int
+    num_processes: int
+    files: dict[str, FileRecord]
+    saved_at: float = field(default_factory=time.time)
+
+    def document(self) -> dict[str, Any]:
+        """Return it as it is stored."""
+        document: dict[str, Any] = {
+            "pa_trial_version": _version(),
+            "framework": f"torch-{torch.__version__}",
+            "python": platform.python_version(),
+            "format": _FORMAT,
+            "steps_completed": self.batches_trained,
+            "num_processes": self.num_processes,
+            "saved_at": self.saved_at,
+            "fit": self.fit,
+            "ancestors": [asdict(one) for one in self.ancestors],
+            "files": {name: asdict(record) for name, record in self.files.items()},
+        }
+        return {**document, _DIGEST: digest_of_document(document)}
+
+
+@dataclass(frozen=True, slots=True)
+class SavedTrial:
+    """A checkpoint that a training can be continued from.
+
+    Attributes:
+        uuid: Its name.
+        path: Its folder.
+        progress: How far the training had come.
+        digest: Tells its content from that of any other.
+        num_processes: The number of processes of the training; None where nothing tells it.
+        aggregation_frequency: That of the training; None where nothing tells it.
+        metadata: None for a checkpoint of Determined's.
+    """
+
+    uuid: str
+    path: Path
+    progress: TrialProgress
+    digest: str
+    num_processes: int | None = None
+    aggregation_frequency: int | None = None
+    metadata: Metadata | None = None
+
+
+def read_metadata(folder: Path) -> Metadata:
+    """Return what a checkpoint tells of itself; of its other files none is read.
+
+    Args:
+        folder: The checkpoint.
+
+    Raises:
+        InvalidCheckpointException: It is missing, or not as it was written.
+    """
+    path = folder / METADATA
+    document = read_json(path)
+    digest = document.pop(_DIGEST, None)
+    if digest != digest_of_document(document):
+        raise damaged(path, "its digest is another one than when it was written")
+    written = _Entries(path, document)
+    if (number := written.get("format", int)) != _FORMAT:
+        raise damaged(path, f"format {number}", f"format {_FORMAT}, the only one that this release of pa-trial reads")
+    files = {
+        name: FileRecord(one.get("sha256", str), one.get("bytes", int))
+        for name, one in written.mappings("files").items()
+    }
+    ancestors = tuple(
+        Ancestor(one.get("fit", str), one.get("batches_trained", int)) for one in written.documents("ancestors")
+    )
+    return Metadata(
+        fit=written.get("fit", str),
+        ancestors=ancestors,
+        batches_trained=written.get("steps_completed", int),
+        num_processes=written.get("num_processes", int),
+        files=files,
+        saved_at=written.get("saved_at", float),
+    )
+
+
+def trial_state_of(progress: TrialProgress, *, aggregation_frequency: int) -> dict[str, Any]:
+    """Return how far a training has come, as it is stored.
+
+    Args:
+        progress: How far it has come.
+        aggregation_frequency: The number of batches of an optimizer step.
+    """
+    return {
+        "trial_id": 0,
+        "batches_trained": progress.batches_trained,
+        "epochs_trained": progress.epochs_trained,
+        "epoch_length": progress.epoch_length,
+        "last_ckpt": progress.batches_trained,
+        "last_val": progress.last_validation,
+        "best_metric": progress.best_metric,
+        "best_batch": progress.best_batch,
+        "seed": progress.seed,
+        "aggregation_frequency": aggregation_frequency,
+    }
+
+
+def read_saved_trial(folder: Path, metadata: Metadata) -> SavedTrial:
+    """Return where the training of a checkpoint stood.
+
+    Args:
+        folder: The checkpoint, whose files were found intact.
+        metadata: What it tells of itself.
+
+    Raises:
+        InvalidCheckpointException: An entry is missing, or of another kind.
+    """
+    path = folder / TRIAL_STATE
+    state = _Entries(path, read_json(path))
+    batches = state.get("batches_trained", int)
+    progress = TrialProgress(
+        batches_trained=batches,
+        initial_batch=batches,
+        epoch_length=state.optional("epoch_length", int),
+        last_checkpoint=batches,
+        last_validation=state.optional("last_val", int),
+        best_metric=state.optional("best_metric", float),
+        best_batch=state.optional("best_batch", int),
+        seed=state.optional("seed", int),
+    )
+    return SavedTrial(
+        uuid=folder.name,
+        path=folder,
+        progress=progress,
+        digest=digest_of_document(metadata.document()["files"]),
+        num_processes=metadata.num_processes,
+        aggregation_frequency=state.get("aggregation_frequency", int),
+        metadata=metadata,
+    )
+
+
+class _Entries:
+    """The entries of a document, each of which is of one kind.
+
+    Args:
+        path: The file.
+        document: What is in it.
+    """
+
+    def __init__(self, path: Path, document: Mapping[str, Any]) -> None:
+        self._path = path
+        self._document = document
+
+    def get(self, name: str, kind: type[_T]) -> _T:
+        """Return an entry that has to be there."""
+        value = self.optional(name, kind)
+        if value is None:
+            raise damaged(self._path, f"{name} is missing", "an entry of that name")
+        return value
+
+    def optional(self, name: str, kind: type[_T]) -> _T | None:
+        """Return an entry that may be None."""
+        value: object = self._document.get(name)
+        if kind is float and type(value) is int:
+            value = float(value)
+        if value is not None and type(value) is not kind:
+            raise damaged(self._path, f"{name} is {value!r}", f"of type {kind.__name__}")
+        return value
+
+    def mappings(self, name: str) -> dict[str, _Entries]:
+        """Return an entry whose values are documents themselves."""
+        values = cast("dict[str, object]", self.get(name, dict))
+        return {inner: self._inner(f"{name}.{inner}", value) for inner, value in values.items()}
+
+    def documents(self, name: str) -> list[_Entries]:
+        """Return an entry that is a list of documents."""
+        values = cast("list[object]", self.get(name, list))
+        return [self._inner(f"{name}.{index}", value) for index, value in enumerate(values)]
+
+    def _inner(self, name: str, value: object) -> _Entries:
+        if not isinstance(value, dict):
+            raise damaged(self._path, f"{name} is {value!r}", "a dictionary")
+        return _Entries(self._path, cast("dict[str, Any]", value))
+
+
+def _version() -> str:
+    try:
+        return version("pa-trial")
+    except PackageNotFoundError:
+        return "unknown"
