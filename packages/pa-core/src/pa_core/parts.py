@@ -31,7 +31,12 @@ from pa_core.data.fetching import (
 from pa_core.data.order import index_list
 from pa_core.data.workers import WorkerStart, explaining_failed_start, sigterm_held_back
 from pa_core.device_reads import LateReader
-from pa_core.distributed.collectives import leave_processes_at_exit, runs_on_gloo, values_of_all
+from pa_core.distributed.collectives import (
+    broadcast_tensors,
+    leave_processes_at_exit,
+    runs_on_gloo,
+    values_of_all,
+)
 from pa_core.distributed.comparison import Describe, agree_on_integer, require_alike
 from pa_core.distributed.fail_fast import ending_process_unless_all_fail
 from pa_core.distributed.gloo_forks import fork_between_collectives
@@ -76,6 +81,7 @@ __all__ = [
     "WorkerDataset",
     "WorkerStart",
     "agree_on_integer",
+    "broadcast_tensors",
     "buffers_of_module",
     "can_fetch_batch",
     "can_pin_memory",

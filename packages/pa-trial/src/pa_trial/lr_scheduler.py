@@ -133,7 +133,7 @@ def _check(scheduler: TorchScheduler, step_mode: LRScheduler.StepMode, frequency
             expected="a member of LRScheduler.StepMode",
             do="Pass, for example, LRScheduler.StepMode.STEP_EVERY_EPOCH.",
         )
-    if isinstance(frequency, bool) or not isinstance(frequency, int) or frequency < 1:  # pyright: ignore[reportUnnecessaryIsInstance]  # as above
+    if type(frequency) is not int or frequency < 1:
         raise InvalidExperimentException(
             "The frequency of a scheduler is not a positive integer.",
             given=f"frequency={frequency!r}",

@@ -1,28 +1,69 @@
-"""Models, optimizers and schedulers of a trial."""
+"""What a trial trains: models, optimizers, schedulers and the scaler, and what happens to them batch by batch."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
+from torch.amp import GradScaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler as TorchScheduler
+from torch.utils.hooks import RemovableHandle
 
+from pa_core.distributed import broadcast_weights
+from pa_core.parts import parameters_of, require_alike
+from pa_trial import part_checks
+from pa_trial.chief_buffers import ChiefBuffers
+from pa_trial.errors import InvalidCheckpointException
+from pa_trial.gradient_exchange import GradientExchange
 from pa_trial.lr_scheduler import LRScheduler
+from pa_trial.mixed_precision import AutocastHooks, create_scaler
 from pa_trial.progress import TrialProgress
 
 __all__ = ["TrainedParts"]
 
-_ModelT = TypeVar("_ModelT", bound=nn.Module)
-_OptimizerT = TypeVar("_OptimizerT", bound=Optimizer)
-_SchedulerT = TypeVar("_SchedulerT", bound=TorchScheduler)
-_ScalerT = TypeVar("_ScalerT", bound=torch.amp.GradScaler)
+ModelT = TypeVar("ModelT", bound=nn.Module)
+OptimizerT = TypeVar("OptimizerT", bound=Optimizer)
+SchedulerT = TypeVar("SchedulerT", bound=TorchScheduler)
+ScalerT = TypeVar("ScalerT", bound=GradScaler)
 
 
 class TrainedParts:
-    """Models, optimizers and schedulers of a trial."""
+    """Wraps what a trial trains, and takes part in the training of each batch.
+
+    Models stay the modules that the trial made. On several processes, ``backward`` and ``step_optimizer`` exchange
+    their gradients.
+
+    Args:
+        device: The device of this process.
+        num_processes: The number of processes that train together.
+        aggregation_frequency: The number of batches whose gradients are collected for one step.
+        progress: Tells which batch is being trained.
+        can_train: False leaves models where they are, to look at a trial that was loaded from a checkpoint.
+
+    Attributes:
+        models: The wrapped models, in the order of wrapping.
+        optimizers: The wrapped optimizers, likewise.
+        lr_schedulers: The wrapped schedulers, likewise.
+        scaler: The scaler that was wrapped, or that of automatic mixed precision.
+        leave_agreed: Whether all processes know that one of them asked to leave, and leave after the same batch.
+
+    Example:
+        >>> import torch
+        >>> progress = TrialProgress(batch_idx=0)
+        >>> parts = TrainedParts(torch.device("cpu"), num_processes=1, aggregation_frequency=1, progress=progress)
+        >>> model = parts.wrap_model(torch.nn.Linear(1, 1, bias=False))
+        >>> optimizer = parts.wrap_optimizer(torch.optim.SGD(model.parameters(), lr=1.0))
+        >>> before = model.weight.item()
+        >>> parts.backward(model(torch.ones(1, 1)).sum())
+        >>> parts.step_optimizer(optimizer)
+        >>> round(before - model.weight.item(), 3)
+        1.0
+    """
 
     def __init__(
         self,
@@ -36,39 +77,220 @@ class TrainedParts:
         self.models: list[nn.Module] = []
         self.optimizers: list[Optimizer] = []
         self.lr_schedulers: list[LRScheduler] = []
-        self.scaler: torch.amp.GradScaler | None = None
+        self.scaler: GradScaler | None = None
+        self.leave_agreed: bool = False
         self._device = device
+        self._num_processes = num_processes
+        self._aggregation_frequency = aggregation_frequency
+        self._progress = progress
+        self._can_train = can_train
+        self._averages: dict[int, bool] = {}  # by the id of an optimizer
+        self._autocast: AutocastHooks | None = None
+        self._autocast_handles: list[RemovableHandle] = []
+        self._scales = False
+        self._must_update_scale = False
+        self._asks_to_leave = False
+        self._is_training = False
+        self._exchange: GradientExchange | None = None
+        self._exchanges_now = False
+        self._buffers: ChiefBuffers | None = None
+        self._step_handles: list[RemovableHandle] = []
+        self._num_checked: dict[int, int] = {}  # parameters of an optimizer, by its id
 
-    def wrap_model(self, model: _ModelT) -> _ModelT:
-        """Take a model."""
+    def wrap_model(self, model: ModelT) -> ModelT:
+        """Move a model to the device, give it the weights of the chief, and return it.
+
+        Args:
+            model: The model; wrapping it again changes nothing.
+
+        Raises:
+            ArgumentTypeError: It is not a module.
+            InternalException: The training has begun.
+            RanksDifferError: The processes wrap models with other parameters.
+        """
+        part_checks.require_model(model)
+        if any(model is known for known in self.models):
+            return model
+        if self._is_training:
+            raise part_checks.wrapped_in_training("model")
+        if self._can_train:
+            model = model.to(self._device)
+            if self._num_processes > 1:
+                require_alike(partial(part_checks.describe_model, model, len(self.models)), self._device)
+                broadcast_weights(model)
         self.models.append(model)
-        return model.to(self._device)
+        self._register_autocast(model)
+        return model
 
     def wrap_optimizer(
         self,
-        optimizer: _OptimizerT,
+        optimizer: OptimizerT,
         backward_passes_per_step: int = 1,
         fp16_compression: bool | None = None,
         average_aggregated_gradients: bool | None = None,
-    ) -> _OptimizerT:
-        """Take an optimizer."""
-        self.optimizers.append(optimizer)
+    ) -> OptimizerT:
+        """Take note of an optimizer, and return it.
+
+        Args:
+            optimizer: The optimizer, of parameters of wrapped models; wrapping it again changes nothing else.
+            backward_passes_per_step: Any number of backward passes works; this one is only checked.
+            fp16_compression: Without effect: it belongs to Horovod.
+            average_aggregated_gradients: Whether the gradients of a group of batches are averaged, which is what None
+                stands for, or added up.
+
+        Raises:
+            ArgumentTypeError: It is not an optimizer.
+            InternalException: The training has begun.
+            InvalidExperimentException: ``backward_passes_per_step`` is less than 1.
+        """
+        part_checks.require_optimizer(optimizer)
+        part_checks.check_backward_passes(backward_passes_per_step)
+        if id(optimizer) not in self._averages:
+            if self._is_training:
+                raise part_checks.wrapped_in_training("optimizer")
+            self.optimizers.append(optimizer)
+        self._averages[id(optimizer)] = average_aggregated_gradients is not False
         return optimizer
 
     def wrap_lr_scheduler(
-        self, lr_scheduler: _SchedulerT, step_mode: LRScheduler.StepMode, frequency: int = 1
-    ) -> _SchedulerT:
-        """Take a scheduler."""
-        self.lr_schedulers.append(LRScheduler(lr_scheduler, step_mode, frequency))
+        self, lr_scheduler: SchedulerT, step_mode: LRScheduler.StepMode, frequency: int = 1
+    ) -> SchedulerT:
+        """Step a scheduler in the course of training, and return it.
+
+        Args:
+            lr_scheduler: The scheduler, of a wrapped optimizer.
+            step_mode: When it steps.
+            frequency: With n, it steps every n-th time only.
+
+        Raises:
+            ArgumentTypeError: ``step_mode`` is not a ``LRScheduler.StepMode``.
+            InternalException: The training has begun.
+            InvalidExperimentException: Its optimizer is not wrapped, or it needs a metric and is not stepped by hand.
+        """
+        wrapped = LRScheduler(lr_scheduler, step_mode, frequency)
+        optimizer: object = getattr(lr_scheduler, "optimizer", None)
+        if id(optimizer) not in self._averages:
+            raise part_checks.not_wrapped(f"{type(lr_scheduler).__name__} of {type(optimizer).__name__}")
+        if self._is_training:
+            raise part_checks.wrapped_in_training("lr_scheduler")
+        self.lr_schedulers.append(wrapped)
         return lr_scheduler
 
-    def wrap_scaler(self, scaler: _ScalerT) -> _ScalerT:
-        """Take a scaler."""
+    def wrap_scaler(self, scaler: ScalerT) -> ScalerT:
+        """Keep the state of a scaler in checkpoints, and return it; the trial scales, unscales and updates.
+
+        Args:
+            scaler: The scaler. ``step_optimizer`` uses it where it is passed again.
+
+        Raises:
+            InvalidExperimentException: There is one already, or a model is wrapped.
+        """
+        if self.scaler is not None:
+            raise part_checks.second_scaler()
+        if self.models:
+            raise part_checks.scaler_too_late()
         self.scaler = scaler
         return scaler
 
     def use_amp(self) -> None:
-        """Compute in mixed precision."""
+        """Compute forward passes under autocast, and scale losses and gradients; only on CUDA.
+
+        Raises:
+            InvalidExperimentException: As ``wrap_scaler``.
+        """
+        self.wrap_scaler(create_scaler(self._device))
+        self._scales = True
+        if self._device.type == "cuda":
+            self._autocast = AutocastHooks(self._device.type)
+
+    def require_trainable(self) -> None:
+        """Check that what was wrapped can be trained.
+
+        Raises:
+            InvalidExperimentException: No model or no optimizer is wrapped; or, on several processes, an optimizer has
+                parameters that no model has, of which one process is warned.
+        """
+        part_checks.require_some(self.models, self.optimizers)
+        for optimizer in self.optimizers:
+            foreign = part_checks.foreign_parameters(optimizer, self.models)
+            if foreign and self._num_processes > 1:
+                raise part_checks.apart_from_others(foreign)
+            if foreign:
+                part_checks.warn_of_foreign_parameters(foreign)
+
+    def set_training(self, training: bool) -> None:
+        """Put all models in training mode, or in evaluation mode with the buffers of the chief; on every process.
+
+        Args:
+            training: Which of the two.
+        """
+        for model in self.models:
+            model.train(training)
+        if self._buffers is not None:
+            self._buffers.find()
+            if not training:
+                self._buffers.follow_chief()
+
+    def start_training(self) -> None:
+        """Begin to train; ``end_training`` ends it."""
+        self._is_training = True
+        self.leave_agreed = self._asks_to_leave = self._must_update_scale = False
+        if not self._autocast_handles:
+            for model in self.models:
+                self._register_autocast(model)
+        if self._num_processes > 1:
+            for model in self.models:
+                broadcast_weights(model)  # the trial may have changed them after they were wrapped
+            parameters = (parameter for model in self.models for parameter in model.parameters())
+            self._exchange = GradientExchange(parameters, self._num_processes)
+            self._buffers = ChiefBuffers(self.models)
+            for optimizer in self.optimizers:
+                handle = optimizer.register_step_pre_hook(self._require_exchanged)
+                self._step_handles.append(handle)
+
+    def end_training(self) -> None:
+        """Leave models and optimizers without any hook of ours; also after an exception."""
+        self._is_training = self._exchanges_now = False
+        for handle in (*self._step_handles, *self._autocast_handles):
+            handle.remove()
+        self._step_handles.clear()
+        self._autocast_handles.clear()
+        exchange, self._exchange, self._buffers = self._exchange, None, None
+        if exchange is not None:
+            exchange.close()
+
+    def start_batch(self) -> None:
+        """Begin a batch whose index the progress tells; every process must call this.
+
+        On several processes, the buffers of all models follow the chief's when a group of batches begins.
+        """
+        if self._exchange is None or self._buffers is None:
+            return
+        batch_idx = cast("int", self._progress.batch_idx)
+        if batch_idx % self._aggregation_frequency == 0:
+            self._buffers.follow_chief()
+        self._exchanges_now = (batch_idx + 1) % self._aggregation_frequency == 0
+        self._exchange.start_batch()
+
+    def finish_batch(self) -> None:
+        """End a batch: where optimizers step after it, update the scale, and step the schedulers that are due."""
+        batch_idx = cast("int", self._progress.batch_idx)
+        self._exchanges_now = False
+        if (batch_idx + 1) % self._aggregation_frequency:
+            return
+        if self._must_update_scale and self.scaler is not None:
+            self.scaler.update()
+            self._must_update_scale = False
+        for scheduler in self.lr_schedulers:
+            epoch_length = self._progress.epoch_length or sys.maxsize
+            for _ in range(scheduler.steps_due(batch_idx, self._aggregation_frequency, epoch_length)):
+                scheduler.step()
+        if self._asks_to_leave and self._num_processes == 1:
+            self.leave_agreed = True
+
+    def ask_to_leave(self) -> None:
+        """Let all processes leave after the same batch, at the end of a group; ``leave_agreed`` tells when."""
+        self._asks_to_leave = True
 
     def backward(
         self,
@@ -77,16 +299,164 @@ class TrainedParts:
         retain_graph: bool = False,
         create_graph: bool = False,
     ) -> None:
-        """Compute gradients."""
-        loss.backward(gradient, retain_graph, create_graph)  # type: ignore[no-untyped-call]  # not annotated by torch
+        """Compute gradients; on several processes, exchange them where optimizers step after the batch.
+
+        Args:
+            loss: What to differentiate. With ``use_amp`` it is scaled here; with a scaler of the trial's, before.
+            gradient: As for ``torch.Tensor.backward``: of a loss that is not a single number.
+            retain_graph: Whether another backward pass goes through the graph.
+            create_graph: Whether gradients of the gradients are to be computed; retains the graph.
+
+        Raises:
+            InvalidExperimentException: A gradient is sparse, on several processes.
+        """
+        scaled: Any = self.scaler.scale(loss) if self._scales and self.scaler is not None else loss
+        scaled.backward(gradient, retain_graph=retain_graph or create_graph, create_graph=create_graph)
+        if self._exchanges_now and self._exchange is not None:
+            self._exchange_gradients(self._exchange)
 
     def step_optimizer(
         self,
         optimizer: Optimizer,
         clip_grads: Callable[[list[nn.Parameter]], Any] | None = None,
         auto_zero_grads: bool = True,
-        scaler: torch.amp.GradScaler | None = None,
+        scaler: GradScaler | None = None,
     ) -> None:
-        """Step an optimizer."""
-        optimizer.step()
-        optimizer.zero_grad()
+        """Step an optimizer if the batch is the last of its group, else do nothing.
+
+        Gradients are averaged over the group, clipped, applied and zeroed.
+
+        Args:
+            optimizer: The optimizer.
+            clip_grads: Called with the list of its parameters, whose gradients are unscaled by then if ``use_amp``
+                has scaled them.
+            auto_zero_grads: False leaves it to the trial to zero the gradients.
+            scaler: Steps the optimizer; needed where the trial has scaled the loss by itself.
+
+        Raises:
+            InternalException: The training has not begun.
+            InvalidExperimentException: Gradients are aggregated, and not zeroed; or the processes would train apart.
+        """
+        aggregation = self._aggregation_frequency
+        if aggregation > 1 and not auto_zero_grads:
+            raise part_checks.manual_zeroing(aggregation)
+        batch_idx = self._progress.current_batch("context.step_optimizer()")
+        if (batch_idx + 1) % aggregation:
+            return
+        if self._exchange is not None:
+            self._finish_exchange(self._exchange, optimizer, scaler)
+        if aggregation > 1 and self._averages.get(id(optimizer), True):
+            _divide_gradients(optimizer, aggregation)
+        scaler = self._scaler_of_step(scaler)
+        if clip_grads is not None:
+            if self._scales and scaler is not None and scaler is self.scaler:
+                scaler.unscale_(optimizer)
+            clip_grads(cast("list[nn.Parameter]", [*parameters_of(optimizer)]))
+        if scaler is None:
+            optimizer.step()
+        else:
+            scaler.step(optimizer)
+        if auto_zero_grads:
+            optimizer.zero_grad()
+
+    def gradients_in_progress(self) -> bool:
+        """Whether the batches that are complete end within a group whose gradients are still being collected."""
+        return self._progress.batches_trained % self._aggregation_frequency != 0
+
+    def unfinished_gradients(self) -> list[dict[str, Tensor]]:
+        """Return the gradients of this process that no step has used up, by the names of parameters, model by model."""
+        seen: set[int] = set()
+        unfinished: list[dict[str, Tensor]] = []
+        for model in self.models:
+            found: dict[str, Tensor] = {}
+            for name, parameter in model.named_parameters():
+                if parameter.grad is not None and id(parameter) not in seen:
+                    found[name] = parameter.grad.detach()
+                seen.add(id(parameter))
+            unfinished.append(found)
+        return unfinished
+
+    def load_unfinished_gradients(self, gradients: list[dict[str, Tensor]]) -> None:
+        """Continue with gradients that ``unfinished_gradients`` returned; in training.
+
+        Args:
+            gradients: Those.
+
+        Raises:
+            InvalidCheckpointException: They are not those of the wrapped models; nothing was loaded.
+        """
+        pairs = _match_gradients(self.models, gradients)
+        for parameter, gradient in pairs:
+            parameter.grad = torch.empty_like(parameter, requires_grad=False).copy_(gradient)
+        if self._exchange is not None and self.gradients_in_progress():
+            self._exchange.note_reached(parameter for parameter, _ in pairs)
+
+    def _register_autocast(self, model: nn.Module) -> None:
+        if self._autocast is not None:
+            self._autocast_handles.extend(self._autocast.register(model))
+
+    def _scaler_of_step(self, scaler: GradScaler | None) -> GradScaler | None:
+        if self._scales and (scaler is None or scaler is self.scaler):
+            self._must_update_scale = True
+            return self.scaler
+        return scaler
+
+    def _exchange_gradients(self, exchange: GradientExchange) -> None:
+        if exchange.average(asks=self._asks_to_leave):
+            self.leave_agreed = True
+
+    def _finish_exchange(self, exchange: GradientExchange, optimizer: Optimizer, scaler: GradScaler | None) -> None:
+        """Exchange what ``backward`` has not."""
+        self._require_known(exchange, optimizer)
+        if self._exchanges_now and exchange.is_due:
+            if scaler is not None and _is_unscaled(scaler, optimizer) and exchange.is_pending(parameters_of(optimizer)):
+                raise part_checks.unscaled_too_early()
+            self._exchange_gradients(exchange)
+
+    def _require_known(self, exchange: GradientExchange, optimizer: Optimizer) -> None:
+        """Refuse parameters that were given to an optimizer in the course of training and are not exchanged."""
+        number = sum(len(group["params"]) for group in optimizer.param_groups)
+        if self._num_checked.get(id(optimizer)) == number:
+            return
+        foreign = [parameter for parameter in parameters_of(optimizer) if not exchange.knows(parameter)]
+        if foreign:
+            raise part_checks.apart_from_others(foreign)
+        self._num_checked[id(optimizer)] = number
+
+    def _require_exchanged(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        """Refuse a step with gradients of this process alone."""
+        if self._exchange is not None and self._exchange.is_pending(parameters_of(optimizer)):
+            raise part_checks.gradients_not_exchanged()
+
+
+def _divide_gradients(optimizer: Optimizer, number: int) -> None:
+    gradients = [parameter.grad for parameter in parameters_of(optimizer) if parameter.grad is not None]
+    if gradients:
+        cast("Any", torch)._foreach_div_(gradients, number)  # as torch's optimizers do; it has no public name
+
+
+def _is_unscaled(scaler: GradScaler, optimizer: Optimizer) -> bool:
+    """Whether a scaler has unscaled the gradients of an optimizer; torch has no public way to ask."""
+    states: Any = getattr(scaler, "_per_optimizer_states", {})
+    return bool(states and states[id(optimizer)].get("found_inf_per_device"))
+
+
+def _match_gradients(models: list[nn.Module], gradients: list[dict[str, Tensor]]) -> list[tuple[nn.Parameter, Tensor]]:
+    pairs: list[tuple[nn.Parameter, Tensor]] = []
+    misfits: list[str] = [] if len(models) == len(gradients) else [f"{len(gradients)} models, not {len(models)}"]
+    for model, of_model in zip(models, gradients, strict=False):
+        parameters = dict(model.named_parameters())
+        for name, gradient in of_model.items():
+            parameter = parameters.get(name)
+            if parameter is None or parameter.shape != gradient.shape:
+                misfits.append(f"{name} of shape {tuple(gradient.shape)}")
+            else:
+                pairs.append((parameter, gradient))
+    if misfits:
+        raise InvalidCheckpointException(
+            "The gradients of an unfinished group of batches are those of other models.",
+            given=", ".join(misfits),
+            expected="gradients of the parameters of the wrapped models",
+            do="Resume with the trial that the checkpoint was saved by.",
+        )
+    return pairs

@@ -23,6 +23,7 @@ from pa_core.unwrapping import compiled_from
 
 __all__ = [
     "broadcast_buffers",
+    "broadcast_tensors",
     "broadcast_weights",
     "gather",
     "gather_objects",
@@ -109,16 +110,21 @@ def broadcast_buffers(module: nn.Module) -> None:
     Buffers of one dtype travel together, so that the cost does not grow with the number of layers.
     """
     if num_processes() > 1:
-        _broadcast(buffers_of_module(module))
+        broadcast_tensors(buffers_of_module(module))
 
 
 def broadcast_weights(module: nn.Module) -> None:
     """Give every process the parameters and the buffers of rank zero."""
     if num_processes() > 1:
-        _broadcast([*parameters_of_module(module), *buffers_of_module(module)])
+        broadcast_tensors([*parameters_of_module(module), *buffers_of_module(module)])
 
 
-def _broadcast(tensors: Iterable[Tensor]) -> None:
+def broadcast_tensors(tensors: Iterable[Tensor]) -> None:
+    """Give every process the values that rank zero has; those of one dtype travel together.
+
+    Args:
+        tensors: Tensors of the same shapes on each process, in the same order, on the device of the run.
+    """
     by_dtype: dict[torch.dtype, list[Tensor]] = {}
     for tensor in tensors:
         by_dtype.setdefault(tensor.dtype, []).append(tensor)

@@ -1,0 +1,111 @@
+"""Mixed precision by ``context.experimental.use_amp()``: forward passes under autocast, and the scaler of gradients."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import MutableMapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+from typing_extensions import override
+
+from pa_core.parts import warn_user
+
+__all__ = ["AutocastHooks", "create_scaler", "to_full_precision"]
+
+
+def create_scaler(device: torch.device) -> torch.amp.GradScaler:
+    """Return the scaler of automatic mixed precision; without CUDA it does nothing, and a warning says so.
+
+    Args:
+        device: The device of the training.
+    """
+    if device.type != "cuda":
+        warn_user(
+            f"use_amp() has no effect on {device.type}: the training computes in full precision, and its gradients are "
+            "not scaled. Call it only where context.device is a GPU."
+        )
+    return torch.amp.GradScaler(device.type, enabled=device.type == "cuda")
+
+
+def to_full_precision(output: object) -> Any:
+    """Return the output of a model with the fp16 tensors in it as fp32, however they are nested.
+
+    Args:
+        output: A tensor, or lists, tuples and mappings of tensors and of anything else, which stays as it is.
+
+    Example:
+        >>> import torch
+        >>> to_full_precision({"logits": torch.ones(1, dtype=torch.float16), "number": 1})
+        {'logits': tensor([1.]), 'number': 1}
+    """
+    if isinstance(output, Tensor):
+        return output.float() if output.dtype is torch.float16 else output
+    container: Any = output
+    if isinstance(output, MutableMapping):
+        converted = copy.copy(container)  # mappings of users may need more than a mapping to be made
+        for key, value in container.items():
+            converted[key] = to_full_precision(value)
+        return converted
+    if isinstance(output, list | tuple):
+        values = [to_full_precision(value) for value in container]
+        kind: Any = type(output)
+        return kind(*values) if hasattr(output, "_fields") else kind(values)
+    return output
+
+
+class _Entered(threading.local):
+    """The autocast contexts that the forward passes of this thread are in."""
+
+    def __init__(self) -> None:
+        self.contexts: list[Any] = []
+
+    @override
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Entered, ()  # a copy of a model is in no forward pass
+
+
+class AutocastHooks:
+    """Runs the forward passes of a module under autocast, in fp16, and returns their outputs in fp32.
+
+    The module stays the one it is: copies and pickles of it have the same hooks.
+
+    Args:
+        device_type: The kind of device that computes in fp16.
+
+    Example:
+        >>> import torch
+        >>> hooks, model = AutocastHooks("cpu"), torch.nn.Linear(2, 1)
+        >>> handles = hooks.register(model)
+        >>> model(torch.zeros(1, 2)).dtype
+        torch.float32
+        >>> for handle in handles:
+        ...     handle.remove()
+    """
+
+    def __init__(self, device_type: str) -> None:
+        self._device_type = device_type
+        self._entered = _Entered()
+
+    def register(self, module: nn.Module) -> list[RemovableHandle]:
+        """Register the hooks; those of the user's run under autocast, too.
+
+        Args:
+            module: The module.
+        """
+        before = module.register_forward_pre_hook(self._enter, prepend=True)
+        after = module.register_forward_hook(self._leave, always_call=True)
+        return [before, after]
+
+    def _enter(self, _module: nn.Module, _inputs: Any) -> None:
+        context: Any = torch.autocast(self._device_type, dtype=torch.float16)
+        context.__enter__()
+        self._entered.contexts.append(context)
+
+    def _leave(self, _module: nn.Module, _inputs: Any, output: Any) -> Any:
+        if self._entered.contexts:  # else the pass failed before it began
+            self._entered.contexts.pop().__exit__(None, None, None)
+        return to_full_precision(output)
