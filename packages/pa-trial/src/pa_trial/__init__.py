@@ -6,7 +6,13 @@ In a program that was written for Determined, ``import pa_trial as pytorch`` tak
 
 from __future__ import annotations
 
+from pa_trial import samplers
 from pa_trial.callback import PyTorchCallback
+from pa_trial.cluster import get_cluster_info
+from pa_trial.context import PyTorchTrialContext
+from pa_trial.data_length import data_length
+from pa_trial.data_loader import DataLoader
+from pa_trial.distributed_context import DistributedContext
 from pa_trial.errors import (
     CheckFailedError,
     CheckpointNotFound,
@@ -17,6 +23,12 @@ from pa_trial.errors import (
     MetricReducerError,
     UsageError,
 )
+from pa_trial.experimental import PyTorchExperimentalContext
+from pa_trial.initialize import init
+from pa_trial.lr_scheduler import LRScheduler
+from pa_trial.reducer import MetricReducer, Reducer
+from pa_trial.to_device import to_device
+from pa_trial.trial import PyTorchTrial
 from pa_trial.types import Metrics, TorchData, TrainingMetrics
 from pa_trial.units import Batch, Epoch, TrainUnit
 
@@ -24,16 +36,29 @@ __all__ = [
     "Batch",
     "CheckFailedError",
     "CheckpointNotFound",
+    "DataLoader",
+    "DistributedContext",
     "Epoch",
     "InternalException",
     "InvalidCheckpointException",
     "InvalidExperimentException",
     "InvalidHP",
+    "LRScheduler",
+    "MetricReducer",
     "MetricReducerError",
     "Metrics",
     "PyTorchCallback",
+    "PyTorchExperimentalContext",
+    "PyTorchTrial",
+    "PyTorchTrialContext",
+    "Reducer",
     "TorchData",
     "TrainUnit",
     "TrainingMetrics",
     "UsageError",
+    "data_length",
+    "get_cluster_info",
+    "init",
+    "samplers",
+    "to_device",
 ]

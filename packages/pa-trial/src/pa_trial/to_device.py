@@ -1,0 +1,163 @@
+"""Moving batches to the device: tensors, NumPy arrays, and whatever else has a method ``to``."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from typing import Any, TypeVar, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pa_core.parts import warn_user
+
+__all__ = ["DeviceMover", "to_device"]
+
+_DataT = TypeVar("_DataT")
+_KINDS_OF_NUMBERS = frozenset("fciub")
+
+
+class DeviceMover:
+    """Moves data to one device, and warns once of each type that cannot be moved.
+
+    Args:
+        device: Where data are moved.
+        warned_types: The types that were warned of already; more are added.
+
+    Attributes:
+        device: Where data are moved.
+
+    Example:
+        >>> move = DeviceMover("cpu")
+        >>> move({"image": torch.zeros(2)})
+        {'image': tensor([0., 0.])}
+    """
+
+    def __init__(self, device: torch.device | str | int, warned_types: set[type] | None = None) -> None:
+        self.device: torch.device = torch.device(device)
+        self._warned_types: set[type] = set() if warned_types is None else warned_types
+        # From memory that is not pinned, such a copy ends before the call does, so that it is always safe.
+        self._non_blocking: bool = self.device.type == "cuda"
+
+    def __call__(self, data: _DataT) -> _DataT:
+        """Return the data on the device; see ``to_device``.
+
+        Args:
+            data: A batch, or a part of one.
+        """
+        if self._is_in_place(data):
+            return data
+        return cast("_DataT", self._move(data))
+
+    def _is_in_place(self, data: object) -> bool:
+        """Whether these are tensors on the device and nothing else, as most batches are: told without a copy."""
+        kind = data.__class__
+        if kind is Tensor:
+            return cast("Tensor", data).device == self.device
+        if kind is dict:
+            values: Any = cast("dict[Any, Any]", data).values()
+        elif kind is list or kind is tuple:
+            values = data
+        else:
+            return False
+        device = self.device
+        return not [value for value in values if value.__class__ is not Tensor or value.device != device]
+
+    def _move(self, value: Any) -> Any:
+        kind: type[Any] = value.__class__
+        if issubclass(kind, Tensor):
+            return value.to(self.device, non_blocking=self._non_blocking)
+        if callable(getattr(value, "to", None)):
+            return self._move_by_method(value)
+        if issubclass(kind, Mapping):
+            return _rebuilt_mapping(value, self._move)
+        if issubclass(kind, list | tuple):
+            return _rebuilt_sequence(value, self._move)
+        tensor = _tensor_of(value)
+        if tensor is not None:
+            return tensor.to(self.device, non_blocking=self._non_blocking)
+        self._warn(kind)
+        return value
+
+    def _move_by_method(self, value: Any) -> Any:
+        if not self._non_blocking:
+            return value.to(self.device)
+        try:
+            return value.to(self.device, non_blocking=True)
+        except TypeError:  # many objects of users' libraries take the device alone
+            return value.to(self.device)
+
+    def _warn(self, kind: type) -> None:
+        if kind in self._warned_types:
+            return
+        self._warned_types.add(kind)
+        warn_user(
+            f"Data of type {kind.__name__} cannot be moved to {self.device} and stay as they are. Give the type a "
+            "method to(device), leave such data out of the batch, or move batches yourself after "
+            "context.experimental.disable_auto_to_device()."
+        )
+
+
+def to_device(data: _DataT, device: torch.device | str | int, warned_types: set[type] | None = None) -> _DataT:
+    """Move data to a device.
+
+    Dicts, lists and tuples are walked at any depth. Tensors are moved, NumPy arrays of numbers or truth values become
+    tensors there, and other objects are moved by their method ``to``. Everything else stays as it is, with a warning
+    for each type.
+
+    Args:
+        data: A batch, or a part of one.
+        device: Where it is moved.
+        warned_types: Types that need no warning any more; those that are warned of are added. By default each call
+            warns.
+
+    Returns:
+        Data of the same structure; the very same object where there is nothing to move.
+
+    Example:
+        >>> import numpy as np
+        >>> to_device([torch.zeros(2), np.ones(2)], "cpu")
+        [tensor([0., 0.]), tensor([1., 1.], dtype=torch.float64)]
+    """
+    return DeviceMover(device, warned_types)(data)
+
+
+def _tensor_of(value: object) -> Tensor | None:
+    """The tensor that shares the memory of an array of numbers, as far as torch can; None for anything else."""
+    if not isinstance(value, np.ndarray):
+        return None
+    array = cast("NDArray[Any]", value)
+    if array.dtype.kind not in _KINDS_OF_NUMBERS:
+        return None
+    if not array.flags.writeable or not array.dtype.isnative or any(stride < 0 for stride in array.strides):
+        array = array.astype(array.dtype.newbyteorder("="), order="C", copy=True)
+    try:
+        return torch.from_numpy(array)  # pyright: ignore[reportUnknownMemberType]  # torch leaves it open
+    except TypeError:  # numbers of a size that torch does not have
+        return None
+
+
+def _rebuilt_mapping(values: Mapping[Any, Any], move: Callable[[Any], Any]) -> Any:
+    moved = {key: move(value) for key, value in values.items()}
+    if all(moved[key] is value for key, value in values.items()):
+        return values
+    if isinstance(values, MutableMapping):
+        clone = copy.copy(values)
+        clone.update(moved)
+        return clone
+    constructor = cast("Callable[[dict[Any, Any]], Any]", type(values))
+    return constructor(moved)
+
+
+def _rebuilt_sequence(values: Sequence[Any], move: Callable[[Any], Any]) -> Any:
+    moved = [move(value) for value in values]
+    if all(new is old for new, old in zip(moved, values, strict=True)):
+        return values
+    if isinstance(values, list):
+        clone = copy.copy(values)
+        clone[:] = moved
+        return clone
+    constructor: Any = type(values)
+    return constructor(*moved) if hasattr(values, "_fields") else constructor(moved)
