@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import os
 from types import TracebackType
-from typing import Any, Protocol, Self, TypeVar, cast
-
-import torch.distributed as dist
-from torch.distributed.distributed_c10d import PrefixStore, Store
+from typing import Protocol, Self, TypeVar, cast
 
 from pa_core import ConfigurationError
-from pa_core.parts import store_of_processes
 from pa_trial.errors import InternalException, UsageError
 from pa_trial.store_collectives import StoreCollectives
+from pa_trial.store_connection import connect
 
 __all__ = ["DistributedContext", "HorovodLike"]
 
@@ -20,8 +17,6 @@ _T = TypeVar("_T")
 
 _LOCALHOST = "127.0.0.1"
 _MAX_WAIT_SECONDS = 600.0
-
-_torch_distributed: Any = dist  # which does not export its store
 
 
 class HorovodLike(Protocol):
@@ -319,14 +314,6 @@ class DistributedContext:
         here = everybody[self.rank - self.local_rank :][: self.local_size]
         self._world = StoreCollectives(store, "world", everybody, self.rank, _MAX_WAIT_SECONDS)
         self._machine = StoreCollectives(store, f"machine/{self.cross_rank}", here, self.local_rank, _MAX_WAIT_SECONDS)
-
-
-def connect(rank: int, size: int, chief_ip: str, port: int) -> Store:
-    """Return a store that all ranks share."""
-    if dist.is_available() and dist.is_initialized() and dist.get_world_size() == size:
-        shared: Any = store_of_processes()
-        return PrefixStore("pa_trial", shared.clone())
-    return cast("Store", _torch_distributed.TCPStore(chief_ip, port, is_master=rank == 0, wait_for_workers=False))
 
 
 def _checked(given: dict[str, int | None]) -> dict[str, int]:

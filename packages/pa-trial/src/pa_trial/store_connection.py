@@ -1,0 +1,90 @@
+"""How ranks find each other: a key-value store that all of them share."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any, cast
+
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, Store
+
+from pa_core import ConfigurationError
+from pa_core.parts import store_of_processes
+from pa_trial.errors import InternalException
+
+__all__ = ["connect"]
+
+_SECONDS_UNTIL_FREE = 5.0
+_SECONDS_BETWEEN_TRIES = 0.05
+
+_torch_distributed: Any = dist  # which does not export its stores
+
+
+def connect(rank: int, size: int, address: str, port: int) -> Store:
+    """Return a store that the ranks of one ``DistributedContext`` share, and nobody else.
+
+    Args:
+        rank: The number of this rank.
+        size: The number of ranks.
+        address: That of the machine of rank 0.
+        port: Where rank 0 listens if nothing connects the ranks yet.
+
+    Raises:
+        ConfigurationError: Another program listens on the port.
+        InternalException: Rank 0 cannot be reached.
+    """
+    shared = _store_at_hand(rank, size)
+    if shared is None:
+        return _store_of_chief(rank, address, port)
+    return PrefixStore(f"pa_trial/distributed/{shared.add(f'pa_trial/joined/{rank}', 1)}", shared)
+
+
+def _store_at_hand(rank: int, size: int) -> Any:
+    """Return what has connected the processes: the process group of torch, or else torchrun."""
+    if dist.is_available() and dist.is_initialized():
+        group: Any = store_of_processes()
+        # A connection of its own: the process group may be waiting in the other one.
+        return group.clone() if (dist.get_rank(), dist.get_world_size()) == (rank, size) else None
+    numbers = os.environ
+    is_launched = {"MASTER_ADDR", "MASTER_PORT"} <= set(numbers)
+    if is_launched and (numbers.get("RANK"), numbers.get("WORLD_SIZE")) == (str(rank), str(size)):
+        return next(_torch_distributed.rendezvous("env://"))[0]
+    return None
+
+
+def _store_of_chief(rank: int, address: str, port: int) -> Store:
+    give_up = time.monotonic() + _SECONDS_UNTIL_FREE
+    while True:
+        try:
+            store = _torch_distributed.TCPStore(address, port, is_master=rank == 0, wait_for_workers=False)
+        except RuntimeError as error:
+            if rank != 0:
+                raise _unreachable(address, port) from error
+            if time.monotonic() > give_up:
+                raise _port_in_use(rank, port) from error
+        else:
+            # More than once: this is what is left of an earlier context, or another training.
+            if store.add(f"joined/{rank}", 1) == 1:
+                return cast("Store", store)
+            if time.monotonic() > give_up:
+                raise _port_in_use(rank, port)
+        time.sleep(_SECONDS_BETWEEN_TRIES)
+
+
+def _unreachable(address: str, port: int) -> InternalException:
+    return InternalException(
+        "The chief of a DistributedContext cannot be reached.",
+        given=f"no answer from rank 0 at {address}:{port}",
+        expected="a rank 0 that makes the same calls as the others, at an address that they can reach",
+        do="Check chief_ip and pub_port, and that rank 0 comes to this call.",
+    )
+
+
+def _port_in_use(rank: int, port: int) -> ConfigurationError:
+    return ConfigurationError(
+        "The port of a DistributedContext is in use.",
+        given=f"port {port} on rank {rank}",
+        expected="a port that no other program and no other training listens on",
+        do="Pass another port_offset on all ranks, or start the processes with torchrun, which needs none.",
+    )
