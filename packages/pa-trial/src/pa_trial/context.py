@@ -12,7 +12,9 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler as TorchScheduler
 from torch.profiler import profile
 
+from pa_core import ConfigurationError
 from pa_trial.apex import refuse_apex
+from pa_trial.checkpoints import find_newest
 from pa_trial.context_parts import ClosedParts, ContextParts, closed_error
 from pa_trial.distributed_context import DistributedContext
 from pa_trial.errors import InternalException, InvalidExperimentException, UsageError
@@ -457,6 +459,25 @@ class PyTorchTrialContext:
                 do="Pass a bool.",
             )
         self._parts.stop_requested = stop_requested
+
+    def get_latest_checkpoint(self) -> str | None:
+        """Return the newest intact checkpoint in ``checkpoint_dir``, None without one; all processes must call this.
+
+        A script that passes it to ``fit`` as ``latest_checkpoint`` begins where it was interrupted, if it was.
+
+        Raises:
+            ConfigurationError: ``init`` was not told of a ``checkpoint_dir``: the newest checkpoint in the folder that
+                all trainings share may be that of another one.
+        """
+        run_settings = self._parts.run_settings
+        if not run_settings.has_own_checkpoint_dir:
+            raise ConfigurationError(
+                "The newest checkpoint of this training is not known.",
+                given="context.get_latest_checkpoint() after init() without checkpoint_dir",
+                expected="a folder for this training alone: all others save theirs into the default one too",
+                do='Choose one, for example init(checkpoint_dir="checkpoints").',
+            )
+        return find_newest(run_settings.checkpoint_dir)
 
     def get_tensorboard_path(self) -> Path | None:
         """Return the folder for TensorBoard that was passed to ``init``, None without one."""

@@ -187,7 +187,7 @@ def _seed(seed: int) -> None:
         )
     random.seed(seed)
     np.random.seed(seed)
-    torch.manual_seed(seed)
+    torch.manual_seed(seed)  # pyright: ignore[reportUnknownMemberType]  # not annotated by torch
 
 
 def _warn_of_launch_settings() -> None:

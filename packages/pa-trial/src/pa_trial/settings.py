@@ -92,13 +92,6 @@ def check_run_settings(
             expected="an int of at least 1, or None to keep all of them",
             do="Leave it out to keep all checkpoints.",
         )
-    if max_checkpoints is not None and checkpoint_dir is None:
-        raise ConfigurationError(
-            "Checkpoints can only be deleted from a folder of their own.",
-            given=f"max_checkpoints={max_checkpoints} without checkpoint_dir, in the folder that all trials share",
-            expected="a folder that holds the checkpoints of this training alone",
-            do='Pass one, such as checkpoint_dir="runs/digits".',
-        )
     if max_wait_seconds is not None and not 0 < max_wait_seconds < math.inf:
         raise ConfigurationError(
             "This is not how long a process may wait for another one.",
