@@ -13,6 +13,7 @@ __all__ = [
     "InvalidExperimentException",
     "InvalidHP",
     "MetricReducerError",
+    "NoCheckpointError",
     "UsageError",
 ]
 
@@ -31,6 +32,10 @@ class InvalidCheckpointException(CheckpointError):
 
 class CheckpointNotFound(StateNotFoundError):
     """There is no checkpoint of that name."""
+
+
+class NoCheckpointError(CheckpointNotFound, AssertionError):
+    """A folder was named that has none of the files of a checkpoint."""
 
 
 class CheckFailedError(ExplainedError, ValueError):

@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -61,8 +61,7 @@ def _storable(of: str, entries: Mapping[str, Any] | None, left_out: list[str]) -
 
 def _plain(value: object) -> Any:
     if isinstance(value, np.generic | np.ndarray):
-        plain: Any = value.tolist()  # pyright: ignore[reportUnknownMemberType]  # by the type of its elements
-        return plain
+        return cast("Any", value).tolist()
     if isinstance(value, Path):
         return str(value)
     raise TypeError

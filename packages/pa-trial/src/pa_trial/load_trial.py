@@ -1,0 +1,180 @@
+"""Makes a trial again from one of its checkpoints, to look at it or to use its models."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar, overload
+
+import torch
+
+from pa_core import ConfigurationError
+from pa_core.parts import warn_user
+from pa_trial.checkpoint_files import LOAD_DATA, METADATA, STATE, damaged, read_json
+from pa_trial.checkpoints import read_saved
+from pa_trial.errors import InvalidCheckpointException, NoCheckpointError
+from pa_trial.plain_files import read_torch_file
+from pa_trial.trial import PyTorchTrial
+from pa_trial.trial_contents import load_weights_into
+
+__all__ = ["load_trial_from_checkpoint_path"]
+
+_TrialT = TypeVar("_TrialT", bound=PyTorchTrial[Any])
+
+
+@overload
+def load_trial_from_checkpoint_path(
+    path: str | os.PathLike[str],
+    trial_class: type[_TrialT],
+    trial_kwargs: dict[str, Any] | None = None,
+    torch_load_kwargs: dict[str, Any] | None = None,
+    *,
+    hparams: dict[str, Any] | None = None,
+    trust_pickle: bool = False,
+    **kwargs: Any,
+) -> _TrialT: ...
+
+
+@overload
+def load_trial_from_checkpoint_path(
+    path: str | os.PathLike[str],
+    trial_class: None = None,
+    trial_kwargs: dict[str, Any] | None = None,
+    torch_load_kwargs: dict[str, Any] | None = None,
+    *,
+    hparams: dict[str, Any] | None = None,
+    trust_pickle: bool = False,
+    **kwargs: Any,
+) -> PyTorchTrial[Any]: ...
+
+
+def load_trial_from_checkpoint_path(
+    path: str | os.PathLike[str],
+    trial_class: type[PyTorchTrial[Any]] | None = None,
+    trial_kwargs: dict[str, Any] | None = None,
+    torch_load_kwargs: dict[str, Any] | None = None,
+    *,
+    hparams: dict[str, Any] | None = None,
+    trust_pickle: bool = False,
+    **kwargs: Any,
+) -> PyTorchTrial[Any]:
+    """Make the trial of a checkpoint, with the weights that its models had.
+
+    Its context has the hyperparameters and the experiment configuration of the training and cannot train: models stay
+    where they are, which is mostly the CPU. To continue a training, pass ``latest_checkpoint`` to ``Trainer.fit``.
+
+    Args:
+        path: The folder of the checkpoint, which Determined may have written.
+        trial_class: The class of the trial; by default it is imported under the name that it had.
+        trial_kwargs: What its constructor takes besides the context.
+        torch_load_kwargs: Arguments of ``torch.load``, such as ``map_location``.
+        hparams: Hyperparameters in place of those in the checkpoint; Determined has not always saved them.
+        trust_pickle: Whether objects of any kind are unpickled, which runs whatever code the file names. Otherwise
+            tensors, numbers, strings and numpy's arrays are loaded, and anything else is refused.
+        kwargs: Deprecated: pass ``torch_load_kwargs``.
+
+    Raises:
+        NoCheckpointError: There is no checkpoint.
+        InvalidCheckpointException: It is damaged, or its weights are those of other models.
+        ConfigurationError: The class cannot be imported under its name, or arguments of ``torch.load`` were passed in
+            both ways.
+
+    Example:
+        >>> load_trial_from_checkpoint_path("no/such/folder")
+        Traceback (most recent call last):
+        ...
+        pa_trial.errors.NoCheckpointError: There is no checkpoint of a trial in this folder.
+          given:    no/such/folder, which does not exist
+          ...
+    """
+    folder = Path(path)
+    options = _options_of_load(torch_load_kwargs, kwargs)
+    description = _describe_trial(folder)
+    saved = read_saved(folder.absolute(), 0, trust_pickle=trust_pickle, for_weights=True)
+    chosen = _import_class(folder, description) if trial_class is None else trial_class
+    stored_hparams = description.get("hparams")
+    context = chosen.trial_context_class(
+        None,
+        None,
+        stored_hparams if hparams is None else hparams,
+        slots_per_trial=1,
+        num_gpus=torch.cuda.device_count(),
+        exp_conf=description.get("experiment_config"),
+        aggregation_frequency=1,
+        steps_completed=saved.progress.batches_trained,
+        managed_training=False,
+        debug_enabled=False,
+    )
+    make: Any = chosen  # its constructor may take more than the context
+    trial: PyTorchTrial[Any] = make(context, **(trial_kwargs or {}))
+    content = read_torch_file(folder / STATE, trust_pickle=trust_pickle, **options)
+    load_weights_into(context.models, content, saved)
+    return trial
+
+
+def _options_of_load(torch_load_kwargs: dict[str, Any] | None, kwargs: dict[str, Any]) -> dict[str, Any]:
+    if not kwargs:
+        return torch_load_kwargs or {}
+    if torch_load_kwargs is not None:
+        raise ConfigurationError(
+            "Arguments of torch.load were passed in two ways.",
+            given=f"torch_load_kwargs={torch_load_kwargs!r}, and {', '.join(kwargs)} by name",
+            expected="torch_load_kwargs alone",
+            do="Put all of them into torch_load_kwargs.",
+        )
+    warn_user(
+        f"Passing {', '.join(kwargs)} to load_trial_from_checkpoint_path by name is deprecated: pass "
+        f"torch_load_kwargs={kwargs!r}.",
+        FutureWarning,
+    )
+    return kwargs
+
+
+def _describe_trial(folder: Path) -> dict[str, Any]:
+    """What it takes to make the trial of a checkpoint again."""
+    if (folder / LOAD_DATA).is_file():
+        return read_json(folder / LOAD_DATA)
+    if not (folder / METADATA).is_file():
+        raise NoCheckpointError(
+            "There is no checkpoint of a trial in this folder.",
+            given=f"{folder}, which {f'has no {LOAD_DATA}' if folder.is_dir() else 'does not exist'}",
+            expected="the folder that a training has saved a checkpoint into",
+            do="Look for the folders in init(checkpoint_dir=...), each of which has the name of a checkpoint.",
+        )
+    if "pa_trial_version" in read_json(folder / METADATA):
+        raise damaged(folder / LOAD_DATA, "the file is missing")
+    raise InvalidCheckpointException(
+        "This checkpoint was written before Determined stored what a trial was made of.",
+        given=f"{folder} with {METADATA} and without {LOAD_DATA}",
+        expected="a checkpoint with both files",
+        do=f"Load its weights with torch.load into the models themselves, from {STATE}.",
+    )
+
+
+def _import_class(folder: Path, description: Mapping[str, Any]) -> type[PyTorchTrial[Any]]:
+    spec: object = description.get("trial_cls_spec")
+    module, colon, name = spec.partition(":") if isinstance(spec, str) else ("", "", "")
+    if not colon:
+        raise _no_class(folder, f"trial_cls_spec {spec!r}")
+    try:
+        found: Any = importlib.import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except Exception as error:  # what importing a module does is not limited to some kinds of errors
+        raise _no_class(folder, f"{spec}: {type(error).__name__}: {error}") from error
+    candidate: object = found
+    if not (isinstance(candidate, type) and issubclass(candidate, PyTorchTrial)):
+        raise _no_class(folder, f"{spec}, which is not a subclass of PyTorchTrial")
+    trial_class: type[PyTorchTrial[Any]] = found
+    return trial_class
+
+
+def _no_class(folder: Path, found: str) -> ConfigurationError:
+    return ConfigurationError(
+        "The class of the trial cannot be imported under the name that it had when the checkpoint was saved.",
+        given=f"{folder} with {found}",
+        expected="the name of a class that can be imported here",
+        do="Pass the class: load_trial_from_checkpoint_path(path, trial_class=MyTrial).",
+    )
