@@ -28,6 +28,7 @@ from pa_trial.initialize import init
 from pa_trial.lr_scheduler import LRScheduler
 from pa_trial.reducer import MetricReducer, Reducer
 from pa_trial.to_device import to_device
+from pa_trial.trainer import Trainer
 from pa_trial.trial import PyTorchTrial
 from pa_trial.types import Metrics, TorchData, TrainingMetrics
 from pa_trial.units import Batch, Epoch, TrainUnit
@@ -54,6 +55,7 @@ __all__ = [
     "Reducer",
     "TorchData",
     "TrainUnit",
+    "Trainer",
     "TrainingMetrics",
     "UsageError",
     "data_length",

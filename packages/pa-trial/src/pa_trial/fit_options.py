@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Container
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from numbers import Integral
 from pathlib import Path
 from typing import Final, cast
 
 from pa_core import ArgumentTypeError, ConfigurationError
+from pa_trial.settings import ExperimentSettings
 from pa_trial.units import Batch, Epoch, TrainUnit
 
 __all__ = ["DEFAULT_REPORTING_PERIOD", "CheckpointPolicy", "FitOptions"]
@@ -46,6 +47,7 @@ class FitOptions:
     test_mode: bool
     warm_start: str | Path | None
     weigh_by_records: bool
+    trust_pickle: bool
 
     def __post_init__(self) -> None:
         _check_length(self.max_length, is_needed=not self.test_mode)
@@ -53,10 +55,25 @@ class FitOptions:
         _check_period("validation_period", self.validation_period)
         _check_period("reporting_period", self.reporting_period)
         _check_policy(self.checkpoint_policy)
-        for name in ("step_zero_validation", "test_mode", "weigh_by_records"):
+        for name in ("step_zero_validation", "test_mode", "weigh_by_records", "trust_pickle"):
             _check_bool(name, getattr(self, name))
         _check_path("latest_checkpoint", self.latest_checkpoint)
         _check_path("warm_start", self.warm_start)
+
+    def completed(self, settings: ExperimentSettings) -> FitOptions:
+        """Return the options with the periods of the experiment configuration where ``fit`` was told none.
+
+        Args:
+            settings: The experiment configuration.
+        """
+        unit = settings.scheduling_unit
+        reports_by_default = self.reporting_period is DEFAULT_REPORTING_PERIOD
+        return replace(
+            self,
+            checkpoint_period=self.checkpoint_period or settings.min_checkpoint_period,
+            validation_period=self.validation_period or settings.min_validation_period,
+            reporting_period=Batch(unit) if unit and reports_by_default else self.reporting_period,
+        )
 
     @property
     def policy(self) -> CheckpointPolicy:

@@ -66,6 +66,12 @@ class TrialProgress:
         """Epochs that are complete."""
         return 0 if self.epoch_length is None else self.batches_trained // self.epoch_length
 
+    def key_of_data(self) -> int:
+        """Return the seed, once training has begun."""
+        if self.seed is None:
+            raise AssertionError("set by `begin`")
+        return self.seed
+
     def current_batch(self, asked: str) -> int:
         """Return the index of the current batch, counted from 0 over the whole training.
 

@@ -1,0 +1,120 @@
+"""What surrounds the training of a trial: how it begins alike on all processes, and how it ends in any case."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+
+from pa_core.parts import (
+    Describe,
+    RunWatch,
+    agree_on_integer,
+    describe_arguments,
+    describe_hyperparameters,
+    describe_models,
+    describe_optimizers,
+    ending_process_unless_all_fail,
+    require_alike,
+    showing_errors_once,
+)
+from pa_trial.context_parts import ContextParts
+from pa_trial.errors import InvalidHP
+from pa_trial.fit_options import FitOptions
+from pa_trial.trial import PyTorchTrial
+
+__all__ = ["agree_on_seed", "closing_in_order", "require_same_parts", "saving_before_invalid_hp"]
+
+
+@contextmanager
+def closing_in_order(watch: RunWatch) -> Generator[ExitStack]:
+    """Close what is open when the block ends; a process that fails alone then ends, so that none waits for it.
+
+    Args:
+        watch: Tells the other processes of an exception.
+    """
+    resources = ExitStack()
+    try:
+        with watch.explaining():
+            yield resources
+            resources.close()
+    except BaseException as exception:
+        with ending_process_unless_all_fail(exception):
+            resources.close()
+        raise
+
+
+@contextmanager
+def saving_before_invalid_hp(save: Callable[[], None]) -> Generator[None]:
+    """Save when the trial finds in the course of training that its hyperparameters cannot work, on all processes.
+
+    Args:
+        save: Saves, together with all processes.
+    """
+    try:
+        yield
+    except InvalidHP as error:
+        with ending_process_unless_all_fail(error):
+            pass
+        save()
+        raise
+
+
+def agree_on_seed(trial: PyTorchTrial[Any], parts: ContextParts, options: FitOptions) -> int:
+    """Return the seed of the training, once all processes are known to be asked for the same.
+
+    Args:
+        trial: The trial.
+        parts: What its context consists of; its seed is used, or one is drawn from torch's generator.
+        options: What ``fit`` was asked for.
+
+    Raises:
+        RanksDifferError: The processes were asked for different things.
+    """
+    seed = parts.trial_seed
+    if seed is None:
+        seed = int(torch.randint(2**63 - 1, ()).item())
+
+    def describe() -> dict[str, str]:
+        asked = {name: value for name, value in vars(options).items() if name not in _PATHS}
+        context = {
+            "trial": type(trial),
+            "seed": parts.trial_seed,
+            "aggregation_frequency": parts.aggregation_frequency,
+            "hparams": parts.settings.hparams,
+            "metric": parts.run_settings.metric,
+            "max_checkpoints": parts.run_settings.max_checkpoints,
+        }
+        return describe_arguments({**context, **asked})
+
+    with showing_errors_once():
+        return agree_on_integer(seed, describe, parts.device)
+
+
+_PATHS = frozenset({"latest_checkpoint", "warm_start"})
+"""Where a process finds a checkpoint may differ; what it finds there is compared."""
+
+
+def require_same_parts(parts: ContextParts, callbacks: Callable[[], dict[str, str]]) -> None:
+    """Compare models, optimizers, loaders and callbacks, once they are made and before their first exchange.
+
+    Args:
+        parts: What the context consists of.
+        callbacks: Returns the classes of the callbacks by name.
+
+    Raises:
+        RanksDifferError: They are not the same on all processes.
+    """
+
+    def describe() -> dict[str, str]:
+        models = {f"model {index}": model for index, model in enumerate(parts.trained.models)}
+        optimizers = {f"optimizer {index}": one for index, one in enumerate(parts.trained.optimizers)}
+        schedulers = [type(one).__qualname__ for one in parts.trained.lr_schedulers]
+        texts = describe_models(models) | describe_optimizers(optimizers, models)
+        texts |= describe_hyperparameters(optimizers) | {"lr_schedulers": ", ".join(schedulers)}
+        return texts | callbacks()
+
+    checked: Describe = describe
+    require_alike(checked, parts.device)

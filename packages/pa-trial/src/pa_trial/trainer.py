@@ -1,0 +1,187 @@
+"""The trainer of trials."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pa_core.parts import Progress, RunWatch, warn_user
+from pa_trial.callback import PyTorchCallback
+from pa_trial.callback_calls import CallbackCalls, check_callbacks
+from pa_trial.checkpoints import Checkpoints
+from pa_trial.context import PyTorchTrialContext
+from pa_trial.context_parts import ContextParts
+from pa_trial.fit_options import DEFAULT_REPORTING_PERIOD, FitOptions
+from pa_trial.loop import TrainingLoop
+from pa_trial.running import agree_on_seed, closing_in_order, require_same_parts, saving_before_invalid_hp
+from pa_trial.stop_requests import StopRequests
+from pa_trial.trial import PyTorchTrial
+from pa_trial.trial_data import TrialData
+from pa_trial.trial_methods import check_trial
+from pa_trial.units import TrainUnit
+from pa_trial.watched_metric import WatchedMetric, choose_watched_metric
+
+__all__ = ["Trainer"]
+
+
+class Trainer:
+    """Trains a trial; made and used within the ``with`` block of ``init``.
+
+    Args:
+        trial: The trial.
+        context: The context that the trial was made with.
+
+    Example:
+        >>> import pa_trial
+        >>> def train(trial_class: type[PyTorchTrial]) -> None:
+        ...     with pa_trial.init(hparams={"global_batch_size": 32}) as context:
+        ...         trainer = pa_trial.Trainer(trial_class(context), context)
+        ...         trainer.fit(max_length=pa_trial.Epoch(2), validation_period=pa_trial.Epoch(1))
+    """
+
+    def __init__(self, trial: PyTorchTrial[Any], context: PyTorchTrialContext) -> None:
+        self._trial = trial
+        self._context = context
+
+    def configure_profiler(self, sync_timings: bool, enabled: bool, begin_on_batch: int, end_after_batch: int) -> None:
+        """Accept the settings of a profiler that needs Determined's platform; they have no effect.
+
+        ``context.set_profiler`` profiles with torch's own profiler instead.
+
+        Args:
+            sync_timings: No effect.
+            enabled: Whether there is something to warn of.
+            begin_on_batch: No effect.
+            end_after_batch: No effect.
+        """
+        del sync_timings, begin_on_batch, end_after_batch
+        if enabled:
+            _warn_of_profiler("configure_profiler(enabled=True)")
+
+    def fit(
+        self,
+        checkpoint_period: TrainUnit | None = None,
+        validation_period: TrainUnit | None = None,
+        max_length: TrainUnit | None = None,
+        reporting_period: TrainUnit = DEFAULT_REPORTING_PERIOD,
+        checkpoint_policy: str = "best",
+        latest_checkpoint: str | Path | None = None,
+        step_zero_validation: bool = False,
+        test_mode: bool = False,
+        profiling_enabled: bool = False,
+        *,
+        warm_start: str | Path | None = None,
+        weigh_by_records: bool = False,
+        trust_pickle: bool = False,
+    ) -> None:
+        """Train, validate and save until the training is as long as asked for, or something asks to stop.
+
+        Args:
+            checkpoint_period: When to save beside what the policy says; None for never. After the last batch a
+                checkpoint is written in any case. ``exp_conf`` may have one: ``min_checkpoint_period``.
+            validation_period: When to validate; None for after the last batch only. ``exp_conf`` may have one:
+                ``min_validation_period``.
+            max_length: How long to train, counted from the beginning of the training, also where it resumes.
+            reporting_period: When to report at the latest; training metrics are means since the last pause.
+                ``exp_conf`` may have another default: ``scheduling_unit``.
+            checkpoint_policy: Which validations are followed by a checkpoint: "best" for those which are better than
+                all before, by the metric that ``init`` was told; "all"; "none".
+            latest_checkpoint: The checkpoint to continue from, its uuid or its path, such as what
+                ``context.get_latest_checkpoint()`` returns; None to begin.
+            step_zero_validation: Whether to validate before a training begins.
+            test_mode: Train and validate one batch, and save, to see that everything works.
+            profiling_enabled: No effect; ``context.set_profiler`` profiles.
+            warm_start: A checkpoint to take the weights from where there is none to continue from; the training begins.
+            weigh_by_records: Whether ``Reducer.AVG`` weighs batches by their records, so that a validation has one
+                result on any number of processes. By default each batch counts alike.
+            trust_pickle: Whether objects of any kind are unpickled from a checkpoint that Determined wrote. Whoever
+                wrote it can then run any code in this process.
+
+        Raises:
+            ArgumentTypeError: The trial, or an argument, is of another kind than it has to be.
+            ConfigurationError: A value cannot work, such as a length that is not given.
+            InvalidExperimentException: The trial is not complete, for example has no model.
+            CheckpointNotFound: There is no such checkpoint.
+            RanksDifferError: The processes were asked for different things.
+        """
+        parts = self._context._run_parts()  # pyright: ignore[reportPrivateUsage]  # the context's one internal door
+        if profiling_enabled:
+            _warn_of_profiler("fit(profiling_enabled=True)")
+        check_trial(self._trial)
+        options = FitOptions(
+            checkpoint_period=checkpoint_period,
+            validation_period=validation_period,
+            max_length=max_length,
+            reporting_period=reporting_period,
+            checkpoint_policy=checkpoint_policy,
+            latest_checkpoint=latest_checkpoint,
+            step_zero_validation=step_zero_validation,
+            test_mode=test_mode,
+            warm_start=warm_start,
+            weigh_by_records=weigh_by_records,
+            trust_pickle=trust_pickle,
+        ).completed(parts.settings)
+        parts.trained.require_trainable()
+        metric = choose_watched_metric(
+            options.checkpoint_policy,
+            parts.progress,
+            metric=parts.run_settings.metric,
+            smaller_is_better=parts.run_settings.smaller_is_better,
+            searcher={},
+        )
+        watch, watched = RunWatch(parts.run_settings.max_wait_seconds), Progress()
+        with watch.run(watched):
+            parts.progress.begin(agree_on_seed(self._trial, parts, options))
+            _fit(self._trial, parts, options, metric, watch, watched)
+
+
+def _fit(
+    trial: PyTorchTrial[Any],
+    parts: ContextParts,
+    options: FitOptions,
+    metric: WatchedMetric | None,
+    watch: RunWatch,
+    watched: Progress,
+) -> None:
+    """Put a training together, in the documented order, and let it run."""
+    progress, trained, stop = parts.progress, parts.trained, StopRequests(parts)
+    with closing_in_order(watch) as resources:
+        callbacks = check_callbacks(trial.build_callbacks())
+        calls = CallbackCalls(callbacks)
+        checkpoints = Checkpoints(trial, parts, callbacks)
+        saved = checkpoints.find(options.latest_checkpoint, trust_pickle=options.trust_pickle)
+        if saved is not None:
+            progress.resume(saved.progress)
+        origin = options.warm_start if saved is None else options.latest_checkpoint
+        resources.enter_context(calls.started(progress.batches_trained, None if origin is None else str(origin)))
+
+        data = TrialData.build(
+            trial,
+            checks=parts.experimental.checks_reproducibility,
+            rank=parts.rank,
+            num_processes=parts.num_processes,
+            seed=progress.key_of_data(),
+            skip=progress.batches_trained,
+        )
+        resources.callback(data.close)
+        progress.epoch_length = data.epoch_length
+        require_same_parts(parts, calls.describe)
+        loop = TrainingLoop(trial, parts, options, data, calls, checkpoints, metric, stop, watch, watched)
+
+        if saved is not None:
+            checkpoints.restore(saved)
+        elif options.warm_start is not None:
+            checkpoints.load_weights(options.warm_start, trust_pickle=options.trust_pickle)
+        trained.start_training()
+        resources.callback(trained.end_training)
+        resources.enter_context(stop.watching_signals())
+        calls.call(PyTorchCallback.on_training_start)
+        with saving_before_invalid_hp(loop.save_unless_current):
+            loop.run()
+
+
+def _warn_of_profiler(given: str) -> None:
+    warn_user(
+        f"{given} has no effect: it configures the profiler of Determined's platform. context.set_profiler(...) sets a "
+        "profiler of torch."
+    )

@@ -1,0 +1,72 @@
+"""The methods that a trial has overridden, looked at once: what validates it, and with which arguments."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, cast
+
+from pa_core import ArgumentTypeError
+from pa_trial.errors import InvalidExperimentException
+from pa_trial.trial import PyTorchTrial
+from pa_trial.types import Metrics
+
+__all__ = ["batch_evaluation", "check_trial", "evaluates_batches"]
+
+
+def check_trial(trial: object) -> None:
+    """Refuse what cannot be trained because it is not a trial, or validates in no way, or in two ways.
+
+    Args:
+        trial: What was passed to the trainer.
+
+    Raises:
+        ArgumentTypeError: It is not an instance of ``PyTorchTrial``.
+        InvalidExperimentException: It overrides none or both of ``evaluate_batch`` and ``evaluate_full_dataset``.
+    """
+    if not isinstance(trial, PyTorchTrial):
+        raise ArgumentTypeError(
+            "This is not a trial.",
+            given=repr(trial),
+            expected="an instance of a class that derives from PyTorchTrial",
+            do="Pass the trial: Trainer(MyTrial(context), context).",
+        )
+    checked = cast("PyTorchTrial[Any]", trial)
+    by_batch = evaluates_batches(checked)
+    by_dataset = _overrides(checked, PyTorchTrial.evaluate_full_dataset)
+    if by_batch is by_dataset:
+        raise InvalidExperimentException(
+            "A trial is validated in exactly one way.",
+            given=f"{type(checked).__name__} overrides {'both' if by_batch else 'neither'} of them",
+            expected="one of evaluate_batch and evaluate_full_dataset",
+            do="Remove one of them." if by_batch else "Override evaluate_batch.",
+        )
+
+
+def evaluates_batches(trial: PyTorchTrial[Any]) -> bool:
+    """Whether a trial overrides ``evaluate_batch``.
+
+    Args:
+        trial: The trial.
+    """
+    return _overrides(trial, PyTorchTrial.evaluate_batch)
+
+
+def batch_evaluation(trial: PyTorchTrial[Any]) -> Callable[[Any, int], Metrics]:
+    """Return a function of a batch and its index that calls ``evaluate_batch``, with the index where it is wanted.
+
+    Args:
+        trial: The trial.
+    """
+    evaluate: Callable[..., Metrics] = trial.evaluate_batch
+    parameters = inspect.signature(evaluate).parameters
+    takes_index = "batch_idx" in parameters or any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+    if takes_index:
+        return lambda batch, batch_idx: evaluate(batch=batch, batch_idx=batch_idx)
+    return lambda batch, _batch_idx: evaluate(batch=batch)
+
+
+def _overrides(trial: PyTorchTrial[Any], method: Callable[..., object]) -> bool:
+    """Whether a trial has another function, or callable of its own, under the name of a method of the base class."""
+    own = getattr(trial, method.__name__)
+    return getattr(own, "__func__", own) is not method

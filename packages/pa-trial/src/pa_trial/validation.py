@@ -1,0 +1,96 @@
+"""A validation: by batches on all processes, or by the whole dataset on the chief."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import islice
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader as TorchDataLoader
+
+from pa_core import gather_objects
+from pa_trial.callback import PyTorchCallback
+from pa_trial.callback_calls import CallbackCalls
+from pa_trial.context_parts import ContextParts
+from pa_trial.trial import PyTorchTrial
+from pa_trial.trial_data import TrialData
+from pa_trial.trial_methods import batch_evaluation, evaluates_batches
+from pa_trial.types import Metrics
+from pa_trial.validation_metrics import ValidationMetrics, metrics_of_full_dataset
+
+__all__ = ["Validation"]
+
+
+class Validation:
+    """Validates a trial, again and again; models are in eval mode and no gradients are computed meanwhile.
+
+    The models stay in eval mode: whoever trains next brings them back.
+
+    Args:
+        trial: The trial.
+        parts: What its context consists of.
+        data: Its loaders.
+        calls: Its callbacks.
+        max_batches: How many batches of each process are validated on; None for all.
+        weigh_by_records: Whether a mean over batches counts each by the number of its records.
+    """
+
+    def __init__(
+        self,
+        trial: PyTorchTrial[Any],
+        parts: ContextParts,
+        data: TrialData,
+        calls: CallbackCalls,
+        *,
+        max_batches: int | None,
+        weigh_by_records: bool,
+    ) -> None:
+        self._trial = trial
+        self._parts = parts
+        self._data = data
+        self._calls = calls
+        self._max_batches = max_batches
+        self._weigh_by_records = weigh_by_records
+        self._by_batch = evaluates_batches(trial)
+        self._evaluate = batch_evaluation(trial)
+
+    @torch.no_grad()
+    def run(self) -> Metrics:
+        """Validate, and return the metrics, which are the same on all processes."""
+        self._parts.trained.set_training(False)
+        self._parts.reducers.reset()
+        self._calls.call(PyTorchCallback.on_validation_start)
+        metrics = self._by_batches() if self._by_batch else self._by_full_dataset()
+        self._calls.call(PyTorchCallback.on_validation_end, metrics)
+        return metrics
+
+    def _by_batches(self) -> Metrics:
+        metrics = ValidationMetrics(self._trial.evaluation_reducer(), weigh_by_records=self._weigh_by_records)
+        self._calls.call(PyTorchCallback.on_validation_epoch_start)
+        for batch_idx, batch in enumerate(self._batches()):
+            returned = self._evaluate(batch, batch_idx)
+            metrics.add(returned, self._trial.get_batch_length(batch) if self._weigh_by_records else 1)
+        self._calls.call(PyTorchCallback.on_validation_epoch_end, metrics.outputs())
+        payloads, of_reducers = self._exchange(metrics.payload())
+        return metrics.reduce(payloads) | self._parts.reducers.cross_slot(of_reducers, training=False)
+
+    def _by_full_dataset(self) -> Metrics:
+        """The chief validates, while the others wait for what it finds."""
+        found: Metrics = {}
+        if self._parts.rank == 0:
+            loader: TorchDataLoader[Any] = self._data.full_validation_loader
+            found = metrics_of_full_dataset(self._trial.evaluate_full_dataset(data_loader=loader))
+        of_each, of_reducers = self._exchange(found)
+        of_chief: Metrics = of_each[0]
+        return of_chief | self._parts.reducers.cross_slot(of_reducers, training=False)
+
+    def _batches(self) -> Iterable[Any]:
+        """The batches of this process, on the device."""
+        batches: Iterable[Any] = islice(self._data.validation_batches(), self._max_batches)
+        return map(self._parts.mover, batches) if self._parts.experimental.moves_batches else batches
+
+    def _exchange(self, own: Any) -> tuple[list[Any], list[list[Any]]]:
+        """Return what each process found, and what its reducers hold."""
+        of_each = gather_objects((own, self._parts.reducers.per_slot(training=False)))
+        return [found for found, _ in of_each], [held for _, held in of_each]

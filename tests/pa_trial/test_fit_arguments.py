@@ -1,0 +1,173 @@
+"""What fit is asked for: refused where it cannot work, before anything is done."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import pa_trial
+from pa_core import ArgumentTypeError, ConfigurationError
+from pa_trial import Batch, Epoch, InvalidExperimentException, PyTorchTrialContext
+from pa_trial.trainer import Trainer
+from pa_trial.units import TrainUnit
+from tests.support.trials import TinyTrial, fit
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({}, ValueError, "max_length=None"),
+    ({"max_length": 3}, TypeError, "max_length=3"),
+    ({"max_length": Batch([3])}, TypeError, r"max_length=Batch\(\[3\]\)"),
+    ({"max_length": Epoch(range(3))}, TypeError, "Epoch"),
+    ({"max_length": Batch(2.5)}, TypeError, "2.5"),  # type: ignore[arg-type]  # what is refused
+    ({"max_length": Batch(True)}, TypeError, "True"),
+    ({"max_length": TrainUnit(3)}, TypeError, "TrainUnit"),
+    ({"max_length": Batch(-1)}, ValueError, "-1"),
+    ({"max_length": Batch(1), "validation_period": 1}, TypeError, "validation_period=1"),
+    ({"max_length": Batch(1), "checkpoint_period": "1"}, TypeError, "checkpoint_period='1'"),
+    ({"max_length": Batch(1), "checkpoint_period": Batch("12")}, TypeError, "Batch"),  # type: ignore[arg-type]  # as above
+    ({"max_length": Batch(1), "reporting_period": None}, TypeError, "reporting_period=None"),
+    ({"max_length": Batch(1), "checkpoint_policy": "sometimes"}, ValueError, "sometimes"),
+    ({"max_length": Batch(1), "checkpoint_policy": None}, ValueError, "None"),
+    ({"max_length": Batch(1), "latest_checkpoint": 7}, TypeError, "latest_checkpoint=7"),
+    ({"max_length": Batch(1), "test_mode": "yes"}, TypeError, "test_mode='yes'"),
+]
+
+
+@pytest.mark.parametrize(("asked", "error", "text"), REFUSED, ids=[str(asked) for asked, _, _ in REFUSED])
+def test_what_cannot_work_is_refused_before_anything_is_done(
+    asked: dict[str, Any], error: type[Exception], text: str, tmp_path: Path
+) -> None:
+    """The error names what was given; no callback is built."""
+    with pa_trial.init(checkpoint_dir=tmp_path) as context:
+        trial = TinyTrial(context)
+        trial.build_callbacks = pytest.fail  # type: ignore[method-assign,assignment]  # it must not be called
+        with pytest.raises(error, match=text) as raised:
+            Trainer(trial, context).fit(**{"checkpoint_policy": "none", **asked})
+    assert isinstance(raised.value, ArgumentTypeError | ConfigurationError)
+
+
+def test_a_policy_without_a_metric_falls_back_with_a_warning(tmp_path: Path) -> None:
+    """The default policy "best" then means "all"."""
+    with pytest.warns(UserWarning, match="metric") as caught:
+        trial = fit(TinyTrial, tmp_path, max_length=Batch(4), validation_period=Batch(2), checkpoint_policy="best")
+    assert trial.notes.events == ["W2", "V2", "C2", "W4", "V4", "C4"]
+    assert caught[0].filename.endswith("trials.py")
+
+
+class FewMetrics(TinyTrial):
+    """Its loss is what it was told to be at each validation."""
+
+    losses = (3.0, 1.0, 2.0, 1.0, 0.5)
+
+    def evaluate_batch(self, batch: Any, batch_idx: int) -> dict[str, Any]:
+        """Another loss in each validation."""
+        return {"val_loss": self.losses[sum(event.startswith("V") for event in self.notes.events)]}
+
+
+@pytest.mark.parametrize(
+    ("smaller_is_better", "expected"),
+    [
+        (True, "W1 V1 C1 W2 V2 C2 W3 V3 W4 V4 W5 V5 C5"),
+        (False, "W1 V1 C1 W2 V2 W3 V3 W4 V4 W5 V5 C5"),
+    ],
+)
+def test_the_policy_best_saves_after_validations_that_are_better(
+    smaller_is_better: bool, expected: str, tmp_path: Path
+) -> None:
+    """Better than all before, by the metric that init was told; an equal one is not. At the end comes the last one."""
+    with pa_trial.init(
+        checkpoint_dir=tmp_path, metric="val_loss", smaller_is_better=smaller_is_better, seed=0
+    ) as context:
+        trial = FewMetrics(context)
+        Trainer(trial, context).fit(max_length=Batch(5), validation_period=Batch(1))
+    assert " ".join(trial.notes.events) == expected
+
+
+def test_periods_of_the_experiment_configuration(tmp_path: Path) -> None:
+    """They count where fit is told none; so does the metric of the searcher."""
+    configuration = {
+        "scheduling_unit": 2,
+        "min_validation_period": {"epochs": 1},
+        "min_checkpoint_period": {"batches": 3},
+        "searcher": {"metric": "val_loss"},
+    }
+    with pa_trial.init(checkpoint_dir=tmp_path, exp_conf=configuration, seed=0) as context:
+        trial = FewMetrics(context)
+        trainer = Trainer(trial, context)
+        trainer.fit(max_length=Batch(6))
+        assert " ".join(trial.notes.events) == "W2 W3 C3 W4 V4 C4 W6 C6 V6"
+        trial.notes.events.clear()
+        trainer.fit(
+            max_length=Batch(6),
+            reporting_period=Batch(5),
+            validation_period=Batch(9),
+            checkpoint_period=Batch(9),
+            checkpoint_policy="none",
+        )
+        assert " ".join(trial.notes.events) == "W5 W6 V6 C6"
+
+
+def test_settings_of_the_platforms_profiler_are_warned_of(tmp_path: Path) -> None:
+    """They have no effect, and training goes on."""
+    with pa_trial.init(checkpoint_dir=tmp_path) as context:
+        trainer = Trainer(TinyTrial(context), context)
+        with pytest.warns(UserWarning, match="set_profiler") as caught:
+            trainer.configure_profiler(sync_timings=True, enabled=True, begin_on_batch=0, end_after_batch=1)
+        assert caught[0].filename == __file__
+        with pytest.warns(UserWarning, match="profiling_enabled"):
+            trainer.fit(max_length=Batch(1), checkpoint_policy="none", profiling_enabled=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            trainer.configure_profiler(sync_timings=True, enabled=False, begin_on_batch=0, end_after_batch=1)
+
+
+# The trial
+
+
+def test_what_is_not_a_trial(tmp_path: Path) -> None:
+    """The class instead of an instance, for example."""
+    with pa_trial.init(checkpoint_dir=tmp_path) as context, pytest.raises(TypeError, match="not a trial"):
+        Trainer(TinyTrial, context).fit(max_length=Batch(1))  # type: ignore[arg-type]  # what is refused
+
+
+class NoModel(TinyTrial):
+    """Wraps nothing."""
+
+    def __init__(self, context: PyTorchTrialContext) -> None:
+        self.context = context
+
+
+@pytest.mark.parametrize("wraps_model", [True, False])
+def test_at_least_one_model_and_one_optimizer(wraps_model: bool, tmp_path: Path) -> None:
+    """A trial that forgot to wrap them would train nothing."""
+    with pa_trial.init(checkpoint_dir=tmp_path) as context:
+        trial = NoModel(context)
+        if wraps_model:
+            context.wrap_model(__import__("torch").nn.Linear(1, 1))
+        with pytest.raises(InvalidExperimentException):
+            Trainer(trial, context).fit(max_length=Batch(1), checkpoint_policy="none")
+
+
+def test_the_trainer_ends_with_the_block_of_init(tmp_path: Path) -> None:
+    """Afterwards it says so."""
+    with pa_trial.init(checkpoint_dir=tmp_path) as context:
+        trainer = Trainer(TinyTrial(context), context)
+    with pytest.raises(pa_trial.InternalException, match="with block"):
+        trainer.fit(max_length=Batch(1))
+    with pytest.raises(pa_trial.InternalException, match="with block"):
+        Trainer(trainer._trial, context)
+
+
+def test_a_second_fit_begins_anew(tmp_path: Path) -> None:
+    """With the weights of the first, and counters and callbacks of its own."""
+    with pa_trial.init(checkpoint_dir=tmp_path, seed=0) as context:
+        trial = TinyTrial(context)
+        trainer = Trainer(trial, context)
+        trainer.fit(max_length=Batch(2), checkpoint_policy="none")
+        trainer.fit(max_length=Batch(3), checkpoint_policy="none")
+    assert trial.trained == [(0, 0), (0, 1), (0, 0), (0, 1), (0, 2)]
+    assert trial.notes.events == ["W2", "V2", "C2", "W3", "V3", "C3"]

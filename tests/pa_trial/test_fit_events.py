@@ -1,0 +1,59 @@
+"""What happens in the course of a training, and in which order."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pa_trial import Batch, Epoch
+from tests.support.trials import TinyTrial, fit
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+EVENTS: dict[str, tuple[dict[str, Any], str]] = {
+    "workloads, validations and checkpoints of periods of their own": (
+        {"max_length": Batch(10), "validation_period": Epoch(1), "checkpoint_period": Batch(3)},
+        "W3 C3 W4 V4 W6 C6 W8 V8 W9 C9 W10 V10 C10",
+    ),
+    "a validation after every batch": (
+        {"max_length": Epoch(2), "validation_period": Batch(0)},
+        "W1 V1 W2 V2 W3 V3 W4 V4 W5 V5 W6 V6 W7 V7 W8 V8 C8",
+    ),
+    "schedules": (
+        {"max_length": Epoch(3), "validation_period": Epoch([1, 3]), "checkpoint_period": Batch([2, 5, 99])},
+        "W2 C2 W4 V4 W5 C5 W12 V12 C12",
+    ),
+    "a checkpoint after every validation": (
+        {"max_length": Batch(6), "validation_period": Batch(4), "checkpoint_policy": "all"},
+        "W4 V4 C4 W6 V6 C6",
+    ),
+    "a report cuts workloads": (
+        {"max_length": Batch(6), "reporting_period": Epoch(1)},
+        "W4 W6 V6 C6",
+    ),
+    "the last checkpoint before the last validation": (
+        {"max_length": Epoch(1), "checkpoint_period": Epoch(1), "reporting_period": Batch(3)},
+        "W3 W4 C4 V4",
+    ),
+    "a checkpoint after the last validation by policy, though one was due before": (
+        {"max_length": Epoch(1), "checkpoint_period": Epoch(1), "checkpoint_policy": "all"},
+        "W4 C4 V4",
+    ),
+    "nothing to train": ({"max_length": Batch(0)}, ""),
+    "one batch": ({"max_length": Epoch(5), "test_mode": True}, "W1 V1 C1"),
+    "one batch, with a policy": ({"max_length": Epoch(5), "test_mode": True, "checkpoint_policy": "all"}, "W1 V1 C1"),
+    "a validation before the training": (
+        {"max_length": Batch(2), "step_zero_validation": True, "checkpoint_policy": "all"},
+        "V0 W2 V2 C2",
+    ),
+    "no period": ({"max_length": Epoch(2)}, "W8 V8 C8"),
+}
+
+
+@pytest.mark.parametrize("name", EVENTS)
+def test_events(name: str, tmp_path: Path) -> None:
+    """W: a workload ends, V: a validation ends, C: a checkpoint is complete; the number: batches done by then."""
+    asked, expected = EVENTS[name]
+    assert " ".join(fit(TinyTrial, tmp_path, **asked).notes.events) == expected

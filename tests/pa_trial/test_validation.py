@@ -1,0 +1,272 @@
+"""Validations: by batch or by the whole dataset, and what callbacks hear of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+import pa_trial
+from pa_trial import Batch, DataLoader, InvalidExperimentException, PyTorchCallback
+from tests.support.trials import TinyTrial, fit, samples
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch.utils.data import DataLoader as TorchDataLoader
+
+
+class NotesOnValidations(PyTorchCallback):
+    """Notes down what it hears of validations."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[str, Any]] = []
+
+    @override
+    def on_validation_start(self) -> None:
+        self.heard.append(("start", None))
+
+    @override
+    def on_validation_epoch_start(self) -> None:
+        self.heard.append(("epoch start", None))
+
+    @override
+    def on_validation_epoch_end(self, outputs: list[Any]) -> None:
+        self.heard.append(("epoch end", outputs))
+
+    @override
+    def on_validation_end(self, metrics: dict[str, Any]) -> None:
+        self.heard.append(("end", dict(metrics)))
+
+
+class ByBatch(TinyTrial):
+    """Three batches, the last of which is short; each is the metric that it is."""
+
+    def __init__(self, context: pa_trial.PyTorchTrialContext) -> None:
+        super().__init__(context)
+        self.listener = NotesOnValidations()
+        self.callbacks["listener"] = self.listener
+        self.seen: list[tuple[int, bool, bool, int]] = []
+
+    @override
+    def build_validation_data_loader(self) -> DataLoader:
+        return DataLoader(samples(9), batch_size=4)
+
+    @override
+    def evaluate_batch(self, batch: list[Tensor], batch_idx: int) -> dict[str, Any]:
+        self.seen.append((batch_idx, self.model.training, torch.is_grad_enabled(), len(batch[0])))
+        return {"number": torch.tensor(float(batch_idx))}
+
+
+def test_a_validation_by_batch(tmp_path: Path) -> None:
+    """In eval mode, without gradients, batches counted from 0 in each; callbacks in the documented order."""
+    trial = fit(ByBatch, tmp_path, max_length=Batch(2), validation_period=Batch(1))
+    assert trial.seen == [(0, False, False, 4), (1, False, False, 4), (2, False, False, 1)] * 2
+    names = [name for name, _ in trial.listener.heard]
+    assert names == ["start", "epoch start", "epoch end", "end"] * 2
+    assert dict(trial.listener.heard)["end"] == {"number": 1.0}
+    outputs = dict(trial.listener.heard)["epoch end"]
+    assert [output["number"] for output in outputs] == [0, 1, 2]
+    assert all(isinstance(output["number"], np.ndarray) for output in outputs)
+
+
+class NotesModes(TinyTrial):
+    """Notes down the mode of the model in each batch."""
+
+    @override
+    def train_batch(self, batch: list[Tensor], epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+        assert self.model.training
+        assert torch.is_grad_enabled()
+        return super().train_batch(batch, epoch_idx, batch_idx)
+
+
+def test_models_train_again_after_a_validation(tmp_path: Path) -> None:
+    """The next workload puts them back to train; after the last validation they stay as they are."""
+    trial = fit(NotesModes, tmp_path, max_length=Batch(3), validation_period=Batch(1), step_zero_validation=True)
+    assert not trial.model.training
+
+
+class WithoutIndex(TinyTrial):
+    """As several old examples have it."""
+
+    @override
+    def evaluate_batch(self, batch: list[Tensor]) -> dict[str, Any]:  # type: ignore[override]  # what is accepted
+        return super().evaluate_batch(batch, 0)
+
+
+class AnyArguments(TinyTrial):
+    """Hands on whatever it is called with."""
+
+    @override
+    def evaluate_batch(self, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]  # what is accepted
+        assert set(kwargs) == {"batch", "batch_idx"}
+        return super().evaluate_batch(**kwargs)
+
+
+@pytest.mark.parametrize("trial_class", [WithoutIndex, AnyArguments])
+def test_evaluate_batch_with_other_arguments(trial_class: type[TinyTrial], tmp_path: Path) -> None:
+    """The index is passed where it is wanted; all arguments by name."""
+    assert fit(trial_class, tmp_path, max_length=Batch(1)).notes.events == ["W1", "V1", "C1"]
+
+
+class ByDataset(TinyTrial):
+    """Validates on everything at once."""
+
+    evaluate_batch = pa_trial.PyTorchTrial.evaluate_batch
+
+    def __init__(self, context: pa_trial.PyTorchTrialContext) -> None:
+        super().__init__(context)
+        self.listener = NotesOnValidations()
+        self.callbacks["listener"] = self.listener
+
+    @override
+    def evaluate_full_dataset(self, data_loader: TorchDataLoader[Any]) -> dict[str, Any]:
+        assert not torch.is_grad_enabled()
+        assert not self.model.training
+        return {"records": torch.tensor(sum(len(batch[0]) for batch in data_loader))}
+
+
+def test_a_validation_by_the_whole_dataset(tmp_path: Path) -> None:
+    """It has no epoch, as far as callbacks hear."""
+    trial = fit(ByDataset, tmp_path, max_length=Batch(1))
+    assert [name for name, _ in trial.listener.heard] == ["start", "end"]
+    assert dict(trial.listener.heard)["end"] == {"records": 8}
+
+
+class Neither(TinyTrial):
+    """Assigns back what it inherits, which is no override."""
+
+    evaluate_batch = pa_trial.PyTorchTrial.evaluate_batch
+
+
+class Both(TinyTrial):
+    """Overrides both."""
+
+    @override
+    def evaluate_full_dataset(self, data_loader: TorchDataLoader[Any]) -> dict[str, Any]:
+        return {}
+
+
+@pytest.mark.parametrize("trial_class", [Neither, Both])
+def test_exactly_one_way_to_validate(trial_class: type[TinyTrial], tmp_path: Path) -> None:
+    """It is refused when fit starts."""
+    with pytest.raises(InvalidExperimentException, match="exactly one way"):
+        fit(trial_class, tmp_path, max_length=Batch(1))
+
+
+def test_a_class_named_as_its_base_overrides_too(tmp_path: Path) -> None:
+    """Functions are compared, not the names of classes."""
+
+    class PyTorchTrial(TinyTrial):
+        @override
+        def evaluate_batch(self, batch: list[Tensor], batch_idx: int) -> dict[str, Any]:
+            return {"own": 1}
+
+    PyTorchTrial.evaluate_batch.__qualname__ = "PyTorchTrial.evaluate_batch"
+    assert fit(PyTorchTrial, tmp_path, max_length=Batch(1)).notes.events == ["W1", "V1", "C1"]
+
+
+class OtherKeys(TinyTrial):
+    """Another metric in each batch."""
+
+    @override
+    def evaluate_batch(self, batch: list[Tensor], batch_idx: int) -> dict[str, Any]:
+        return {f"metric {batch_idx}": 1}
+
+
+class NoDictionary(TinyTrial):
+    """A tensor, as train_batch may return."""
+
+    @override
+    def evaluate_batch(self, batch: list[Tensor], batch_idx: int) -> Any:
+        return torch.tensor(1.0)
+
+
+class NoMetrics(TinyTrial):
+    """Forgets to return."""
+
+    @override
+    def evaluate_batch(self, batch: list[Tensor], batch_idx: int) -> Any:
+        return None
+
+
+class NoBatch(TinyTrial):
+    """Has nothing to validate on."""
+
+    @override
+    def build_validation_data_loader(self) -> DataLoader:
+        return DataLoader(samples(2), batch_size=4, drop_last=True)
+
+
+class DatasetWithoutMetrics(ByDataset):
+    """A list."""
+
+    @override
+    def evaluate_full_dataset(self, data_loader: TorchDataLoader[Any]) -> Any:
+        return [1.0]
+
+
+class NotJson(ByDataset):
+    """A module, which is no metric."""
+
+    @override
+    def evaluate_full_dataset(self, data_loader: TorchDataLoader[Any]) -> Any:
+        return {"model": self.model}
+
+
+@pytest.mark.parametrize(
+    ("trial_class", "error", "text"),
+    [
+        (OtherKeys, ValueError, "metric 1"),
+        (NoDictionary, TypeError, "evaluate_batch"),
+        (NoMetrics, TypeError, "NoneType"),
+        (NoBatch, RuntimeError, "validat"),
+        (DatasetWithoutMetrics, TypeError, "evaluate_full_dataset"),
+        (NotJson, TypeError, "model"),
+    ],
+)
+def test_what_a_validation_must_return(
+    trial_class: type[TinyTrial], error: type[Exception], text: str, tmp_path: Path
+) -> None:
+    """Metrics of the same names for all batches."""
+    with pytest.raises(error, match=text):
+        fit(trial_class, tmp_path, max_length=Batch(1))
+
+
+def test_counts_are_added_to_the_metrics_of_a_validation(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """After the callbacks have heard of them; a callback that keeps them sees them later."""
+    kept: list[dict[str, Any]] = []
+
+    class Keeps(PyTorchCallback):
+        @override
+        def on_validation_end(self, metrics: dict[str, Any]) -> None:
+            assert "batches" not in metrics
+            kept.append(metrics)
+
+    class Kept(TinyTrial):
+        @override
+        def build_callbacks(self) -> dict[str, PyTorchCallback]:
+            return {"keeps": Keeps()}
+
+    with caplog.at_level("INFO", logger="pa_trial"):
+        fit(Kept, tmp_path, max_length=Batch(5))
+    assert (kept[0]["batches"], kept[0]["epochs"]) == (5, 1)
+    assert any("validation" in record.message and "'batches': 5" in record.message for record in caplog.records)
+
+
+def test_the_weights_of_batches_in_a_mean(tmp_path: Path) -> None:
+    """By default each batch counts alike; with weigh_by_records by its records."""
+    plain = fit(ByBatch, tmp_path, max_length=Batch(1))
+    weighed = fit(ByBatch, tmp_path, max_length=Batch(1), weigh_by_records=True)
+    assert dict(plain.listener.heard)["end"]["number"] == 1.0
+    assert dict(weighed.listener.heard)["end"]["number"] == pytest.approx((0 * 4 + 1 * 4 + 2 * 1) / 9)
+
+
+def test_one_batch_in_test_mode(tmp_path: Path) -> None:
+    """Of the validation too."""
+    trial = fit(ByBatch, tmp_path, test_mode=True)
+    assert [batch_idx for batch_idx, *_ in trial.seen] == [0]
