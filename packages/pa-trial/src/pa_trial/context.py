@@ -12,7 +12,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler as TorchScheduler
 from torch.profiler import profile
 
-from pa_core import ConfigurationError
+from pa_core import ConfigurationError, UnsupportedConfigurationError
+from pa_core.distributed import num_processes
 from pa_trial.apex import refuse_apex
 from pa_trial.checkpoints import find_newest
 from pa_trial.context_parts import ClosedParts, ContextParts, closed_error
@@ -69,6 +70,7 @@ class PyTorchTrialContext:
         debug_enabled: Not used.
         run_settings: What ``init`` was asked for beside this; None for its defaults.
         device: The device of this process; None to choose it by ``num_gpus``.
+        enable_tensorboard_logging: Whether metrics are written for TensorBoard.
 
     Attributes:
         models: The wrapped models, in the order of wrapping.
@@ -103,6 +105,7 @@ class PyTorchTrialContext:
         *,
         run_settings: RunSettings | None = None,
         device: torch.device | None = None,
+        enable_tensorboard_logging: bool = True,
     ) -> None:
         _require_frequency(aggregation_frequency)
         self.distributed: DistributedContext = (
@@ -133,6 +136,7 @@ class PyTorchTrialContext:
             rank=self.distributed.rank,
             aggregation_frequency=aggregation_frequency,
             trial_seed=trial_seed,
+            logs_to_tensorboard=enable_tensorboard_logging,
         )
         self.models: list[nn.Module] = self._parts.trained.models
         self.optimizers: list[Optimizer] = self._parts.trained.optimizers
@@ -524,8 +528,20 @@ class PyTorchTrialContext:
         self._parts.profiler = make_profiler(self._parts.tensorboard.path, *args, **kwargs)
 
     def _run_parts(self) -> ContextParts:
-        """Return what the training loop works with."""
+        """Return what the training loop works with.
+
+        Raises:
+            InternalException: The ``with`` block of ``init`` has ended.
+            UnsupportedConfigurationError: There should be several processes, and nothing connects them.
+        """
         self._require_open()
+        if num_processes() != self._parts.num_processes:
+            raise UnsupportedConfigurationError(
+                "The processes that are to train together are not connected.",
+                given=f"{self._parts.num_processes} processes by the DistributedContext, {num_processes()} by torch",
+                expected="the same number",
+                do="Start the script with torchrun, and let init() find the processes.",
+            )
         return self._parts
 
     def _use_amp(self) -> None:

@@ -6,13 +6,15 @@ import logging
 import os
 import random
 import socket
-from collections.abc import Generator, Iterable
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Any
 
 import numpy as np
 import torch
+from typing_extensions import override
 
 from pa_core import ConfigurationError
 from pa_core.distributed import gather_objects, num_processes, rank
@@ -33,7 +35,6 @@ __all__ = ["init"]
 _log = logging.getLogger("pa_trial")
 
 
-@contextmanager
 def init(
     *,
     hparams: dict[str, Any] | None = None,
@@ -49,8 +50,8 @@ def init(
     max_checkpoints: int | None = None,
     stop_on_signals: str | Iterable[str] = ("SIGTERM",),
     max_wait_seconds: float | None = 600.0,
-) -> Generator[PyTorchTrialContext]:
-    """Make the context of a trial, which ends with the ``with`` block.
+) -> AbstractContextManager[PyTorchTrialContext]:
+    """Make the context of a trial, which begins and ends with the ``with`` block.
 
     Under torchrun and ``accelerate launch``, the processes are connected, with NCCL on GPUs and Gloo on CPUs, unless
     the script has done so. An ``InvalidHP`` that leaves the block ends the program in order, with status 0.
@@ -74,8 +75,8 @@ def init(
         stop_on_signals: The signals after which a checkpoint is saved and training is left.
         max_wait_seconds: For how long a process waits for another one; None for ever.
 
-    Yields:
-        The context.
+    Returns:
+        What makes the context, for a ``with`` statement.
 
     Raises:
         ConfigurationError: A value cannot work.
@@ -86,13 +87,9 @@ def init(
         ...     context.get_hparam("lr")
         0.1
     """
-    _warn_of_launch_settings()
-    device = _connect(distributed)
-    distributed = _describe_processes() if distributed is None else distributed
-    if seed is not None:
-        _seed(seed)
+    settings = ExperimentSettings(None, exp_conf, 1)
     run_settings = check_run_settings(
-        ExperimentSettings(None, exp_conf, 1),
+        settings,
         checkpoint_dir=checkpoint_dir,
         tensorboard_path=tensorboard_path,
         metric=metric,
@@ -101,59 +98,91 @@ def init(
         stop_on_signals=stop_on_signals,
         max_wait_seconds=max_wait_seconds,
     )
-    context = PyTorchTrialContext(
-        _Processes(distributed),
-        seed,
-        hparams,
-        slots_per_trial=distributed.size,
-        num_gpus=torch.cuda.device_count(),
-        exp_conf=exp_conf,
-        aggregation_frequency=aggregation_frequency,
-        steps_completed=0,
-        managed_training=True,
-        debug_enabled=False,
-        run_settings=run_settings,
-        device=device,
-    )
-    context.set_enable_tensorboard_logging(enable_tensorboard_logging)
-    try:
-        yield context
-    except InvalidHP as error:
-        _log.info("The hyperparameters cannot work: %s", error)
-        raise SystemExit(0) from error
-    finally:
-        context._close()  # pyright: ignore[reportPrivateUsage]  # the two ends of one context
+
+    def open_context() -> PyTorchTrialContext:
+        _warn_of_launch_settings()
+        device, processes = _connect(distributed)
+        if seed is not None:
+            _seed(seed)
+        return PyTorchTrialContext(
+            _Core(processes),
+            seed,
+            hparams,
+            processes.size,
+            torch.cuda.device_count(),
+            exp_conf,
+            aggregation_frequency,
+            steps_completed=0,
+            managed_training=True,
+            debug_enabled=False,
+            run_settings=run_settings,
+            device=device,
+            enable_tensorboard_logging=enable_tensorboard_logging,
+        )
+
+    return _TrialBlock(open_context)
+
+
+class _TrialBlock(AbstractContextManager[PyTorchTrialContext, None]):
+    """The ``with`` block of a training.
+
+    Args:
+        open_context: Makes the context when the block begins.
+    """
+
+    def __init__(self, open_context: Callable[[], PyTorchTrialContext]) -> None:
+        self._open_context = open_context
+        self._context: PyTorchTrialContext | None = None
+
+    @override
+    def __enter__(self) -> PyTorchTrialContext:
+        self._context = self._open_context()
+        return self._context
+
+    @override
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._context is not None:
+            self._context._close()  # pyright: ignore[reportPrivateUsage]  # the two ends of one context
+        if isinstance(error, InvalidHP):
+            _log.warning("The training ends, as its hyperparameters cannot work: %s", error)
+            raise SystemExit(0) from error
 
 
 @dataclass(frozen=True)
-class _Processes:
+class _Core:
     distributed: DistributedContext
 
 
-def _connect(distributed: DistributedContext | None) -> torch.device | None:
-    """Connect the processes that a launcher has started, and return the device of this one.
+def _connect(given: DistributedContext | None) -> tuple[torch.device | None, DistributedContext]:
+    """Connect the processes that a launcher has started.
 
     Args:
-        distributed: What the user has passed.
+        given: What the user has passed.
+
+    Returns:
+        The device of this process, None if it follows from the number of the process on its machine; and which of
+        them this process is.
     """
     size = max(num_processes(), int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1)
-    if distributed is not None and size > 1 and distributed.size != size:
+    if given is not None and size > 1 and given.size != size:
         raise ConfigurationError(
             "The DistributedContext tells of another number of processes than there are.",
-            given=f"distributed of size {distributed.size} in one of {size} processes",
+            given=f"distributed of size {given.size} in one of {size} processes",
             expected=f"size={size}",
             do="Leave distributed out: init() finds the processes itself.",
         )
-    if distributed is not None and distributed.size > size:
-        return None  # nothing connects them yet; training would say so
+    if given is not None and given.size > size:
+        return None, given  # what does not need the processes connected works; training tells
     device = process_state().device
     if runs_on_gloo():
         leave_processes_at_exit()
         fork_between_collectives()
-    if device.type == "cuda":
-        return None  # by its number on this machine
-    # On MPS there are no float64 tensors, which NumPy makes everywhere.
-    return torch.device("cpu") if device.type in ("cpu", "mps") else device
+    if device.type == "mps":  # which has no float64, as NumPy makes it everywhere
+        device = torch.device("cpu")
+    of_process = {"cuda": None, "cpu": torch.device("cpu")}.get(device.type, device)
+    return of_process, _describe_processes() if given is None else given
 
 
 def _describe_processes() -> DistributedContext:
