@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import MutableMapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -52,8 +52,8 @@ def to_full_precision(output: object) -> Any:
         return converted
     if isinstance(output, list | tuple):
         values = [to_full_precision(value) for value in container]
-        kind: Any = type(output)
-        return kind(*values) if hasattr(output, "_fields") else kind(values)
+        kind: Any = type(cast("object", container))
+        return kind(*values) if hasattr(container, "_fields") else kind(values)
     return output
 
 

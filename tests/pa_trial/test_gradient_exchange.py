@@ -1,0 +1,624 @@
+"""Two ranks train as one process would on the batches of both."""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.optim import SGD, AdamW
+
+from pa_core import RanksDifferError
+from pa_core.distributed import gather_objects, rank
+from pa_trial.errors import InvalidExperimentException
+from tests.pa_trial.batches import Batches
+
+pytestmark = pytest.mark.runs_on("two_ranks")
+
+RANKS = 2
+
+
+class Pass(NamedTuple):
+    """A backward pass: on each rank, which parameters its loss depends on."""
+
+    reached_by: tuple[frozenset[int], frozenset[int]]
+
+
+class Vectors(nn.Module):
+    """Two parameters that losses depend on one by one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Parameter(torch.randn(3))
+        self.second = nn.Parameter(torch.randn(2, 2))
+
+
+def make_models() -> list[Vectors]:
+    """Two models, of two parameters each."""
+    torch.manual_seed(0)
+    return [Vectors(), Vectors()]
+
+
+def optimizers_of(models: Sequence[nn.Module]) -> list[torch.optim.Optimizer]:
+    """One for each model; weight decay tells a gradient of zero from none."""
+    return [SGD(model.parameters(), lr=0.1, momentum=0.5, weight_decay=0.1) for model in models]
+
+
+def loss_of(models: Sequence[nn.Module], reached: frozenset[int], scale: float) -> Tensor:
+    """A loss that depends on these parameters."""
+    parameters = [parameter for model in models for parameter in model.parameters()]
+    # Through a leaf of its own, it can be differentiated also where it depends on none.
+    start = torch.zeros((), requires_grad=True)
+    return start + sum(((scale * parameters[index]) ** 2).sum() for index in reached)
+
+
+def scale_of(number: int, batch_idx: int) -> float:
+    """The data of a rank in a batch."""
+    return 0.1 + 0.3 * number + 0.05 * batch_idx
+
+
+def train_by_hand(batches: Sequence[Sequence[Pass]], aggregation: int, *, averages: bool) -> list[Vectors]:
+    """One process, with the mean of the losses of both ranks."""
+    models = make_models()
+    optimizers = optimizers_of(models)
+    for batch_idx, passes in enumerate(batches):
+        for one in passes:
+            losses = [loss_of(models, one.reached_by[i], scale_of(i, batch_idx)) for i in range(RANKS)]
+            loss = torch.stack(losses).mean() / (aggregation if averages else 1)
+            torch.autograd.backward(loss)
+        if (batch_idx + 1) % aggregation == 0:
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+    return models
+
+
+def train_on_two(batches: Sequence[Sequence[Pass]], aggregation: int, *, averages: bool) -> list[Vectors]:
+    """This rank's part of it."""
+    trained = Batches(aggregation)
+    models = [trained.parts.wrap_model(model) for model in make_models()]
+    optimizers = [
+        trained.parts.wrap_optimizer(optimizer, average_aggregated_gradients=averages)
+        for optimizer in optimizers_of(models)
+    ]
+
+    def train_batch(batch_idx: int) -> None:
+        for one in batches[batch_idx]:
+            trained.parts.backward(loss_of(models, one.reached_by[rank()], scale_of(rank(), batch_idx)))
+        for optimizer in optimizers:
+            trained.parts.step_optimizer(optimizer)
+
+    trained.train(train_batch, len(batches))
+    return models
+
+
+def assert_equal(models: Sequence[nn.Module], expected: Sequence[nn.Module]) -> None:
+    """The parameters of both are the same but for rounding, and those of all ranks without."""
+    for model, one in zip(models, expected, strict=True):
+        torch.testing.assert_close(model.state_dict(), one.state_dict(), rtol=1e-5, atol=1e-6)
+    assert_same_on_all_ranks(models)
+
+
+def assert_same_on_all_ranks(models: Sequence[nn.Module]) -> None:
+    """All ranks have the same models, bit by bit."""
+    of_each = gather_objects([model.state_dict() for model in models])
+    torch.testing.assert_close(of_each, of_each[:1] * RANKS, rtol=0, atol=0)
+
+
+subsets = st.frozensets(st.integers(0, 3))
+passes = st.builds(Pass, st.tuples(subsets, subsets))
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(st.lists(passes, min_size=1, max_size=3), min_size=1, max_size=6),
+    st.integers(1, 3),
+    st.booleans(),
+)
+def test_two_ranks_train_as_one_process_whatever_each_pass_reaches(
+    batches: list[list[Pass]], aggregation: int, averages: bool
+) -> None:
+    """Any number of passes over two models, any parameters in each of them, others on each rank; groups of batches."""
+    assert_equal(
+        train_on_two(batches, aggregation, averages=averages), train_by_hand(batches, aggregation, averages=averages)
+    )
+
+
+class Gan:
+    """A generator and a discriminator, trained in turns."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(1)
+        self.generator = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 2))
+        self.discriminator = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1))
+        self.optimizers = [AdamW(self.generator.parameters(), 0.01), AdamW(self.discriminator.parameters(), 0.01)]
+
+    def train_batch(
+        self,
+        samples: Tensor,
+        backward: Callable[[Tensor], object],
+        step: Callable[[torch.optim.Optimizer], object],
+        *,
+        freezes: bool,
+    ) -> None:
+        """Train both on one batch."""
+        noise, real = samples[:, :2], samples[:, 2:]
+        if freezes:
+            self.discriminator.requires_grad_(False)
+        fake = self.generator(noise)
+        backward(self.discriminator(fake).mean())
+        step(self.optimizers[0])
+        if freezes:
+            self.discriminator.requires_grad_(True)
+        else:
+            self.optimizers[1].zero_grad()
+        backward(self.discriminator(real).sigmoid().mean())
+        backward(-self.discriminator(fake.detach()).sigmoid().mean())
+        step(self.optimizers[1])
+
+
+def step_and_zero(optimizer: torch.optim.Optimizer) -> None:
+    """What a loop by hand does."""
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("freezes", [True, False])
+def test_two_models_that_play_against_each_other_train_as_on_one_process(freezes: bool) -> None:
+    """A GAN, whose discriminator is frozen while the generator trains, or gets gradients that are dropped."""
+    data = torch.randn(5, 2 * 4, 4, generator=torch.Generator().manual_seed(0))
+    by_hand, gan, trained = Gan(), Gan(), Batches()
+    for samples in data:
+        by_hand.train_batch(samples, torch.autograd.backward, step_and_zero, freezes=freezes)
+    for model, optimizer in zip((gan.generator, gan.discriminator), gan.optimizers, strict=True):
+        trained.parts.wrap_model(model)
+        trained.parts.wrap_optimizer(optimizer)
+
+    trained.train(
+        lambda batch_idx: gan.train_batch(
+            data[batch_idx, rank() * 4 : rank() * 4 + 4],
+            trained.parts.backward,
+            trained.parts.step_optimizer,
+            freezes=freezes,
+        ),
+        len(data),
+    )
+
+    assert_equal(trained.parts.models, [by_hand.generator, by_hand.discriminator])
+
+
+def test_a_layer_that_is_unfrozen_in_the_course_of_training_is_exchanged_from_then_on() -> None:
+    """Frozen when the model is wrapped, trained from the third batch, frozen again after the fifth."""
+    inputs = torch.randn(7, 2, 3, generator=torch.Generator().manual_seed(0))
+
+    def build() -> tuple[nn.Sequential, SGD]:
+        torch.manual_seed(2)
+        model = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 1))
+        model[0].requires_grad_(False)
+        return model, SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    def freeze(model: nn.Sequential, batch_idx: int) -> None:
+        model[0].requires_grad_(batch_idx in (2, 3, 4))
+
+    expected, optimizer = build()
+    for batch_idx, samples in enumerate(inputs):
+        freeze(expected, batch_idx)
+        expected(samples).pow(2).mean().backward()
+        step_and_zero(optimizer)
+    trained = Batches()
+    model, optimizer = build()
+    trained.parts.wrap_model(model)
+    trained.parts.wrap_optimizer(optimizer)
+
+    def train_batch(batch_idx: int) -> None:
+        freeze(model, batch_idx)
+        trained.parts.backward(model(inputs[batch_idx, rank()]).pow(2).mean())
+        trained.parts.step_optimizer(optimizer)
+
+    trained.train(train_batch, len(inputs))
+
+    assert_equal([model], [expected])
+
+
+def one_weight(**options: Any) -> tuple[Batches, nn.Linear, SGD]:
+    """A model with one weight of one, and its optimizer."""
+    trained = Batches(**options)
+    model = trained.parts.wrap_model(nn.Linear(1, 1, bias=False))
+    nn.init.ones_(model.weight)
+    return trained, model, trained.parts.wrap_optimizer(SGD(model.parameters(), lr=1.0))
+
+
+def norm_of(parameters: list[nn.Parameter]) -> float:
+    """The norm of the gradients, which clipping leaves as they are."""
+    return nn.utils.clip_grad_norm_(parameters, float("inf")).item()
+
+
+def number_of_rank() -> Tensor:
+    """1 on the chief, 2 on the other rank; their mean is 1.5."""
+    return torch.full((1, 1), rank() + 1.0)
+
+
+def test_gradients_are_the_means_as_soon_as_backward_returns() -> None:
+    """What a trial clips or looks at by hand between ``backward`` and the step is the same on all ranks."""
+    trained, model, _ = one_weight()
+    seen: list[float] = []
+
+    def train_batch(_: int) -> None:
+        for _ in range(3):
+            trained.parts.backward(model(number_of_rank()).sum())
+            assert model.weight.grad is not None
+            seen.append(model.weight.grad.item())
+
+    trained.train(train_batch, 1)
+
+    assert seen == [1.5, 3.0, 4.5]
+
+
+@pytest.mark.parametrize("averages", [True, False])
+def test_a_group_of_batches_is_exchanged_at_its_end(averages: bool) -> None:
+    """Within a group, gradients are those of the rank; clipping sees those of all, averaged if asked for."""
+    trained, model, optimizer = one_weight(aggregation_frequency=2)
+    trained.parts.wrap_optimizer(optimizer, average_aggregated_gradients=averages)
+    seen: list[float] = []
+    clipped: list[float] = []
+
+    def train_batch(_: int) -> None:
+        trained.parts.backward(model(number_of_rank()).sum())
+        assert model.weight.grad is not None
+        seen.append(model.weight.grad.item())
+        trained.parts.step_optimizer(optimizer, lambda parameters: clipped.append(norm_of(parameters)))
+
+    trained.train(train_batch, 4)
+
+    assert seen == [rank() + 1.0, 3.0] * 2
+    assert clipped == [1.5 if averages else 3.0] * 2
+
+
+def test_a_rank_without_a_loss_takes_part() -> None:
+    """A rank that skips its backward pass counts with a gradient of zero, when it steps."""
+    trained, model, optimizer = one_weight()
+
+    def train_batch(batch_idx: int) -> None:
+        if rank() != batch_idx % RANKS:
+            trained.parts.backward(model(torch.ones(1, 1)).sum())
+        trained.parts.step_optimizer(optimizer)
+
+    trained.train(train_batch, 4)
+
+    assert model.weight.item() == 1.0 - 4 * 0.5
+    assert_same_on_all_ranks([model])
+
+
+def test_gradients_of_passes_that_the_trial_runs_itself_are_exchanged_before_the_step() -> None:
+    """``loss.backward()`` instead of ``context.backward(loss)`` trains the same."""
+    trained, model, optimizer = one_weight()
+
+    def train_batch(_: int) -> None:
+        model(number_of_rank()).sum().backward()
+        trained.parts.step_optimizer(optimizer)
+
+    trained.train(train_batch, 2)
+
+    assert model.weight.item() == 1.0 - 2 * 1.5
+
+
+@pytest.mark.parametrize("aggregation", [1, 2])
+def test_a_step_by_hand_with_gradients_of_one_rank_is_refused(aggregation: int) -> None:
+    """The ranks would train apart: after ``loss.backward()``, and in the midst of a group."""
+    trained, model, optimizer = one_weight(aggregation_frequency=aggregation)
+
+    def train_batch(_: int) -> None:
+        loss = model(number_of_rank()).sum()
+        if aggregation == 1:
+            loss.backward()
+        else:
+            trained.parts.backward(loss)
+        optimizer.step()
+
+    with pytest.raises(InvalidExperimentException, match=r"context\.step_optimizer"):
+        trained.train(train_batch, 1)
+    assert model.weight.item() == 1.0
+
+
+def test_a_step_by_hand_with_gradients_that_were_exchanged_is_not_refused() -> None:
+    """``optimizer.step()`` after ``context.backward(loss)`` is as good, without aggregation."""
+    trained, model, optimizer = one_weight()
+
+    def train_batch(_: int) -> None:
+        trained.parts.backward(model(number_of_rank()).sum())
+        optimizer.step()
+        optimizer.zero_grad()
+
+    trained.train(train_batch, 2)
+
+    assert model.weight.item() == 1.0 - 2 * 1.5
+
+
+def test_a_parameter_that_two_models_share_is_exchanged_once() -> None:
+    """Its gradient is the mean, not the mean of means, and a step applies it once."""
+    trained, model, optimizer = one_weight()
+    other = trained.parts.wrap_model(nn.Sequential(model, nn.Identity()))
+
+    def train_batch(_: int) -> None:
+        trained.parts.backward(other(model(number_of_rank())).sum())
+        trained.parts.step_optimizer(optimizer)
+
+    trained.train(train_batch, 1)
+
+    assert model.weight.item() == 1.0 - 2 * 1.5
+
+
+def test_gradients_of_several_kinds_of_numbers_are_exchanged() -> None:
+    """Half and double precision and complex numbers, side by side in one model."""
+    trained = Batches()
+    model = nn.ParameterDict(
+        {
+            "half_one": nn.Parameter(torch.ones(3, dtype=torch.bfloat16)),
+            "double_one": nn.Parameter(torch.ones(2, 2, dtype=torch.float64)),
+            "complex_one": nn.Parameter(torch.ones(2, dtype=torch.complex64)),
+            "strided_one": nn.Parameter(torch.ones(2, 3, 4, 4).to(memory_format=torch.channels_last)),
+        }
+    )
+    trained.parts.wrap_model(model)
+    trained.parts.wrap_optimizer(SGD(model.parameters(), lr=1.0))
+
+    def train_batch(_: int) -> None:
+        losses = [((rank() + 1) * parameter).sum().abs().float() for parameter in model.values()]
+        trained.parts.backward(torch.stack(losses).sum())
+
+    trained.train(train_batch, 2)  # the second time, they are expected
+
+    for parameter in model.values():
+        torch.testing.assert_close(parameter.grad, torch.full_like(parameter, 3.0))
+
+
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+def test_what_each_rank_reached_is_told_in_half_precision_too(half: torch.dtype) -> None:
+    """Nothing is lost where the only gradients are of few digits."""
+    trained = Batches()
+    model = trained.parts.wrap_model(nn.ParameterList([torch.ones(2, dtype=half), torch.ones(2, dtype=half)]))
+    trained.parts.wrap_optimizer(SGD(model.parameters(), lr=1.0))
+    seen: list[list[bool]] = []
+
+    def train_batch(batch_idx: int) -> None:
+        model.zero_grad()
+        used = [0] if batch_idx < 2 else [rank()]
+        trained.parts.backward(torch.stack([model[index].sum() for index in used]).sum())
+        seen.append([parameter.grad is not None for parameter in model])
+
+    trained.train(train_batch, 4)
+
+    assert seen == [[True, False], [True, False], [True, True], [True, True]]
+
+
+def test_sparse_gradients_are_refused() -> None:
+    """The error names what makes them."""
+    trained = Batches()
+    model = trained.parts.wrap_model(nn.Embedding(4, 2, sparse=True))
+    trained.parts.wrap_optimizer(SGD(model.parameters(), lr=1.0))
+
+    with pytest.raises(InvalidExperimentException, match="sparse=True"):
+        trained.train(lambda _: trained.parts.backward(model(torch.tensor([1])).sum()), 1)
+
+
+def test_the_weights_are_those_of_the_chief_from_the_wrapping_on() -> None:
+    """Ranks that draw other weights start from the same ones, buffers included."""
+    trained = Batches()
+    torch.manual_seed(rank())
+    model = nn.BatchNorm1d(2)
+    nn.init.normal_(model.weight)
+    model.running_mean = torch.randn(2)
+
+    assert trained.parts.wrap_model(model) is model
+
+    assert_same_on_all_ranks([model])
+
+
+def test_models_that_differ_are_refused() -> None:
+    """Each rank is told which parameter is not the same."""
+    trained = Batches()
+
+    with pytest.raises(RanksDifferError, match=r"model 0, parameter weight: \(2, 1\) .* on rank 0, \(3, 1\)"):
+        trained.parts.wrap_model(nn.Linear(1, 2 + rank()))
+
+
+def test_buffers_follow_the_chief_at_the_start_of_a_group_and_in_a_validation() -> None:
+    """Running statistics are those of the chief, also where a buffer is replaced by another tensor."""
+    trained = Batches(aggregation_frequency=2)
+    model = trained.parts.wrap_model(nn.BatchNorm1d(1, affine=True, momentum=1.0))
+    trained.parts.wrap_optimizer(SGD(model.parameters(), lr=0.1))
+    seen: list[float] = []
+
+    def train_batch(batch_idx: int) -> None:
+        assert model.running_mean is not None
+        seen.append(model.running_mean.item())
+        model(torch.full((2, 1), 10.0 * batch_idx + rank() + 1))
+        model.running_mean = model.running_mean.clone()
+
+    with trained.training():
+        trained.run(train_batch, range(3))
+        assert model.running_mean is not None
+        assert model.running_mean.item() == 21.0 + rank()
+        trained.parts.set_training(False)
+        assert model.running_mean.item() == 21.0
+
+    assert seen == [0.0, 1.0 + rank(), 11.0]
+
+
+def test_all_ranks_leave_after_the_same_group_when_one_is_asked_to() -> None:
+    """The request of one rank travels with the gradients."""
+    trained, model, optimizer = one_weight(aggregation_frequency=2)
+    agreed: list[bool] = []
+
+    def train_batch(batch_idx: int) -> None:
+        if batch_idx == 2 and rank() == 1:
+            trained.parts.ask_to_leave()
+        trained.parts.backward(model(number_of_rank()).sum())
+        trained.parts.step_optimizer(optimizer)
+        agreed.append(trained.parts.leave_agreed)
+
+    trained.train(train_batch, 4)
+
+    assert agreed == [False, False, False, True]
+
+
+class Collectives:
+    """Counts what the ranks exchange."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    @contextmanager
+    def counting(self, monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
+        """Count within the context."""
+        with monkeypatch.context() as patch:
+            for name in ("all_reduce", "all_gather", "all_gather_object", "broadcast", "barrier"):
+                patch.setattr(dist, name, self._counted(name, getattr(dist, name)))
+            yield
+
+    def _counted(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            self.calls.append(name)
+            return function(*args, **kwargs)
+
+        return counted
+
+
+def test_an_update_takes_one_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once the ranks know what to expect; for a model without buffers, whatever the number of its parameters."""
+    trained = Batches(aggregation_frequency=2)
+    model = trained.parts.wrap_model(nn.Sequential(*[nn.Linear(2, 2) for _ in range(10)]))
+    optimizer = trained.parts.wrap_optimizer(SGD(model.parameters(), lr=0.1))
+    collectives = Collectives()
+
+    def train_batch(_: int) -> None:
+        trained.parts.backward(model(torch.ones(1, 2)).sum())
+        trained.parts.step_optimizer(optimizer, lambda parameters: nn.utils.clip_grad_norm_(parameters, 1.0))
+
+    with trained.training():
+        trained.run(train_batch, range(2))
+        with collectives.counting(monkeypatch):
+            trained.run(train_batch, range(2, 8))
+
+    assert collectives.calls == ["all_reduce"] * 3
+
+
+def test_backward_passes_outside_of_train_batch_stay_with_their_rank() -> None:
+    """An attack in a validation, say: ranks may run different numbers of them."""
+    trained, model, optimizer = one_weight()
+
+    def train_batch(_: int) -> None:
+        trained.parts.backward(model(number_of_rank()).sum())
+        trained.parts.step_optimizer(optimizer)
+
+    with trained.training():
+        trained.run(train_batch, range(1))
+        trained.parts.set_training(False)
+        for _ in range(rank() + 1):
+            trained.parts.backward(model(number_of_rank()).sum())
+        model.zero_grad()
+        trained.run(train_batch, range(1, 2))
+
+    assert model.weight.item() == 1.0 - 2 * 1.5
+
+
+def test_models_can_be_copied_and_saved_in_the_course_of_training_and_are_what_they_were_after_it() -> None:
+    """Deep copies and pickles hold nothing of ours; no hook is left when the training ends, also by an exception."""
+    trained = Batches()
+    model = trained.parts.wrap_model(nn.Linear(1, 1))
+    model.bias.requires_grad_(False)
+    optimizer = trained.parts.wrap_optimizer(SGD(model.parameters(), lr=1.0))
+
+    def train_batch(batch_idx: int) -> None:
+        trained.parts.backward(model(torch.ones(1, 1)).sum())
+        clone = copy.deepcopy(model)
+        clone(torch.ones(1, 1)).sum().backward()  # exchanges nothing
+        saved = io.BytesIO()
+        torch.save(model, saved)
+        saved.seek(0)
+        loaded = torch.load(saved, weights_only=False)
+        loaded(torch.ones(1, 1)).sum().backward()
+        trained.parts.step_optimizer(optimizer)
+        if batch_idx == 1:
+            raise KeyError("interrupted")
+
+    with pytest.raises(KeyError):
+        trained.train(train_batch, 2)
+
+    assert not model.bias.requires_grad
+    assert not any(
+        hooks for part in (model, optimizer) for name, hooks in vars(part).items() if name.endswith("_hooks")
+    )
+    # A step of the user's own is no affair of ours any more.
+    model(number_of_rank()).sum().backward()
+    optimizer.step()
+
+
+def test_a_training_after_another_exchanges_as_the_first() -> None:
+    """``fit`` can be called twice."""
+    trained, model, optimizer = one_weight()
+
+    def train_batch(_: int) -> None:
+        trained.parts.backward(model(number_of_rank()).sum())
+        trained.parts.step_optimizer(optimizer)
+
+    for _ in range(2):
+        trained.train(train_batch, 1)
+
+    assert model.weight.item() == 1.0 - 2 * 1.5
+
+
+def test_gradients_of_an_unfinished_group_go_on_where_they_were_saved() -> None:
+    """In the midst of a group, each rank saves its own, and the exchange at its end takes them in."""
+    trained, model, optimizer = one_weight(aggregation_frequency=2)
+
+    def train_batch(_: int) -> None:
+        trained.parts.backward(model(number_of_rank()).sum())
+        trained.parts.step_optimizer(optimizer)
+
+    with trained.training():
+        trained.run(train_batch, range(1))
+        saved = copy.deepcopy(trained.parts.unfinished_gradients())
+        assert trained.parts.gradients_in_progress()
+    resumed, model, optimizer = one_weight(aggregation_frequency=2)
+    resumed.progress.batches_trained = 1
+
+    def skip_batch(_: int) -> None:
+        resumed.parts.step_optimizer(optimizer)
+
+    with resumed.training():
+        resumed.parts.load_unfinished_gradients(saved)
+        resumed.run(skip_batch, range(1, 2))
+
+    assert saved == [{"weight": torch.full((1, 1), rank() + 1.0)}]
+    assert model.weight.item() == 1.0 - 1.5 / 2
+
+
+def test_an_optimizer_with_parameters_of_no_model_is_refused() -> None:
+    """Nothing would exchange their gradients."""
+    trained, model, _ = one_weight()
+    trained.parts.wrap_optimizer(SGD([*model.parameters(), nn.Parameter(torch.zeros(5))], lr=0.1))
+
+    with pytest.raises(InvalidExperimentException, match=r"shape \(5,\)"):
+        trained.parts.require_trainable()
+
+
+def test_parameters_of_no_model_that_come_later_are_refused_by_the_step() -> None:
+    """A group that is added in the course of training is looked at, too."""
+    trained, model, optimizer = one_weight()
+
+    def train_batch(_: int) -> None:
+        trained.parts.backward(model(number_of_rank()).sum())
+        optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(5))]})
+        trained.parts.step_optimizer(optimizer)
+
+    with pytest.raises(InvalidExperimentException, match=r"shape \(5,\)"):
+        trained.train(train_batch, 1)
