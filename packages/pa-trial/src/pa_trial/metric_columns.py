@@ -56,7 +56,7 @@ def value_at(column: Column, index: int) -> Any:
 
 
 def _column(values: list[Any]) -> Column:
-    kinds = {type(value) for value in values}
+    kinds: set[type[Any]] = {type(value) for value in values}
     if kinds <= _PLAIN_KINDS:
         return values
     if kinds == {Tensor} and len({(value.dtype, value.shape, value.device) for value in values}) == 1:

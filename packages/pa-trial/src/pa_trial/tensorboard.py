@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pa_core import UnsupportedConfigurationError
 
@@ -50,6 +50,22 @@ class TensorBoard:
             comment = "" if self._rank == 0 else f"_rank_{self._rank}"
             self._writer = SummaryWriter(folder, comment=comment, purge_step=self._purge_from)
         return self._writer
+
+    def continue_from(self, step: int) -> None:
+        """Let TensorBoard drop points from ``step`` on that an interrupted training left: they will be written again.
+
+        Args:
+            step: The first step to be written.
+        """
+        self._purge_from = step
+        if self._writer is not None:
+            from tensorboard.compat.proto import event_pb2  # type: ignore[import-untyped]  # it has none
+
+            untyped: Any = event_pb2
+            file_writer: Any = self._writer.file_writer
+            file_writer.add_event(untyped.Event(file_version="brain.Event:2"), step)
+            start = untyped.SessionLog(status=untyped.SessionLog.START)
+            file_writer.add_event(untyped.Event(session_log=start), step)
 
     def flush(self) -> None:
         """Write to disk what was added, if there is a writer."""

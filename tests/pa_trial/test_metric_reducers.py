@@ -1,0 +1,224 @@
+"""Reducers that a trial wraps: when they are reset, what they get, what they may return."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
+from typing_extensions import override
+
+from pa_core import gather_objects
+from pa_trial.errors import InvalidHP
+from pa_trial.metric_reducers import MetricReducers
+from pa_trial.reducer import MetricReducer
+
+
+class Total(MetricReducer):
+    """Adds up; tells what it was asked."""
+
+    def __init__(self, result: Any = None) -> None:
+        self.calls: list[str] = []
+        self.total = 0.0
+        self.result = result
+
+    @override
+    def reset(self) -> None:
+        self.calls.append("reset")
+        self.total = 0.0
+
+    @override
+    def per_slot_reduce(self) -> Any:
+        self.calls.append("per_slot")
+        return self.total
+
+    @override
+    def cross_slot_reduce(self, per_slot_metrics: list[Any]) -> Any:
+        self.calls.append(f"cross_slot {per_slot_metrics}")
+        return sum(per_slot_metrics) if self.result is None else self.result
+
+
+class Failing(Total):
+    """Fails in one method."""
+
+    def __init__(self, method: str, error: Exception) -> None:
+        super().__init__()
+        self._error = error
+        setattr(self, method, self._fail)
+
+    def _fail(self, *_: Any) -> Any:
+        raise self._error
+
+
+def results(reducers: MetricReducers, *of_others: list[Any], training: bool = True) -> dict[str, Any]:
+    """The metrics of a workload, for this process and others that contributed these values."""
+    own = reducers.per_slot(training=training)
+    return reducers.cross_slot([own, *of_others], training=training)
+
+
+def whole_workload(reducers: MetricReducers) -> dict[str, Any]:
+    """The metrics of a workload in which nothing is added."""
+    reducers.reset()
+    return results(reducers)
+
+
+def test_a_metric_reducer_is_returned_itself() -> None:
+    """What it contributes is handed to the cross-slot reduction as a list with an item for each process."""
+    reducers, total = MetricReducers(), Total()
+    assert reducers.wrap(total, name="total") is total
+    reducers.reset()
+    total.total = 2.0
+    assert results(reducers, [3.0]) == {"total": 5.0}
+    assert total.calls == ["reset", "per_slot", "cross_slot [2.0, 3.0]"]
+
+
+def test_which_workloads_a_reducer_takes_part_in() -> None:
+    """All are reset, and only those for the workload are reduced."""
+    reducers = MetricReducers()
+    for_training = reducers.wrap(Total(), "t", for_validation=False)
+    for_validation = reducers.wrap(Total(), "v", for_training=False)
+    for_both = reducers.wrap(Total(), "b")
+    reducers.reset()
+    assert results(reducers) == {"t": 0.0, "b": 0.0}
+    assert results(reducers, training=False) == {"v": 0.0, "b": 0.0}
+    assert for_training.calls == for_validation.calls == ["reset", "per_slot", "cross_slot [0.0]"]
+    assert len(for_both.calls) == 5
+
+
+def test_a_function_gets_all_values() -> None:
+    """The object that is returned collects values; after a reset they are gone."""
+    reducers = MetricReducers()
+    mean = reducers.wrap(np.mean, name="mean")
+    mean.update(100.0)
+    reducers.reset()
+    mean.update(1.0)
+    mean.update(2.0)
+    assert results(reducers) == {"mean": 1.5}
+
+
+@given(st.lists(st.integers(), max_size=20), st.integers(1, 5))
+def test_values_come_in_the_order_of_one_process(values: list[int], ranks: int) -> None:
+    """With one update a batch, a function gets the values as if one process had seen all batches."""
+    shares = [values[rank::ranks] for rank in range(ranks)]
+    reducers = MetricReducers()
+    collected = reducers.wrap(lambda items: items, name="items")
+    for value in shares[0]:
+        collected.update(value)
+    assert results(reducers, *([share] for share in shares[1:])) == {"items": values}
+
+
+def test_values_stay_as_they_were_when_they_were_added() -> None:
+    """A tensor that changes later, or has a graph, is neither seen changed nor kept alive with its graph."""
+    seen: list[Any] = []
+    reducers = MetricReducers()
+    collected = reducers.wrap(seen.extend, name="nothing")
+    value = torch.ones(2, requires_grad=True)
+    changing = torch.zeros(2)
+    collected.update((value * 2, {"changing": changing}))
+    changing += 1
+    assert results(reducers) == {"nothing": None}
+    doubled, held = seen[0]
+    assert doubled.tolist() == [2.0, 2.0]
+    assert not doubled.requires_grad
+    assert held["changing"].tolist() == [0.0, 0.0]
+
+
+def test_the_same_function_may_serve_two_metrics() -> None:
+    """Each wrapper has values of its own."""
+    reducers = MetricReducers()
+    first, second = reducers.wrap(sum, "first"), reducers.wrap(sum, "second")
+    first.update(1)
+    second.update(2)
+    assert results(reducers) == {"first": 1, "second": 2}
+
+
+def test_a_reducer_without_a_name_returns_several_metrics() -> None:
+    """Their names are those of its dictionary; tensors become arrays."""
+    reducers = MetricReducers()
+    reducers.wrap(lambda items: {"number": len(items), "matrix": torch.eye(2)})
+    metrics = results(reducers)
+    assert metrics["number"] == 0
+    assert isinstance(metrics["matrix"], np.ndarray)
+
+
+@pytest.mark.parametrize(
+    ("name", "result", "message"),
+    [
+        (None, 1.0, "Total was wrapped with name=None but it did not return a dict"),
+        ("mine", {"a": 1.0}, "'mine' was wrapped with name set but it returned a dict anyway"),
+    ],
+)
+def test_a_name_and_a_dictionary_exclude_each_other(name: str | None, result: Any, message: str) -> None:
+    """The error is an AssertionError that names the reducer."""
+    reducers = MetricReducers()
+    reducers.wrap(Total(result), name)
+    with pytest.raises(AssertionError, match=message):
+        results(reducers)
+
+
+@pytest.mark.parametrize("method", ["reset", "per_slot_reduce", "cross_slot_reduce"])
+def test_the_error_of_a_reducer_names_it(method: str) -> None:
+    """Whatever a method raises comes out as a ValueError with the original as its cause."""
+    reducers = MetricReducers()
+    cause = ZeroDivisionError("no samples")
+    reducers.wrap(Failing(method, cause), "iou")
+    with pytest.raises(ValueError, match=f"'iou' failed in {method}: no samples") as raised:
+        whole_workload(reducers)
+    assert raised.value.__cause__ is cause
+
+
+def test_the_error_of_a_function_names_it() -> None:
+    """Without a name of the metric, it is the name of the function."""
+    reducers = MetricReducers()
+    reducers.wrap(max)
+    with pytest.raises(ValueError, match="The metric reducer max failed"):
+        results(reducers)
+
+
+def test_hyperparameters_can_be_given_up_from_a_reducer() -> None:
+    """InvalidHP ends the program in order, from a reducer as from anywhere else."""
+    reducers = MetricReducers()
+    reducers.wrap(Failing("cross_slot_reduce", InvalidHP("diverged")), "loss")
+    with pytest.raises(InvalidHP, match="diverged"):
+        results(reducers)
+
+
+@pytest.mark.parametrize("reducer", [None, 3, "mean", Total, MetricReducer])
+def test_what_cannot_reduce_is_refused(reducer: Any) -> None:
+    """Neither a MetricReducer nor a function: an AssertionError; a class lacks its parentheses."""
+    with pytest.raises(AssertionError, match="wrap_reducer was given"):
+        MetricReducers().wrap(reducer)
+
+
+def test_a_reducer_is_wrapped_once() -> None:
+    """Two metrics would overwrite each other's values."""
+    reducers, total = MetricReducers(), Total()
+    reducers.wrap(total, "a")
+    with pytest.raises(AssertionError, match="wrapped twice"):
+        reducers.wrap(total, "b")
+    wrapped = reducers.wrap(sum, "sum")
+    with pytest.raises(AssertionError, match="wrapped twice"):
+        reducers.wrap(wrapped, "c")
+    name: Any = 3
+    with pytest.raises(AssertionError, match="name=3"):
+        reducers.wrap(Total(), name)
+
+
+@pytest.mark.runs_on("two_ranks")
+def test_all_ranks_get_the_same_metrics() -> None:
+    """Two real processes reduce the values of both, in the order of the batches."""
+    rank = dist.get_rank()
+    reducers = MetricReducers()
+    items = reducers.wrap(list, "items")
+    total = reducers.wrap(Total(), "total")
+    reducers.reset()
+    for index in range(3 - rank):
+        items.update(torch.tensor(2 * index + rank))
+        total.total += 1
+    metrics = reducers.cross_slot(gather_objects(reducers.per_slot(training=False)), training=False)
+    assert [int(item) for item in metrics["items"]] == [0, 1, 2, 3, 4]
+    assert metrics["total"] == 5.0

@@ -1,0 +1,91 @@
+"""The writer for TensorBoard that a trial gets, and where its files are."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pa_trial.tensorboard import TensorBoard
+from tests.event_files import read_curves, wait_for_the_next_file
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def draw(board: TensorBoard, steps: range, name: str = "mine") -> None:
+    """Add a point at each step: the step itself."""
+    writer: Any = board.writer
+    for step in steps:
+        writer.add_scalar(name, step, step)
+
+
+def test_the_writer_writes_to_the_path(tmp_path: Path) -> None:
+    """What a trial adds to the writer is below the path when the context closes, whoever made the folder."""
+    board = TensorBoard(tmp_path / "logs")
+    draw(board, range(3))
+    board.close()
+    assert read_curves(tmp_path / "logs") == {"mine": [(0, 0.0), (1, 1.0), (2, 2.0)]}
+
+
+def test_nothing_is_written_until_the_writer_is_asked_for(tmp_path: Path) -> None:
+    """A path alone makes no folder and needs no TensorBoard."""
+    board = TensorBoard(tmp_path / "logs")
+    board.flush()
+    board.close()
+    assert not board.has_writer
+    assert not (tmp_path / "logs").exists()
+
+
+def test_the_writer_is_made_once(tmp_path: Path) -> None:
+    """Whoever asks again gets the same writer, so that all curves are in one file."""
+    board = TensorBoard(tmp_path)
+    assert board.writer is board.writer
+    board.close()
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_without_a_path_the_default_of_torch_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The files are in runs/<time>_<host> below the working directory; the path stays None."""
+    monkeypatch.chdir(tmp_path)
+    board = TensorBoard(None)
+    draw(board, range(1))
+    board.close()
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert board.path is None
+    assert read_curves(folder) == {"mine": [(0, 0.0)]}
+
+
+def test_the_curves_of_other_processes_do_not_mix_with_those_of_the_chief(tmp_path: Path) -> None:
+    """Each process but the chief writes to a folder of its own."""
+    for rank in (0, 1):
+        board = TensorBoard(tmp_path, rank)
+        draw(board, range(rank, rank + 1))
+        board.close()
+    assert read_curves(tmp_path) == {"mine": [(0, 0.0)]}
+    assert read_curves(tmp_path / "rank_1") == {"mine": [(1, 1.0)]}
+
+
+@pytest.mark.parametrize("asked_before", [True, False])
+def test_points_that_will_be_written_again_are_dropped(tmp_path: Path, asked_before: bool) -> None:
+    """A training that resumes hides what the interrupted one drew beyond the checkpoint."""
+    interrupted = TensorBoard(tmp_path)
+    draw(interrupted, range(6))
+    interrupted.close()
+    wait_for_the_next_file()
+    resumed = TensorBoard(tmp_path)
+    if asked_before:
+        _ = resumed.writer
+    resumed.continue_from(4)
+    draw(resumed, range(4, 5))
+    resumed.close()
+    assert [step for step, _ in read_curves(tmp_path)["mine"]] == [0, 1, 2, 3, 4]
+
+
+def test_what_to_install_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without TensorBoard, whoever asks for the writer learns which extra of the distribution brings it."""
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    with pytest.raises(RuntimeError, match=r"pip install 'pa-trial\[tensorboard\]'"):
+        _ = TensorBoard(tmp_path).writer
+    assert list(tmp_path.iterdir()) == []

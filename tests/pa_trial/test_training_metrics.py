@@ -1,0 +1,252 @@
+"""The metrics of a training workload: averages, metrics batch by batch, over one process or several."""
+
+from __future__ import annotations
+
+import gc
+import math
+import timeit
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pa_core import gather_objects
+from pa_trial.errors import CheckFailedError
+from pa_trial.progress import TrialProgress
+from pa_trial.training_metrics import WorkloadMetrics, add_counts
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+FINITE = st.floats(-1e6, 1e6)
+
+
+def workload(*returned: Any) -> WorkloadMetrics:
+    """A workload with the metrics of these batches."""
+    metrics = WorkloadMetrics()
+    for one in returned:
+        metrics.add(one)
+    return metrics
+
+
+def averages(*returned: Any) -> dict[str, Any]:
+    """The averages of a workload on one process."""
+    metrics = workload(*returned)
+    return metrics.reduce([metrics.payload()])[0]
+
+
+def reduced(of_ranks: Sequence[Sequence[Any]]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """What all processes get, of which each had these batches."""
+    return WorkloadMetrics().reduce([workload(*batches).payload() for batches in of_ranks])
+
+
+@given(st.lists(st.lists(FINITE, min_size=3, max_size=3), min_size=1, max_size=20))
+def test_an_average_is_the_mean_over_batches_and_elements(batches: list[list[float]]) -> None:
+    """Vectors of the same length are averaged over all their elements, whatever they are made of, to a Python float."""
+    expected = pytest.approx(float(np.mean(batches)), rel=1e-6, abs=1e-6)
+    tensors = averages(*({"a": torch.tensor(batch, dtype=torch.float64)} for batch in batches))
+    arrays = averages(*({"a": np.array(batch)} for batch in batches))
+    lists = averages(*({"a": batch} for batch in batches))
+    for average in (tensors["a"], arrays["a"], lists["a"]):
+        assert type(average) is float
+        assert average == expected
+
+
+@given(st.lists(FINITE, min_size=1, max_size=20), st.sampled_from([torch.float32, torch.float64, torch.bfloat16]))
+def test_scalars_of_a_device_are_averaged_exactly(values: list[float], dtype: torch.dtype) -> None:
+    """The average is computed in double precision from what the tensors hold, also from bfloat16."""
+    tensors = [torch.tensor(value, dtype=dtype) for value in values]
+    expected = math.fsum(tensor.item() for tensor in tensors) / len(values)
+    assert averages(*({"a": tensor} for tensor in tensors))["a"] == pytest.approx(expected, rel=1e-12, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([1.0, None, 3.0], 2.0),
+        ([torch.tensor(1.0), None, np.float32(3.0)], 2.0),
+        ([1, 2], 1.5),
+        ([True, False], 0.5),
+        (["good", "bad"], None),
+        ([1.0, "bad"], None),
+        ([{"a": 1}, {"a": 2}], None),
+        ([torch.tensor(1.0 + 1j), torch.tensor(1.0)], None),
+        ([torch.ones(3), torch.zeros(1)], 0.75),
+        ([torch.tensor([1.0]), torch.tensor(3.0)], 2.0),
+        ([math.inf, 1.0], math.inf),
+    ],
+)
+def test_what_can_be_averaged(values: list[Any], expected: float | None) -> None:
+    """None is skipped; what is not made of numbers has the average None; a shorter batch has fewer elements."""
+    assert averages(*({"a": value} for value in values)) == {"a": expected}
+
+
+@pytest.mark.parametrize("values", [[None, None], [math.nan, 1.0], [math.inf, -math.inf], [torch.zeros(0)]])
+def test_an_average_that_is_not_a_number(values: list[Any]) -> None:
+    """No value at all, and values without a mean, give NaN and no warning."""
+    assert math.isnan(averages(*({"a": value} for value in values))["a"])
+
+
+def test_the_metrics_of_each_batch_are_kept() -> None:
+    """Tensors become arrays, scalars among them too; other values are as they were returned."""
+    returned = {
+        "loss": torch.tensor(0.5, requires_grad=True) * 3,
+        "row": torch.arange(2),
+        "n": 1,
+        "s": "x",
+        "none": None,
+    }
+    metrics = workload(returned, returned)
+    _, (batch, _) = metrics.reduce([metrics.payload()])
+    assert {name: type(value) for name, value in batch.items()} == {
+        "loss": np.ndarray,
+        "row": np.ndarray,
+        "n": int,
+        "s": str,
+        "none": type(None),
+    }
+    assert batch["loss"].shape == ()
+    assert batch["loss"] == 1.5
+    assert batch["row"].tolist() == [0, 1]
+
+
+def test_a_tensor_alone_is_the_loss() -> None:
+    """A train_batch that returns one tensor has the metric "loss"."""
+    assert averages(torch.tensor(1.0), torch.tensor(2.0)) == {"loss": 1.5}
+
+
+@pytest.mark.parametrize("nothing", [None, 0.5, [("loss", 1.0)]])
+def test_other_results_are_refused(nothing: Any) -> None:
+    """A train_batch that forgot to return its metrics is told what to return."""
+    with pytest.raises(TypeError, match=r'given: +\w+\n.*\n.*Return \{"loss": loss\}'):
+        WorkloadMetrics().add(nothing)
+
+
+def test_all_batches_have_the_same_names() -> None:
+    """The error at the end of the workload names the batch, and is a ValueError as well."""
+    with pytest.raises(CheckFailedError, match=r"\['a'\] in the first batch, \['a', 'b'\] in batch 1") as raised:
+        averages({"a": 1}, {"a": 1, "b": 2})
+    assert isinstance(raised.value, ValueError)
+
+
+def test_the_order_of_names_does_not_matter() -> None:
+    """Only which names there are is compared."""
+    assert averages({"a": 1, "b": 2}, {"b": 4, "a": 3}) == {"a": 2.0, "b": 3.0}
+
+
+def test_later_changes_do_not_reach_what_was_returned() -> None:
+    """A trial may return a running total, or a buffer that the next batch fills again."""
+    total, buffer = torch.zeros(()), np.zeros(2)
+    metrics = WorkloadMetrics()
+    for _ in range(3):
+        total += 1
+        buffer += 1
+        metrics.add({"total": total, "nested": [total], "buffer": buffer})
+    averages, batches = metrics.reduce([metrics.payload()])
+    assert averages["total"] == averages["buffer"] == 2.0
+    assert [int(batch["nested"][0]) for batch in batches] == [1, 2, 3]
+
+
+def test_no_graph_is_kept() -> None:
+    """A metric that still has its graph does not keep the activations of its batch in memory."""
+    activations = torch.ones(10, requires_grad=True).exp()
+    alive = weakref.ref(activations)
+    metrics = workload({"loss": activations.square().sum(), "nested": {"row": activations.square()}})
+    del activations
+    gc.collect()
+    assert alive() is None
+    assert metrics.payload().num_batches == 1
+
+
+def test_each_workload_begins_anew() -> None:
+    """After a reset nothing is left of the batches before."""
+    metrics = workload({"a": 1.0})
+    metrics.reset()
+    metrics.add({"b": 3.0}, num_records=2)
+    payload = metrics.payload()
+    assert metrics.reduce([payload])[0] == {"b": 3.0}
+    assert payload.num_records == 2
+
+
+def test_a_workload_without_metrics() -> None:
+    """A trial may return no metrics, or be left before its first batch."""
+    metrics = workload({}, {})
+    assert metrics.reduce([metrics.payload()]) == ({}, [{}, {}])
+    metrics.reset()
+    assert metrics.reduce([metrics.payload()]) == ({}, [])
+
+
+@given(
+    st.integers(1, 4).flatmap(
+        lambda ranks: st.lists(st.lists(FINITE, min_size=ranks, max_size=ranks), min_size=1, max_size=8)
+    )
+)
+def test_metrics_are_means_over_the_processes(table: list[list[float]]) -> None:
+    """Each batch has the mean over the processes, and the average is the mean of these."""
+    of_ranks = [
+        [{"a": torch.tensor(value, dtype=torch.float64), "b": value} for value in rank]
+        for rank in zip(*table, strict=True)
+    ]
+    average, batches = reduced(of_ranks)
+    means = [np.mean(row) for row in table]
+    for name in ("a", "b"):
+        assert [float(batch[name]) for batch in batches] == pytest.approx(means, rel=1e-9, abs=1e-6)
+        assert average[name] == pytest.approx(np.mean(means), rel=1e-9, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("of_ranks", "of_batch", "average"),
+    [
+        ([None, 3.0], 3.0, 3.0),
+        (["x", "y"], "x", None),
+        ([np.array([1.0, 2.0]), np.array([3.0, 6.0])], [2.0, 4.0], 3.0),
+        ([np.array([1.0, 2.0, 3.0]), np.array([4.0])], 3.0, 3.0),
+        ([1, 2], 1.5, 1.5),
+    ],
+)
+def test_metrics_of_a_batch_that_differ_in_kind(of_ranks: list[Any], of_batch: Any, average: float | None) -> None:
+    """None does not count, what has no mean is the chief's, and a shorter batch counts as much as a full one."""
+    averages, (batch,) = reduced([[{"a": value}] for value in of_ranks])
+    assert np.array_equal(batch["a"], of_batch)
+    assert averages == {"a": average}
+
+
+def test_names_that_differ_between_processes_are_refused() -> None:
+    """Each process raises the same error."""
+    with pytest.raises(CheckFailedError, match=r"\['a'\] on rank 0, \['b'\] on rank 1"):
+        reduced([[{"a": 1}], [{"b": 1}]])
+    with pytest.raises(CheckFailedError, match="in batch 1"):
+        reduced([[{"a": 1}, {"a": 1}], [{"a": 1}, {"b": 1}]])
+
+
+def test_counts_are_added_unless_the_user_has_some() -> None:
+    """What was trained so far stands beside the averages, and overwrites nothing."""
+    progress = TrialProgress(batches_trained=7, epoch_length=3)
+    metrics: dict[str, Any] = {"loss": 1.0, "epochs": "mine"}
+    add_counts(metrics, progress)
+    assert metrics == {"loss": 1.0, "batches": 7, "epochs": "mine"}
+    nothing: dict[str, Any] = {}
+    add_counts(nothing, progress)
+    assert nothing == {"batches": 7, "epochs": 2}
+
+
+def test_a_batch_costs_microseconds() -> None:
+    """Keeping three numbers costs little beside a step; a busy machine may take four times as long."""
+    metrics, returned = WorkloadMetrics(), {"a": 0.5, "b": 1.0, "c": 2}
+    assert min(timeit.repeat(lambda: metrics.add(returned), number=200, repeat=20)) / 200 < 20e-6
+
+
+@pytest.mark.runs_on("two_ranks")
+def test_all_ranks_get_the_same_metrics() -> None:
+    """Two real processes agree on the metrics of a workload."""
+    rank = dist.get_rank()
+    metrics = workload(*({"a": torch.tensor(float(10 * rank + index)), "b": rank} for index in range(3)))
+    averages, batches = metrics.reduce(gather_objects(metrics.payload()))
+    assert dist.get_world_size() == 2
+    assert averages == {"a": 6.0, "b": 0.5}
+    assert [float(batch["a"]) for batch in batches] == [5.0, 6.0, 7.0]
