@@ -19,6 +19,7 @@ from torch.utils.data import Dataset
 from typing_extensions import override
 
 import pa_trial
+from pa_core.distributed import rank
 from pa_trial import Batch, DataLoader, LRScheduler, PyTorchCallback, PyTorchTrial, PyTorchTrialContext, Trainer
 
 __all__ = ["Augmented", "Counting", "Outcome", "Resumable", "fit", "states_of"]
@@ -98,7 +99,7 @@ class Resumable(PyTorchTrial):
         inputs, targets, indices, draws = batch
         noise = random.random() + float(np.random.rand()) + float(torch.rand(()))
         loss = functional.cross_entropy(self.head(self.body(inputs * (1 + 0.1 * noise))), targets)
-        self.batches[batch_idx] = (epoch_idx, indices.tolist(), draws.tolist(), noise, float(loss))
+        self.batches[batch_idx] = (epoch_idx, indices.tolist(), draws.tolist(), noise, loss.item())
         self.context.backward(loss)
         self.context.step_optimizer(self.first)
         self.context.step_optimizer(self.second)
@@ -139,10 +140,11 @@ def fit(
     **options: Any,
 ) -> Outcome:
     """Train as a script does, with a validation and a checkpoint every so many batches."""
-    if latest is not None:  # nothing may come from anywhere but the checkpoint
-        random.seed(os.urandom(8))
-        np.random.seed(int.from_bytes(os.urandom(4), "big"))
-        torch.seed()
+    # Of a training that is resumed, nothing may come from anywhere but the checkpoint.
+    chance = 5 + rank() if latest is None else int.from_bytes(os.urandom(4), "big")
+    random.seed(chance)
+    np.random.seed(chance)
+    torch.manual_seed(chance)
     with pa_trial.init(checkpoint_dir=folder, **(settings or {})) as context:
         trial = trial_class(context, workers)
         Trainer(trial, context).fit(

@@ -168,12 +168,12 @@ def _fit(
         require_same_parts(parts, calls.describe)
         loop = TrainingLoop(trial, parts, options, data, calls, checkpoints, metric, stop, watch, watched)
 
+        trained.start_training()
+        resources.callback(trained.end_training)
         if saved is not None:
             checkpoints.restore(saved)
         elif options.warm_start is not None:
             checkpoints.load_weights(options.warm_start, trust_pickle=options.trust_pickle)
-        trained.start_training()
-        resources.callback(trained.end_training)
         resources.enter_context(stop.watching_signals())
         calls.call(PyTorchCallback.on_training_start)
         with saving_before_invalid_hp(loop.save_unless_current):
