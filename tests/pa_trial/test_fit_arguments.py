@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
+from torch import nn
+from typing_extensions import override
 
 import pa_trial
 from pa_core import ArgumentTypeError, ConfigurationError
-from pa_trial import Batch, Epoch, InvalidExperimentException, PyTorchTrialContext
+from pa_trial import Batch, Epoch, InvalidExperimentException, PyTorchCallback, PyTorchTrialContext
 from pa_trial.trainer import Trainer
 from pa_trial.units import TrainUnit
-from tests.support.trials import TinyTrial, fit
+from tests.support.trials import TinyTrial, fit, without_policy
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,13 +24,13 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"max_length": 3}, TypeError, "max_length=3"),
     ({"max_length": Batch([3])}, TypeError, r"max_length=Batch\(\[3\]\)"),
     ({"max_length": Epoch(range(3))}, TypeError, "Epoch"),
-    ({"max_length": Batch(2.5)}, TypeError, "2.5"),  # type: ignore[arg-type]  # what is refused
+    ({"max_length": Batch(cast("int", 2.5))}, TypeError, "2.5"),
     ({"max_length": Batch(True)}, TypeError, "True"),
     ({"max_length": TrainUnit(3)}, TypeError, "TrainUnit"),
     ({"max_length": Batch(-1)}, ValueError, "-1"),
     ({"max_length": Batch(1), "validation_period": 1}, TypeError, "validation_period=1"),
     ({"max_length": Batch(1), "checkpoint_period": "1"}, TypeError, "checkpoint_period='1'"),
-    ({"max_length": Batch(1), "checkpoint_period": Batch("12")}, TypeError, "Batch"),  # type: ignore[arg-type]  # as above
+    ({"max_length": Batch(1), "checkpoint_period": Batch(cast("int", "12"))}, TypeError, "Batch"),
     ({"max_length": Batch(1), "reporting_period": None}, TypeError, "reporting_period=None"),
     ({"max_length": Batch(1), "checkpoint_policy": "sometimes"}, ValueError, "sometimes"),
     ({"max_length": Batch(1), "checkpoint_policy": None}, ValueError, "None"),
@@ -37,16 +39,23 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
 ]
 
 
+class NotToBeTrained(TinyTrial):
+    """Fails where a training begins."""
+
+    @override
+    def build_callbacks(self) -> dict[str, PyTorchCallback]:
+        raise AssertionError("the training has begun")
+
+
 @pytest.mark.parametrize(("asked", "error", "text"), REFUSED, ids=[str(asked) for asked, _, _ in REFUSED])
 def test_what_cannot_work_is_refused_before_anything_is_done(
     asked: dict[str, Any], error: type[Exception], text: str, tmp_path: Path
 ) -> None:
     """The error names what was given; no callback is built."""
     with pa_trial.init(checkpoint_dir=tmp_path) as context:
-        trial = TinyTrial(context)
-        trial.build_callbacks = pytest.fail  # type: ignore[method-assign,assignment]  # it must not be called
+        trial = NotToBeTrained(context)
         with pytest.raises(error, match=text) as raised:
-            Trainer(trial, context).fit(**{"checkpoint_policy": "none", **asked})
+            Trainer(trial, context).fit(**without_policy(asked))
     assert isinstance(raised.value, ArgumentTypeError | ConfigurationError)
 
 
@@ -63,6 +72,7 @@ class FewMetrics(TinyTrial):
 
     losses = (3.0, 1.0, 2.0, 1.0, 0.5)
 
+    @override
     def evaluate_batch(self, batch: Any, batch_idx: int) -> dict[str, Any]:
         """Another loss in each validation."""
         return {"val_loss": self.losses[sum(event.startswith("V") for event in self.notes.events)]}
@@ -131,7 +141,7 @@ def test_settings_of_the_platforms_profiler_are_warned_of(tmp_path: Path) -> Non
 def test_what_is_not_a_trial(tmp_path: Path) -> None:
     """The class instead of an instance, for example."""
     with pa_trial.init(checkpoint_dir=tmp_path) as context, pytest.raises(TypeError, match="not a trial"):
-        Trainer(TinyTrial, context).fit(max_length=Batch(1))  # type: ignore[arg-type]  # what is refused
+        Trainer(cast("TinyTrial", TinyTrial), context).fit(max_length=Batch(1))
 
 
 class NoModel(TinyTrial):
@@ -147,7 +157,7 @@ def test_at_least_one_model_and_one_optimizer(wraps_model: bool, tmp_path: Path)
     with pa_trial.init(checkpoint_dir=tmp_path) as context:
         trial = NoModel(context)
         if wraps_model:
-            context.wrap_model(__import__("torch").nn.Linear(1, 1))
+            context.wrap_model(nn.Linear(1, 1))
         with pytest.raises(InvalidExperimentException):
             Trainer(trial, context).fit(max_length=Batch(1), checkpoint_policy="none")
 
@@ -155,11 +165,18 @@ def test_at_least_one_model_and_one_optimizer(wraps_model: bool, tmp_path: Path)
 def test_the_trainer_ends_with_the_block_of_init(tmp_path: Path) -> None:
     """Afterwards it says so."""
     with pa_trial.init(checkpoint_dir=tmp_path) as context:
-        trainer = Trainer(TinyTrial(context), context)
+        trial = TinyTrial(context)
+        trainer = Trainer(trial, context)
     with pytest.raises(pa_trial.InternalException, match="with block"):
         trainer.fit(max_length=Batch(1))
     with pytest.raises(pa_trial.InternalException, match="with block"):
-        Trainer(trainer._trial, context)
+        Trainer(trial, context)
+
+
+def test_what_is_not_a_context(tmp_path: Path) -> None:
+    """What init returns, for example, instead of what it yields."""
+    with pa_trial.init(checkpoint_dir=tmp_path) as context, pytest.raises(TypeError, match="context"):
+        Trainer(TinyTrial(context), cast("PyTorchTrialContext", pa_trial.init()))
 
 
 def test_a_second_fit_begins_anew(tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ class WithoutIndex(TinyTrial):
     """As several old examples have it."""
 
     @override
-    def evaluate_batch(self, batch: list[Tensor]) -> dict[str, Any]:  # type: ignore[override]  # what is accepted
+    def evaluate_batch(self, batch: list[Tensor]) -> dict[str, Any]:  # type: ignore[override]  # pyright: ignore[reportIncompatibleMethodOverride]  # what is accepted
         return super().evaluate_batch(batch, 0)
 
 
@@ -102,7 +102,7 @@ class AnyArguments(TinyTrial):
     """Hands on whatever it is called with."""
 
     @override
-    def evaluate_batch(self, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]  # what is accepted
+    def evaluate_batch(self, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]  # pyright: ignore[reportIncompatibleMethodOverride]  # what is accepted
         assert set(kwargs) == {"batch", "batch_idx"}
         return super().evaluate_batch(**kwargs)
 

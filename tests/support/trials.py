@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -12,9 +13,11 @@ from typing_extensions import override
 import pa_trial
 from pa_trial import DataLoader, PyTorchCallback, PyTorchTrial, PyTorchTrialContext
 
-__all__ = ["EventNotes", "TinyTrial", "samples"]
+__all__ = ["EventNotes", "TinyTrial", "fit", "samples", "without_policy"]
 
 BATCH_SIZE = 4
+
+TrialT = TypeVar("TrialT", bound="TinyTrial")
 
 
 def samples(number: int = 4 * BATCH_SIZE) -> TensorDataset:
@@ -95,9 +98,14 @@ class TinyTrial(PyTorchTrial[list[Tensor]]):
         return {"val_loss": nn.functional.mse_loss(self.model(inputs), targets)}
 
 
-def fit(trial_class: type[TinyTrial], checkpoint_dir: Any, **asked: Any) -> TinyTrial:
-    """Train a trial of a class and return it; without a policy, no validation is followed by a checkpoint."""
+def without_policy(asked: dict[str, Any]) -> dict[str, Any]:
+    """Return arguments of fit by which no validation is followed by a checkpoint, unless they ask for it."""
+    return {"checkpoint_policy": "none", **asked}
+
+
+def fit(trial_class: type[TrialT], checkpoint_dir: Path, **asked: Any) -> TrialT:
+    """Train a trial of a class and return it; no validation is followed by a checkpoint unless asked for."""
     with pa_trial.init(checkpoint_dir=checkpoint_dir, seed=0) as context:
         trial = trial_class(context)
-        pa_trial.Trainer(trial, context).fit(**{"checkpoint_policy": "none", **asked})
+        pa_trial.Trainer(trial, context).fit(**without_policy(asked))
         return trial

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from pa_core import ArgumentTypeError
 from pa_core.parts import Progress, RunWatch, warn_user
 from pa_trial.callback import PyTorchCallback
 from pa_trial.callback_calls import CallbackCalls, check_callbacks
@@ -31,6 +32,10 @@ class Trainer:
         trial: The trial.
         context: The context that the trial was made with.
 
+    Raises:
+        ArgumentTypeError: ``context`` is not a ``PyTorchTrialContext``.
+        InternalException: The ``with`` block of ``init`` has ended.
+
     Example:
         >>> import pa_trial
         >>> def train(trial_class: type[PyTorchTrial]) -> None:
@@ -40,6 +45,14 @@ class Trainer:
     """
 
     def __init__(self, trial: PyTorchTrial[Any], context: PyTorchTrialContext) -> None:
+        if not isinstance(context, PyTorchTrialContext):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may be untyped
+            raise ArgumentTypeError(
+                "This is not the context of a trial.",
+                given=f"context={context!r}",
+                expected="what init() yields",
+                do="Pass it: with pa_trial.init() as context: trainer = Trainer(MyTrial(context), context).",
+            )
+        _parts_of(context)  # ends with the block of init
         self._trial = trial
         self._context = context
 
@@ -104,7 +117,7 @@ class Trainer:
             CheckpointNotFound: There is no such checkpoint.
             RanksDifferError: The processes were asked for different things.
         """
-        parts = self._context._run_parts()  # pyright: ignore[reportPrivateUsage]  # the context's one internal door
+        parts = _parts_of(self._context)
         if profiling_enabled:
             _warn_of_profiler("fit(profiling_enabled=True)")
         check_trial(self._trial)
@@ -133,6 +146,10 @@ class Trainer:
         with watch.run(watched):
             parts.progress.begin(agree_on_seed(self._trial, parts, options))
             _fit(self._trial, parts, options, metric, watch, watched)
+
+
+def _parts_of(context: PyTorchTrialContext) -> ContextParts:
+    return context._run_parts()  # pyright: ignore[reportPrivateUsage]  # the context's one internal door
 
 
 def _fit(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 from pa_core import ArgumentTypeError
 from pa_trial.errors import InvalidExperimentException
@@ -31,7 +31,7 @@ def check_trial(trial: object) -> None:
             expected="an instance of a class that derives from PyTorchTrial",
             do="Pass the trial: Trainer(MyTrial(context), context).",
         )
-    checked = cast("PyTorchTrial[Any]", trial)
+    checked: PyTorchTrial[Any] = trial  # pyright: ignore[reportUnknownVariableType]  # the type of its batches is its own
     by_batch = evaluates_batches(checked)
     by_dataset = _overrides(checked, PyTorchTrial.evaluate_full_dataset)
     if by_batch is by_dataset:
