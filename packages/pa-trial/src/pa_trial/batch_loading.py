@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence, Sized
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from itertools import starmap
 from typing import Any, cast
 
 import torch
@@ -32,6 +33,7 @@ from pa_core.parts import (
     sigterm_held_back,
 )
 from pa_trial.batch_order import BatchRequest, EpochOrders, SamplerOrder
+from pa_trial.random_draws import RngMark
 
 __all__ = ["BatchShare", "KeyedBatches"]
 
@@ -95,8 +97,10 @@ class KeyedBatches(DataLoader[Any]):
         )
         self._collate: Callable[[list[Any]], Any] = open_types.collate_fn
         self._whole = can_fetch_batch(like.dataset) and not custom_collation
-        self._draws = custom_collation or not (self._whole or _cannot_draw(like.dataset))
-        self._fetcher = self._make_fetcher()
+        self._keyed = custom_collation or not (self._whole or _cannot_draw(like.dataset))
+        self._fetcher = self._make_fetcher(keyed=self._keyed)
+        self._unkeyed_fetcher = self._make_fetcher(keyed=False)
+        self._draws: bool | None = None
         self._pins = like.pin_memory and can_pin_memory()
         self._worker_loader: DataLoader[Any] | None = None
         self._iterations = 0
@@ -114,24 +118,39 @@ class KeyedBatches(DataLoader[Any]):
         self._worker_loader = None
         self._iterations += 1
 
-    def _make_fetcher(self) -> BatchFetcher:
+    def _make_fetcher(self, *, keyed: bool) -> BatchFetcher:
         dataset, collate_fn = self.dataset, self._collate
         if isinstance(self._share.order, SamplerOrder):
-            return _ListFetcher(dataset, collate_fn, whole=self._whole, keyed=self._draws)
+            return _ListFetcher(dataset, collate_fn, whole=self._whole, keyed=keyed)
         if self._whole:
             return WholeBatchFetcher(dataset)
-        return SampleFetcher(dataset, collate_fn, keyed=self._draws)
+        return SampleFetcher(dataset, collate_fn, keyed=keyed)
 
     def _load_here(self) -> Iterator[Any]:
-        fetch = self._fetcher
-        if not self._draws:
-            for key, indices in self._share.requests():
-                yield fetch(key, indices)
-            return
-        for key, indices in self._share.requests():
-            with preserve_rng_state():
-                batch = fetch(key, indices)
-            yield batch
+        requests = self._share.requests()
+        return starmap(self._fetch_detecting_draws if self._keyed else self._fetcher, requests)
+
+    def _fetch_detecting_draws(self, key: int, indices: Any) -> Any:
+        """Fetch a batch, without keys as long as nothing was seen to draw from the global RNGs."""
+        if self._draws is False:
+            before = RngMark()
+            batch = self._unkeyed_fetcher(key, indices)
+            if before.holds():
+                return batch
+            before.restore()
+            self._draws = True
+        with preserve_rng_state():
+            batch = self._fetcher(key, indices)
+            if self._draws is None:
+                self._draws = self._drew_last(key, indices)
+        return batch
+
+    def _drew_last(self, key: int, indices: Any) -> bool:
+        """Whether the last sample of a batch that was just fetched, or the collation, drew."""
+        after = RngMark()
+        last = int(indices[-1]) if isinstance(indices, Tensor) else len(indices) - 1
+        seed_rng(extend_key(key, last))
+        return not after.holds()
 
     def _load_in_workers(self) -> Iterator[Any]:
         if self._worker_loader is None:
