@@ -18,7 +18,7 @@ from pa_core.alike import (
 )
 from pa_core.callbacks.signal_watch import SignalWatch
 from pa_core.checkpoint_loading import copy_weights
-from pa_core.data.custom_loader import set_epoch
+from pa_core.data.custom_loader import loader_parts, set_epoch
 from pa_core.data.device import can_pin_memory, pin_memory, prefetched
 from pa_core.data.fetching import (
     BatchFetcher,
@@ -110,6 +110,7 @@ __all__ = [
     "leftovers",
     "list_differences",
     "load_optimizer_state",
+    "loader_parts",
     "misfit_of_optimizer",
     "misfit_of_scheduler",
     "mix",

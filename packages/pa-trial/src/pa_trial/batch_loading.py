@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence, Sized
+import weakref
+from collections.abc import Callable, Generator, Iterator, Sequence, Sized
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import starmap
@@ -103,6 +104,7 @@ class KeyedBatches(DataLoader[Any]):
         self._draws: bool | None = None
         self._pins = like.pin_memory and can_pin_memory()
         self._worker_loader: DataLoader[Any] | None = None
+        self._received: weakref.ref[Generator[Any]] | None = None
         self._iterations = 0
 
     @override
@@ -114,7 +116,10 @@ class KeyedBatches(DataLoader[Any]):
         return map(pin_memory, batches) if self._pins else batches
 
     def close(self) -> None:
-        """End persistent workers now instead of with the loader."""
+        """End the workers now, instead of with the iterator or the loader."""
+        received = None if self._received is None else self._received()
+        if received is not None:
+            received.close()
         self._worker_loader = None
         self._iterations += 1
 
@@ -159,9 +164,11 @@ class KeyedBatches(DataLoader[Any]):
         self._iterations += 1
         with sigterm_held_back(), self._explaining_failed_start():
             batches = iter(self._worker_loader)
-        return self._receive(batches, self._iterations)
+        received = self._receive(batches, self._iterations)
+        self._received = weakref.ref(received)
+        return received
 
-    def _receive(self, batches: Iterator[Any], iteration: int) -> Iterator[Any]:
+    def _receive(self, batches: Iterator[Any], iteration: int) -> Generator[Any]:
         start: AbstractContextManager[None] = self._explaining_failed_start()
         while True:
             if self.persistent_workers and iteration != self._iterations:

@@ -23,9 +23,9 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from pa_core import EmptyDatasetError
 from pa_core.data import epoch_order
 from pa_core.parts import capture_rng_state, extend_key, mix, preserve_rng_state, restore_rng_state, seed_rng, set_epoch
+from pa_trial.errors import EmptyLoaderError
 
 __all__ = ["BatchOrder", "BatchRequest", "EpochOrders", "SamplerOrder", "find_order"]
 
@@ -118,7 +118,7 @@ class SamplerOrder:
         """Yield every ``stride``-th batch from number ``first`` on.
 
         Raises:
-            EmptyDatasetError: The batches are repeated, and there are none.
+            EmptyLoaderError: The batches are repeated, and there are none.
         """
         without_state = _is_without_state(self.batch_sampler)
         ahead = _BATCHES_AHEAD if without_state else 1
@@ -199,9 +199,9 @@ def _is_without_state(part: object) -> bool:
     return type(part) in _WITHOUT_STATE and getattr(part, "generator", None) is None
 
 
-def _no_batch(batch_sampler: object, epoch: int) -> EmptyDatasetError:
-    return EmptyDatasetError(
-        "The training data loader has no batch.",
+def _no_batch(batch_sampler: object, epoch: int) -> EmptyLoaderError:
+    return EmptyLoaderError(
+        "There is nothing to train on.",
         given=f"a {type(batch_sampler).__name__} that yields nothing in epoch {epoch}",
         expected="at least one batch in each epoch",
         do="Look at how the sampler was made; an iterator, which can be gone through once, is a common cause.",

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from pa_core import ArgumentTypeError, CheckpointError, ConfigurationError, ExplainedError, StateNotFoundError
+from pa_core import (
+    ArgumentTypeError,
+    CheckpointError,
+    ConfigurationError,
+    EmptyDatasetError,
+    ExplainedError,
+    StateNotFoundError,
+)
 
 __all__ = [
     "CheckFailedError",
@@ -42,7 +49,7 @@ class CheckFailedError(ExplainedError, ValueError):
     """What has to be the same in all batches, such as the names of the metrics, is not."""
 
 
-class EmptyLoaderError(ExplainedError, RuntimeError):
+class EmptyLoaderError(EmptyDatasetError, RuntimeError):
     """A data loader has no batches where at least one is needed."""
 
 

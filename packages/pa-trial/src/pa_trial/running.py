@@ -97,12 +97,12 @@ _PATHS = frozenset({"latest_checkpoint", "warm_start"})
 """Where a process finds a checkpoint may differ; what it finds there is compared."""
 
 
-def require_same_parts(parts: ContextParts, callbacks: Callable[[], dict[str, str]]) -> None:
+def require_same_parts(parts: ContextParts, others: Callable[[], dict[str, str]]) -> None:
     """Compare models, optimizers, loaders and callbacks, once they are made and before their first exchange.
 
     Args:
         parts: What the context consists of.
-        callbacks: Returns the classes of the callbacks by name.
+        others: Returns what the loaders and the callbacks are, by name.
 
     Raises:
         RanksDifferError: They are not the same on all processes.
@@ -114,7 +114,7 @@ def require_same_parts(parts: ContextParts, callbacks: Callable[[], dict[str, st
         schedulers = [type(one).__qualname__ for one in parts.trained.lr_schedulers]
         texts = describe_models(models) | describe_optimizers(optimizers, models)
         texts |= describe_hyperparameters(optimizers) | {"lr_schedulers": ", ".join(schedulers)}
-        return texts | callbacks()
+        return texts | others()
 
     checked: Describe = describe
     require_alike(checked, parts.device)

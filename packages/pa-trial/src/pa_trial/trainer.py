@@ -182,7 +182,7 @@ def _fit(
         )
         resources.callback(data.close)
         progress.epoch_length = data.epoch_length
-        require_same_parts(parts, calls.describe)
+        require_same_parts(parts, lambda: calls.describe() | data.describe())
         loop = TrainingLoop(trial, parts, options, data, calls, checkpoints, metric, stop, watch, watched)
 
         trained.start_training()

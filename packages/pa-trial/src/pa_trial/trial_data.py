@@ -7,12 +7,13 @@ from collections.abc import Iterable, Iterator, Sized
 from typing import Any, Protocol, Self, cast
 
 from torch.utils.data import DataLoader as TorchDataLoader
+from torch.utils.data import DistributedSampler
 
-from pa_core import EmptyDatasetError, UnsupportedConfigurationError, gather_objects
-from pa_core.parts import extend_key, mix, set_epoch
+from pa_core import ConfigurationError, UnsupportedConfigurationError, gather_objects
+from pa_core.parts import extend_key, loader_parts, mix, set_epoch
 from pa_trial.batch_loading import KeyedBatches
 from pa_trial.data_loader import DataLoader
-from pa_trial.errors import UsageError
+from pa_trial.errors import EmptyLoaderError, UsageError
 
 __all__ = ["BuildsLoaders", "TrialData"]
 
@@ -32,10 +33,21 @@ class BuildsLoaders(Protocol):
 
 
 class TrialData:
-    """The loaders of a trial, as one process uses them; made by ``build``.
+    """The loaders of a trial, as one process uses them; made by ``build``, which all processes have to call.
+
+    A validation draws with keys of its own, the same each time: how often it took place does not change a training.
+
+    Args:
+        training: What is trained on; a ``DataLoader`` of this package is repeated, shared out and skipped into.
+        validation: What is validated on; a ``DataLoader`` of this package is shared out.
+        rank: The number of this process.
+        num_processes: The number of processes.
+        seed: Decides the order of the samples, and keys their random draws; the same on all processes.
+        skip: The number of batches of this process that are trained already.
 
     Attributes:
         epoch_length: The batches of an epoch of the chief; ``sys.maxsize`` for a loader without a length.
+        full_validation_loader: All that is validated on, for ``evaluate_full_dataset``.
     """
 
     def __init__(
@@ -48,22 +60,19 @@ class TrialData:
         seed: int,
         skip: int,
     ) -> None:
-        validation_seed = extend_key(mix(seed), _VALIDATION)
-        self._training: Iterable[Any] = (
-            training.get_data_loader(repeat=True, skip=skip, num_replicas=num_processes, rank=rank, seed=seed)
-            if isinstance(training, DataLoader)
-            else training
-        )
-        self._validation: Iterable[Any] = (
-            validation.get_data_loader(num_replicas=num_processes, rank=rank, seed=validation_seed)
-            if isinstance(validation, DataLoader)
-            else validation
-        )
-        self.full_validation_loader: TorchDataLoader[Any] = cast(
-            "TorchDataLoader[Any]",
-            validation.get_data_loader(seed=validation_seed) if isinstance(validation, DataLoader) else validation,
-        )
+        kind_of_training: type = training.__class__
+        self._given: dict[str, Any] = {"training loader": training, "validation loader": validation}
+        self._training, self._validation, whole = training, validation, validation
+        if isinstance(training, DataLoader):
+            self._training = training.get_data_loader(True, skip, num_processes, rank, seed=seed)
+        if isinstance(validation, DataLoader):
+            own_seed = extend_key(mix(seed), _VALIDATION)
+            self._validation = validation.get_data_loader(num_replicas=num_processes, rank=rank, seed=own_seed)
+            whole = validation.get_data_loader(seed=own_seed)
+        self.full_validation_loader: TorchDataLoader[Any] = cast("TorchDataLoader[Any]", whole)
         self.epoch_length: int = gather_objects(_length(self._training))[0]
+        if self.epoch_length == 0:
+            raise _no_batch(kind_of_training, "without a batch")
         self._skip = skip
 
     @classmethod
@@ -77,20 +86,31 @@ class TrialData:
             num_processes: The number of processes.
             seed: Decides the order of the samples, and keys their random draws; the same on all processes.
             skip: The number of batches of this process that are trained already.
+
+        Raises:
+            UnsupportedConfigurationError: A loader is not one of this package, though it has to be.
+            UsageError: A method returned no loader.
+            ConfigurationError: A loader is shared out already.
+            EmptyLoaderError: There is nothing to train on.
         """
         training = _checked(trial.build_training_data_loader(), "build_training_data_loader", checks)
         validation = _checked(trial.build_validation_data_loader(), "build_validation_data_loader", checks)
+        if num_processes > 1:
+            _refuse_shared_twice(training, "build_training_data_loader")
+            _refuse_shared_twice(validation, "build_validation_data_loader")
         return cls(training, validation, rank=rank, num_processes=num_processes, seed=seed, skip=skip)
 
     def training_batches(self) -> Iterator[Any]:
         """Yield the batches to train on, without end; they stay where the loader has them."""
-        if isinstance(self._training, KeyedBatches):
-            return iter(self._training)
-        return self._repeated(self._training)
+        return iter(self._training) if isinstance(self._training, KeyedBatches) else self._repeated()
 
     def validation_batches(self) -> Iterator[Any]:
         """Yield this process's share of the batches to validate on; it may be none."""
         return iter(self._validation)
+
+    def describe(self) -> dict[str, str]:
+        """Return what has to be the same on all processes, by name."""
+        return {name: _describe(loader) for name, loader in self._given.items()}
 
     def close(self) -> None:
         """End the workers of the loaders."""
@@ -98,9 +118,9 @@ class TrialData:
             if isinstance(loader, KeyedBatches):
                 loader.close()
 
-    def _repeated(self, loader: Iterable[Any]) -> Iterator[Any]:
-        """Iterate over a loader of the user's again and again; from its beginning, as only the user can skip there."""
-        epoch = self._skip // self.epoch_length
+    def _repeated(self) -> Iterator[Any]:
+        """Iterate over a loader of the user's again and again, from its beginning: only the user can skip there."""
+        loader, epoch = self._training, self._skip // self.epoch_length
         while True:
             set_epoch(loader, epoch)
             is_empty = True
@@ -108,7 +128,7 @@ class TrialData:
                 is_empty = False
                 yield batch
             if is_empty:
-                raise _no_batch(loader, epoch)
+                raise _no_batch(loader.__class__, f"that yields nothing in epoch {epoch}")
             epoch += 1
 
 
@@ -134,6 +154,27 @@ def _checked(loader: object, method: str, checks: bool) -> Any:
     return loader
 
 
+def _refuse_shared_twice(loader: object, method: str) -> None:
+    if not issubclass(loader.__class__, DataLoader):
+        return
+    for part in loader_parts(loader).values():
+        if issubclass(part.__class__, DistributedSampler) and part.num_replicas > 1:
+            raise ConfigurationError(
+                "The samples of this data loader would be shared out twice.",
+                given=f"a pa_trial.DataLoader with a DistributedSampler of torch, from {method}",
+                expected="a sampler that yields the samples of all processes, in the same order on each",
+                do="Leave the sampler out, and pass shuffle=True for a random order: trials share batches out.",
+            )
+
+
+def _describe(loader: Any) -> str:
+    kind: type = loader.__class__
+    if not issubclass(kind, DataLoader):
+        return kind.__name__
+    generator = "" if loader.generator is None else f", a generator seeded with {loader.generator.initial_seed()}"
+    return f"{_length(loader)} batches of {loader.batch_size} by {type(loader.sampler).__name__}{generator}"
+
+
 def _length(loader: object) -> int:
     try:
         return len(cast("Sized", loader))
@@ -141,10 +182,11 @@ def _length(loader: object) -> int:
         return sys.maxsize
 
 
-def _no_batch(loader: object, epoch: int) -> EmptyDatasetError:
-    return EmptyDatasetError(
-        "The training data loader has no batch.",
-        given=f"a {type(loader).__name__} that yields nothing in epoch {epoch}",
+def _no_batch(kind: type, what: str) -> EmptyLoaderError:
+    return EmptyLoaderError(
+        "There is nothing to train on.",
+        given=f"a {kind.__name__} {what}",
         expected="at least one batch in each epoch",
-        do="Look at how the loader was made; an iterator, which can be gone through once, is a common cause.",
+        do="Look at how the dataset and its sampler were made; a wrong path, drop_last with few samples, and an "
+        "iterator that can be gone through only once are common causes.",
     )
