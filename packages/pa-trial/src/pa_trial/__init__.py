@@ -25,6 +25,7 @@ from pa_trial.errors import (
 )
 from pa_trial.experimental import PyTorchExperimentalContext
 from pa_trial.initialize import init
+from pa_trial.load_trial import load_trial_from_checkpoint_path
 from pa_trial.lr_scheduler import LRScheduler
 from pa_trial.reducer import MetricReducer, Reducer
 from pa_trial.to_device import to_device
@@ -61,6 +62,7 @@ __all__ = [
     "data_length",
     "get_cluster_info",
     "init",
+    "load_trial_from_checkpoint_path",
     "samplers",
     "to_device",
 ]
