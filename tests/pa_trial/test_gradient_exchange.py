@@ -594,8 +594,8 @@ def test_gradients_of_an_unfinished_group_go_on_where_they_were_saved() -> None:
     def skip_batch(_: int) -> None:
         resumed.parts.step_optimizer(optimizer)
 
+    resumed.parts.load_unfinished_gradients(saved)
     with resumed.training():
-        resumed.parts.load_unfinished_gradients(saved)
         resumed.run(skip_batch, range(1, 2))
 
     assert saved == [{"weight": torch.full((1, 1), rank() + 1.0)}]

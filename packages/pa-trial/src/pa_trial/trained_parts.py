@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler as TorchScheduler
 from torch.utils.hooks import RemovableHandle
 
 from pa_core.distributed import broadcast_weights
-from pa_core.parts import parameters_of, require_alike
+from pa_core.parts import broadcast_tensors, parameters_of, require_alike
 from pa_trial import part_checks
 from pa_trial.chief_buffers import ChiefBuffers
 from pa_trial.errors import InvalidCheckpointException
@@ -239,10 +239,11 @@ class TrainedParts:
             for model in self.models:
                 self._register_autocast(model)
         if self._num_processes > 1:
-            for model in self.models:
-                broadcast_weights(model)  # the trial may have changed them after they were wrapped
-            parameters = (parameter for model in self.models for parameter in model.parameters())
+            parameters = list(dict.fromkeys(parameter for model in self.models for parameter in model.parameters()))
+            broadcast_tensors(parameters)  # the trial may have changed them after they were wrapped
             self._exchange = GradientExchange(parameters, self._num_processes)
+            if self.gradients_in_progress():
+                self._exchange.note_reached(parameter for parameter in parameters if parameter.grad is not None)
             self._buffers = ChiefBuffers(self.models)
             for optimizer in self.optimizers:
                 handle = optimizer.register_step_pre_hook(self._require_exchanged)
@@ -377,7 +378,7 @@ class TrainedParts:
         return unfinished
 
     def load_unfinished_gradients(self, gradients: list[dict[str, Tensor]]) -> None:
-        """Continue with gradients that ``unfinished_gradients`` returned; in training.
+        """Continue with gradients that ``unfinished_gradients`` returned; before ``start_training``.
 
         Args:
             gradients: Those.
@@ -385,11 +386,8 @@ class TrainedParts:
         Raises:
             InvalidCheckpointException: They are not those of the wrapped models; nothing was loaded.
         """
-        pairs = _match_gradients(self.models, gradients)
-        for parameter, gradient in pairs:
+        for parameter, gradient in _match_gradients(self.models, gradients):
             parameter.grad = torch.empty_like(parameter, requires_grad=False).copy_(gradient)
-        if self._exchange is not None and self.gradients_in_progress():
-            self._exchange.note_reached(parameter for parameter, _ in pairs)
 
     def _register_autocast(self, model: nn.Module) -> None:
         if self._autocast is not None:

@@ -1,0 +1,364 @@
+"""What wraps models, optimizers and scalers, and the steps of ``step_optimizer``, one by one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.optim import SGD, Adam
+from torch.optim.lr_scheduler import ExponentialLR
+
+from pa_trial.errors import InternalException, InvalidCheckpointException, InvalidExperimentException
+from pa_trial.lr_scheduler import LRScheduler
+from pa_trial.progress import TrialProgress
+from pa_trial.trained_parts import TrainedParts
+from tests.pa_trial.batches import Batches
+
+
+def one_weight(**options: Any) -> tuple[Batches, nn.Linear, SGD]:
+    """A model with one weight of zero, whose gradient is one for each pass, and its optimizer."""
+    batches = Batches(**options)
+    model = batches.parts.wrap_model(nn.Linear(1, 1, bias=False))
+    nn.init.zeros_(model.weight)
+    return batches, model, batches.parts.wrap_optimizer(SGD(model.parameters(), lr=1.0))
+
+
+def unit_loss(model: nn.Module) -> Tensor:
+    """A loss with a gradient of one."""
+    loss: Tensor = model(torch.ones(1, 1)).sum()
+    return loss
+
+
+def gradient_of(parameters: Sequence[Tensor]) -> float:
+    """The gradient of the one weight."""
+    (parameter,) = parameters
+    assert parameter.grad is not None
+    return parameter.grad.item()
+
+
+# Wrapping
+
+
+def test_what_is_wrapped_is_returned_and_kept_in_order() -> None:
+    """The same objects come back, and lists have them in the order of wrapping; twice is once."""
+    batches = Batches()
+    models = [nn.Linear(1, 1), nn.Linear(2, 1)]
+    optimizers = [SGD(models[1].parameters(), lr=0.1), Adam(models[0].parameters())]
+
+    assert [batches.parts.wrap_model(model) for model in [*models, models[0]]] == [*models, models[0]]
+    assert [batches.parts.wrap_optimizer(one) for one in [*optimizers, optimizers[0]]] == [*optimizers, optimizers[0]]
+
+    assert batches.parts.models == models
+    assert batches.parts.optimizers == optimizers
+
+
+def test_a_wrapped_model_is_the_module_itself() -> None:
+    """No wrapper: names in the state dict have no prefix, and a model without parameters is one, too."""
+    batches = Batches()
+    model = batches.parts.wrap_model(nn.Linear(1, 1))
+    batches.parts.wrap_model(nn.Identity())
+
+    assert type(model) is nn.Linear
+    assert list(model.state_dict()) == ["weight", "bias"]
+
+
+@pytest.mark.parametrize("model", [nn.Linear, [nn.Linear(1, 1)], None])
+def test_what_is_no_model_is_refused(model: Any) -> None:
+    """A class instead of an instance, a list, nothing."""
+    with pytest.raises(TypeError, match=r"in wrap_model\(\)"):
+        Batches().parts.wrap_model(model)
+
+
+@pytest.mark.parametrize("optimizer", [SGD, nn.Linear(1, 1), None])
+def test_what_is_no_optimizer_is_refused(optimizer: Any) -> None:
+    """A class instead of an instance, a model, nothing."""
+    with pytest.raises(TypeError, match=r"in wrap_optimizer\(\)"):
+        Batches().parts.wrap_optimizer(optimizer)
+
+
+def test_options_of_horovod_are_accepted_and_checked() -> None:
+    """``backward_passes_per_step`` and ``fp16_compression`` change nothing; fewer than one pass is refused."""
+    batches, _, optimizer = one_weight()
+
+    assert batches.parts.wrap_optimizer(optimizer, backward_passes_per_step=4, fp16_compression=True) is optimizer
+    for number in (0, -1):
+        with pytest.raises(InvalidExperimentException, match=f"backward_passes_per_step={number}"):
+            batches.parts.wrap_optimizer(optimizer, backward_passes_per_step=number)
+
+
+def test_a_training_needs_a_model_and_an_optimizer() -> None:
+    """The error says which one is missing."""
+    batches = Batches()
+    with pytest.raises(InvalidExperimentException, match="no wrapped model"):
+        batches.parts.require_trainable()
+    model = batches.parts.wrap_model(nn.Linear(1, 1))
+    with pytest.raises(InvalidExperimentException, match="no wrapped optimizer"):
+        batches.parts.require_trainable()
+    batches.parts.wrap_optimizer(SGD(model.parameters(), lr=0.1))
+    batches.parts.require_trainable()
+
+
+def test_parameters_that_no_model_has_are_warned_of() -> None:
+    """Checkpoints would not hold them."""
+    batches, model, _ = one_weight()
+    batches.parts.wrap_optimizer(SGD([*model.parameters(), nn.Parameter(torch.zeros(7))], lr=0.1))
+
+    with pytest.warns(UserWarning, match=r"of shape \(7,\).*wrap_model"):
+        batches.parts.require_trainable()
+
+
+def test_nothing_is_wrapped_in_the_course_of_training() -> None:
+    """What comes too late is refused; between two trainings it is not."""
+    batches, model, optimizer = one_weight()
+    wraps: list[Callable[[], object]] = [
+        lambda: batches.parts.wrap_model(nn.Linear(1, 1)),
+        lambda: batches.parts.wrap_optimizer(SGD(model.parameters(), lr=0.1)),
+        lambda: batches.parts.wrap_lr_scheduler(ExponentialLR(optimizer, 0.9), LRScheduler.StepMode.STEP_EVERY_EPOCH),
+    ]
+    with batches.training():
+        for wrap in wraps:
+            with pytest.raises(InternalException, match="before fit"):
+                wrap()
+    for wrap in wraps:
+        wrap()
+
+
+def test_a_trial_that_cannot_train_keeps_its_models_where_they_are() -> None:
+    """A context that only looks at a checkpoint moves nothing to its device."""
+    for can_train, device in ((False, "cpu"), (True, "meta")):
+        parts = TrainedParts(
+            torch.device("meta"),
+            num_processes=1,
+            aggregation_frequency=1,
+            progress=TrialProgress(),
+            can_train=can_train,
+        )
+        assert parts.wrap_model(nn.Linear(1, 1)).weight.device.type == device
+
+
+# The steps of step_optimizer
+
+
+def test_gradients_that_are_aggregated_must_be_zeroed_by_the_step() -> None:
+    """Row 1, also before training and on batches without a step; without aggregation the trial may do it."""
+    batches, model, optimizer = one_weight(aggregation_frequency=2)
+    with pytest.raises(InvalidExperimentException, match="auto_zero_grads=False with aggregation_frequency=2"):
+        batches.parts.step_optimizer(optimizer, auto_zero_grads=False)
+    batches, model, optimizer = one_weight()
+    seen: list[float] = []
+
+    def train_batch(_: int) -> None:
+        batches.parts.backward(unit_loss(model))
+        batches.parts.step_optimizer(
+            optimizer, lambda parameters: seen.append(gradient_of(parameters)), auto_zero_grads=False
+        )
+
+    batches.train(train_batch, 3)
+
+    assert seen == [1.0, 2.0, 3.0]
+    assert model.weight.item() == -6.0
+
+
+def test_no_step_before_training() -> None:
+    """Row 2."""
+    batches, model, optimizer = one_weight()
+    batches.parts.backward(unit_loss(model))
+
+    with pytest.raises(InternalException, match="before training begins"):
+        batches.parts.step_optimizer(optimizer)
+    assert model.weight.item() == 0.0
+
+
+@given(st.integers(1, 5), st.integers(1, 12), st.booleans())
+def test_a_step_ends_each_group_and_averages_it_if_asked_to(aggregation: int, count: int, averages: bool) -> None:
+    """Rows 3 to 7: within a group nothing happens; at its end, gradients are averaged, clipped, applied and zeroed."""
+    batches, model, optimizer = one_weight(aggregation_frequency=aggregation)
+    batches.parts.wrap_optimizer(optimizer, average_aggregated_gradients=averages)
+    clipped: list[float] = []
+    left: list[float | None] = []
+
+    def clip(parameters: list[nn.Parameter]) -> None:
+        clipped.append(gradient_of(parameters))
+        nn.utils.clip_grad_value_(parameters, 0.5)
+
+    def train_batch(_: int) -> None:
+        batches.parts.backward(unit_loss(model))
+        batches.parts.step_optimizer(optimizer, clip)
+        left.append(None if model.weight.grad is None else model.weight.grad.item())
+
+    batches.train(train_batch, count)
+
+    updates = count // aggregation
+    assert clipped == pytest.approx([1.0 if averages else aggregation] * updates)
+    assert model.weight.item() == pytest.approx(-0.5 * updates)
+    assert left == [((i + 1) % aggregation or None) for i in range(count)]
+    assert batches.parts.gradients_in_progress() == (count % aggregation > 0)
+
+
+@pytest.mark.parametrize("averages", [None, True])
+def test_averaging_is_the_default(averages: bool | None) -> None:
+    """None stands for it, too."""
+    batches, model, optimizer = one_weight(aggregation_frequency=2)
+    batches.parts.wrap_optimizer(optimizer, average_aggregated_gradients=averages)
+    clipped: list[float] = []
+
+    def train_batch(_: int) -> None:
+        batches.parts.backward(unit_loss(model))
+        batches.parts.step_optimizer(optimizer, lambda parameters: clipped.append(gradient_of(parameters)))
+
+    batches.train(train_batch, 2)
+    assert clipped == [1.0]
+
+
+def test_clipping_gets_one_list_of_the_parameters_of_all_groups() -> None:
+    """A list, so that it can be gone over twice; also with parameters that have no gradient."""
+    batches = Batches()
+    model = batches.parts.wrap_model(nn.ModuleList([nn.Linear(1, 1), nn.Linear(1, 1)]))
+    groups = [{"params": one.parameters()} for one in model]
+    optimizer = batches.parts.wrap_optimizer(SGD(groups, lr=0.1))
+    seen: list[Any] = []
+
+    def train_batch(_: int) -> None:
+        batches.parts.backward(unit_loss(model[0]))
+        batches.parts.step_optimizer(optimizer, seen.append)
+
+    batches.train(train_batch, 1)
+
+    assert type(seen[0]) is list
+    assert [id(one) for one in seen[0]] == [id(one) for one in model.parameters()]
+
+
+def test_optimizers_step_on_their_own() -> None:
+    """Each in the batch and the order that the trial says; one that is not stepped keeps its gradients."""
+    batches = Batches()
+    models = [batches.parts.wrap_model(nn.Linear(1, 1, bias=False)) for _ in range(2)]
+    for model in models:
+        nn.init.zeros_(model.weight)
+    optimizers = [batches.parts.wrap_optimizer(SGD(model.parameters(), lr=1.0)) for model in models]
+
+    def train_batch(batch_idx: int) -> None:
+        for model in models:
+            batches.parts.backward(unit_loss(model))
+        batches.parts.step_optimizer(optimizers[1])
+        if batch_idx == 2:
+            batches.parts.step_optimizer(optimizers[0])
+
+    batches.train(train_batch, 3)
+
+    assert [model.weight.item() for model in models] == [-3.0, -3.0]
+
+
+def test_backward_takes_the_arguments_of_torch() -> None:
+    """The gradient of a loss that is no single number, further passes through a graph, gradients of gradients."""
+    batches, model, _ = one_weight()
+    losses = model(torch.ones(2, 1))
+
+    batches.parts.backward(losses, torch.tensor([[1.0], [2.0]]), retain_graph=True)
+    batches.parts.backward(losses, gradient=torch.ones(2, 1))
+    assert gradient_of([model.weight]) == 5.0
+
+    model.zero_grad()
+    nn.init.ones_(model.weight)
+    with pytest.warns(UserWarning, match="reference cycle"):  # torch's
+        batches.parts.backward(unit_loss(model) ** 3, create_graph=True)
+    assert model.weight.grad is not None
+    (second,) = torch.autograd.grad(model.weight.grad.sum(), model.weight)
+    assert second.item() == 6.0
+
+
+# What a training leaves, and what it continues from
+
+
+def test_models_are_put_in_training_and_in_evaluation_mode() -> None:
+    """All of them, with their layers."""
+    batches = Batches()
+    models = [batches.parts.wrap_model(nn.Sequential(nn.Dropout())) for _ in range(2)]
+    for training in (False, True):
+        batches.parts.set_training(training)
+        assert [module.training for model in models for module in model.modules()] == [training] * 4
+
+
+def test_one_process_leaves_at_the_end_of_the_group_in_which_it_is_asked_to() -> None:
+    """What was collected is not lost."""
+    batches, _, _ = one_weight(aggregation_frequency=3)
+    agreed: list[bool] = []
+
+    def train_batch(batch_idx: int) -> None:
+        agreed.append(batches.parts.leave_agreed)
+        if batch_idx == 3:
+            batches.parts.ask_to_leave()
+
+    batches.train(train_batch, 7)
+
+    assert agreed == [False] * 6 + [True]
+
+
+def test_a_training_that_begins_has_not_been_asked_to_leave() -> None:
+    """A request ends one training, not the next one."""
+    batches, _, _ = one_weight()
+    batches.train(lambda _: batches.parts.ask_to_leave(), 1)
+    assert batches.parts.leave_agreed
+
+    batches.train(lambda _: None, 1)
+    assert not batches.parts.leave_agreed
+
+
+def test_gradients_that_no_step_has_used_up_are_saved_and_loaded() -> None:
+    """By name, once where models share a parameter; on loading they take the place of what is there."""
+    batches, model, _ = one_weight(aggregation_frequency=4)
+    batches.parts.wrap_model(nn.Sequential(model))
+    assert batches.parts.unfinished_gradients() == [{}, {}]
+
+    batches.train(lambda _: batches.parts.backward(unit_loss(model)), 2)
+    saved = batches.parts.unfinished_gradients()
+
+    assert saved == [{"weight": torch.tensor([[2.0]])}, {}]
+    resumed, model, optimizer = one_weight(aggregation_frequency=4)
+    resumed.parts.wrap_model(nn.Sequential(model))
+    resumed.parts.load_unfinished_gradients(saved)
+    saved[0]["weight"].zero_()
+
+    def train_batch(_: int) -> None:
+        resumed.parts.backward(unit_loss(model))
+        resumed.parts.step_optimizer(optimizer)
+
+    with resumed.training():
+        resumed.run(train_batch, range(2, 4))
+    assert model.weight.item() == -1.0
+
+
+@pytest.mark.parametrize(
+    "gradients",
+    [
+        [],
+        [{"weight": torch.zeros(1, 1)}, {}],
+        [{"bias": torch.zeros(1)}],
+        [{"weight": torch.zeros(2, 1)}],
+    ],
+)
+def test_gradients_of_other_models_are_refused(gradients: list[dict[str, Tensor]]) -> None:
+    """Another number of models, other names, other shapes; nothing is loaded."""
+    batches, model, _ = one_weight(aggregation_frequency=2)
+
+    with pytest.raises(InvalidCheckpointException, match="unfinished group"):
+        batches.parts.load_unfinished_gradients(gradients)
+    assert model.weight.grad is None
+
+
+def test_a_step_of_one_process_calls_little_beyond_the_step_itself() -> None:
+    """No hook on anything while it trains."""
+    batches, model, optimizer = one_weight()
+    with batches.training():
+        hooks = [
+            name
+            for part in (model, optimizer)
+            for name, registered in vars(part).items()
+            if re.search("hooks$", name) and registered
+        ]
+    assert hooks == []
