@@ -24,6 +24,7 @@ from pa_trial.context_parts import ContextParts
 from pa_trial.errors import InvalidHP
 from pa_trial.fit_options import FitOptions
 from pa_trial.trial import PyTorchTrial
+from pa_trial.units import TrainUnit
 
 __all__ = ["agree_on_seed", "closing_in_order", "require_same_parts", "saving_before_invalid_hp"]
 
@@ -78,7 +79,7 @@ def agree_on_seed(trial: PyTorchTrial[Any], parts: ContextParts, options: FitOpt
         seed = int(torch.randint(2**63 - 1, ()).item())
 
     def describe() -> dict[str, str]:
-        asked = {name: value for name, value in vars(options).items() if name not in _PATHS}
+        asked = {name: _comparable(value) for name, value in vars(options).items() if name not in _PATHS}
         context = {
             "trial": type(trial),
             "seed": parts.trial_seed,
@@ -91,6 +92,14 @@ def agree_on_seed(trial: PyTorchTrial[Any], parts: ContextParts, options: FitOpt
 
     with showing_errors_once():
         return agree_on_integer(seed, describe, parts.device)
+
+
+def _comparable(value: object) -> object:
+    """A period by its steps, as far as they can be told from a container."""
+    if not isinstance(value, TrainUnit):
+        return value
+    steps = value.value
+    return repr(value) if isinstance(steps, (int, list, tuple, range)) else f"{type(value)}, {type(steps)}"
 
 
 _PATHS = frozenset({"latest_checkpoint", "warm_start"})
