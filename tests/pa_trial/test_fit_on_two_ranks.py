@@ -14,7 +14,7 @@ import pa_trial
 from pa_core import RanksDifferError, gather_objects
 from pa_core.distributed import rank
 from pa_trial import Batch, Epoch, InvalidHP, PyTorchCallback, PyTorchTrialContext
-from tests.support.trials import TinyTrial, fit, samples, without_policy
+from tests.support.trials import TinyTrial, fit, without_policy
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -153,7 +153,11 @@ def test_a_request_of_one_rank_stops_both(shared_tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("method", "expected"),
-    [("on_training_workload_end", "W2 C2"), ("on_validation_end", "W2 W3 V3 C3"), ("on_checkpoint_write_end", "W2 W3 V3 W4 W5 C5")],
+    [
+        ("on_training_workload_end", "W2 C2"),
+        ("on_validation_end", "W2 W3 V3 C3"),
+        ("on_checkpoint_write_end", "W2 W3 V3 W4 W5 C5"),
+    ],
 )
 def test_a_request_of_a_callback_on_one_rank_stops_both(method: str, expected: str, shared_tmp_path: Path) -> None:
     """At the same boundary as on one process."""
@@ -214,9 +218,9 @@ def test_hyperparameters_that_cannot_work_on_both_ranks(shared_tmp_path: Path) -
     """What was trained is saved, and the program ends in order."""
 
     class Unworkable(AsksOnOneRank):
-        @property
-        def asking(self) -> int:  # type: ignore[override]  # pyright: ignore[reportIncompatibleVariableOverride]  # both
-            return rank()
+        def __init__(self, context: PyTorchTrialContext) -> None:
+            super().__init__(context)
+            self.asking = rank()
 
         @override
         def ask(self) -> None:
@@ -250,13 +254,18 @@ class OtherCallbacks(OnTwoRanks):
 class OtherSamples(OnTwoRanks):
     """The second rank has more samples."""
 
-    @property
-    def num_samples(self) -> int:  # type: ignore[override]  # pyright: ignore[reportIncompatibleVariableOverride]  # by rank
-        return 32 + 8 * rank()
+    def __init__(self, context: PyTorchTrialContext) -> None:
+        super().__init__(context)
+        self.num_samples = 32 + 8 * rank()
 
 
 @pytest.mark.parametrize(
-    ("trial_class", "text"), [(OtherRate, "lr: 0.1 on rank 0, 0.2 on rank 1"), (OtherCallbacks, "callback more")]
+    ("trial_class", "text"),
+    [
+        (OtherRate, "lr: 0.1 on rank 0, 0.2 on rank 1"),
+        (OtherCallbacks, "callback more"),
+        (OtherSamples, "training loader"),
+    ],
 )
 def test_ranks_whose_trials_differ(trial_class: type[OnTwoRanks], text: str, shared_tmp_path: Path) -> None:
     """It is refused on both before anything is trained."""

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from pa_core.parts import (
-    Describe,
     RunWatch,
     agree_on_integer,
     describe_arguments,
@@ -125,5 +124,4 @@ def require_same_parts(parts: ContextParts, others: Callable[[], dict[str, str]]
         texts |= describe_hyperparameters(optimizers) | {"lr_schedulers": ", ".join(schedulers)}
         return texts | others()
 
-    checked: Describe = describe
-    require_alike(checked, parts.device)
+    require_alike(describe, parts.device)
