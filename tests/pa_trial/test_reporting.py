@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import logging
 import math
+import re
+import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from torch import Tensor
+from torch.utils.data import default_collate
+from typing_extensions import override
 
+import pa_trial
+from pa_trial import Batch, DataLoader
 from pa_trial.progress import TrialProgress
 from pa_trial.reporting import Reporter
 from pa_trial.tensorboard import TensorBoard
-from tests.event_files import read_curves
+from tests.event_files import read_curves, wait_for_the_next_file
+from tests.support.trials import TinyTrial, samples
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -120,3 +128,87 @@ def test_without_a_path_there_are_curves_only_beside_those_of_the_trial(
     board.close()
     (folder,) = (tmp_path / "runs").iterdir()
     assert read_curves(folder) == {"Determined/val_loss": [(6, 1.0)]}
+
+
+class Counted(TinyTrial):
+    """Has a reducer; its batches may be of a kind whose records cannot be counted."""
+
+    def __init__(self, context: pa_trial.PyTorchTrialContext) -> None:
+        super().__init__(context)
+        self.total = context.wrap_reducer(sum, "total", for_validation=False)
+
+    @override
+    def train_batch(self, batch: list[Tensor], epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+        self.total.update(1)
+        return {**super().train_batch(batch, epoch_idx, batch_idx), "index": batch_idx}
+
+
+def run(folder: Path, max_length: int, trial_class: type[TinyTrial] = Counted, **asked: Any) -> None:
+    """Train to a length, with a report after every second batch, from where the last training ended."""
+    with pa_trial.init(checkpoint_dir=folder / "saved", tensorboard_path=folder / "logs", **asked) as context:
+        pa_trial.Trainer(trial_class(context), context).fit(
+            max_length=Batch(max_length),
+            reporting_period=Batch(2),
+            checkpoint_period=Batch(2),
+            checkpoint_policy="none",
+            latest_checkpoint=context.get_latest_checkpoint(),
+        )
+
+
+def test_the_reports_of_a_trial(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Lines and curves of a training that resumes: one point for each batch, workload and validation."""
+    caplog.set_level(logging.INFO)
+    run(tmp_path, 4)
+    wait_for_the_next_file()
+    run(tmp_path, 6)
+    curves = read_curves(tmp_path / "logs")
+    assert curves["Determined/index"] == [(index, float(index)) for index in range(6)]
+    assert curves["Determined/total"] == [(2, 2.0), (4, 2.0), (6, 2.0)]
+    assert [step for step, _ in curves["Determined/val_loss"]] == [4, 6]
+    trained = [message for message in caplog.messages if message.startswith("training")]
+    assert [message.partition(":")[0] for message in trained] == [f"training, {n} batches" for n in (2, 4, 6)]
+    assert all(re.search(r"'total': 2, .*, [\d.]+ records per second$", message) for message in trained)
+
+
+def test_nothing_is_trained_before_it_is_known_that_reports_can_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A path for TensorBoard, which is not installed, is an error at once, unless logging is switched off."""
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    with pytest.raises(RuntimeError, match=r"pip install 'pa-trial\[tensorboard\]'"):
+        run(tmp_path, 2)
+    run(tmp_path, 2, enable_tensorboard_logging=False)
+    assert not (tmp_path / "logs").exists()
+
+
+class Uncountable(Counted):
+    """Yields batches that the stock get_batch_length cannot count."""
+
+    def __init__(self, context: pa_trial.PyTorchTrialContext) -> None:
+        super().__init__(context)
+        context.experimental.disable_auto_to_device()
+
+    @override
+    def build_training_data_loader(self) -> DataLoader:
+        return DataLoader(samples(8), batch_size=2, collate_fn=lambda rows: {"id": 0, "rows": default_collate(rows)})
+
+    @override
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+        return super().train_batch(batch["rows"], epoch_idx, batch_idx)
+
+
+class WronglyCounted(Uncountable):
+    """Counts them itself, wrongly."""
+
+    @override
+    def get_batch_length(self, batch: Any) -> int:
+        return len(batch["number"])
+
+
+def test_batches_that_cannot_be_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Their speed is left out; an error of the trial's own get_batch_length is told as any other."""
+    caplog.set_level(logging.INFO)
+    run(tmp_path, 2, Uncountable)
+    assert not any("records per second" in message for message in caplog.messages)
+    with pytest.raises(KeyError, match="number"):
+        run(tmp_path, 4, WronglyCounted)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,18 +11,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
+from typing_extensions import override
 
-from pa_trial.errors import InvalidExperimentException
+import pa_trial
+from pa_trial import Batch, DataLoader, InvalidExperimentException
 from pa_trial.progress import TrialProgress
 from pa_trial.watched_metric import WatchedMetric, choose_watched_metric
-
-
-def chosen(policy: str = "best", **changes: Any) -> WatchedMetric | None:
-    """The metric that a policy watches, by what init and the experiment configuration say."""
-    settings: dict[str, Any] = {"metric": None, "smaller_is_better": True, "searcher": {}, **changes}
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        return choose_watched_metric(policy, TrialProgress(), **settings)
+from tests.support.trials import TinyTrial, samples
 
 
 @given(st.lists(st.floats(allow_nan=True)), st.booleans())
@@ -71,31 +67,78 @@ def test_a_validation_without_the_metric() -> None:
         WatchedMetric("accuracy", TrialProgress()).is_better({"acc": 1.0, "loss": 2.0})
 
 
+def settings_of(**asked: Any) -> tuple[str | None, bool]:
+    """What ``init`` makes of its arguments and the experiment configuration."""
+    with pa_trial.init(**asked) as context:
+        settings = context._run_parts().run_settings  # pyright: ignore[reportPrivateUsage]  # what fit looks at
+    return settings.metric, settings.smaller_is_better
+
+
+ACCURACY = {"searcher": {"metric": "acc", "smaller_is_better": False}}
+
+
 @pytest.mark.parametrize(
-    ("settings", "name", "smaller_is_better"),
+    ("asked", "expected"),
     [
-        ({"metric": "loss"}, "loss", True),
-        ({"metric": "acc", "smaller_is_better": False}, "acc", False),
-        ({"searcher": {"metric": "loss"}}, "loss", True),
-        ({"searcher": {"metric": "acc", "smaller_is_better": False}}, "acc", False),
-        ({"metric": "f1", "smaller_is_better": False, "searcher": {"metric": "loss"}}, "f1", False),
-        ({"metric": "f1", "searcher": {"metric": "acc", "smaller_is_better": False}}, "f1", True),
+        ({}, (None, True)),
+        ({"metric": "loss"}, ("loss", True)),
+        ({"metric": "acc", "smaller_is_better": False}, ("acc", False)),
+        ({"exp_conf": {"searcher": {"metric": "loss"}}}, ("loss", True)),
+        ({"exp_conf": ACCURACY}, ("acc", False)),
+        ({"metric": "f1", "smaller_is_better": False, "exp_conf": {"searcher": {"metric": "loss"}}}, ("f1", False)),
+        ({"metric": "f1", "exp_conf": ACCURACY}, ("f1", True)),
     ],
 )
-def test_where_the_metric_is_named(settings: dict[str, Any], name: str, smaller_is_better: bool) -> None:
+def test_where_the_metric_is_named(asked: dict[str, Any], expected: tuple[str | None, bool]) -> None:
     """What init is told goes before the searcher of the experiment configuration, with its direction."""
-    watched = chosen(**settings)
-    assert watched is not None
-    assert (watched.name, watched.smaller_is_better) == (name, smaller_is_better)
+    assert settings_of(**asked) == expected
 
 
-def test_best_without_a_metric_becomes_all() -> None:
-    """A warning tells so, and what to pass."""
-    with pytest.warns(UserWarning, match="'best'.*falling back to checkpoint_policy='all'.*metric="):
-        assert choose_watched_metric("best", TrialProgress(), metric=None, smaller_is_better=True, searcher={}) is None
+class Scores(TinyTrial):
+    """Validates with one score after another."""
+
+    def __init__(self, context: pa_trial.PyTorchTrialContext) -> None:
+        super().__init__(context)
+        self.scores = iter([3.0, 1.0, math.nan, 2.0, 0.5])
+
+    @override
+    def build_validation_data_loader(self) -> DataLoader:
+        return DataLoader(samples(4), batch_size=4)
+
+    @override
+    def evaluate_batch(self, batch: list[Tensor], batch_idx: int) -> dict[str, Any]:
+        return {"score": next(self.scores)}
+
+
+def events(folder: Path, **asked: Any) -> list[str]:
+    """What happens in a training that validates after each of five batches, with the default policy."""
+    with pa_trial.init(checkpoint_dir=folder, **asked) as context:
+        trial = Scores(context)
+        pa_trial.Trainer(trial, context).fit(max_length=Batch(5), validation_period=Batch(1))
+    return [event for event in trial.notes.events if event.startswith("C")]
+
+
+def test_a_checkpoint_follows_each_validation_that_is_better(tmp_path: Path) -> None:
+    """With the policy "best", and at the end in any case."""
+    assert events(tmp_path / "low", metric="score") == ["C1", "C2", "C5"]
+    assert events(tmp_path / "high", metric="score", smaller_is_better=False) == ["C1", "C5"]
+    assert events(tmp_path / "conf", exp_conf={"searcher": {"metric": "score"}}) == ["C1", "C2", "C5"]
+
+
+def test_best_without_a_metric_becomes_all(tmp_path: Path) -> None:
+    """A warning tells so, and what to pass; a checkpoint follows each validation."""
+    with pytest.warns(UserWarning, match=r"'best'.*falling back to checkpoint_policy='all'.*metric=") as warned:
+        assert events(tmp_path) == ["C1", "C2", "C3", "C4", "C5"]
+    assert [Path(warning.filename) for warning in warned] == [Path(__file__)]
+
+
+def test_a_metric_that_no_validation_has(tmp_path: Path) -> None:
+    """The first validation tells which metrics there are."""
+    with pytest.raises(InvalidExperimentException, match=r"no metric 'loss'(.|\n)*\['score'\]"):
+        events(tmp_path, metric="loss")
 
 
 @pytest.mark.parametrize("policy", ["all", "none"])
 def test_other_policies_watch_nothing(policy: str) -> None:
     """A metric that is named does not matter then, and nothing is warned of."""
-    assert chosen(policy, metric="loss") is None
+    assert choose_watched_metric(policy, TrialProgress(), metric="loss", smaller_is_better=True) is None

@@ -15,6 +15,7 @@ from pa_trial.context_parts import ContextParts
 from pa_trial.fit_options import CheckpointPolicy, FitOptions
 from pa_trial.reporting import Reporter
 from pa_trial.stop_requests import StopRequests
+from pa_trial.throughput import Throughput
 from pa_trial.training_metrics import WorkloadMetrics, add_counts
 from pa_trial.trial import PyTorchTrial
 from pa_trial.trial_data import TrialData
@@ -90,11 +91,13 @@ class TrainingLoop:
             weigh_by_records=options.weigh_by_records,
         )
         self._metrics = WorkloadMetrics()
+        self._throughput = Throughput(trial)
         self._reporter = Reporter(
             parts.tensorboard,
             is_chief=parts.rank == 0,
             enable_tensorboard_logging=parts.logs_to_tensorboard,
         )
+        self._reporter.begin(self._progress)
         self._batches: Iterator[Any] = iter(data.training_batches())
         if parts.experimental.moves_batches:
             self._batches = map(parts.mover, self._batches)
@@ -126,6 +129,7 @@ class TrainingLoop:
         self._parts.trained.set_training(True)
         self._parts.reducers.reset()
         self._metrics.reset()
+        self._throughput.start()
         due = self._train_batches()
         self._finish_workload()
         return due
@@ -151,7 +155,7 @@ class TrainingLoop:
         self._parts.trained.start_batch()
         returned = self._trial.train_batch(batch=batch, epoch_idx=epoch_idx, batch_idx=batch_idx)
         self._parts.trained.finish_batch()
-        self._metrics.add(returned)
+        self._metrics.add(returned, self._throughput.records_of(batch))
         progress.batches_trained = self._watched.updates = batch_idx + 1
         if batch_in_epoch + 1 == self._epoch_length:
             self._calls.call(PyTorchCallback.on_training_epoch_end, epoch_idx)
@@ -160,11 +164,13 @@ class TrainingLoop:
         """Bring the metrics of all processes together, and tell of them."""
         reducers = self._parts.reducers
         of_each = gather_objects((self._metrics.payload(), reducers.per_slot(training=True)))
-        averages, of_batches = self._metrics.reduce([metrics for metrics, _ in of_each])
+        payloads = [metrics for metrics, _ in of_each]
+        num_records, seconds = sum(payload.num_records for payload in payloads), self._throughput.seconds
+        averages, of_batches = self._metrics.reduce(payloads)
         averages |= reducers.cross_slot([held for _, held in of_each], training=True)
         add_counts(averages, self._progress)
         self._calls.call(PyTorchCallback.on_training_workload_end, averages, of_batches)
-        self._reporter.training(averages, of_batches, self._progress)
+        self._reporter.training(averages, of_batches, self._progress, num_records=num_records, seconds=seconds)
 
     # Between workloads
 

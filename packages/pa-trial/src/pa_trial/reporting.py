@@ -10,7 +10,7 @@ from pa_core import ArgumentTypeError
 from pa_trial.json_values import to_json
 from pa_trial.metric_values import number_of
 from pa_trial.progress import TrialProgress
-from pa_trial.tensorboard import TensorBoard
+from pa_trial.tensorboard import TensorBoard, require_tensorboard
 from pa_trial.types import Metrics
 
 __all__ = ["Reporter"]
@@ -33,7 +33,24 @@ class Reporter:
     def __init__(self, tensorboard: TensorBoard, *, is_chief: bool, enable_tensorboard_logging: bool = True) -> None:
         self._tensorboard = tensorboard
         self._is_chief = is_chief
-        self._draws_curves = is_chief and enable_tensorboard_logging
+        self._enabled = enable_tensorboard_logging
+
+    def begin(self, progress: TrialProgress) -> None:
+        """Prepare for the training that begins or resumes; all processes call this.
+
+        Curves that an interrupted training drew beyond the checkpoint are hidden, as they are drawn again.
+
+        Args:
+            progress: How far the training has come.
+
+        Raises:
+            UnsupportedConfigurationError: There is a path for TensorBoard, which is not installed.
+        """
+        if self._enabled and self._tensorboard.path is not None:
+            require_tensorboard()
+        if progress.initial_batch > 0:
+            # What is counted in batches, such as validations, has points at the checkpoint itself, which stay.
+            self._tensorboard.continue_from(progress.initial_batch + 1)
 
     def training(
         self,
@@ -93,7 +110,7 @@ class Reporter:
             _LOGGER.info("progress: %.1f %%", 100 * fraction)
 
     def _writes_curves(self) -> bool:
-        return self._draws_curves and (self._tensorboard.path is not None or self._tensorboard.has_writer)
+        return self._enabled and (self._tensorboard.path is not None or self._tensorboard.has_writer)
 
     def _add_points(self, metrics: Metrics, step: int) -> None:
         writer: Any = self._tensorboard.writer

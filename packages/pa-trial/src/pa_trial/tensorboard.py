@@ -11,7 +11,7 @@ from pa_core import UnsupportedConfigurationError
 if TYPE_CHECKING:
     from torch.utils.tensorboard.writer import SummaryWriter
 
-__all__ = ["TensorBoard"]
+__all__ = ["TensorBoard", "require_tensorboard"]
 
 
 class TensorBoard:

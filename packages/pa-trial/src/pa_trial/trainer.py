@@ -140,7 +140,6 @@ class Trainer:
             parts.progress,
             metric=parts.run_settings.metric,
             smaller_is_better=parts.run_settings.smaller_is_better,
-            searcher={},
         )
         watch, watched = RunWatch(parts.run_settings.max_wait_seconds), Progress()
         with watch.run(watched):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
 
 from pa_core import ArgumentTypeError
 from pa_core.parts import warn_user
@@ -91,7 +89,7 @@ class WatchedMetric:
 
 
 def choose_watched_metric(
-    policy: str, progress: TrialProgress, *, metric: str | None, smaller_is_better: bool, searcher: Mapping[str, Any]
+    policy: str, progress: TrialProgress, *, metric: str | None, smaller_is_better: bool
 ) -> WatchedMetric | None:
     """Return what tells which checkpoints to save with the policy "best"; None for other policies.
 
@@ -100,17 +98,13 @@ def choose_watched_metric(
     Args:
         policy: The ``checkpoint_policy`` of ``fit``.
         progress: Keeps the best value.
-        metric: As passed to ``init``; None to read ``searcher``.
-        smaller_is_better: As passed to ``init``; counts where ``metric`` does.
-        searcher: The entry "searcher" of the experiment configuration; may be empty.
+        metric: Its name, from ``init`` or from the experiment configuration; None if neither names one.
+        smaller_is_better: Whether smaller values are better.
     """
     if policy != "best":
         return None
     if metric is not None:
         return WatchedMetric(metric, progress, smaller_is_better=smaller_is_better)
-    named = searcher.get("metric")
-    if named is not None:
-        return WatchedMetric(str(named), progress, smaller_is_better=bool(searcher.get("smaller_is_better", True)))
     warn_user(
         "checkpoint_policy='best' has no metric to compare; falling back to checkpoint_policy='all'. Pass metric= and"
         " smaller_is_better= to init, or checkpoint_policy='all' to fit."
