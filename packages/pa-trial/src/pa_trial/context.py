@@ -25,7 +25,7 @@ from pa_trial.metric_reducers import CallableReducer, MetricReducers
 from pa_trial.profiler import make_profiler
 from pa_trial.progress import TrialProgress
 from pa_trial.reducer import MetricReducer
-from pa_trial.settings import ExperimentSettings, RunSettings, default_checkpoint_dir
+from pa_trial.settings import ExperimentSettings, RunSettings, default_checkpoint_dir, is_whole
 from pa_trial.tensorboard import TensorBoard
 from pa_trial.to_device import DeviceMover
 from pa_trial.trained_parts import TrainedParts
@@ -564,8 +564,7 @@ class PyTorchTrialContext:
 
 
 def _require_frequency(aggregation_frequency: object) -> None:
-    is_int = isinstance(aggregation_frequency, int) and not isinstance(aggregation_frequency, bool)
-    if is_int and cast("int", aggregation_frequency) >= 1:
+    if is_whole(aggregation_frequency) and aggregation_frequency >= 1:
         return
     raise InvalidExperimentException(
         "This is not a number of batches to collect gradients of.",

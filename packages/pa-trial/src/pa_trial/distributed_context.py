@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+from functools import partial
 from types import TracebackType
 from typing import Protocol, Self, TypeVar, cast
 
@@ -16,7 +18,6 @@ __all__ = ["DistributedContext", "HorovodLike"]
 _T = TypeVar("_T")
 
 _LOCALHOST = "127.0.0.1"
-_MAX_WAIT_SECONDS = 600.0
 
 
 class HorovodLike(Protocol):
@@ -68,6 +69,7 @@ class DistributedContext:
         pull_port: Not used, as one port is enough.
         port_offset: Added to the port, so that several trainings on one machine do not meet.
         force_tcp: Not used, as all connections are made by TCP.
+        max_wait_seconds: For how long a rank waits for another one; None for ever.
 
     Raises:
         ConfigurationError: Some of the six numbers are missing, or they do not fit together.
@@ -93,6 +95,7 @@ class DistributedContext:
         pull_port: int = 12376,
         port_offset: int = 0,
         force_tcp: bool = False,
+        max_wait_seconds: float | None = 600.0,
     ) -> None:
         given = {
             "rank": rank,
@@ -118,12 +121,13 @@ class DistributedContext:
             )
         self._chief_ip = _LOCALHOST if self.cross_size == 1 or chief_ip is None else chief_ip
         self._port = pub_port + port_offset
+        self._max_wait_seconds = math.inf if max_wait_seconds is None else max_wait_seconds
         self._world: StoreCollectives | None = None
         self._machine: StoreCollectives | None = None
         self._is_closed = False
 
     @classmethod
-    def from_torch_distributed(cls, chief_ip: str | None = None) -> Self:
+    def from_torch_distributed(cls, chief_ip: str | None = None, *, max_wait_seconds: float | None = 600.0) -> Self:
         """Return the context of a process that torchrun has started, or that has the variables that torchrun sets.
 
         Without ``RANK`` and ``WORLD_SIZE``, this process is the only one. Without the variables that tell of machines,
@@ -131,6 +135,7 @@ class DistributedContext:
 
         Args:
             chief_ip: The address of the machine of rank 0. The default is ``DET_CHIEF_IP``, or else ``MASTER_ADDR``.
+            max_wait_seconds: For how long a rank waits for another one; None for ever.
         """
         numbers = os.environ
         if "RANK" not in numbers or "WORLD_SIZE" not in numbers:
@@ -143,6 +148,7 @@ class DistributedContext:
             cross_rank=int(numbers.get("GROUP_RANK", 0)),
             cross_size=int(numbers.get("GROUP_WORLD_SIZE", 1)),
             chief_ip=_chief_ip(chief_ip),
+            max_wait_seconds=max_wait_seconds,
         )
 
     @classmethod
@@ -312,8 +318,9 @@ class DistributedContext:
         store = connect(self.rank, self.size, self._chief_ip, self._port)
         everybody = list(range(self.size))
         here = everybody[self.rank - self.local_rank :][: self.local_size]
-        self._world = StoreCollectives(store, "world", everybody, self.rank, _MAX_WAIT_SECONDS)
-        self._machine = StoreCollectives(store, f"machine/{self.cross_rank}", here, self.local_rank, _MAX_WAIT_SECONDS)
+        group = partial(StoreCollectives, store, max_wait_seconds=self._max_wait_seconds)
+        self._world = group("world", everybody, self.rank)
+        self._machine = group(f"machine/{self.cross_rank}", here, self.local_rank)
 
 
 def _checked(given: dict[str, int | None]) -> dict[str, int]:

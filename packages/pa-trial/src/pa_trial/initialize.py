@@ -28,7 +28,7 @@ from pa_core.parts import (
 from pa_trial.context import PyTorchTrialContext
 from pa_trial.distributed_context import DistributedContext
 from pa_trial.errors import InvalidHP
-from pa_trial.settings import ExperimentSettings, check_run_settings
+from pa_trial.settings import ExperimentSettings, check_run_settings, is_whole
 
 __all__ = ["init"]
 
@@ -87,9 +87,10 @@ def init(
         ...     context.get_hparam("lr")
         0.1
     """
-    settings = ExperimentSettings(None, exp_conf, 1)
+    if seed is not None:
+        _require_seed(seed)
     run_settings = check_run_settings(
-        settings,
+        ExperimentSettings(None, exp_conf, 1),
         checkpoint_dir=checkpoint_dir,
         tensorboard_path=tensorboard_path,
         metric=metric,
@@ -101,7 +102,7 @@ def init(
 
     def open_context() -> PyTorchTrialContext:
         _warn_of_launch_settings()
-        device, processes = _connect(distributed)
+        device, processes = _connect(distributed, max_wait_seconds)
         if seed is not None:
             _seed(seed)
         return PyTorchTrialContext(
@@ -155,11 +156,14 @@ class _Core:
     distributed: DistributedContext
 
 
-def _connect(given: DistributedContext | None) -> tuple[torch.device | None, DistributedContext]:
+def _connect(
+    given: DistributedContext | None, max_wait_seconds: float | None
+) -> tuple[torch.device | None, DistributedContext]:
     """Connect the processes that a launcher has started.
 
     Args:
         given: What the user has passed.
+        max_wait_seconds: For how long a process waits for another one.
 
     Returns:
         The device of this process, None if it follows from the number of the process on its machine; and which of
@@ -182,38 +186,40 @@ def _connect(given: DistributedContext | None) -> tuple[torch.device | None, Dis
     if device.type == "mps":  # which has no float64, as NumPy makes it everywhere
         device = torch.device("cpu")
     of_process = {"cuda": None, "cpu": torch.device("cpu")}.get(device.type, device)
-    return of_process, _describe_processes() if given is None else given
+    return of_process, _describe_processes(max_wait_seconds) if given is None else given
 
 
-def _describe_processes() -> DistributedContext:
-    """Return which of the connected processes this one is."""
-    size = num_processes()
-    if size == 1:
-        return DistributedContext()
-    if {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"} <= set(os.environ):
-        return DistributedContext.from_torch_distributed()
+def _describe_processes(max_wait_seconds: float | None) -> DistributedContext:
+    """Return which of the connected processes this one is; without torchrun's variables, names tell the machines."""
+    if set(os.environ) >= {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"}:
+        return DistributedContext.from_torch_distributed(max_wait_seconds=max_wait_seconds)
     hosts = gather_objects(socket.gethostname())
     machines = list(dict.fromkeys(hosts))
-    here = [number for number, host in enumerate(hosts) if host == hosts[rank()]]
+    host = hosts[rank()]
+    here = [number for number, other in enumerate(hosts) if other == host]
     return DistributedContext(
         rank=rank(),
-        size=size,
+        size=len(hosts),
         local_rank=here.index(rank()),
         local_size=len(here),
-        cross_rank=machines.index(hosts[rank()]),
+        cross_rank=machines.index(host),
         cross_size=len(machines),
         chief_ip=os.environ.get("MASTER_ADDR", hosts[0]),
+        max_wait_seconds=max_wait_seconds,
     )
 
 
-def _seed(seed: int) -> None:
-    if isinstance(seed, bool) or not 0 <= seed < 2**32:
+def _require_seed(seed: object) -> None:
+    if not is_whole(seed) or not 0 <= seed < 2**32:
         raise ConfigurationError(
             "This is not a seed.",
             given=f"seed={seed!r}",
             expected="an int from 0 to 2**32 - 1, as NumPy takes it",
             do="Pass, for example, seed=0.",
         )
+
+
+def _seed(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)  # pyright: ignore[reportUnknownMemberType]  # not annotated by torch

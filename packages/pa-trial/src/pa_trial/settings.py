@@ -11,12 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from typing_extensions import TypeIs
+
 from pa_core import ArgumentTypeError, ConfigurationError
 from pa_core.parts import warn_user
 from pa_trial.errors import InvalidExperimentException
 from pa_trial.units import Batch, Epoch, TrainUnit
 
-__all__ = ["ExperimentSettings", "RunSettings", "check_run_settings", "default_checkpoint_dir"]
+__all__ = ["ExperimentSettings", "RunSettings", "check_run_settings", "default_checkpoint_dir", "is_whole"]
 
 _log = logging.getLogger("pa_trial")
 
@@ -85,20 +87,8 @@ def check_run_settings(
     Raises:
         ConfigurationError: A value cannot work.
     """
-    if max_checkpoints is not None and (isinstance(max_checkpoints, bool) or max_checkpoints < 1):
-        raise ConfigurationError(
-            "This is not a number of checkpoints to keep.",
-            given=f"max_checkpoints={max_checkpoints!r}",
-            expected="an int of at least 1, or None to keep all of them",
-            do="Leave it out to keep all checkpoints.",
-        )
-    if max_wait_seconds is not None and not 0 < max_wait_seconds < math.inf:
-        raise ConfigurationError(
-            "This is not how long a process may wait for another one.",
-            given=f"max_wait_seconds={max_wait_seconds!r}",
-            expected="a positive number of seconds, or None to wait for ever",
-            do="Leave it out for 600 seconds.",
-        )
+    _require_number_to_keep(max_checkpoints)
+    _require_wait(max_wait_seconds)
     prefers_smaller = settings.smaller_is_better if metric is None else True
     return RunSettings(
         checkpoint_dir=default_checkpoint_dir() if checkpoint_dir is None else Path(checkpoint_dir),
@@ -238,10 +228,19 @@ class ExperimentSettings:
         return self.get_per_slot_batch_size() * self._num_slots
 
 
+def is_whole(value: object) -> TypeIs[int]:
+    """Return whether a value is an int, and not a bool, which is one for Python.
+
+    Args:
+        value: Any value.
+    """
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
 def _per_slot_batch_size(global_batch_size: object, num_slots: int) -> int | None:
     if global_batch_size is None or (global_batch_size == 0 and isinstance(global_batch_size, int)):
         return None
-    if not isinstance(global_batch_size, int) or isinstance(global_batch_size, bool) or global_batch_size < num_slots:
+    if not is_whole(global_batch_size) or global_batch_size < num_slots:
         raise InvalidExperimentException(
             "The global batch size cannot be split over the processes.",
             given=f"global_batch_size={global_batch_size!r} on {num_slots} process{'es' if num_slots > 1 else ''}",
@@ -255,6 +254,27 @@ def _per_slot_batch_size(global_batch_size: object, num_slots: int) -> int | Non
             f"{per_slot}, together {per_slot * num_slots}."
         )
     return per_slot
+
+
+def _require_number_to_keep(max_checkpoints: object) -> None:
+    if max_checkpoints is not None and not (is_whole(max_checkpoints) and max_checkpoints >= 1):
+        raise ConfigurationError(
+            "This is not a number of checkpoints to keep.",
+            given=f"max_checkpoints={max_checkpoints!r}",
+            expected="an int of at least 1, or None to keep all of them",
+            do="Leave it out to keep all checkpoints.",
+        )
+
+
+def _require_wait(max_wait_seconds: object) -> None:
+    is_number = is_whole(max_wait_seconds) or isinstance(max_wait_seconds, float)
+    if max_wait_seconds is not None and not (is_number and 0 < cast("float", max_wait_seconds) < math.inf):
+        raise ConfigurationError(
+            "This is not how long a process may wait for another one.",
+            given=f"max_wait_seconds={max_wait_seconds!r}",
+            expected="a positive number of seconds, or None to wait for ever",
+            do="Leave it out for 600 seconds.",
+        )
 
 
 def _require_dict(name: str, value: object) -> None:
@@ -278,7 +298,7 @@ def _section(configured: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 def _entry(configured: Mapping[str, Any], name: str, kind: type[Any], in_section: str = "") -> Any:
     value = configured.get(name)
-    if value is None or (isinstance(value, kind) and (kind is bool or not isinstance(value, bool))):
+    if value is None or (is_whole(value) if kind is int else isinstance(value, kind)):
         return value
     raise _unusable(f"{in_section}.{name}".lstrip("."), value, f"of type {kind.__name__}")
 

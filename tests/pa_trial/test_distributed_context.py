@@ -1,0 +1,355 @@
+"""Which of several processes this one is, and collectives between threads, with and without a process group."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import pytest
+import torch
+
+from pa_core import OtherProcessError
+from pa_trial import DistributedContext, InternalException
+from pa_trial.distributed_context import HorovodLike
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+T = TypeVar("T")
+
+ALL_VARIABLES = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"]
+OTHER_VARIABLES = ["LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE", "DET_CHIEF_IP", "MASTER_ADDR", "MASTER_PORT"]
+
+
+@pytest.fixture(autouse=True)
+def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tests of this file bring the variables of a launcher themselves."""
+    for name in [*ALL_VARIABLES, *OTHER_VARIABLES]:
+        monkeypatch.delenv(name, raising=False)
+
+
+def numbers_of(context: DistributedContext) -> tuple[int, ...]:
+    """The six numbers of a context."""
+    return (
+        context.rank,
+        context.size,
+        context.local_rank,
+        context.local_size,
+        context.cross_rank,
+        context.cross_size,
+    )
+
+
+def of_threads(
+    size: int, port: int, use: Callable[[DistributedContext], T], *, machines: int = 1, **kwargs: Any
+) -> list[T]:
+    """What a function returns on each of several ranks, which are threads of this process."""
+    per_machine = size // machines
+
+    def run(rank: int) -> T:
+        with DistributedContext(
+            rank=rank,
+            size=size,
+            local_rank=rank % per_machine,
+            local_size=per_machine,
+            cross_rank=rank // per_machine,
+            cross_size=machines,
+            chief_ip="127.0.0.1" if machines > 1 else None,
+            pub_port=port,
+            **kwargs,
+        ) as context:
+            return use(context)
+
+    with ThreadPoolExecutor(size) as pool:
+        return list(pool.map(run, range(size)))
+
+
+def test_alone() -> None:
+    """Without numbers there is one process, for which every collective is trivial, also for what cannot be pickled."""
+    unpicklable = threading.Lock()
+    context = DistributedContext()
+    assert numbers_of(context) == (0, 1, 0, 1, 0, 1)
+    assert (context.get_rank(), context.get_local_rank(), context.get_size(), context.get_num_agents()) == (0, 0, 1, 1)
+    for gathered in (context.gather, context.allgather, context.gather_local, context.allgather_local):
+        assert gathered(unpicklable) == [unpicklable]
+    assert context.broadcast(unpicklable) is unpicklable
+    assert context.broadcast_local(unpicklable) is unpicklable
+    assert context.broadcast_local() is None
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"rank": 0},
+        {"rank": 0, "size": 1, "local_rank": 0, "local_size": 1, "cross_rank": 0},
+        {"rank": 2, "size": 2, "local_rank": 0, "local_size": 2, "cross_rank": 0, "cross_size": 1},
+        {"rank": -1, "size": 2, "local_rank": 0, "local_size": 2, "cross_rank": 0, "cross_size": 1},
+    ],
+)
+def test_numbers_come_together_and_fit(given: dict[str, Any]) -> None:
+    """All six numbers or none are passed, each rank below its size; anything else is a ValueError."""
+    with pytest.raises(ValueError, match="all six"):
+        DistributedContext(**given)
+
+
+def test_arguments_are_passed_by_name() -> None:
+    """A positional argument is a TypeError."""
+    with pytest.raises(TypeError):
+        DistributedContext(0, 1, 0, 1, 0, 1)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]  # that is the test
+
+
+def test_several_machines_need_an_address() -> None:
+    """Without the chief's address, processes of several machines are an AssertionError."""
+    of_machines: dict[str, Any] = {
+        "rank": 0,
+        "size": 2,
+        "local_rank": 0,
+        "local_size": 1,
+        "cross_rank": 0,
+        "cross_size": 2,
+    }
+    with pytest.raises(AssertionError, match="chief_ip"):
+        DistributedContext(**of_machines)
+    assert DistributedContext(**of_machines, chief_ip="10.0.0.1").get_num_agents() == 2
+
+
+def test_from_torch_distributed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The variables that torchrun sets are read; MASTER_ADDR stands in for the address of the chief."""
+    for name, value in zip(ALL_VARIABLES, [5, 8, 1, 4, 1, 2], strict=True):
+        monkeypatch.setenv(name, str(value))
+    with pytest.raises(AssertionError, match="chief_ip"):
+        DistributedContext.from_torch_distributed()
+    assert numbers_of(DistributedContext.from_torch_distributed(chief_ip="10.0.0.1")) == (5, 8, 1, 4, 1, 2)
+    for name in ("MASTER_ADDR", "DET_CHIEF_IP"):
+        with monkeypatch.context() as with_address:
+            with_address.setenv(name, "10.0.0.1")
+            assert numbers_of(DistributedContext.from_torch_distributed()) == (5, 8, 1, 4, 1, 2)
+
+
+@pytest.mark.parametrize("given", [{}, {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}, {"WORLD_SIZE": "1"}])
+def test_missing_variables_mean_one_process(given: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What ``accelerate launch`` starts as one plain process is a single process."""
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    assert numbers_of(DistributedContext.from_torch_distributed()) == (0, 1, 0, 1, 0, 1)
+    assert numbers_of(DistributedContext.from_deepspeed()) == (0, 1, 0, 1, 0, 1)
+
+
+def test_without_the_variables_of_machines_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """RANK and WORLD_SIZE alone tell of processes of one machine."""
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert numbers_of(DistributedContext.from_torch_distributed()) == (1, 2, 1, 2, 0, 1)
+
+
+def test_from_deepspeed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The variables of DeepSpeed's launcher are read."""
+    given = {"RANK": 5, "WORLD_SIZE": 8, "LOCAL_RANK": 1, "LOCAL_SIZE": 4, "CROSS_RANK": 1, "CROSS_SIZE": 2}
+    for name, value in given.items():
+        monkeypatch.setenv(name, str(value))
+    assert numbers_of(DistributedContext.from_deepspeed(chief_ip="10.0.0.1")) == (5, 8, 1, 4, 1, 2)
+
+
+def test_from_horovod() -> None:
+    """Six functions of Horovod are called, and nothing else of it is needed."""
+    numbers = {"rank": 5, "size": 8, "local_rank": 1, "local_size": 4, "cross_rank": 1, "cross_size": 2}
+    horovod: Any = SimpleNamespace(**{name: lambda value=value: value for name, value in numbers.items()})
+    like: HorovodLike = horovod
+    assert numbers_of(DistributedContext.from_horovod(like, chief_ip="10.0.0.1")) == (5, 8, 1, 4, 1, 2)
+
+
+@pytest.mark.parametrize("size", [2, 16])
+def test_collectives_between_threads(size: int, free_port: int) -> None:
+    """As threads of one process, all ranks exchange values again and again, in the order of the ranks."""
+
+    def exchange(context: DistributedContext) -> list[Any]:
+        rank = context.get_rank()
+        results: list[Any] = []
+        for turn in range(3):
+            results += [
+                context.gather((turn, rank)),
+                [int(tensor) for tensor in context.allgather(torch.tensor(rank))],
+                context.broadcast(f"{turn} from {rank}"),
+            ]
+        return results
+
+    ranks = list(range(size))
+    for rank, results in enumerate(of_threads(size, free_port, exchange)):
+        expected: list[Any] = []
+        for turn in range(3):
+            expected += [[(turn, other) for other in ranks] if rank == 0 else None, ranks, f"{turn} from 0"]
+        assert results == expected
+
+
+def test_collectives_of_each_machine(free_port: int) -> None:
+    """The local variants exchange values between the ranks of one machine."""
+
+    def exchange(context: DistributedContext) -> tuple[Any, ...]:
+        rank = context.get_rank()
+        of_machine = context.allgather_local(rank), context.gather_local(rank), context.broadcast_local(rank)
+        return *of_machine, context.allgather(rank)
+
+    assert of_threads(4, free_port, exchange, machines=2) == [
+        ([0, 1], [0, 1], 0, [0, 1, 2, 3]),
+        ([0, 1], None, 0, [0, 1, 2, 3]),
+        ([2, 3], [2, 3], 2, [0, 1, 2, 3]),
+        ([2, 3], None, 2, [0, 1, 2, 3]),
+    ]
+
+
+def test_large_values(free_port: int) -> None:
+    """Values far beyond what one message of the store may hold arrive unchanged."""
+    sums = of_threads(2, free_port, lambda context: [
+        float(tensor.sum()) for tensor in context.allgather(torch.full((5_000_000,), 1.0 + context.get_rank()))
+    ])  # fmt: skip
+    assert sums == [[5e6, 1e7]] * 2
+
+
+def test_nothing_is_left_behind(free_port: int) -> None:
+    """What was exchanged does not stay in memory: the number of keys in the store does not grow."""
+
+    def exchange(context: DistributedContext) -> tuple[int, int]:
+        counts: list[int] = []
+        for _ in range(2):
+            for _ in range(5):
+                context.allgather(bytes(5_000_000))
+                context.broadcast(1)
+                context.gather(1)
+            context.allgather(1)
+            time.sleep(0.3)  # the last reader tidies up
+            store: Any = context._in_world()._store  # pyright: ignore[reportPrivateUsage]  # nobody else sees the keys
+            counts.append(store.num_keys())
+            context.allgather(1)
+        return counts[0], counts[1]
+
+    [(before, after), _] = of_threads(2, free_port, exchange)
+    assert before == after
+
+
+def test_port_offset_keeps_trainings_apart(free_port: int) -> None:
+    """Two groups of ranks with the same port and different offsets run side by side."""
+    together = threading.Barrier(4)
+
+    def exchange(context: DistributedContext) -> list[str]:
+        names = [context.allgather(f"{context.get_rank()}")]
+        together.wait(20)
+        return [*names[0], *context.allgather("x")]
+
+    with ThreadPoolExecutor(2) as pool:
+        groups = [pool.submit(of_threads, 2, free_port, exchange, port_offset=offset) for offset in (0, 7)]
+        assert [group.result(60) for group in groups] == [[["0", "1", "x", "x"]] * 2] * 2
+
+
+def test_a_port_that_is_in_use(free_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The chief of a second training on the same port is told to choose another offset."""
+    monkeypatch.setattr("pa_trial.store_connection._SECONDS_UNTIL_FREE", 0.2)
+
+    def exchange(context: DistributedContext) -> None:
+        context.allgather(0)
+        if context.get_rank() == 0:
+            other = DistributedContext(
+                rank=0, size=2, local_rank=0, local_size=2, cross_rank=0, cross_size=1, pub_port=free_port
+            )
+            with pytest.raises(ValueError, match="port_offset"):
+                other.allgather(0)
+
+    of_threads(2, free_port, exchange)
+
+
+def test_a_port_is_free_again(free_port: int) -> None:
+    """One group after another can use the same port, whoever of its ranks is closed first."""
+    for _ in range(3):
+        contexts = [
+            DistributedContext(
+                rank=rank, size=3, local_rank=rank, local_size=3, cross_rank=0, cross_size=1, pub_port=free_port
+            )
+            for rank in range(3)
+        ]
+        with ThreadPoolExecutor(3) as pool:
+            assert list(pool.map(DistributedContext.broadcast, contexts, range(3))) == [0, 0, 0]
+        begin = time.monotonic()
+        for context in contexts:
+            context.close()
+        assert time.monotonic() - begin < 5
+
+
+def test_after_close() -> None:
+    """A closed context can be closed again, and tells its numbers; its collectives raise an error that says so."""
+    context = DistributedContext()
+    context.close()
+    context.close()
+    assert context.get_size() == 1
+    for collective in (context.gather, context.allgather, context.broadcast, context.broadcast_local):
+        with pytest.raises(InternalException, match="closed"):
+            collective(1)
+
+
+def test_a_rank_that_has_left_is_not_waited_for(free_port: int) -> None:
+    """Where one rank has closed its context, the others learn of it instead of waiting for ever."""
+
+    def exchange(context: DistributedContext) -> str:
+        context.allgather(0)
+        if context.get_rank() == 1:
+            return ""
+        with pytest.raises(OtherProcessError, match="rank 1: it has closed") as caught:
+            context.allgather(0)
+        return caught.value.given
+
+    with_one_missing = of_threads(2, free_port, exchange)
+    assert "rank 1" in with_one_missing[0]
+
+
+def test_a_value_that_cannot_be_sent_fails_on_all_ranks(free_port: int) -> None:
+    """A rank whose value cannot be pickled raises that error; the others raise one that names the rank."""
+
+    def exchange(context: DistributedContext) -> str:
+        try:
+            context.allgather(threading.Lock() if context.get_rank() == 1 else 0)
+        except OtherProcessError as error:
+            return error.given
+        except TypeError:
+            return "its own"
+        return ""
+
+    chief, second, third = of_threads(3, free_port, exchange)
+    assert second == "its own"
+    assert "on rank 1" in chief
+    assert "on rank 1" in third
+
+
+def test_a_late_rank_is_waited_for(free_port: int) -> None:
+    """Ranks may come to a collective at different times, the chief included."""
+
+    def exchange(context: DistributedContext) -> list[int]:
+        time.sleep(0.5 if context.get_rank() == 0 else 0.0)
+        return context.allgather(context.get_rank())
+
+    assert of_threads(2, free_port, exchange) == [[0, 1]] * 2
+
+
+@pytest.mark.runs_on("two_ranks")
+def test_collectives_over_the_process_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes that torch has connected need no port, for one context after another and for several at a time."""
+    rank = torch.distributed.get_rank()
+    numbers: dict[str, Any] = {
+        "rank": rank,
+        "size": 2,
+        "local_rank": rank,
+        "local_size": 2,
+        "cross_rank": 0,
+        "cross_size": 1,
+    }
+    monkeypatch.setattr("pa_trial.store_connection._store_of_chief", None)
+    first, second = DistributedContext(**numbers), DistributedContext(**numbers)
+    assert first.allgather(rank) == [0, 1]
+    assert second.broadcast(f"from {rank}") == "from 0"
+    assert first.gather(rank) == ([0, 1] if rank == 0 else None)
+    first.close()
+    assert second.allgather_local(bytes(rank)) == [b"", b"\0"]
+    second.close()
+    with DistributedContext(**numbers) as third:
+        time.sleep(0.6 * rank)
+        assert third.allgather(rank) == [0, 1]

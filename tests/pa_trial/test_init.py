@@ -1,0 +1,277 @@
+"""The ``with`` block of a training: how it begins, what it seeds and warns of, and how it ends."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import random
+import socket
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+import pa_trial
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pa_trial import PyTorchTrialContext
+    from tests.launching import Launch
+
+
+def in_block(**arguments: Any) -> None:
+    """Enter and leave the block."""
+    with pa_trial.init(**arguments):
+        pass
+
+
+def test_arguments_are_passed_by_name() -> None:
+    """A positional argument is a TypeError; names and defaults are those that are documented."""
+    with pytest.raises(TypeError):
+        pa_trial.init({"lr": 1})  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]  # that is the test
+    parameters = inspect.signature(pa_trial.init).parameters
+    documented = {"hparams": None, "exp_conf": None, "distributed": None, "aggregation_frequency": 1}
+    assert {name: parameters[name].default for name in documented} == documented
+    assert parameters["enable_tensorboard_logging"].default is True
+
+
+def test_nothing_happens_before_the_block() -> None:
+    """A block that is never entered seeds nothing and connects nothing."""
+    before = random.getstate()
+    pa_trial.init(seed=3)
+    assert random.getstate() == before
+
+
+def draws() -> tuple[float, float, float]:
+    """One number of each generator."""
+    return random.random(), float(np.random.rand()), torch.rand(()).item()
+
+
+def test_a_seed_seeds_all_generators() -> None:
+    """With a seed, Python, NumPy and torch draw the same numbers again, and ``get_trial_seed`` tells it."""
+    with pa_trial.init(seed=7) as context:
+        first = draws()
+        assert context.get_trial_seed() == 7
+    with pa_trial.init(seed=7):
+        assert draws() == first
+    with pa_trial.init(seed=8):
+        assert draws() != first
+
+
+def test_without_a_seed_nothing_is_seeded() -> None:
+    """Without a seed, generators are left alone, and asking for it is an InternalException."""
+    random.seed(1)
+    np.random.seed(1)
+    torch.manual_seed(1)
+    expected = draws()
+    random.seed(1)
+    np.random.seed(1)
+    torch.manual_seed(1)
+    with pa_trial.init() as context:
+        assert draws() == expected
+        with pytest.raises(pa_trial.InternalException, match=r"init\(seed=0\)"):
+            context.get_trial_seed()
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32, True, "3", 1.0])
+def test_unusable_seeds(seed: Any) -> None:
+    """What NumPy would not take as a seed is refused."""
+    with pytest.raises(ValueError, match="seed="):
+        in_block(seed=seed)
+
+
+@pytest.mark.parametrize("frequency", [0, -1, 1.0, True])
+def test_unusable_aggregation_frequencies(frequency: Any) -> None:
+    """Gradients are collected over a whole number of batches, at least one."""
+    with pytest.raises(pa_trial.InvalidExperimentException, match="aggregation_frequency="):
+        in_block(aggregation_frequency=frequency)
+
+
+def test_invalid_hyperparameters_end_the_program_in_order(caplog: pytest.LogCaptureFixture) -> None:
+    """An InvalidHP that leaves the block becomes an exit with status 0; the reason is logged."""
+    contexts: list[PyTorchTrialContext] = []
+
+    def program() -> None:
+        with pa_trial.init(hparams={"layers": 9}) as context:
+            contexts.append(context)
+            message = f"{context.get_hparam('layers')} layers are too many"
+            raise pa_trial.InvalidHP(message)
+
+    with pytest.raises(SystemExit) as caught:
+        program()
+    assert caught.value.code == 0
+    assert "9 layers are too many" in caplog.text
+    with pytest.raises(pa_trial.InternalException):
+        contexts[0].get_hparams()
+
+
+def test_other_errors_leave_the_block_as_they_are() -> None:
+    """Whatever else is raised in the block comes out of it, and the context has ended all the same."""
+    error = KeyError("x")
+    with pytest.raises(KeyError) as caught, pa_trial.init() as context:
+        raise error
+    assert caught.value is error
+    with pytest.raises(pa_trial.InternalException):
+        context.get_stop_requested()
+
+
+USES: dict[str, Callable[[PyTorchTrialContext], Any]] = {
+    "wrap_model": lambda context: context.wrap_model(torch.nn.Linear(1, 1)),
+    "backward": lambda context: context.backward(torch.ones((), requires_grad=True)),
+    "to_device": lambda context: context.to_device(torch.ones(1)),
+    "set_stop_requested": lambda context: context.set_stop_requested(True),
+    "get_trial_id": lambda context: context.get_trial_id(),
+    "get_tensorboard_writer": lambda context: context.get_tensorboard_writer(),
+    "configure_apex_amp": lambda context: context.configure_apex_amp(context.models, context.optimizers, enabled=False),
+    "use_amp": lambda context: context.experimental.use_amp(),
+    "collective": lambda context: context.distributed.allgather(1),
+    "profiler": lambda context: context.profiler,
+    "wrap_reducer": lambda context: context.wrap_reducer(sum, "total"),
+}
+
+
+@pytest.mark.parametrize("name", USES)
+def test_the_context_ends_with_the_block(name: str) -> None:
+    """Whoever uses a context after its block is told to move the line into it."""
+    with pa_trial.init() as context:
+        pass
+    with pytest.raises(pa_trial.InternalException, match="block"):
+        USES[name](context)
+
+
+def test_models_can_be_read_after_the_block() -> None:
+    """What was trained is still there when the block has ended."""
+    with pa_trial.init() as context:
+        model = context.wrap_model(torch.nn.Linear(1, 1))
+        optimizer = context.wrap_optimizer(torch.optim.SGD(model.parameters()))
+    assert context.models == [model]
+    assert context.optimizers == [optimizer]
+    assert context.lr_schedulers == []
+
+
+def test_blocks_follow_and_enclose_each_other() -> None:
+    """Each block has a context of its own."""
+    with pa_trial.init(hparams={"lr": 1}) as outer:
+        with pa_trial.init(hparams={"lr": 2}) as inner:
+            assert (outer.get_hparam("lr"), inner.get_hparam("lr")) == (1, 2)
+        assert outer.get_hparam("lr") == 1
+
+
+LAUNCH_SETTINGS = {
+    "ACCELERATE_MIXED_PRECISION": ("bf16", "use_amp"),
+    "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": ("4", "aggregation_frequency"),
+    "ACCELERATE_USE_FSDP": ("true", "FSDP"),
+    "ACCELERATE_USE_DEEPSPEED": ("true", "DeepSpeed"),
+    "ACCELERATE_USE_MEGATRON_LM": ("true", "Megatron"),
+    "ACCELERATE_DYNAMO_BACKEND": ("INDUCTOR", r"torch\.compile"),
+}
+
+
+@pytest.mark.parametrize("name", LAUNCH_SETTINGS)
+def test_settings_of_accelerate_without_effect(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What ``accelerate launch`` was asked for and a trial does not do is warned of, at the line of ``init``."""
+    value, text = LAUNCH_SETTINGS[name]
+    monkeypatch.setenv(name, value)
+    with pytest.warns(UserWarning, match=text) as caught:
+        in_block()
+    assert [warning.filename for warning in caught] == [__file__]
+
+
+def test_defaults_of_accelerate_are_not_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plain ``accelerate launch`` sets some of its variables too."""
+    plain = {"ACCELERATE_MIXED_PRECISION": "no", "ACCELERATE_DYNAMO_BACKEND": "NO", "ACCELERATE_USE_FSDP": "false"}
+    for name, value in plain.items():
+        monkeypatch.setenv(name, value)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        in_block()
+
+
+def test_processes_that_nothing_connects_cannot_train() -> None:
+    """A context of two processes can be made for one of them alone, and training says what is missing."""
+    distributed = pa_trial.DistributedContext(rank=0, size=2, local_rank=0, local_size=2, cross_rank=0, cross_size=1)
+    with pa_trial.init(distributed=distributed) as context:
+        assert context.distributed is distributed
+        with pytest.raises(RuntimeError, match="torchrun"):
+            context._run_parts()  # pyright: ignore[reportPrivateUsage]  # what fit calls first
+
+
+def test_a_rank_is_needed_beside_the_number_of_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that was told of others, but not which of them it is, does not train alone."""
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(RuntimeError, match="WORLD_SIZE=2 without RANK"):
+        in_block()
+
+
+SCRIPT = """
+import os
+import torch.distributed as dist
+import pa_trial
+
+at_first = pa_trial.DistributedContext.from_torch_distributed()
+rank = at_first.get_rank()
+assert at_first.allgather(rank) == [0, 1]
+assert not dist.is_initialized()
+with pa_trial.init(hparams={"global_batch_size": 8}, seed=3) as context:
+    assert (dist.get_world_size(), dist.get_rank(), dist.get_backend()) == (2, rank, "gloo")
+    distributed = context.distributed
+    assert (distributed.get_rank(), distributed.get_local_rank()) == (rank, int(os.environ["LOCAL_RANK"]))
+    assert distributed.allgather_local(rank) == [0, 1]
+    assert at_first.gather(rank) == ([0, 1] if rank == 0 else None)
+    assert context.get_per_slot_batch_size() == 4
+at_first.close()
+with pa_trial.init(distributed=pa_trial.DistributedContext.from_torch_distributed()) as context:
+    assert context.distributed.broadcast(rank) == 0
+try:
+    pa_trial.init(distributed=pa_trial.DistributedContext()).__enter__()
+except ValueError as error:
+    assert "size=2" in str(error), error
+print(f"rank {rank} is done")
+"""
+
+
+def test_processes_of_torchrun_are_found(launch: Launch) -> None:
+    """``init`` connects what torchrun has started; a DistributedContext works before that, and needs no port."""
+    launched = launch(SCRIPT, ranks=2)
+    assert launched.status == 0
+    assert {"rank 0 is done", "rank 1 is done"} <= set(launched.output.splitlines())
+
+
+@pytest.mark.runs_on("two_ranks")
+def test_an_existing_process_group_is_used() -> None:
+    """A process group that the script has made is left as it is, and every rank has its own numbers."""
+    group = dist.group.WORLD
+    with pa_trial.init() as context:
+        assert dist.group.WORLD is group
+        assert context.distributed.get_rank() == dist.get_rank()
+        assert context.distributed.get_size() == 2
+        assert context.device == torch.device("cpu")
+    assert dist.is_initialized()
+
+
+@pytest.mark.runs_on("two_ranks")
+def test_machines_are_told_apart_without_the_variables_of_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In processes that something else than torchrun has started, their hosts tell which ones share a machine."""
+    for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    rank = dist.get_rank()
+    with pa_trial.init() as context:
+        assert (context.distributed.get_local_rank(), context.distributed.get_num_agents()) == (rank, 1)
+    monkeypatch.setattr(socket, "gethostname", lambda: f"host{rank}")
+    monkeypatch.setenv("MASTER_ADDR", os.environ.get("MASTER_ADDR", "127.0.0.1"))
+    with pa_trial.init() as context:
+        assert (context.distributed.get_local_rank(), context.distributed.get_num_agents()) == (0, 2)
+        assert context.distributed.allgather_local(rank) == [rank]
+
+
+@pytest.mark.runs_on("two_ranks")
+def test_all_ranks_are_seeded_alike() -> None:
+    """With a seed, the generators of all ranks draw the same numbers."""
+    with pa_trial.init(seed=5) as context:
+        first, second = context.distributed.allgather(draws())
+        assert first == second
