@@ -49,6 +49,23 @@ def test_metrics_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     assert {record.name for record in caplog.records} == {"pa_trial"}
 
 
+def test_floats_are_logged_with_few_digits(caplog: pytest.LogCaptureFixture) -> None:
+    """A line is read by people; TensorBoard has all digits."""
+    caplog.set_level(logging.INFO)
+    Reporter(TensorBoard(None), is_chief=True).validation({"third": 1 / 3, "thirds": [2e-9 / 3]}, PROGRESS)
+    assert caplog.messages == ["validation, 6 batches: {'third': 0.333333, 'thirds': [6.66667e-10]}"]
+
+
+def test_the_beginning_of_a_resumed_training_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """A training that begins anew needs no word; one that is complete would end without any."""
+    caplog.set_level(logging.INFO)
+    reporter = Reporter(TensorBoard(None), is_chief=True)
+    reporter.beginning(TrialProgress(), is_complete=False)
+    reporter.beginning(PROGRESS, is_complete=False)
+    reporter.beginning(PROGRESS, is_complete=True)
+    assert caplog.messages == ["continuing after 6 batches", "complete after 6 batches: nothing is left to train"]
+
+
 def test_the_speed_is_left_out_where_it_is_not_known(caplog: pytest.LogCaptureFixture) -> None:
     """Batches of a kind that has no length are no reason to fail."""
     caplog.set_level(logging.INFO)

@@ -106,7 +106,9 @@ class TrainingLoop:
         """Train up to the length that was asked for, or until a process asks to stop."""
         if self._step_zero_validation and self._progress.batches_trained == 0:
             self._validate()
-        if self._boundaries.is_complete(self._progress.batches_trained):
+        is_complete = self._boundaries.is_complete(self._progress.batches_trained)
+        self._reporter.beginning(self._progress, is_complete=is_complete)
+        if is_complete:
             return
         while True:
             due = self._train_workload()

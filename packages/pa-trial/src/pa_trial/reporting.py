@@ -52,6 +52,20 @@ class Reporter:
             # What is counted in batches, such as validations, has points at the checkpoint itself, which stay.
             self._tensorboard.continue_from(progress.initial_batch + 1)
 
+    def beginning(self, progress: TrialProgress, *, is_complete: bool) -> None:
+        """Report where a training that was resumed continues.
+
+        Args:
+            progress: How far the training has come.
+            is_complete: Whether it is as long as it was asked to be.
+        """
+        if not self._is_chief:
+            return
+        if is_complete:
+            _LOGGER.info("complete after %d batches: nothing is left to train", progress.batches_trained)
+        elif progress.batches_trained:
+            _LOGGER.info("continuing after %d batches", progress.batches_trained)
+
     def training(
         self,
         avg_metrics: Metrics,
@@ -126,6 +140,14 @@ def _readable(metrics: Metrics) -> dict[str, Any]:
 
 def _plain(value: Any, name: str) -> Any:
     try:
-        return to_json(value, name)
+        return _rounded(to_json(value, name))
     except ArgumentTypeError:
         return value
+
+
+def _rounded(value: Any) -> Any:
+    """Floats with as many digits as somebody reads."""
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    items: Any = value
+    return [_rounded(item) for item in items] if isinstance(value, list) else value
