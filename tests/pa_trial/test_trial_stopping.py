@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,7 +16,7 @@ from pa_trial.trainer import Trainer
 from tests.support.trials import TinyTrial, without_policy
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from tests.launching import Launch
 
 
 class Asks(TinyTrial):
@@ -203,3 +204,17 @@ def test_hyperparameters_that_cannot_work_from_the_first_batch_on(tmp_path: Path
     with pytest.raises(SystemExit):
         train_within_init(AtOnce, tmp_path, [])
     assert list(tmp_path.iterdir()) == []
+
+
+# A process that fails
+
+
+def test_a_rank_that_fails_alone_ends_the_others(launch: Launch, tmp_path: Path) -> None:
+    """None waits for it: the launcher fails soon, though the script would catch the error; its callbacks end before."""
+    script = Path(__file__).parent / "fail_on_one_rank.py"
+    path = os.pathsep.join([str(script.parents[2]), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    ended = launch(script, str(tmp_path / "checkpoints"), ranks=2, env={"PYTHONPATH": path})
+    assert ended.status != 0
+    assert "a disk of this machine is gone" in ended.output
+    assert "rank 1 shuts down" in ended.output
+    assert "going on for ever" not in ended.output

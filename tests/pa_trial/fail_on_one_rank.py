@@ -1,0 +1,44 @@
+"""A trial that fails on the second of two ranks, for the test of it; takes a folder for checkpoints."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from typing_extensions import override
+
+from pa_core.distributed import rank
+from pa_trial import Batch, PyTorchCallback
+from tests.support.trials import TinyTrial, fit
+
+
+class TellsOfShutdown(PyTorchCallback):
+    """Prints when the trial shuts down."""
+
+    @override
+    def on_trial_shutdown(self) -> None:
+        sys.stdout.write(f"rank {rank()} shuts down\n")
+
+
+class Fails(TinyTrial):
+    """Fails in the third batch, in a thread of control of which nobody else knows."""
+
+    @override
+    def build_callbacks(self) -> dict[str, PyTorchCallback]:
+        return {"tells": TellsOfShutdown()}
+
+    @override
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+        if batch_idx == 2 and rank() == 1:
+            raise OSError("a disk of this machine is gone")
+        return super().train_batch(batch, epoch_idx, batch_idx)
+
+
+if __name__ == "__main__":
+    try:
+        fit(Fails, Path(sys.argv[1]), max_length=Batch(9))
+    except OSError:
+        sys.stdout.write("caught, and going on for ever\n")
+        while True:
+            pass
