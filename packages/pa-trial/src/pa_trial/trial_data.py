@@ -171,8 +171,10 @@ def _describe(loader: Any) -> str:
     kind: type = loader.__class__
     if not issubclass(kind, DataLoader):
         return kind.__name__
+    size = "" if loader.batch_size is None else f" of {loader.batch_size}"
+    source = loader.batch_sampler if loader.batch_size is None else loader.sampler
     generator = "" if loader.generator is None else f", a generator seeded with {loader.generator.initial_seed()}"
-    return f"{_length(loader)} batches of {loader.batch_size} by {type(loader.sampler).__name__}{generator}"
+    return f"{_length(loader)} batches{size} by {type(source).__name__}{generator}"
 
 
 def _length(loader: object) -> int:
