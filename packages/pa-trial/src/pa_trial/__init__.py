@@ -16,6 +16,7 @@ from pa_trial.distributed_context import DistributedContext
 from pa_trial.errors import (
     CheckFailedError,
     CheckpointNotFound,
+    EmptyLoaderError,
     InternalException,
     InvalidCheckpointException,
     InvalidExperimentException,
@@ -27,6 +28,7 @@ from pa_trial.experimental import PyTorchExperimentalContext
 from pa_trial.initialize import init
 from pa_trial.load_trial import load_trial_from_checkpoint_path
 from pa_trial.lr_scheduler import LRScheduler
+from pa_trial.metric_reducers import CallableReducer
 from pa_trial.reducer import MetricReducer, Reducer
 from pa_trial.to_device import to_device
 from pa_trial.trainer import Trainer
@@ -36,10 +38,12 @@ from pa_trial.units import Batch, Epoch, TrainUnit
 
 __all__ = [
     "Batch",
+    "CallableReducer",
     "CheckFailedError",
     "CheckpointNotFound",
     "DataLoader",
     "DistributedContext",
+    "EmptyLoaderError",
     "Epoch",
     "InternalException",
     "InvalidCheckpointException",

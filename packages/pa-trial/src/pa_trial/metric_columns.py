@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pa_trial.metric_values import to_host, to_numpy
+from pa_trial.metric_values import to_host, to_numpy, wait_for_large
 from pa_trial.types import Metrics
 
 __all__ = ["Column", "columns_of", "rows_of", "value_at"]
@@ -60,6 +60,7 @@ def _column(values: list[Any]) -> Column:
     if kinds <= _PLAIN_KINDS:
         return values
     if kinds == {Tensor} and len({(value.dtype, value.shape, value.device) for value in values}) == 1:
+        wait_for_large(values[:1])
         stacked: Array = to_numpy(to_host([torch.stack(values)])[0])
         return stacked
     values = [to_numpy(value) for value in to_host(values)]

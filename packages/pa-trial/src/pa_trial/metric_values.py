@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["hold", "number_of", "numbers_of", "to_host", "to_numpy"]
+__all__ = ["hold", "number_of", "numbers_of", "to_host", "to_numpy", "wait_for_large"]
 
 Array: TypeAlias = NDArray[Any]
 
@@ -44,7 +44,7 @@ def to_host(values: Sequence[Any]) -> list[Any]:
     tensors: dict[int, Tensor] = {}
     for tensor in _tensors_in(values):
         tensors[id(tensor)] = tensor
-    _wait_for_large_ones(tensors.values())
+    wait_for_large(tensors.values())
     on_host = _moved([tensor for tensor in tensors.values() if tensor.device.type != "cpu"])
 
     def move(value: Any) -> Any:
@@ -53,6 +53,16 @@ def to_host(values: Sequence[Any]) -> list[Any]:
         return _rebuilt(value, move) if isinstance(value, (dict, list, tuple)) else value
 
     return [move(value) for value in values]
+
+
+def wait_for_large(tensors: Iterable[Tensor]) -> None:
+    """Wait until the large ones of tensors that were held have arrived on the host.
+
+    Args:
+        tensors: Those.
+    """
+    if any(tensor.numel() > _MAX_ELEMENTS_ON_DEVICE and tensor.is_pinned() for tensor in tensors):
+        torch.cuda.synchronize()
 
 
 def to_numpy(value: Any) -> Any:
@@ -111,11 +121,6 @@ def _tensors_in(values: Iterable[Any]) -> Iterable[Tensor]:
             yield from _tensors_in(value.values())
         elif issubclass(kind, (list, tuple)):
             yield from _tensors_in(value)
-
-
-def _wait_for_large_ones(tensors: Iterable[Tensor]) -> None:
-    if any(tensor.numel() > _MAX_ELEMENTS_ON_DEVICE and tensor.is_pinned() for tensor in tensors):
-        torch.cuda.synchronize()
 
 
 def _moved(tensors: Sequence[Tensor]) -> dict[int, Tensor]:
