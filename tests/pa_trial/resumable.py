@@ -43,6 +43,25 @@ class Augmented(Dataset[tuple[Tensor, int, int, Tensor]]):
         return self._inputs[index] + 0.3 * draws.sum(), index % CLASSES, index, draws
 
 
+class Centre(nn.Module):
+    """Takes a moving average from its inputs, the faster the fewer of them it has seen, and freezes what it is told."""
+
+    mean: Tensor
+    seen: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(FEATURES))
+        self.register_buffer("seen", torch.zeros(()), persistent=False)
+
+    @override
+    def forward(self, inputs: Tensor) -> Tensor:
+        if self.training:
+            self.seen += 1
+            self.mean.lerp_(inputs.detach().mean(0), 1 / float(self.seen))
+        return inputs - self.mean
+
+
 class Counting(PyTorchCallback):
     """Counts epochs, and draws a number at each of them."""
 
@@ -67,15 +86,21 @@ class Counting(PyTorchCallback):
 
 
 class Resumable(PyTorchTrial):
-    """Two models with an optimizer and a schedule each; one of them is trained in every second batch only."""
+    """Two models with an optimizer and a schedule each; the bias of one of them is frozen in the fourth batch.
 
-    def __init__(self, context: PyTorchTrialContext, workers: int = 0) -> None:
+    Attributes:
+        workers: The processes that load data, to be set before ``fit``, as what follows.
+        stops_after: The number of batches after which it asks to stop, at a boundary; None for never.
+    """
+
+    def __init__(self, context: PyTorchTrialContext) -> None:
         self.context = context
-        self.workers = workers
+        self.workers = 0
+        self.stops_after: int | None = None
         self.batches: dict[int, Any] = {}
         self.counting = Counting()
         torch.manual_seed(1)  # each start of a script makes the same models, and resuming does not rely on it
-        self.body = context.wrap_model(nn.Sequential(nn.Linear(FEATURES, 8), nn.BatchNorm1d(8), nn.Dropout(0.3)))
+        self.body = context.wrap_model(_make_body())
         self.head = context.wrap_model(nn.Linear(8, CLASSES))
         self.first = context.wrap_optimizer(Adam(self.body.parameters(), lr=0.01))
         self.second = context.wrap_optimizer(SGD(self.head.parameters(), lr=0.05, momentum=0.9))
@@ -97,6 +122,10 @@ class Resumable(PyTorchTrial):
     @override
     def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
         inputs, targets, indices, draws = batch
+        if batch_idx == 3:
+            self.head.bias.requires_grad_(False)
+        if batch_idx + 1 == self.stops_after:
+            self.context.set_stop_requested(True)
         noise = random.random() + float(np.random.rand()) + float(torch.rand(()))
         loss = functional.cross_entropy(self.head(self.body(inputs * (1 + 0.1 * noise))), targets)
         self.batches[batch_idx] = (epoch_idx, indices.tolist(), draws.tolist(), noise, loss.item())
@@ -109,6 +138,10 @@ class Resumable(PyTorchTrial):
     def evaluate_batch(self, batch: Any, batch_idx: int) -> dict[str, Any]:
         inputs, targets, *_ = batch
         return {"error": functional.cross_entropy(self.head(self.body(inputs)), targets) + torch.rand(())}
+
+
+def _make_body() -> nn.Module:
+    return nn.Sequential(Centre(), nn.Linear(FEATURES, 8), nn.BatchNorm1d(8), nn.Dropout(0.3))
 
 
 @dataclass
@@ -133,24 +166,25 @@ def fit(
     length: int,
     latest: str | None = None,
     *,
-    every: int = 5,
+    stops_after: int | None = None,
     workers: int = 0,
     trial_class: type[Resumable] = Resumable,
     settings: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Outcome:
-    """Train as a script does, with a validation and a checkpoint every so many batches."""
+    """Train as a script does, with a validation after every fourth batch and a checkpoint after every fifth one."""
     # Of a training that is resumed, nothing may come from anywhere but the checkpoint.
     chance = 5 + rank() if latest is None else int.from_bytes(os.urandom(4), "big")
     random.seed(chance)
     np.random.seed(chance)
     torch.manual_seed(chance)
     with pa_trial.init(checkpoint_dir=folder, **(settings or {})) as context:
-        trial = trial_class(context, workers)
+        trial = trial_class(context)
+        trial.workers, trial.stops_after = workers, stops_after
         Trainer(trial, context).fit(
             max_length=Batch(length),
-            checkpoint_period=Batch(every),
-            validation_period=Batch(every),
+            checkpoint_period=Batch(5),
+            validation_period=Batch(4),
             checkpoint_policy="none",
             latest_checkpoint=latest,
             **options,

@@ -48,7 +48,7 @@ def test_a_resumed_training_ends_as_if_it_had_not_been_interrupted(
     """Models, optimizers, schedules, gradients, order and draws are the same, on each process."""
     settings = {"aggregation_frequency": aggregation_frequency, "seed": seed}
     whole = fit(shared_tmp_path / "whole", 15, workers=workers, settings=settings)
-    begun = fit(shared_tmp_path / "parts", 5, workers=workers, settings=settings)
+    begun = fit(shared_tmp_path / "parts", 15, stops_after=5, workers=workers, settings=settings)
     resumed = fit(shared_tmp_path / "parts", 15, begun.names[-1], workers=2 - workers, settings=settings)
 
     assert list(resumed.batches) == list(range(5, 15))
@@ -69,7 +69,7 @@ def test_gradients_that_no_later_batch_of_the_group_adds_to_are_not_lost(shared_
     """They are collected, exchanged and stepped with, and which parameters are trained is restored, too."""
     settings = {"aggregation_frequency": 2, "seed": 3}
     whole = fit(shared_tmp_path / "whole", 10, trial_class=SkipsTheBody, settings=settings)
-    begun = fit(shared_tmp_path / "parts", 5, trial_class=SkipsTheBody, settings=settings)
+    begun = fit(shared_tmp_path / "parts", 10, stops_after=5, trial_class=SkipsTheBody, settings=settings)
     resumed = fit(shared_tmp_path / "parts", 10, begun.names[-1], trial_class=SkipsTheBody, settings=settings)
 
     assert different(whole, resumed) == []
