@@ -134,12 +134,25 @@ def find_folder(name: str | os.PathLike[str], checkpoint_dir: Path) -> Path:
     """
     for path in (checkpoint_dir / name, Path(name)):
         if path.is_dir():
-            return path.absolute()
+            return _require_files(path.absolute())
     raise CheckpointNotFound(
         "There is no such checkpoint.",
         given=str(name),
         expected=f"the name of a checkpoint in {checkpoint_dir}, or the path of one",
         do="Look for its name there, or pass latest_checkpoint=None to begin a new training.",
+    )
+
+
+def _require_files(folder: Path) -> Path:
+    """Refuse a folder that has none of the files of a checkpoint."""
+    if any((folder / name).exists() for name in (STATE, TRIAL_STATE, LOAD_DATA, METADATA)):
+        return folder
+    inside = newest_first(folder)
+    raise CheckpointNotFound(
+        "This folder is not a checkpoint." if not inside else "This folder has checkpoints in it, and is none itself.",
+        given=str(folder),
+        expected=f"a folder with {STATE} and {METADATA}",
+        do=f"Name one of those in it, such as {inside[0].name}." if inside else "Name the folder of a checkpoint.",
     )
 
 

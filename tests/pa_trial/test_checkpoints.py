@@ -1,0 +1,474 @@
+"""What a checkpoint consists of, how it is named, and what happens when it does not fit."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import StepLR
+from typing_extensions import override
+
+import pa_trial
+from pa_core import CheckpointError
+from pa_trial import (
+    Batch,
+    CheckpointNotFound,
+    DataLoader,
+    InvalidCheckpointException,
+    LRScheduler,
+    PyTorchCallback,
+    PyTorchTrialContext,
+    Trainer,
+)
+from pa_trial.saved_trial import read_metadata
+from tests.support.trials import TinyTrial, fit
+
+
+def saved(trial_class: type[TinyTrial], folder: Path, length: int = 3, **asked: Any) -> Path:
+    """Train, and return the folder of the checkpoint."""
+    fit(trial_class, folder, max_length=Batch(length), **asked)
+    (checkpoint,) = folder.iterdir()
+    return checkpoint
+
+
+class Scheduled(TinyTrial):
+    """A tiny trial with a schedule."""
+
+    def __init__(self, context: PyTorchTrialContext) -> None:
+        super().__init__(context)
+        self.context.wrap_lr_scheduler(StepLR(self.optimizer, 2), LRScheduler.StepMode.STEP_EVERY_BATCH)
+
+
+class Scaled(TinyTrial):
+    """A tiny trial with a gradient scaler."""
+
+    def __init__(self, context: PyTorchTrialContext) -> None:
+        context.wrap_scaler(torch.amp.GradScaler("cpu", enabled=False))
+        super().__init__(context)
+
+
+# The files
+
+
+def test_the_files_of_a_checkpoint(tmp_path: Path) -> None:
+    """They have the names that Determined gave them, and nothing needs to be unpickled to read them."""
+    hparams = {"lr": 0.1, "layers": [1, 2]}
+    with pa_trial.init(checkpoint_dir=tmp_path, hparams=hparams) as context:
+        Trainer(Scheduled(context), context).fit(max_length=Batch(3), checkpoint_policy="none")
+    (checkpoint,) = tmp_path.iterdir()
+
+    assert {path.name for path in checkpoint.iterdir()} == {
+        "state_dict.pth",
+        "trial_state.json",
+        "load_data.json",
+        "metadata.json",
+    }
+    state = torch.load(checkpoint / "state_dict.pth", weights_only=True)
+    assert {"models_state_dict", "optimizers_state_dict", "lr_schedulers_state_dict", "callbacks"} <= state.keys()
+    assert {"cpu_rng_state", "np_rng_state", "random_rng_state"} <= state["rng_state"].keys()
+    assert "scaler_state_dict" not in state
+    assert [set(weights) for weights in state["models_state_dict"]] == [{"weight", "bias"}]
+    assert json.loads((checkpoint / "trial_state.json").read_text())["batches_trained"] == 3
+    assert json.loads((checkpoint / "load_data.json").read_text()) == {
+        "trial_type": "PyTorchTrial",
+        "experiment_config": None,
+        "hparams": hparams,
+        "trial_cls_spec": f"{__name__}:Scheduled",
+        "is_trainer": True,
+    }
+    metadata = json.loads((checkpoint / "metadata.json").read_text())
+    assert metadata["steps_completed"] == 3
+    assert metadata["framework"] == f"torch-{torch.__version__}"
+    assert metadata["files"].keys() == {"state_dict.pth", "trial_state.json", "load_data.json"}
+
+
+def test_hyperparameters_that_json_has_no_form_for_are_left_out(tmp_path: Path) -> None:
+    """With one warning that names them, however many checkpoints are saved."""
+    hparams = {"lr": 0.1, "activation": nn.ReLU}
+    with pa_trial.init(checkpoint_dir=tmp_path, hparams=hparams) as context:
+        trainer = Trainer(TinyTrial(context), context)
+        with pytest.warns(UserWarning, match=r"hparams\['activation'\] cannot be written as JSON") as warnings:
+            trainer.fit(max_length=Batch(3), checkpoint_period=Batch(1), checkpoint_policy="none")
+    assert len(warnings) == 1
+    for checkpoint in tmp_path.iterdir():
+        assert json.loads((checkpoint / "load_data.json").read_text())["hparams"] == {"lr": 0.1}
+
+
+# The callbacks
+
+
+class Noting(PyTorchCallback):
+    """Notes down what is called, and adds an entry to the checkpoint."""
+
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        self.calls.append("state_dict")
+        return {"number": 3}
+
+    @override
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.calls.append(("load_state_dict", state_dict))
+
+    @override
+    def on_checkpoint_save_start(self, checkpoint: dict[str, Any]) -> None:
+        self.calls.append("on_checkpoint_save_start")
+        checkpoint["added"] = {"by": "a callback"}
+
+    @override
+    def on_checkpoint_load_start(self, checkpoint: dict[str, Any]) -> None:
+        self.calls.append(("on_checkpoint_load_start", checkpoint["added"]))
+
+    @override
+    def on_checkpoint_write_end(self, checkpoint_dir: str) -> None:
+        self.calls.append(
+            ("on_checkpoint_write_end", checkpoint_dir, (Path(checkpoint_dir) / "metadata.json").exists())
+        )
+
+    @override
+    def on_checkpoint_upload_end(self, uuid: str) -> None:
+        self.calls.append(("on_checkpoint_upload_end", uuid))
+
+    @override
+    def on_training_start(self) -> None:
+        self.calls.append("on_training_start")
+
+
+class WithNotes(TinyTrial):
+    """A tiny trial whose callback notes down what is called."""
+
+    def __init__(self, context: PyTorchTrialContext) -> None:
+        super().__init__(context)
+        self.noting = Noting()
+        self.callbacks = {"noting": self.noting}
+
+
+def test_callbacks_are_called_around_a_checkpoint_in_order(tmp_path: Path) -> None:
+    """What they add to a checkpoint comes back; the folder is complete when they are told of it."""
+    begun = fit(WithNotes, tmp_path, max_length=Batch(2))
+    (checkpoint,) = tmp_path.iterdir()
+    assert isinstance(begun, WithNotes)
+    assert begun.noting.calls == [
+        "on_training_start",
+        "state_dict",
+        "on_checkpoint_save_start",
+        ("on_checkpoint_write_end", str(checkpoint), True),
+        ("on_checkpoint_upload_end", checkpoint.name),
+    ]
+    resumed = fit(WithNotes, tmp_path, max_length=Batch(3), latest_checkpoint=checkpoint.name)
+    assert isinstance(resumed, WithNotes)
+    assert resumed.noting.calls[:3] == [
+        ("on_checkpoint_load_start", {"by": "a callback"}),
+        ("load_state_dict", {"number": 3}),
+        "on_training_start",
+    ]
+
+
+def test_a_callback_without_a_saved_state_begins_anew_with_a_warning(tmp_path: Path) -> None:
+    """One that has no state to load is not warned of."""
+    checkpoint = saved(TinyTrial, tmp_path)
+
+    class AddedLater(WithNotes):
+        def __init__(self, context: PyTorchTrialContext) -> None:
+            super().__init__(context)
+            self.callbacks = {"later": LoadsOnly(), "plain": PyTorchCallback()}
+
+    class LoadsOnly(PyTorchCallback):
+        @override
+        def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+            raise AssertionError("there is nothing to load")
+
+    with pytest.warns(UserWarning, match="no state of the callback 'later'") as warnings:
+        fit(AddedLater, tmp_path, max_length=Batch(4), latest_checkpoint=checkpoint.name)
+    assert len(warnings) == 1
+
+
+@pytest.mark.parametrize(
+    ("state", "named"),
+    [({"when": [nn.ReLU()]}, "'when'"), ({"when": object}, "'when'")],
+    ids=["an object", "a class"],
+)
+def test_what_could_not_be_loaded_again_is_not_saved(tmp_path: Path, state: dict[str, Any], named: str) -> None:
+    """The error names the entry, and nothing is left of the checkpoint."""
+
+    class Holding(PyTorchCallback):
+        @override
+        def state_dict(self) -> dict[str, Any]:
+            return state
+
+    class Careless(TinyTrial):
+        def __init__(self, context: PyTorchTrialContext) -> None:
+            super().__init__(context)
+            self.callbacks = {"holding": Holding()}
+
+    with pytest.raises(CheckpointError) as error:
+        fit(Careless, tmp_path, max_length=Batch(1))
+    assert f"['callbacks']['holding'][{named}]" in error.value.given
+    assert list(tmp_path.iterdir()) == []
+
+
+# Finding one
+
+
+def test_a_checkpoint_is_named_by_its_uuid_or_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a string or a Path, absolute or relative to the working directory."""
+    checkpoint = saved(TinyTrial, tmp_path / "checkpoints")
+    monkeypatch.chdir(tmp_path)
+    for name in (checkpoint.name, str(checkpoint), checkpoint, Path("checkpoints") / checkpoint.name):
+        trial = fit(TinyTrial, tmp_path / "elsewhere" if name != checkpoint.name else tmp_path / "checkpoints",
+                    max_length=Batch(4), latest_checkpoint=name)  # fmt: skip
+        assert trial.trained == [(0, 3)]
+
+
+def test_a_checkpoint_that_is_not_there(tmp_path: Path) -> None:
+    """It is told where it was looked for."""
+    with pytest.raises(CheckpointNotFound, match="no-such-checkpoint") as error:
+        fit(TinyTrial, tmp_path, max_length=Batch(4), latest_checkpoint="no-such-checkpoint")
+    assert isinstance(error.value, FileNotFoundError)
+    assert str(tmp_path) in error.value.expected
+
+
+def test_the_folder_of_all_checkpoints_is_none_itself(tmp_path: Path) -> None:
+    """A likely mistake is told from damage."""
+    saved(TinyTrial, tmp_path)
+    with pytest.raises(CheckpointNotFound, match="none itself"):
+        fit(TinyTrial, tmp_path, max_length=Batch(4), latest_checkpoint=tmp_path)
+
+
+def test_counters_go_on(tmp_path: Path) -> None:
+    """Batches and epochs are numbered from where the checkpoint was taken, when loaders are built already."""
+    checkpoint = saved(TinyTrial, tmp_path)
+    seen: list[Any] = []
+
+    class Startup(PyTorchCallback):
+        @override
+        def on_trial_startup(self, first_batch_idx: int, checkpoint_uuid: str | None) -> None:
+            seen.append((first_batch_idx, checkpoint_uuid))
+
+        @override
+        def on_training_epoch_start(self, epoch_idx: int) -> None:
+            seen.append(epoch_idx)
+
+    class Resuming(TinyTrial):
+        def __init__(self, context: PyTorchTrialContext) -> None:
+            super().__init__(context)
+            self.callbacks = {"startup": Startup()}
+
+        @override
+        def build_training_data_loader(self) -> DataLoader:
+            seen.append(("initial batch", self.context.get_initial_batch()))
+            return super().build_training_data_loader()
+
+    resumed = fit(Resuming, tmp_path, max_length=Batch(6), latest_checkpoint=checkpoint.name)
+    assert resumed.trained == [(0, 3), (1, 4), (1, 5)]
+    assert seen == [(3, checkpoint.name), ("initial batch", 3), 1]
+
+
+# What does not fit
+
+
+class Wider(TinyTrial):
+    """A tiny trial with a model of another shape."""
+
+    def __init__(self, context: PyTorchTrialContext) -> None:
+        super().__init__(context)
+        context.models.clear()
+        context.optimizers.clear()
+        self.model = context.wrap_model(nn.Linear(2, 3))
+        self.optimizer = context.wrap_optimizer(torch.optim.SGD(self.model.parameters(), lr=0.05))
+
+
+class TwoModels(TinyTrial):
+    """A tiny trial with one more model."""
+
+    def __init__(self, context: PyTorchTrialContext) -> None:
+        super().__init__(context)
+        context.wrap_model(nn.Linear(1, 1))
+
+
+class OtherOptimizer(TinyTrial):
+    """A tiny trial with another optimizer."""
+
+    def __init__(self, context: PyTorchTrialContext) -> None:
+        super().__init__(context)
+        context.optimizers.clear()
+        context.wrap_optimizer(torch.optim.Adam(self.model.parameters()))
+
+
+class TwoOptimizers(TinyTrial):
+    """A tiny trial with one more optimizer."""
+
+    def __init__(self, context: PyTorchTrialContext) -> None:
+        super().__init__(context)
+        context.wrap_optimizer(torch.optim.Adam(self.model.parameters()))
+
+
+@pytest.mark.parametrize(
+    ("other", "named"),
+    [
+        (Wider, "Linear with weight: (1, 2) in the checkpoint, (3, 2) in the model"),
+        (TwoModels, "models_state_dict of 1 objects"),
+        (OtherOptimizer, "optimizer 0: "),
+        (TwoOptimizers, "optimizers_state_dict of 1 objects"),
+        (Scheduled, "lr_schedulers_state_dict of 0 objects"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_anything_changes(
+    other: type[TinyTrial], named: str, tmp_path: Path
+) -> None:
+    """The error is a RuntimeError, as torch's for wrong shapes, and names what is different."""
+    checkpoint = saved(TinyTrial, tmp_path)
+    with pa_trial.init(checkpoint_dir=tmp_path) as context:
+        trial = other(context)
+        before = [weight.clone() for model in context.models for weight in model.parameters()]
+        with pytest.raises(InvalidCheckpointException) as error:
+            Trainer(trial, context).fit(
+                max_length=Batch(4), latest_checkpoint=checkpoint.name, checkpoint_policy="none"
+            )
+        assert isinstance(error.value, RuntimeError)
+        assert named in error.value.given
+        weights = [weight for model in context.models for weight in model.parameters()]
+    assert all(map(torch.equal, before, weights))
+
+
+def test_a_callback_that_refuses_its_state_leaves_everything_as_it_was(tmp_path: Path) -> None:
+    """It is the last to be asked; models and optimizers are brought back."""
+    checkpoint = saved(WithNotes, tmp_path)
+
+    class Refusing(WithNotes):
+        def __init__(self, context: PyTorchTrialContext) -> None:
+            super().__init__(context)
+            self.callbacks = {"noting": Refuses()}
+
+    class Refuses(PyTorchCallback):
+        @override
+        def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+            raise LookupError("not mine")
+
+    with pa_trial.init(checkpoint_dir=tmp_path) as context:
+        trial = Refusing(context)
+        before = [weight.clone() for weight in trial.model.parameters()]
+        with pytest.raises(LookupError, match="not mine"):
+            Trainer(trial, context).fit(
+                max_length=Batch(4), latest_checkpoint=checkpoint.name, checkpoint_policy="none"
+            )
+        assert all(map(torch.equal, before, trial.model.parameters()))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "warning"),
+    [(TinyTrial, Scaled, "no state of a gradient scaler"), (Scaled, TinyTrial, "has no scaler to take it over")],
+)
+def test_a_scaler_on_one_side_only_is_warned_of(
+    before: type[TinyTrial], after: type[TinyTrial], warning: str, tmp_path: Path
+) -> None:
+    """Training goes on."""
+    checkpoint = saved(before, tmp_path)
+    with pytest.warns(UserWarning, match=warning):
+        trial = fit(after, tmp_path, max_length=Batch(4), latest_checkpoint=checkpoint.name)
+    assert trial.trained == [(0, 3)]
+
+
+def test_a_checkpoint_without_rng_states_is_warned_of(tmp_path: Path) -> None:
+    """A callback may take them out, or Determined may not have saved them; training goes on."""
+
+    class Forgets(PyTorchCallback):
+        @override
+        def on_checkpoint_load_start(self, checkpoint: dict[str, Any]) -> None:
+            del checkpoint["rng_state"]
+
+    class Forgetful(TinyTrial):
+        def __init__(self, context: PyTorchTrialContext) -> None:
+            super().__init__(context)
+            self.callbacks = {"forgets": Forgets()}
+
+    checkpoint = saved(TinyTrial, tmp_path)
+    with pytest.warns(UserWarning, match="no RNG state"):
+        trial = fit(Forgetful, tmp_path, max_length=Batch(4), latest_checkpoint=checkpoint.name)
+    assert trial.trained == [(0, 3)]
+
+
+def test_epochs_of_another_length_are_warned_of(tmp_path: Path) -> None:
+    """The same number of batches is another place in other data."""
+
+    class MoreData(TinyTrial):
+        num_samples = 24
+
+    checkpoint = saved(TinyTrial, tmp_path)
+    with pytest.warns(UserWarning, match="An epoch has 6 batches, and had 4"):
+        fit(MoreData, tmp_path, max_length=Batch(4), latest_checkpoint=checkpoint.name)
+
+
+def test_another_number_of_processes_is_refused(tmp_path: Path) -> None:
+    """Each has random states of its own; a warm start takes the weights alone."""
+    checkpoint = saved(TinyTrial, tmp_path)
+    metadata = replace(read_metadata(checkpoint), num_processes=2)
+    (checkpoint / "metadata.json").write_text(json.dumps(metadata.document()))
+
+    with pytest.raises(InvalidCheckpointException, match="another number of processes") as error:
+        fit(TinyTrial, tmp_path, max_length=Batch(4), latest_checkpoint=checkpoint.name)
+    assert error.value.do.startswith("Start 2 processes, or begin anew with its weights: fit(warm_start=")
+    trial = fit(TinyTrial, tmp_path, max_length=Batch(4), warm_start=checkpoint.name)
+    assert len(trial.trained) == 4
+
+
+# Warm start, and the newest one
+
+
+def test_a_warm_start_takes_the_weights_alone(tmp_path: Path) -> None:
+    """Counters, optimizers and schedules begin; nothing else needs to be the same."""
+    checkpoint = saved(Scheduled, tmp_path)
+    weights = torch.load(checkpoint / "state_dict.pth", weights_only=True)["models_state_dict"][0]
+
+    class Stands(OtherOptimizer):
+        @override
+        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+            self.trained.append((epoch_idx, batch_idx))
+            return {"loss": 0.0}
+
+    trial = fit(Stands, tmp_path, max_length=Batch(1), warm_start=checkpoint)
+    assert trial.trained == [(0, 0)]
+    assert all(torch.equal(weights[name], value) for name, value in trial.model.state_dict().items())
+    assert trial.context.optimizers[0].state == {}
+
+
+def test_the_newest_checkpoint_is_the_newest_intact_one(tmp_path: Path) -> None:
+    """A damaged one is passed over with a warning; other folders and files do not count."""
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes.txt").touch()
+    (tmp_path / ".staging.0123456789ab.cd").mkdir()
+    with pa_trial.init(checkpoint_dir=tmp_path, seed=0) as context:
+        assert context.get_latest_checkpoint() is None
+        trial = WithNotes(context)
+        Trainer(trial, context).fit(max_length=Batch(3), checkpoint_period=Batch(1), checkpoint_policy="none")
+        names = [call[1] for call in trial.noting.calls if call[0] == "on_checkpoint_upload_end"]
+        assert context.get_latest_checkpoint() == names[-1]
+        (tmp_path / names[-1] / "state_dict.pth").write_bytes(b"")
+        with pytest.warns(UserWarning, match=f"{names[-1]} is passed over"):
+            assert context.get_latest_checkpoint() == names[-2]
+
+
+def test_a_script_that_always_resumes_from_the_newest_checkpoint(tmp_path: Path) -> None:
+    """The first time there is none, and training begins."""
+    for length, trained in ((2, [(0, 0), (0, 1)]), (3, [(0, 2)])):
+        with pa_trial.init(checkpoint_dir=tmp_path / "run", seed=0) as context:
+            trial = TinyTrial(context)
+            latest = context.get_latest_checkpoint()
+            Trainer(trial, context).fit(max_length=Batch(length), latest_checkpoint=latest, checkpoint_policy="none")
+            assert trial.trained == trained
+
+
+def test_leftovers_of_a_process_that_is_gone_are_removed(tmp_path: Path) -> None:
+    """What a killed process was writing is deleted with the next checkpoint."""
+    abandoned = tmp_path / ".staging.0123456789ab.cd"
+    abandoned.mkdir()
+    (abandoned / "state_dict.pth").write_bytes(b"half of it")
+    fit(TinyTrial, tmp_path, max_length=Batch(1))
+    assert not abandoned.exists()

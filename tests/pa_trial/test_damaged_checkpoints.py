@@ -1,0 +1,98 @@
+"""Damage to any file of a checkpoint is found before anything is loaded."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import pa_trial
+from pa_trial import Batch, InvalidCheckpointException, Trainer, load_trial_from_checkpoint_path
+from tests.support.trials import TinyTrial, fit
+
+FILES = ["state_dict.pth", "trial_state.json", "load_data.json", "metadata.json"]
+
+
+@pytest.fixture(scope="module")
+def intact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint that every test damages a copy of."""
+    folder = tmp_path_factory.mktemp("intact")
+    fit(TinyTrial, folder, max_length=Batch(2))
+    (checkpoint,) = folder.iterdir()
+    return checkpoint
+
+
+def refuse(checkpoint: Path) -> InvalidCheckpointException:
+    """Return the error of resuming from a checkpoint, which has to leave the trial as it was."""
+    with pa_trial.init(checkpoint_dir=checkpoint.parent) as context:
+        trial = TinyTrial(context)
+        before = [weight.clone() for weight in trial.model.parameters()]
+        with pytest.raises(InvalidCheckpointException, match="damaged") as error:
+            Trainer(trial, context).fit(
+                max_length=Batch(4), latest_checkpoint=checkpoint.name, checkpoint_policy="none"
+            )
+        assert trial.trained == []
+        assert all(map(torch.equal, before, trial.model.parameters()))
+    return error.value
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda path: path.unlink(),
+        lambda path: path.write_bytes(b""),
+        lambda path: path.write_bytes(path.read_bytes()[:-7]),
+        lambda path: path.write_bytes(path.read_bytes() + b"x"),
+    ],
+    ids=["missing", "empty", "truncated", "longer"],
+)
+def test_a_damaged_file_is_named(
+    damage: Callable[[Path], object], name: str, intact: Path, tmp_path: Path
+) -> None:
+    """Whatever has become of it."""
+    checkpoint = tmp_path / "checkpoint"
+    shutil.copytree(intact, checkpoint)
+    damage(checkpoint / name)
+    assert name in refuse(checkpoint).given
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_one_wrong_bit_is_found(name: str, intact: Path, tmp_path: Path) -> None:
+    """Wherever it is; only the space between entries of a document may change."""
+    chance = random.Random(name)
+    content = (intact / name).read_bytes()
+    for _ in range(12):
+        place = chance.randrange(len(content))
+        while content[place : place + 1].isspace():
+            place = chance.randrange(len(content))
+        checkpoint = tmp_path / "checkpoint"
+        shutil.copytree(intact, checkpoint)
+        changed = bytearray(content)
+        changed[place] ^= 1 << chance.randrange(8)
+        (checkpoint / name).write_bytes(changed)
+        refuse(checkpoint)
+        with pytest.raises(InvalidCheckpointException):
+            load_trial_from_checkpoint_path(checkpoint, TinyTrial)
+        shutil.rmtree(checkpoint)
+
+
+def test_a_checkpoint_of_a_later_release_is_refused(intact: Path, tmp_path: Path) -> None:
+    """Its files may mean something else."""
+    from pa_trial.checkpoint_files import digest_of_document
+
+    checkpoint = tmp_path / "checkpoint"
+    shutil.copytree(intact, checkpoint)
+    document = json.loads((checkpoint / "metadata.json").read_text())
+    del document["digest"]
+    document["format"] = 2
+    document["digest"] = digest_of_document(document)
+    (checkpoint / "metadata.json").write_text(json.dumps(document))
+    with pytest.raises(InvalidCheckpointException, match="release of pa-trial") as error:
+        fit(TinyTrial, tmp_path, max_length=Batch(4), latest_checkpoint="checkpoint")
+    assert "format 2" in error.value.given
