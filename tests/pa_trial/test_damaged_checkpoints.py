@@ -52,9 +52,7 @@ def refuse(checkpoint: Path) -> InvalidCheckpointException:
     ],
     ids=["missing", "empty", "truncated", "longer"],
 )
-def test_a_damaged_file_is_named(
-    damage: Callable[[Path], object], name: str, intact: Path, tmp_path: Path
-) -> None:
+def test_a_damaged_file_is_named(damage: Callable[[Path], object], name: str, intact: Path, tmp_path: Path) -> None:
     """Whatever has become of it."""
     checkpoint = tmp_path / "checkpoint"
     shutil.copytree(intact, checkpoint)

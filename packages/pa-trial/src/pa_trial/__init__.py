@@ -22,6 +22,7 @@ from pa_trial.errors import (
     InvalidExperimentException,
     InvalidHP,
     MetricReducerError,
+    NoCheckpointError,
     UsageError,
 )
 from pa_trial.experimental import PyTorchExperimentalContext
@@ -53,6 +54,7 @@ __all__ = [
     "MetricReducer",
     "MetricReducerError",
     "Metrics",
+    "NoCheckpointError",
     "PyTorchCallback",
     "PyTorchExperimentalContext",
     "PyTorchTrial",
