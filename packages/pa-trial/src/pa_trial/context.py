@@ -38,8 +38,8 @@ _SchedulerT = TypeVar("_SchedulerT", bound=TorchScheduler)
 _ReducerT = TypeVar("_ReducerT", bound=MetricReducer)
 _ScalerT = TypeVar("_ScalerT", bound=torch.amp.GradScaler)
 _T = TypeVar("_T")
-_ModelsT = TypeVar("_ModelsT", bound=nn.Module | list[nn.Module])
-_OptimizersT = TypeVar("_OptimizersT", bound=Optimizer | list[Optimizer])
+_ModelsT = TypeVar("_ModelsT", bound=nn.Module | list[Any])
+_OptimizersT = TypeVar("_OptimizersT", bound=Optimizer | list[Any])
 
 
 class CoreContext(Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 from pa_core import gather_objects
@@ -104,6 +105,10 @@ class TrainingLoop:
 
     def run(self) -> None:
         """Train up to the length that was asked for, or until a process asks to stop."""
+        with self._parts.profiler or nullcontext():
+            self._run()
+
+    def _run(self) -> None:
         if self._step_zero_validation and self._progress.batches_trained == 0:
             self._validate()
         is_complete = self._boundaries.is_complete(self._progress.batches_trained)
@@ -138,8 +143,11 @@ class TrainingLoop:
 
     def _train_batches(self) -> Due:
         boundaries, progress, trained = self._boundaries, self._progress, self._parts.trained
+        profiler = self._parts.profiler
         for batch in self._batches:
             self._train_batch(batch)
+            if profiler is not None:
+                profiler.step()
             due = boundaries.after(progress.batches_trained)
             if due is not None:
                 return due
