@@ -1,0 +1,63 @@
+"""The trial that becomes a batch job by one flag is tried in a moment, preempted, and resumed to the same weights."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.examples.trials import EXAMPLES, WAYS, launch_example
+from tests.launching import Launch
+
+PREEMPTED = """
+import os, runpy, signal, sys
+import pa_trial
+
+batch, script = int(sys.argv.pop(1)), sys.argv[1]
+step_optimizer = pa_trial.PyTorchTrialContext.step_optimizer
+
+def terminate(context, *args, **kwargs):
+    if context.current_train_batch() == batch and context.distributed.get_rank() == 0:
+        os.kill(os.getpid(), signal.SIGTERM)
+    return step_optimizer(context, *args, **kwargs)
+
+pa_trial.PyTorchTrialContext.step_optimizer = terminate
+del sys.argv[0]
+runpy.run_path(script, run_name="__main__")
+"""
+
+
+def newest_weights(folder: Path) -> dict[str, torch.Tensor]:
+    """The weights of the newest checkpoint in a folder."""
+    newest = max(folder.rglob("state_dict.pth"), key=os.path.getmtime)
+    weights: dict[str, torch.Tensor] = torch.load(newest, weights_only=True)["models_state_dict"][0]
+    return weights
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_it_is_tried_on_one_batch(way: str, tmp_path: Path) -> None:
+    """Without the flag it ends at once, with a checkpoint after its only batch."""
+    launched = launch_example("trial_batch_job", way=way, folder=tmp_path)
+
+    assert launched.status == 0
+    assert len(list((tmp_path / "outputs").rglob("state_dict.pth"))) == 1
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_preempted_job_resumes_to_the_same_weights(ranks: int, launch: Launch) -> None:
+    """SIGTERM on one rank ends it with status 75 and a checkpoint; started again, it ends as one that is left alone."""
+    job = EXAMPLES / "trial_batch_job.py"
+    preempted = launch(PREEMPTED, "30", str(job), "--job=preempted", "--epochs=2", ranks=ranks)
+    resumed = launch(job, "--job=preempted", "--epochs=2", ranks=ranks)
+    undisturbed = launch(job, "--job=undisturbed", "--epochs=2", ranks=ranks)
+
+    assert preempted.status == (75 if ranks == 1 else 1)  # torchrun has a status of its own
+    assert re.search(r"exitcode\s*: 75", preempted.output) or ranks == 1
+    assert (resumed.status, undisturbed.status) == (0, 0)
+    expected = newest_weights(launch.folder / "undisturbed")
+    assert all(
+        torch.equal(value, expected[name]) for name, value in newest_weights(launch.folder / "preempted").items()
+    )
