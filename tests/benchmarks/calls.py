@@ -22,13 +22,14 @@ from tests.benchmarks.tasks import TASKS, Task
 __all__ = ["Calls", "calls_of_edge", "calls_of_step"]
 
 FIRST, NUM_STEPS = 5, 20
+PACKAGES = ("/pa_core/", "/pa_trial/")
 
 
 class Calls(NamedTuple):
     """Numbers of calls.
 
     Attributes:
-        of_trainer: Of Python functions of pa_core.
+        of_trainer: Of Python functions of pa_core and pa_trial.
         of_python: Of all functions in Python, those of torch included.
         of_c: Of functions in C that Python calls.
     """
@@ -70,7 +71,7 @@ def _count(task: Task, train: Callable[[Task, int], None], first: int, last: int
 
     def note(frame: FrameType, event: str, _argument: Any) -> None:
         counts[event] += 1
-        if event == "call" and "/pa_core/" in frame.f_code.co_filename:
+        if event == "call" and any(package in frame.f_code.co_filename for package in PACKAGES):
             counts["of_trainer"] += 1
 
     def count_update(*_: object) -> None:
@@ -94,7 +95,7 @@ def main(task: str, *loops: str) -> None:
             train = loop_named(loop).train
             counted[loop] = calls_of_step(TASKS[task], train), calls_of_edge(TASKS[task], train)
     if is_first_process():
-        titles = ("of pa_core", "in Python", "in C")
+        titles = ("of the trainer", "in Python", "in C")
         print(
             f"{'calls of functions':22}"
             + "".join(f"{f'{title}, {part}':>24}" for part in ("step", "edge") for title in titles)

@@ -12,6 +12,9 @@ LOOPS_IN_MEMORY = ("by_hand", "by_hand_tuned", "by_accelerate", "ours_bare", "ou
 TUNED_AND_OURS = ("by_hand_tuned", "ours_bare", "ours")
 OWN_LOOP = ("by_hand", "by_hand_tuned", "own_loop")
 TWO_OPTIMIZERS = ("gan_by_hand", "gan_own_loop")
+TRIAL = ("by_hand", "by_hand_tuned", "trial")
+TRIAL_ON_TWO_PROCESSES = ("by_hand", "trial")
+GAN_TRIAL = ("gan_by_hand", "gan_trial")
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,18 @@ class Comparison:
 
 def _of_loops(name: str, command: str, limit: float, variants: tuple[str, ...] = LOOPS) -> Comparison:
     return Comparison(name, f"measures {command}", variants, limit=limit, with_peers=True)
+
+
+def _of_trials(name: str, task: str, variants: tuple[str, ...], ranks: int = 1) -> Comparison:
+    return Comparison(
+        name,
+        f"in_turn {task} {' '.join(variants)}",
+        variants,
+        limit=1.10,
+        ranks=ranks,
+        in_one_process=True,
+        rounds=None if ranks == 1 else 3,
+    )
 
 
 def _of_averages(network: str) -> Comparison:
@@ -123,6 +138,10 @@ COMPARISONS = (
         in_one_process=True,
         rounds=3,
     ),
+    _of_trials("a step of a trial", "digits", TRIAL),
+    _of_trials("a step of a trial, two processes", "digits", TRIAL_ON_TWO_PROCESSES, ranks=2),
+    _of_trials("a step of a trial with two optimizers", "gan", GAN_TRIAL),
+    _of_trials("a step of a trial with two optimizers, two processes", "gan", GAN_TRIAL, ranks=2),
     _of_loops("the edge of an epoch", "edge digits", 1.5),
     Comparison("a step of an evaluation", "measures evaluation digits", LOOPS_IN_MEMORY, limit=1.00),
     Comparison("peak memory", "measures memory digits", unit="MiB", limit=10, compared_by="difference"),

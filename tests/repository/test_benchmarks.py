@@ -55,16 +55,16 @@ def test_all_loops_do_the_same_work(name: str) -> None:
     assert work == work[:1] * len(LOOPS)
 
 
-def test_the_tuned_loop_and_one_within_a_run_do_the_same_work() -> None:
+def test_the_tuned_loop_one_within_a_run_and_a_trial_do_the_same_work() -> None:
     """What the trainer adds to the first is not the work of another batch or update."""
-    work = [work_of(loop, TASKS["digits"]()) for loop in ("ours_bare", "by_hand_tuned", "own_loop")]
-    assert work == work[:1] * 3
+    work = [work_of(loop, TASKS["digits"]()) for loop in ("ours_bare", "by_hand_tuned", "own_loop", "trial")]
+    assert work == work[:1] * 4
 
 
 def test_loops_with_two_optimizers_do_the_same_work() -> None:
     """Both networks are called on as many batches of the same sizes, and both are updated for each of them."""
     work: list[tuple[tuple[list[int], int], list[int], int]] = []
-    for loop in ("gan_by_hand", "gan_own_loop"):
+    for loop in ("gan_by_hand", "gan_own_loop", "gan_trial"):
         task = TASKS["gan"]()
         assert isinstance(task, AdversarialTask)
         sizes, updates = list[int](), list[int]()
@@ -78,7 +78,7 @@ def test_loops_with_two_optimizers_do_the_same_work() -> None:
         task.discriminator.register_forward_pre_hook(note_size)
         task.discriminator_optimizer.register_step_post_hook(note_update)
         work.append((work_of(loop, task), sizes, len(updates)))
-    assert work[0] == work[1]
+    assert work == work[:1] * 3
 
 
 def test_all_loops_evaluate_the_same_samples() -> None:
@@ -185,7 +185,9 @@ def test_a_step_is_told_apart_into_the_same_chapters_in_all_loops(loop: str) -> 
     }
 
 
-@pytest.mark.parametrize(("loop", "most"), [("by_hand_tuned", 0), ("ours_bare", 80), ("ours", 85), ("own_loop", 125)])
+@pytest.mark.parametrize(
+    ("loop", "most"), [("by_hand_tuned", 0), ("ours_bare", 80), ("ours", 85), ("own_loop", 125), ("trial", 60)]
+)
 def test_a_step_calls_few_functions_of_the_trainer(loop: str, most: int) -> None:
     """Its own share of a step does not grow unnoticed: counted, as times scatter by more than a function takes."""
     train = loop_named(loop).train
