@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -41,22 +40,21 @@ def refuse(checkpoint: Path) -> InvalidCheckpointException:
     return error.value
 
 
+def damage(path: Path, how: str) -> None:
+    """Damage a file."""
+    content = path.read_bytes()
+    path.unlink()
+    if how != "missing":
+        path.write_bytes({"empty": b"", "truncated": content[:-7], "longer": content + b"x"}[how])
+
+
 @pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda path: path.unlink(),
-        lambda path: path.write_bytes(b""),
-        lambda path: path.write_bytes(path.read_bytes()[:-7]),
-        lambda path: path.write_bytes(path.read_bytes() + b"x"),
-    ],
-    ids=["missing", "empty", "truncated", "longer"],
-)
-def test_a_damaged_file_is_named(damage: Callable[[Path], object], name: str, intact: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["missing", "empty", "truncated", "longer"])
+def test_a_damaged_file_is_named(how: str, name: str, intact: Path, tmp_path: Path) -> None:
     """Whatever has become of it."""
     checkpoint = tmp_path / "checkpoint"
     shutil.copytree(intact, checkpoint)
-    damage(checkpoint / name)
+    damage(checkpoint / name, how)
     assert name in refuse(checkpoint).given
 
 
