@@ -137,12 +137,13 @@ def test_the_same_function_may_serve_two_metrics() -> None:
 
 
 def test_a_reducer_without_a_name_returns_several_metrics() -> None:
-    """Their names are those of its dictionary; tensors become arrays."""
+    """Their names are those of its dictionary; tensors become arrays, or numbers."""
     reducers = MetricReducers()
-    reducers.wrap(lambda items: {"number": len(items), "matrix": torch.eye(2)})
+    reducers.wrap(lambda items: {"number": len(items), "matrix": torch.eye(2), "loss": torch.tensor(0.5)})
     metrics = results(reducers)
     assert metrics["number"] == 0
     assert isinstance(metrics["matrix"], np.ndarray)
+    assert isinstance(metrics["loss"], float)
 
 
 @pytest.mark.parametrize(

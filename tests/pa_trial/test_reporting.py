@@ -102,12 +102,14 @@ def test_the_curves_of_a_training(tmp_path: Path) -> None:
 def test_the_curves_of_a_validation(tmp_path: Path) -> None:
     """Names get the prefix val_ unless they begin with val; what is not a single number has no curve."""
     reporter, board = reported(tmp_path)
-    reporter.validation({"loss": np.float64(2.0), "validation_error": 1, "value": 3.0, "matrix": np.eye(2)}, PROGRESS)
+    metrics: dict[Any, Any] = {"loss": np.float64(2.0), "validation_error": 1, "value": 3.0, "matrix": np.eye(2), 5: 4}
+    reporter.validation(metrics, PROGRESS)
     board.close()
     assert read_curves(tmp_path) == {
         "Determined/val_loss": [(6, 2.0)],
         "Determined/validation_error": [(6, 1.0)],
         "Determined/value": [(6, 3.0)],
+        "Determined/val_5": [(6, 4.0)],
     }
 
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast, overload
 from typing_extensions import override
 
 from pa_trial.errors import InvalidHP, MetricReducerError, UsageError
-from pa_trial.metric_values import hold, to_host, to_numpy
+from pa_trial.metric_values import hold, to_host, to_result
 from pa_trial.reducer import MetricReducer
 from pa_trial.types import Metrics
 
@@ -170,7 +170,7 @@ class MetricReducers:
             values = [payload[index] for payload in payloads]
             result = _call(wrapped, "cross_slot_reduce", wrapped.reducer.cross_slot_reduce, values)
             metrics.update(_named(wrapped, result))
-        return {name: to_numpy(value) for name, value in metrics.items()}
+        return {name: to_result(value) for name, value in metrics.items()}
 
     def _taking_part(self, *, training: bool) -> list[_Wrapped]:
         return [wrapped for wrapped in self._wrapped if wrapped.is_for(training=training)]

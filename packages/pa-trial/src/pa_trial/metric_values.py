@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["hold", "number_of", "numbers_of", "to_host", "to_numpy", "wait_for_large"]
+__all__ = ["hold", "number_of", "numbers_of", "to_host", "to_numpy", "to_result", "wait_for_large"]
 
 Array: TypeAlias = NDArray[Any]
 
@@ -75,6 +75,22 @@ def to_numpy(value: Any) -> Any:
         return value
     detached = value.detach()
     return (detached if detached.dtype in _DTYPES_OF_NUMPY else detached.float()).numpy()
+
+
+def to_result(value: Any) -> Any:
+    """Return a metric that is the result of a reduction, with NumPy in place of a tensor on the CPU.
+
+    A scalar becomes a NumPy scalar rather than an array of shape (), and a float the one that is a Python float too.
+
+    Args:
+        value: The metric.
+    """
+    if not isinstance(value, Tensor):
+        return value
+    array: Array = to_numpy(value)
+    if array.shape != ():
+        return array
+    return np.float64(array) if array.dtype.kind == "f" else array[()]
 
 
 def numbers_of(value: Any) -> Array | None:

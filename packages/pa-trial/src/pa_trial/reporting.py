@@ -110,7 +110,7 @@ class Reporter:
             return
         _LOGGER.info("validation, %d batches: %s", progress.batches_trained, _readable(metrics))
         if self._writes_curves():
-            named = {name if name.startswith("val") else f"val_{name}": value for name, value in metrics.items()}
+            named = {_name_of_validation(str(name)): value for name, value in metrics.items()}
             self._add_points(named, progress.batches_trained)
             self._tensorboard.flush()
 
@@ -136,6 +136,10 @@ class Reporter:
 
 def _readable(metrics: Metrics) -> dict[str, Any]:
     return {name: _plain(value, name) for name, value in metrics.items()}
+
+
+def _name_of_validation(name: str) -> str:
+    return name if name.startswith("val") else f"val_{name}"
 
 
 def _plain(value: Any, name: str) -> Any:

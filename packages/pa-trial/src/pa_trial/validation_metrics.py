@@ -13,7 +13,7 @@ from pa_core import ArgumentTypeError
 from pa_trial.errors import CheckFailedError, EmptyLoaderError, InvalidExperimentException
 from pa_trial.json_values import to_json
 from pa_trial.metric_columns import Column, columns_of, rows_of
-from pa_trial.metric_values import hold, numbers_of, to_host, to_numpy
+from pa_trial.metric_values import hold, numbers_of, to_host, to_result
 from pa_trial.reducer import Reducer
 from pa_trial.types import Metrics
 
@@ -167,7 +167,7 @@ class ValidationMetrics:
 
 
 def metrics_of_full_dataset(returned: Metrics) -> Metrics:
-    """Return the metrics of a validation by ``evaluate_full_dataset``, with NumPy arrays in place of tensors.
+    """Return the metrics of a validation by ``evaluate_full_dataset``, with NumPy values in place of tensors.
 
     Args:
         returned: What ``evaluate_full_dataset`` returned, on the chief.
@@ -176,7 +176,7 @@ def metrics_of_full_dataset(returned: Metrics) -> Metrics:
         ArgumentTypeError: It is not a dictionary, or a metric cannot be written as JSON.
     """
     on_host: Metrics = to_host([hold(_as_dict(returned, "evaluate_full_dataset"))])[0]
-    metrics = {name: to_numpy(value) for name, value in on_host.items()}
+    metrics = {name: to_result(value) for name, value in on_host.items()}
     for name, value in metrics.items():
         to_json(value, name)
     return metrics
@@ -237,7 +237,8 @@ _REDUCTIONS: dict[Reducer, Callable[[Any], Any]] = {Reducer.SUM: _sum, Reducer.M
 def _combined(reducer: Reducer, partials: Sequence[_Partial]) -> Any:
     with np.errstate(all="ignore"):
         if reducer is not Reducer.AVG:
-            return _REDUCTIONS[reducer]([partial.value for partial in partials])
+            result = _REDUCTIONS[reducer]([partial.value for partial in partials])
+            return np.float64(result) if result.dtype.kind == "f" else result
         weight = sum(partial.weight for partial in partials)
         total = sum(partial.value for partial in partials)
         return np.float64(total / weight) if weight else np.float64(np.nan)
