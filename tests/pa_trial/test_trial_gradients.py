@@ -453,23 +453,6 @@ def test_buffers_follow_the_chief_at_the_start_of_a_group_and_in_a_validation() 
     assert seen == [0.0, 1.0 + rank(), 11.0]
 
 
-def test_all_ranks_leave_after_the_same_group_when_one_is_asked_to() -> None:
-    """The request of one rank travels with the gradients."""
-    trained, model, optimizer = one_weight(aggregation_frequency=2)
-    agreed: list[bool] = []
-
-    def train_batch(batch_idx: int) -> None:
-        if batch_idx == 2 and rank() == 1:
-            trained.parts.ask_to_leave()
-        trained.parts.backward(model(number_of_rank()).sum())
-        trained.parts.step_optimizer(optimizer)
-        agreed.append(trained.parts.leave_agreed)
-
-    trained.train(train_batch, 4)
-
-    assert agreed == [False, False, False, True]
-
-
 class Collectives:
     """Counts what the ranks exchange."""
 
@@ -490,6 +473,49 @@ class Collectives:
             return function(*args, **kwargs)
 
         return counted
+
+
+def test_buffers_of_all_kinds_follow_the_chief(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbers of any dtype and shape, empty ones and None, in one exchange."""
+    trained = Batches()
+    model = trained.parts.wrap_model(nn.BatchNorm1d(3))
+    trained.parts.wrap_optimizer(SGD(model.parameters(), lr=0.1))
+    values = {
+        "whole": torch.tensor(3 + rank()),
+        "single_byte": torch.tensor([rank() == 0, False, True]),
+        "half": torch.full((3, 1), 0.5 + rank(), dtype=torch.float16),
+        "complex_one": torch.full((2,), 1j + rank(), dtype=torch.complex128),
+        "strided": torch.full((2, 3), rank(), dtype=torch.float64).T,
+        "empty": torch.zeros(0, 4),
+        "missing": None,
+    }
+    for name, value in values.items():
+        model.register_buffer(name, value)
+    collectives = Collectives()
+
+    with trained.training(), collectives.counting(monkeypatch):
+        trained.run(lambda _: None, range(1))
+
+    assert collectives.calls == ["broadcast"]
+    assert_same_on_all_ranks([model])
+    assert model.whole == 3
+
+
+def test_all_ranks_leave_after_the_same_group_when_one_is_asked_to() -> None:
+    """The request of one rank travels with the gradients."""
+    trained, model, optimizer = one_weight(aggregation_frequency=2)
+    agreed: list[bool] = []
+
+    def train_batch(batch_idx: int) -> None:
+        if batch_idx == 2 and rank() == 1:
+            trained.parts.ask_to_leave()
+        trained.parts.backward(model(number_of_rank()).sum())
+        trained.parts.step_optimizer(optimizer)
+        agreed.append(trained.parts.leave_agreed)
+
+    trained.train(train_batch, 4)
+
+    assert agreed == [False, False, False, True]
 
 
 def test_an_update_takes_one_exchange(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler as TorchScheduler
 from torch.utils.hooks import RemovableHandle
 
-from pa_core.distributed import broadcast_weights
+from pa_core.distributed import broadcast_weights, rank
 from pa_core.parts import broadcast_tensors, parameters_of, require_alike
 from pa_trial import part_checks
 from pa_trial.chief_buffers import ChiefBuffers
@@ -244,7 +244,7 @@ class TrainedParts:
             self._exchange = GradientExchange(parameters, self._num_processes)
             if self.gradients_in_progress():
                 self._exchange.note_reached(parameter for parameter in parameters if parameter.grad is not None)
-            self._buffers = ChiefBuffers(self.models)
+            self._buffers = ChiefBuffers(self.models, is_chief=rank() == 0)
             for optimizer in self.optimizers:
                 handle = optimizer.register_step_pre_hook(self._require_exchanged)
                 self._step_handles.append(handle)
