@@ -188,3 +188,28 @@ def test_a_second_fit_begins_anew(tmp_path: Path) -> None:
         trainer.fit(max_length=Batch(3), checkpoint_policy="none")
     assert trial.trained == [(0, 0), (0, 1), (0, 0), (0, 1), (0, 2)]
     assert trial.notes.events == ["W2", "V2", "C2", "W3", "V3", "C3"]
+
+
+class FitsWithin(TinyTrial):
+    """Calls fit in its first batch."""
+
+    @override
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+        Trainer(self, self.context).fit(max_length=Batch(1))
+        return super().train_batch(batch, epoch_idx, batch_idx)
+
+
+def test_one_training_after_the_other(tmp_path: Path) -> None:
+    """A call within another one is refused."""
+    with pytest.raises(pa_trial.InternalException, match="within"):
+        fit(FitsWithin, tmp_path, max_length=Batch(1))
+
+
+def test_a_resumed_training_keeps_its_seed(tmp_path: Path) -> None:
+    """Another one has no effect, and is warned of."""
+    fit(TinyTrial, tmp_path, max_length=Batch(2))
+    (uuid,) = (path.name for path in tmp_path.iterdir())
+    with pa_trial.init(checkpoint_dir=tmp_path, seed=7) as context:
+        trainer = Trainer(TinyTrial(context), context)
+        with pytest.warns(UserWarning, match="seed=7"):
+            trainer.fit(max_length=Batch(3), checkpoint_policy="none", latest_checkpoint=uuid)

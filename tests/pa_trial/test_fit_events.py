@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 
-from pa_trial import Batch, Epoch
+import pa_trial
+from pa_trial import Batch, Epoch, PyTorchTrialContext
 from tests.support.trials import TinyTrial, fit
 
 if TYPE_CHECKING:
@@ -57,3 +59,34 @@ def test_events(name: str, tmp_path: Path) -> None:
     """W: a workload ends, V: a validation ends, C: a checkpoint is complete; the number: batches done by then."""
     asked, expected = EVENTS[name]
     assert " ".join(fit(TinyTrial, tmp_path, **asked).notes.events) == expected
+
+
+class Profiled(TinyTrial):
+    """Asks for a profile of its third and fourth batch."""
+
+    def __init__(self, context: PyTorchTrialContext) -> None:
+        super().__init__(context)
+        self.profiled: list[int] = []
+        context.set_profiler(
+            activities=[torch.profiler.ProfilerActivity.CPU],
+            schedule=torch.profiler.schedule(wait=1, warmup=1, active=2, repeat=1),
+            on_trace_ready=self.note_profile,
+        )
+
+    def note_profile(self, _profile: torch.profiler.profile) -> None:
+        """Note down after how many batches it is ready."""
+        self.profiled.append(len(self.trained))
+
+
+def test_a_profiler_is_stepped_after_each_batch(tmp_path: Path) -> None:
+    """What it records is ready after the batches of its schedule."""
+    assert fit(Profiled, tmp_path, max_length=Batch(6), validation_period=Batch(3)).profiled == [4]
+
+
+def test_traces_of_a_profiler(tmp_path: Path) -> None:
+    """They go to the folder of TensorBoard."""
+    with pa_trial.init(checkpoint_dir=tmp_path / "checkpoints", tensorboard_path=tmp_path / "curves") as context:
+        trial = TinyTrial(context)
+        context.set_profiler(activities=[torch.profiler.ProfilerActivity.CPU])
+        pa_trial.Trainer(trial, context).fit(max_length=Batch(2), checkpoint_policy="none")
+    assert len(list((tmp_path / "curves").glob("*.pt.trace.json"))) == 1

@@ -42,6 +42,7 @@ class ContextParts:
         trial_seed: The seed that was passed to ``init``; None without one.
         profiler: The profiler that the user has set; None without one.
         stop_requested: Whether this process is asked to end the training.
+        is_in_fit: Whether a training is under way.
         logs_to_tensorboard: Whether metrics are written for TensorBoard.
     """
 
@@ -61,6 +62,7 @@ class ContextParts:
     trial_seed: int | None
     profiler: profile | None = None
     stop_requested: bool = False
+    is_in_fit: bool = False
     logs_to_tensorboard: bool = True
 
 

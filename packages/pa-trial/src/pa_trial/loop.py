@@ -91,6 +91,7 @@ class TrainingLoop:
             max_batches=1 if options.test_mode else None,
             weigh_by_records=options.weigh_by_records,
         )
+        self._profiler = parts.profiler
         self._metrics = WorkloadMetrics()
         self._throughput = Throughput(trial)
         self._reporter = Reporter(
@@ -105,28 +106,32 @@ class TrainingLoop:
 
     def run(self) -> None:
         """Train up to the length that was asked for, or until a process asks to stop."""
-        with self._parts.profiler or nullcontext():
-            self._run()
-
-    def _run(self) -> None:
+        self._profiler = self._parts.profiler  # on_training_start may have set one
         if self._step_zero_validation and self._progress.batches_trained == 0:
             self._validate()
         is_complete = self._boundaries.is_complete(self._progress.batches_trained)
         self._reporter.beginning(self._progress, is_complete=is_complete)
         if is_complete:
             return
-        while True:
-            due = self._train_workload()
-            if self._stops_at(due):
-                self.save_unless_current()
-                self._stop.tell()
-                return
-            if due.max_length:
-                break
+        with self._profiler or nullcontext():
+            is_complete = self._train_to_end()
+        if not is_complete:
+            self.save_unless_current()
+            self._stop.tell()
+            return
         self._watch.place = Place.RUN_END
         if self._progress.last_validation != self._progress.batches_trained:
             self._validate_and_save_by_policy()
         self.save_unless_current()
+
+    def _train_to_end(self) -> bool:
+        """Train up to the length that was asked for; return False if a process asks to stop before."""
+        while True:
+            due = self._train_workload()
+            if self._stops_at(due):
+                return False
+            if due.max_length:
+                return True
 
     # A workload
 
@@ -143,11 +148,8 @@ class TrainingLoop:
 
     def _train_batches(self) -> Due:
         boundaries, progress, trained = self._boundaries, self._progress, self._parts.trained
-        profiler = self._parts.profiler
         for batch in self._batches:
             self._train_batch(batch)
-            if profiler is not None:
-                profiler.step()
             due = boundaries.after(progress.batches_trained)
             if due is not None:
                 return due
@@ -165,6 +167,8 @@ class TrainingLoop:
         self._parts.trained.start_batch()
         returned = self._trial.train_batch(batch=batch, epoch_idx=epoch_idx, batch_idx=batch_idx)
         self._parts.trained.finish_batch()
+        if self._profiler is not None:
+            self._profiler.step()
         self._metrics.add(returned, self._throughput.records_of(batch))
         progress.batches_trained = self._watched.updates = batch_idx + 1
         if batch_in_epoch + 1 == self._epoch_length:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from pa_trial.callback_calls import CallbackCalls, check_callbacks
 from pa_trial.checkpoints import Checkpoints
 from pa_trial.context import PyTorchTrialContext
 from pa_trial.context_parts import ContextParts
+from pa_trial.errors import InternalException
 from pa_trial.fit_options import DEFAULT_REPORTING_PERIOD, FitOptions
 from pa_trial.loop import TrainingLoop
 from pa_trial.running import agree_on_seed, closing_in_order, require_same_parts, saving_before_invalid_hp
@@ -118,6 +121,13 @@ class Trainer:
             RanksDifferError: The processes were asked for different things.
         """
         parts = _parts_of(self._context)
+        if parts.is_in_fit:
+            raise InternalException(
+                "fit() was called within fit().",
+                given="a call from the trial, or from one of its callbacks",
+                expected="one training after the other",
+                do="Call it when the other fit() has returned.",
+            )
         if profiling_enabled:
             _warn_of_profiler("fit(profiling_enabled=True)")
         check_trial(self._trial)
@@ -142,13 +152,22 @@ class Trainer:
             smaller_is_better=parts.run_settings.smaller_is_better,
         )
         watch, watched = RunWatch(parts.run_settings.max_wait_seconds), Progress()
-        with watch.run(watched):
+        with watch.run(watched), _in_fit(parts):
             parts.progress.begin(agree_on_seed(self._trial, parts, options))
             _fit(self._trial, parts, options, metric, watch, watched)
 
 
 def _parts_of(context: PyTorchTrialContext) -> ContextParts:
     return context._run_parts()  # pyright: ignore[reportPrivateUsage]  # the context's one internal door
+
+
+@contextmanager
+def _in_fit(parts: ContextParts) -> Generator[None]:
+    parts.is_in_fit = True
+    try:
+        yield
+    finally:
+        parts.is_in_fit = False
 
 
 def _fit(
@@ -167,6 +186,7 @@ def _fit(
         checkpoints = Checkpoints(trial, parts, callbacks)
         saved = checkpoints.find(options.latest_checkpoint, trust_pickle=options.trust_pickle)
         if saved is not None:
+            _warn_of_other_seed(parts, saved.progress.seed)
             progress.resume(saved.progress)
         origin = options.warm_start if saved is None else options.latest_checkpoint
         resources.enter_context(calls.started(progress.batches_trained, None if origin is None else str(origin)))
@@ -194,6 +214,14 @@ def _fit(
         calls.call(PyTorchCallback.on_training_start)
         with saving_before_invalid_hp(loop.save_unless_current):
             loop.run()
+
+
+def _warn_of_other_seed(parts: ContextParts, saved: int | None) -> None:
+    if parts.rank == 0 and saved is not None and parts.trial_seed not in (None, saved):
+        warn_user(
+            f"init(seed={parts.trial_seed}) does not change the order of the data, nor what is drawn for a sample: the "
+            f"training that is resumed keeps its seed, {saved}."
+        )
 
 
 def _warn_of_profiler(given: str) -> None:
