@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, overload
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +23,7 @@ from pa_trial.errors import InternalException, InvalidExperimentException, Usage
 from pa_trial.experimental import PyTorchExperimentalContext
 from pa_trial.lr_scheduler import LRScheduler
 from pa_trial.metric_reducers import CallableReducer, MetricReducers
+from pa_trial.processes import connect_processes
 from pa_trial.profiler import make_profiler
 from pa_trial.progress import TrialProgress
 from pa_trial.reducer import MetricReducer
@@ -29,6 +31,9 @@ from pa_trial.settings import ExperimentSettings, RunSettings, default_checkpoin
 from pa_trial.tensorboard import TensorBoard
 from pa_trial.to_device import DeviceMover
 from pa_trial.trained_parts import TrainedParts
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard.writer import SummaryWriter
 
 __all__ = ["CoreContext", "PyTorchTrialContext"]
 
@@ -58,7 +63,7 @@ class PyTorchTrialContext:
     models, optimizers and schedulers can still be read; methods raise ``InternalException``.
 
     Args:
-        core_context: Has the ``DistributedContext``; None stands for a single process.
+        core_context: Has the ``DistributedContext``; None to find out which of several processes this one is.
         trial_seed: What ``get_trial_seed`` returns; None if there is no seed.
         hparams: Hyperparameters by name; None if there are none.
         slots_per_trial: The number of processes that ``global_batch_size`` is split over.
@@ -108,9 +113,13 @@ class PyTorchTrialContext:
         enable_tensorboard_logging: bool = True,
     ) -> None:
         _require_frequency(aggregation_frequency)
-        self.distributed: DistributedContext = (
-            DistributedContext() if core_context is None else core_context.distributed
-        )
+        if core_context is not None:
+            self.distributed: DistributedContext = core_context.distributed
+        elif managed_training:
+            found, self.distributed = connect_processes(None)
+            device = found if device is None else device
+        else:
+            self.distributed = DistributedContext()
         self.device: torch.device = _choose_device(self.distributed, num_gpus) if device is None else device
         run_settings = run_settings or RunSettings(default_checkpoint_dir(), has_own_checkpoint_dir=False)
         self.experimental: PyTorchExperimentalContext = PyTorchExperimentalContext(self)
@@ -487,7 +496,7 @@ class PyTorchTrialContext:
         """Return the folder for TensorBoard that was passed to ``init``, None without one."""
         return self._parts.tensorboard.path
 
-    def get_tensorboard_writer(self) -> Any:
+    def get_tensorboard_writer(self) -> SummaryWriter:
         """Return a ``torch.utils.tensorboard.SummaryWriter``, the same one each time; ``init`` closes it."""
         return self._parts.tensorboard.writer
 
@@ -519,7 +528,10 @@ class PyTorchTrialContext:
         return self._parts.profiler
 
     def set_profiler(self, *args: Any, **kwargs: Any) -> None:
-        """Profile each ``train_batch``; traces are written to the folder of TensorBoard.
+        """Profile the training; traces are written to the folder of TensorBoard.
+
+        The profiler makes a step after each batch, as its schedule counts them. Without a schedule it records all of
+        the training.
 
         Args:
             args: Arguments of ``torch.profiler.profile``.
@@ -575,7 +587,8 @@ def _require_frequency(aggregation_frequency: object) -> None:
 
 
 def _choose_device(distributed: DistributedContext, num_gpus: int) -> torch.device:
-    if num_gpus == 0 or not torch.cuda.is_available():
+    on_cpu = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes")
+    if on_cpu or num_gpus == 0 or not torch.cuda.is_available():
         return torch.device("cpu")
     device = torch.device("cuda", distributed.local_rank if distributed.size > 1 else 0)
     torch.cuda.set_device(device)

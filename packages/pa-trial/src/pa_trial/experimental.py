@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+from pa_trial.metric_reducers import CallableReducer
+from pa_trial.reducer import MetricReducer
 
 if TYPE_CHECKING:
     from pa_trial.context import PyTorchTrialContext
+
+_ReducerT = TypeVar("_ReducerT", bound=MetricReducer)
 
 __all__ = ["PyTorchExperimentalContext"]
 
@@ -32,7 +38,6 @@ class PyTorchExperimentalContext:
         self._parent = parent
         self.moves_batches: bool = True
         self.checks_reproducibility: bool = True
-        self.wrap_reducer: Any = parent.wrap_reducer
 
     def disable_auto_to_device(self) -> None:
         """Leave batches where the loader put them; ``context.to_device`` moves what is to be moved."""
@@ -51,3 +56,34 @@ class PyTorchExperimentalContext:
         Call it before models are wrapped, and without ``wrap_scaler``.
         """
         self._parent._use_amp()  # pyright: ignore[reportPrivateUsage]  # the two are one object for the user
+
+    @overload
+    def wrap_reducer(
+        self, reducer: _ReducerT, name: str | None = None, for_training: bool = True, for_validation: bool = True
+    ) -> _ReducerT: ...
+
+    @overload
+    def wrap_reducer(
+        self,
+        reducer: Callable[[list[Any]], Any],
+        name: str | None = None,
+        for_training: bool = True,
+        for_validation: bool = True,
+    ) -> CallableReducer: ...
+
+    def wrap_reducer(
+        self,
+        reducer: MetricReducer | Callable[[list[Any]], Any],
+        name: str | None = None,
+        for_training: bool = True,
+        for_validation: bool = True,
+    ) -> MetricReducer:
+        """Do what ``context.wrap_reducer`` does.
+
+        Args:
+            reducer: As there, as all that follow.
+            name: See ``reducer``.
+            for_training: See ``reducer``.
+            for_validation: See ``reducer``.
+        """
+        return self._parent.wrap_reducer(reducer, name, for_training, for_validation)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import random
-import socket
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -17,17 +16,11 @@ import torch
 from typing_extensions import override
 
 from pa_core import ConfigurationError
-from pa_core.distributed import gather_objects, num_processes, rank
-from pa_core.parts import (
-    fork_between_collectives,
-    leave_processes_at_exit,
-    process_state,
-    runs_on_gloo,
-    warn_user,
-)
+from pa_core.parts import warn_user
 from pa_trial.context import PyTorchTrialContext
 from pa_trial.distributed_context import DistributedContext
 from pa_trial.errors import InvalidHP
+from pa_trial.processes import connect_processes
 from pa_trial.settings import ExperimentSettings, check_run_settings, is_whole
 
 __all__ = ["init"]
@@ -102,7 +95,7 @@ def init(
 
     def open_context() -> PyTorchTrialContext:
         _warn_of_launch_settings()
-        device, processes = _connect(distributed, max_wait_seconds)
+        device, processes = connect_processes(distributed, max_wait_seconds)
         if seed is not None:
             _seed(seed)
         return PyTorchTrialContext(
@@ -154,59 +147,6 @@ class _TrialBlock(AbstractContextManager[PyTorchTrialContext, None]):
 @dataclass(frozen=True)
 class _Core:
     distributed: DistributedContext
-
-
-def _connect(
-    given: DistributedContext | None, max_wait_seconds: float | None
-) -> tuple[torch.device | None, DistributedContext]:
-    """Connect the processes that a launcher has started.
-
-    Args:
-        given: What the user has passed.
-        max_wait_seconds: For how long a process waits for another one.
-
-    Returns:
-        The device of this process, None if it follows from the number of the process on its machine; and which of
-        them this process is.
-    """
-    size = max(num_processes(), int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1)
-    if given is not None and size > 1 and given.size != size:
-        raise ConfigurationError(
-            "The DistributedContext tells of another number of processes than there are.",
-            given=f"distributed of size {given.size} in one of {size} processes",
-            expected=f"size={size}",
-            do="Leave distributed out: init() finds the processes itself.",
-        )
-    if given is not None and given.size > size:
-        return None, given  # what does not need the processes connected works; training tells
-    device = process_state().device
-    if runs_on_gloo():
-        leave_processes_at_exit()
-        fork_between_collectives()
-    if device.type == "mps":  # which has no float64, as NumPy makes it everywhere
-        device = torch.device("cpu")
-    of_process = {"cuda": None, "cpu": torch.device("cpu")}.get(device.type, device)
-    return of_process, _describe_processes(max_wait_seconds) if given is None else given
-
-
-def _describe_processes(max_wait_seconds: float | None) -> DistributedContext:
-    """Return which of the connected processes this one is; without torchrun's variables, names tell the machines."""
-    if set(os.environ) >= {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"}:
-        return DistributedContext.from_torch_distributed(max_wait_seconds=max_wait_seconds)
-    hosts = gather_objects(socket.gethostname())
-    machines = list(dict.fromkeys(hosts))
-    host = hosts[rank()]
-    here = [number for number, other in enumerate(hosts) if other == host]
-    return DistributedContext(
-        rank=rank(),
-        size=len(hosts),
-        local_rank=here.index(rank()),
-        local_size=len(here),
-        cross_rank=machines.index(host),
-        cross_size=len(machines),
-        chief_ip=os.environ.get("MASTER_ADDR", hosts[0]),
-        max_wait_seconds=max_wait_seconds,
-    )
 
 
 def _require_seed(seed: object) -> None:

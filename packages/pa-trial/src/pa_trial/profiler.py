@@ -14,7 +14,7 @@ def make_profiler(tensorboard_path: Path | None, *args: Any, **kwargs: Any) -> p
     """Return a profiler of torch that writes its traces to the folder of TensorBoard.
 
     Args:
-        tensorboard_path: That folder; None for ``runs``, as TensorBoard's own writer has it.
+        tensorboard_path: That folder; None for ``runs``, in which TensorBoard's own writer makes its folders.
         args: Arguments of ``torch.profiler.profile``.
         kwargs: The same; an ``on_trace_ready`` of the user's takes the place of the folder.
     """
