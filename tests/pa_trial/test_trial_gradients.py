@@ -483,7 +483,7 @@ def test_buffers_of_all_kinds_follow_the_chief(monkeypatch: pytest.MonkeyPatch) 
     values = {
         "whole": torch.tensor(3 + rank()),
         "single_byte": torch.tensor([rank() == 0, False, True]),
-        "half": torch.full((3, 1), 0.5 + rank(), dtype=torch.float16),
+        "halved": torch.full((3, 1), 0.5 + rank(), dtype=torch.float16),
         "complex_one": torch.full((2,), 1j + rank(), dtype=torch.complex128),
         "strided": torch.full((2, 3), rank(), dtype=torch.float64).T,
         "empty": torch.zeros(0, 4),
