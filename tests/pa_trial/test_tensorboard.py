@@ -83,6 +83,17 @@ def test_points_that_will_be_written_again_are_dropped(tmp_path: Path, asked_bef
     assert [step for step, _ in read_curves(tmp_path)["mine"]] == [0, 1, 2, 3, 4]
 
 
+def test_a_trial_may_close_the_writer(tmp_path: Path) -> None:
+    """What comes later is written to another file, and TensorBoard shows both."""
+    board = TensorBoard(tmp_path)
+    board.add_scalars({"a": 0.5, "b": float("inf")}, 0)
+    board.writer.close()
+    wait_for_the_next_file()
+    board.add_scalars({"a": 1.5}, 1)
+    board.close()
+    assert read_curves(tmp_path) == {"a": [(0, 0.5), (1, 1.5)], "b": [(0, float("inf"))]}
+
+
 def test_what_to_install_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without TensorBoard, whoever asks for the writer learns which extra of the distribution brings it."""
     monkeypatch.setitem(sys.modules, "tensorboard", None)

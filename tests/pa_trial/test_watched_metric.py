@@ -110,11 +110,12 @@ class Scores(TinyTrial):
         return {"score": next(self.scores)}
 
 
-def events(folder: Path, **asked: Any) -> list[str]:
-    """What happens in a training that validates after each of five batches, with the default policy."""
+def events(folder: Path, max_length: int = 5, **asked: Any) -> list[str]:
+    """The checkpoints of a training that resumes if it can, and validates after each batch, by the default policy."""
     with pa_trial.init(checkpoint_dir=folder, **asked) as context:
-        trial = Scores(context)
-        pa_trial.Trainer(trial, context).fit(max_length=Batch(5), validation_period=Batch(1))
+        trial, latest = Scores(context), context.get_latest_checkpoint()
+        trainer = pa_trial.Trainer(trial, context)
+        trainer.fit(max_length=Batch(max_length), validation_period=Batch(1), latest_checkpoint=latest)
     return [event for event in trial.notes.events if event.startswith("C")]
 
 
@@ -123,6 +124,12 @@ def test_a_checkpoint_follows_each_validation_that_is_better(tmp_path: Path) -> 
     assert events(tmp_path / "low", metric="score") == ["C1", "C2", "C5"]
     assert events(tmp_path / "high", metric="score", smaller_is_better=False) == ["C1", "C5"]
     assert events(tmp_path / "conf", exp_conf={"searcher": {"metric": "score"}}) == ["C1", "C2", "C5"]
+
+
+def test_the_best_validation_is_known_to_a_training_that_resumes(tmp_path: Path) -> None:
+    """No later validation is better than one before the interruption, so that only the last batch is saved."""
+    assert events(tmp_path, 2, metric="score") == ["C1", "C2"]
+    assert events(tmp_path, 5, metric="score") == ["C5"]
 
 
 def test_best_without_a_metric_becomes_all(tmp_path: Path) -> None:

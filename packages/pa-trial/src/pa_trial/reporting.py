@@ -127,11 +127,10 @@ class Reporter:
         return self._enabled and (self._tensorboard.path is not None or self._tensorboard.has_writer)
 
     def _add_points(self, metrics: Metrics, step: int) -> None:
-        writer: Any = self._tensorboard.writer
-        for name, value in metrics.items():
-            number = number_of(value)
-            if number is not None:
-                writer.add_scalar(f"Determined/{name}", number, step)
+        numbers = {f"Determined/{name}": number_of(value) for name, value in metrics.items()}
+        points = {name: number for name, number in numbers.items() if number is not None}
+        if points:
+            self._tensorboard.add_scalars(points, step)
 
 
 def _readable(metrics: Metrics) -> dict[str, Any]:

@@ -117,7 +117,7 @@ def _as_dict(returned: object) -> Metrics:
         return dict(cast("Mapping[str, Any]", returned))
     raise ArgumentTypeError(
         "train_batch returned no metrics.",
-        given=f"{type(returned).__name__}",
+        given="None" if returned is None else type(returned).__name__,
         expected="a dictionary of metrics by name, or one tensor: the loss",
         do='Return {"loss": loss} at the end of train_batch.',
     )

@@ -187,7 +187,7 @@ def _as_dict(returned: object, method: str) -> Metrics:
         return dict(cast("Mapping[str, Any]", returned))
     raise ArgumentTypeError(
         f"{method} returned no metrics.",
-        given=type(returned).__name__,
+        given="None" if returned is None else type(returned).__name__,
         expected="a dictionary of metrics by name",
         do=f"Return the metrics of {method} as a dictionary, such as {{'loss': loss}}.",
     )
