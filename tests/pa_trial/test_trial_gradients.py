@@ -537,6 +537,20 @@ def test_an_update_takes_one_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
     assert collectives.calls == ["all_reduce"] * 3
 
 
+@pytest.mark.parametrize("batch_idx", [0, 3])
+def test_ranks_that_go_different_ways_are_told_so(batch_idx: int) -> None:
+    """A pass that one rank makes and the other does not is an error on both, not a wait; also in the first batch."""
+    trained, model, optimizer = one_weight()
+
+    def train_batch(index: int) -> None:
+        for _ in range(2 if index == batch_idx and rank() == 0 else 1):
+            trained.parts.backward(model(number_of_rank()).sum())
+        trained.parts.step_optimizer(optimizer)
+
+    with pytest.raises(RanksDifferError, match="gone different ways within a batch"):
+        trained.train(train_batch, 5)
+
+
 def test_backward_passes_outside_of_train_batch_stay_with_their_rank() -> None:
     """An attack in a validation, say: ranks may run different numbers of them."""
     trained, model, optimizer = one_weight()

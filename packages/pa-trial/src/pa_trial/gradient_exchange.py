@@ -14,12 +14,17 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from pa_core import RanksDifferError
 from pa_core.parts import runs_on_gloo
 from pa_trial.gradient_buckets import GradientBuckets
 
 __all__ = ["GradientExchange"]
 
 _collectives: Any = dist  # torch annotates its collectives only in part
+_PLACES = 8
+"""Places of a training are told apart by small numbers, which keep their values in half precision."""
+_TOLERANCE = 0.25
+"""A place that differs is off the mean of two processes by a half, and of more by more."""
 
 
 class GradientExchange:
@@ -45,6 +50,7 @@ class GradientExchange:
         self._reached: list[Tensor] = []
         self._handles = [_watch(parameter, self._reached) for parameter in self._parameters]
         self._host_group: Any = None if runs_on_gloo() else _collectives.new_group(backend="gloo")
+        self._batch_idx = 0
         self._position = 0
         self._expected: list[_Expected] = []
 
@@ -80,9 +86,13 @@ class GradientExchange:
         """
         self._reached.extend(parameters)
 
-    def start_batch(self) -> None:
-        """Begin a batch: its exchanges are expected to be those of the batch before."""
-        self._position = 0
+    def start_batch(self, batch_idx: int) -> None:
+        """Begin a batch: its exchanges are expected to be those of the batch before.
+
+        Args:
+            batch_idx: Its index.
+        """
+        self._batch_idx, self._position = batch_idx, 0
 
     @torch.no_grad()
     def average(self, *, asks: bool = False) -> bool:
@@ -96,30 +106,32 @@ class GradientExchange:
 
         Raises:
             InvalidExperimentException: A gradient is sparse.
+            RanksDifferError: This process is in another place of the training than the others.
         """
+        place = (3 * self._batch_idx + self._position) % _PLACES
         reached = {self._index[id(parameter)] for parameter in self._reached}
-        expected = self._expected[self._position] if self._position < len(self._expected) else None
-        agreed = None if expected is None else expected.average(reached, asks=asks)
-        if agreed is None:
-            counts = self._agree_on(reached, asks=asks)
-            found = {index for index, count in enumerate(counts[1:]) if count}
+        is_new = self._position == len(self._expected)
+        # Of a pass that was not there before, the one before it is expected.
+        expected = self._expected[-1 if is_new else self._position] if self._expected else None
+        agreed = None if expected is None else expected.average(reached, place, asks=asks)
+        if expected is None or agreed is None:
+            sum_of_places, num_asking, *counts = self._agree_on(reached, place, asks=asks)
+            _require_same_place(sum_of_places / self._num_processes, place)
+            found = {index for index, count in enumerate(counts) if count}
             if expected is None or not found <= expected.members:
-                expected = self._expect(found if expected is None else found | expected.members)
+                members = found if expected is None or is_new else found | expected.members
+                expected = _Expected(self._parameters, sorted(members), self._num_processes)
             expected.average_agreed(found)
-            agreed = bool(counts[0])
+            agreed = num_asking > 0
+        self._expected[self._position : self._position + 1] = [expected]
         self._reached.clear()
         self._position += 1
         return agreed
 
-    def _expect(self, members: set[int]) -> _Expected:
-        """Expect these parameters in this place from now on."""
-        expected = _Expected(self._parameters, sorted(members), self._num_processes)
-        self._expected[self._position : self._position + 1] = [expected]
-        return expected
-
-    def _agree_on(self, reached: set[int], *, asks: bool) -> list[int]:
-        """Return how many processes ask, and how many reached each of the parameters."""
-        counts = torch.tensor([asks, *(index in reached for index in range(len(self._parameters)))], dtype=torch.int32)
+    def _agree_on(self, reached: set[int], place: int, *, asks: bool) -> list[int]:
+        """Return the sum of the places, how many processes ask, and how many reached each of the parameters."""
+        of_each = (index in reached for index in range(len(self._parameters)))
+        counts = torch.tensor([place, asks, *of_each], dtype=torch.int32)
         _collectives.all_reduce(counts, group=self._host_group)
         return cast("list[int]", counts.tolist())  # pyright: ignore[reportUnknownMemberType]  # not annotated by torch
 
@@ -135,8 +147,8 @@ class GradientExchange:
 class _Expected:
     """The parameters that all processes expect to exchange in one place of a batch.
 
-    Three kinds of numbers travel with the gradients: whether a process has reached a parameter that is not expected,
-    whether it asks, and which of the parameters it has reached.
+    Numbers travel with the gradients: the place of a process in the training, whether it has reached a parameter that
+    is not expected, whether it asks, and which of the parameters it has reached.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], members: Sequence[int], num_processes: int) -> None:
@@ -144,21 +156,23 @@ class _Expected:
         self._order = list(members)
         self._ids = {index: id(parameters[index]) for index in members}
         self._num_processes = num_processes
-        self._buckets = GradientBuckets([parameters[index] for index in members], num_carried=2 + len(members))
-        self._usual = torch.tensor([0.0, 0.0, *(1.0 for _ in members)])
+        self._buckets = GradientBuckets([parameters[index] for index in members], num_carried=3 + len(members))
+        self._usual = torch.tensor([[float(place), 0.0, 0.0, *(1.0 for _ in members)] for place in range(_PLACES)])
 
-    def average(self, reached: set[int], *, asks: bool) -> bool | None:
+    def average(self, reached: set[int], place: int, *, asks: bool) -> bool | None:
         """Exchange the gradients if all processes have reached nothing else, and return whether any of them asks.
 
         Returns None where this has to be agreed on first; the gradients are what they were then.
         """
         if not self._buckets.on_host:
             return None
-        carried = self._usual
+        carried = self._usual[place]
         if asks or reached != self.members:
             is_unexpected = not reached <= self.members
-            carried = torch.tensor([float(is_unexpected), float(asks), *(float(i in reached) for i in self._order)])
-        num_unexpected, num_asking, *shares = self._buckets.average(carried, self._num_processes)
+            of_each = (float(index in reached) for index in self._order)
+            carried = torch.tensor([float(place), float(is_unexpected), float(asks), *of_each])
+        mean_place, num_unexpected, num_asking, *shares = self._buckets.average(carried, self._num_processes)
+        _require_same_place(mean_place, place)
         if num_unexpected > 0:
             return None
         if min(shares) > 0:
@@ -174,6 +188,17 @@ class _Expected:
 
     def _write_back(self, reached_by_any: set[int]) -> None:
         self._buckets.write_back(frozenset(self._ids[index] for index in self.members - reached_by_any))
+
+
+def _require_same_place(mean: float, own: int) -> None:
+    if abs(mean - own) < _TOLERANCE:
+        return
+    raise RanksDifferError(
+        "The processes have gone different ways within a batch.",
+        given="a backward pass, or a step, that some processes have made and others have not",
+        expected="the same number of context.backward() calls in each batch on all processes",
+        do="Where a process has nothing to differentiate, let it call context.backward(0 * loss).",
+    )
 
 
 def _may_have_gradient(parameter: Tensor) -> bool:

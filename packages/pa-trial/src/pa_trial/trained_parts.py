@@ -271,7 +271,7 @@ class TrainedParts:
         if batch_idx % self._aggregation_frequency == 0:
             self._buffers.follow_chief()
         self._exchanges_now = (batch_idx + 1) % self._aggregation_frequency == 0
-        self._exchange.start_batch()
+        self._exchange.start_batch(batch_idx)
 
     def finish_batch(self) -> None:
         """End a batch: where optimizers step after it, update the scale, and step the schedulers that are due."""
@@ -436,7 +436,7 @@ def _divide_gradients(optimizer: Optimizer, number: int) -> None:
 def _is_unscaled(scaler: GradScaler, optimizer: Optimizer) -> bool:
     """Whether a scaler has unscaled the gradients of an optimizer; torch has no public way to ask."""
     states: Any = getattr(scaler, "_per_optimizer_states", {})
-    return bool(states and states[id(optimizer)].get("found_inf_per_device"))
+    return bool(states.get(id(optimizer), {}).get("found_inf_per_device"))
 
 
 def _match_gradients(models: list[nn.Module], gradients: list[dict[str, Tensor]]) -> list[tuple[nn.Parameter, Tensor]]:
