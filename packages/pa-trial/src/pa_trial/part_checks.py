@@ -18,6 +18,7 @@ __all__ = [
     "describe_model",
     "foreign_parameters",
     "gradients_not_exchanged",
+    "loaded_to_be_looked_at",
     "manual_zeroing",
     "not_wrapped",
     "require_model",
@@ -94,6 +95,16 @@ def require_some(models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -
                 expected="at least one wrapped model and one wrapped optimizer",
                 do=f"In __init__ of the trial, wrap it: self.{kind} = context.wrap_{kind}({kind}).",
             )
+
+
+def loaded_to_be_looked_at() -> InvalidExperimentException:
+    """Return the error of whoever trains with a context that leaves models where they are."""
+    return InvalidExperimentException(
+        "A trial that was loaded from a checkpoint cannot be trained with its context.",
+        given="fit() with the context that load_trial_from_checkpoint_path made",
+        expected="the context of init(), with which a trial of the same class is made",
+        do="Make the trial within init(), and pass latest_checkpoint= or warm_start= to fit().",
+    )
 
 
 def describe_model(model: nn.Module, number: int) -> Mapping[str, str]:

@@ -207,9 +207,11 @@ class TrainedParts:
         """Check that what was wrapped can be trained.
 
         Raises:
-            InvalidExperimentException: No model or no optimizer is wrapped; or, on several processes, an optimizer has
-                parameters that no model has, of which one process is warned.
+            InvalidExperimentException: No model or no optimizer is wrapped; the trial was loaded to be looked at; or, on
+                several processes, an optimizer has parameters that no model has, of which one process is warned.
         """
+        if not self._can_train:
+            raise part_checks.loaded_to_be_looked_at()
         part_checks.require_some(self.models, self.optimizers)
         for optimizer in self.optimizers:
             foreign = part_checks.foreign_parameters(optimizer, self.models)

@@ -1,0 +1,223 @@
+"""Checkpoints that Determined wrote: their weights, what training continues from, and what is not unpickled."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import random
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+import pa_trial
+from pa_trial import Batch, CheckpointNotFound, InvalidCheckpointException, Trainer, load_trial_from_checkpoint_path
+from tests.support.trials import TinyTrial
+
+WEIGHTS = {"weight": torch.tensor([[2.0, 3.0]]), "bias": torch.tensor([4.0])}
+
+
+class Witness:
+    """Tells when it is unpickled."""
+
+    unpickled = 0
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        Witness.unpickled += 1
+
+    @override
+    def __getstate__(self) -> dict[str, Any]:
+        return {"some": "state"}
+
+
+def determined(folder: Path, *, prefix: str = "", steps: int | None = 3, **entries: Any) -> Path:
+    """Write a checkpoint as Determined 0.38 does, with numpy's arrays in the RNG states and a pickled trial state."""
+    checkpoint = folder / "d9a1c2"
+    checkpoint.mkdir(parents=True)
+    optimizer = torch.optim.SGD(nn.Linear(2, 1).parameters(), lr=0.05)
+    state = {
+        "models_state_dict": [{prefix + name: value for name, value in WEIGHTS.items()}],
+        "optimizers_state_dict": [optimizer.state_dict()],
+        "lr_schedulers_state_dict": [],
+        "callbacks": {},
+        "rng_state": {
+            "cpu_rng_state": torch.Generator().manual_seed(11).get_state(),
+            "np_rng_state": np.random.RandomState(11).get_state(),
+            "random_rng_state": random.Random(11).getstate(),
+        },
+        **entries,
+    }
+    torch.save(state, checkpoint / "state_dict.pth")
+    trial_state = {
+        "trial_id": 0,
+        "last_ckpt": 3,
+        "step_id": 1,
+        "last_val": 2,
+        "batches_trained": 3,
+        "epochs_trained": 0,
+    }
+    (checkpoint / "trial_state.pkl").write_bytes(pickle.dumps({**trial_state, "witness": Witness()}))
+    description = {
+        "trial_type": "PyTorchTrial",
+        "experiment_config": None,
+        "hparams": None,
+        "trial_cls_spec": "model_def:MyTrial",
+        "is_trainer": True,
+    }
+    (checkpoint / "load_data.json").write_text(json.dumps(description))
+    metadata = {"determined_version": "0.38.1", "framework": "torch-2.3", "format": "pickle"}
+    (checkpoint / "metadata.json").write_text(
+        json.dumps(metadata if steps is None else {**metadata, "steps_completed": steps})
+    )
+    (checkpoint / "code").mkdir()
+    return checkpoint
+
+
+def resume(checkpoint: Path, length: int = 5, **options: Any) -> TinyTrial:
+    """Train from a checkpoint on."""
+    with pa_trial.init(checkpoint_dir=checkpoint.parents[1] / "own", seed=0) as context:
+        trial = TinyTrial(context)
+        Trainer(trial, context).fit(max_length=Batch(length), checkpoint_policy="none", **options)
+        return trial
+
+
+def weights_of(model: nn.Module) -> dict[str, Tensor]:
+    """The weights of a model."""
+    return dict(model.state_dict())
+
+
+@pytest.mark.parametrize("prefix", ["", "module.", "module.module."])
+def test_its_weights_are_loaded(prefix: str, tmp_path: Path) -> None:
+    """Those of models within DistributedDataParallel too, whose names have a prefix."""
+    checkpoint = determined(tmp_path, prefix=prefix)
+    trial = load_trial_from_checkpoint_path(checkpoint, TinyTrial)
+    assert all(torch.equal(WEIGHTS[name], value) for name, value in weights_of(trial.model).items())
+    assert Witness.unpickled == 0
+
+
+def test_its_class_has_to_be_passed(tmp_path: Path) -> None:
+    """The code in a checkpoint is not run; what it imports is Determined's."""
+    with pytest.raises(ValueError, match="model_def"):
+        load_trial_from_checkpoint_path(determined(tmp_path))
+
+
+def test_training_continues_from_it(tmp_path: Path) -> None:
+    """Batches from its metadata, weights, and random numbers; nothing is unpickled but what numpy's arrays are."""
+    drawn: list[tuple[float, float, float]] = []
+
+    class Drawing(TinyTrial):
+        @override
+        def train_batch(self, batch: list[Tensor], epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+            drawn.append((random.random(), float(np.random.rand()), torch.rand(()).item()))
+            return super().train_batch(batch, epoch_idx, batch_idx)
+
+    checkpoint = determined(tmp_path)
+    with pa_trial.init(checkpoint_dir=tmp_path / "own") as context:
+        trial = Drawing(context)
+        Trainer(trial, context).fit(max_length=Batch(5), checkpoint_policy="none", latest_checkpoint=checkpoint)
+    assert trial.trained == [(0, 3), (1, 4)]
+    generator = torch.Generator().manual_seed(11)
+    expected = (
+        random.Random(11).random(),
+        np.random.RandomState(11).rand(),
+        torch.rand((), generator=generator).item(),
+    )
+    assert drawn[0] == expected
+    assert Witness.unpickled == 0
+
+
+def test_a_warm_start_takes_its_weights(tmp_path: Path) -> None:
+    """Also where it does not tell how far its training had come."""
+    checkpoint = determined(tmp_path, prefix="module.", steps=None)
+    trial = resume(checkpoint, 0, warm_start=checkpoint)
+    assert all(torch.equal(WEIGHTS[name], value) for name, value in weights_of(trial.model).items())
+
+
+def test_its_trial_state_is_unpickled_only_when_it_is_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has the last validation, and the number of batches where the metadata lack it."""
+    monkeypatch.setattr(Witness, "unpickled", 0)
+    checkpoint = determined(tmp_path, steps=None)
+    with pytest.raises(InvalidCheckpointException, match="how far its training had come"):
+        resume(checkpoint, latest_checkpoint=checkpoint)
+    assert Witness.unpickled == 0
+    trial = resume(checkpoint, latest_checkpoint=checkpoint, trust_pickle=True)
+    assert Witness.unpickled == 1
+    assert trial.trained == [(0, 3), (1, 4)]
+
+
+def test_objects_of_other_kinds_are_unpickled_only_when_they_are_trusted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error names their class, and what to pass; nothing has been run."""
+    monkeypatch.setattr(Witness, "unpickled", 0)
+    checkpoint = determined(tmp_path, callbacks={"mine": {"held": Witness()}})
+
+    def load(way: str, *, trusts: bool) -> None:
+        if way == "a trial":
+            load_trial_from_checkpoint_path(checkpoint, TinyTrial, trust_pickle=trusts)
+        else:
+            resume(checkpoint, **{way: checkpoint}, trust_pickle=trusts)
+
+    for way in ("a trial", "latest_checkpoint", "warm_start"):
+        with pytest.raises(InvalidCheckpointException, match="trust_pickle=True") as error:
+            load(way, trusts=False)
+        assert "Witness" in error.value.given
+        assert Witness.unpickled == 0
+        load(way, trusts=True)
+        assert Witness.unpickled > 0
+        Witness.unpickled = 0
+
+
+def test_arrays_of_earlier_releases_of_numpy_are_loaded(tmp_path: Path) -> None:
+    """Their functions had other names then."""
+    checkpoint = determined(tmp_path)
+    path = checkpoint / "state_dict.pth"
+    with zipfile.ZipFile(path) as archive:
+        records = {name: archive.read(name) for name in archive.namelist()}
+    changed = {name: content.replace(b"numpy._core", b"numpy.core") for name, content in records.items()}
+    assert changed != records
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
+        for name, content in changed.items():
+            archive.writestr(name, content)
+    path.write_bytes(buffer.getvalue())
+    assert resume(checkpoint, latest_checkpoint=checkpoint).trained == [(0, 3), (1, 4)]
+
+
+def test_a_damaged_one_is_refused(tmp_path: Path) -> None:
+    """It has no digests; torch's own checksums tell."""
+    checkpoint = determined(tmp_path)
+    path = checkpoint / "state_dict.pth"
+    content = bytearray(path.read_bytes())
+    content[content.index(np.float32(2.0).tobytes() + np.float32(3.0).tobytes())] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(InvalidCheckpointException, match="damaged"):
+        load_trial_from_checkpoint_path(checkpoint, TinyTrial)
+    with pytest.raises(InvalidCheckpointException, match="damaged"):
+        resume(checkpoint, latest_checkpoint=checkpoint)
+
+
+def test_one_of_the_time_before_the_trainer(tmp_path: Path) -> None:
+    """Without ``is_trainer``, it has the same files; before that, it had no description of its trial."""
+    checkpoint = determined(tmp_path)
+    description = json.loads((checkpoint / "load_data.json").read_text())
+    del description["is_trainer"]
+    (checkpoint / "load_data.json").write_text(json.dumps({**description, "hparams": {"lr": 0.1}}))
+    assert load_trial_from_checkpoint_path(checkpoint, TinyTrial).context.get_hparam("lr") == 0.1
+
+    (checkpoint / "load_data.json").unlink()
+    with pytest.raises(InvalidCheckpointException, match="before Determined stored"):
+        load_trial_from_checkpoint_path(checkpoint, TinyTrial)
+
+
+def test_a_folder_of_something_else(tmp_path: Path) -> None:
+    """It is none of Determined's, and none of ours."""
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(CheckpointNotFound, match="not a checkpoint"):
+        resume(tmp_path / "folder", latest_checkpoint=tmp_path / "folder")
