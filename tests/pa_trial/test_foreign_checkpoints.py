@@ -79,7 +79,7 @@ def determined(folder: Path, *, prefix: str = "", steps: int | None = 3, **entri
     return checkpoint
 
 
-def resume(checkpoint: Path, length: int = 5, **options: Any) -> TinyTrial:
+def resume(checkpoint: Path, *, length: int = 5, **options: Any) -> TinyTrial:
     """Train from a checkpoint on."""
     with pa_trial.init(checkpoint_dir=checkpoint.parents[1] / "own", seed=0) as context:
         trial = TinyTrial(context)
@@ -135,7 +135,7 @@ def test_training_continues_from_it(tmp_path: Path) -> None:
 def test_a_warm_start_takes_its_weights(tmp_path: Path) -> None:
     """Also where it does not tell how far its training had come."""
     checkpoint = determined(tmp_path, prefix="module.", steps=None)
-    trial = resume(checkpoint, 0, warm_start=checkpoint)
+    trial = resume(checkpoint, length=0, warm_start=checkpoint)
     assert all(torch.equal(WEIGHTS[name], value) for name, value in weights_of(trial.model).items())
 
 
@@ -162,7 +162,8 @@ def test_objects_of_other_kinds_are_unpickled_only_when_they_are_trusted(
         if way == "a trial":
             load_trial_from_checkpoint_path(checkpoint, TinyTrial, trust_pickle=trusts)
         else:
-            resume(checkpoint, **{way: checkpoint}, trust_pickle=trusts)
+            options: dict[str, Any] = {way: checkpoint}
+            resume(checkpoint, trust_pickle=trusts, **options)
 
     for way in ("a trial", "latest_checkpoint", "warm_start"):
         with pytest.raises(InvalidCheckpointException, match="trust_pickle=True") as error:

@@ -207,7 +207,7 @@ class TrainedParts:
         """Check that what was wrapped can be trained.
 
         Raises:
-            InvalidExperimentException: No model or no optimizer is wrapped; the trial was loaded to be looked at; or, on
+            InvalidExperimentException: No model or optimizer is wrapped; the trial was loaded to be looked at; or, on
                 several processes, an optimizer has parameters that no model has, of which one process is warned.
         """
         if not self._can_train:
