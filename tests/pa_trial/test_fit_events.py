@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 import torch
+from torch import Tensor
+from typing_extensions import override
 
 import pa_trial
-from pa_trial import Batch, Epoch, PyTorchTrialContext
-from tests.support.trials import TinyTrial, fit
+from pa_trial import Batch, DataLoader, Epoch, PyTorchCallback, PyTorchTrialContext
+from tests.support.trials import TinyTrial, fit, samples
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
+
+    from torch.utils.data import BatchSampler
 
 EVENTS: dict[str, tuple[dict[str, Any], str]] = {
     "workloads, validations and checkpoints of periods of their own": (
@@ -90,3 +95,70 @@ def test_traces_of_a_profiler(tmp_path: Path) -> None:
         context.set_profiler(activities=[torch.profiler.ProfilerActivity.CPU])
         pa_trial.Trainer(trial, context).fit(max_length=Batch(2), checkpoint_policy="none")
     assert len(list((tmp_path / "curves").glob("*.pt.trace.json"))) == 1
+
+
+class Batches:
+    """Indices of four batches, which it does not count."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter([[0, 1], [2, 3], [4, 5], [6, 7]])
+
+
+class WithoutLength(TinyTrial):
+    """Its epochs never end, as nothing tells how long they are; it stops by itself."""
+
+    @override
+    def build_training_data_loader(self) -> DataLoader:
+        return DataLoader(samples(), batch_sampler=cast("BatchSampler", Batches()))
+
+    @override
+    def train_batch(self, batch: list[Tensor], epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+        self.context.set_stop_requested(batch_idx == 9)
+        return super().train_batch(batch, epoch_idx, batch_idx)
+
+
+def test_epochs_without_a_length_never_end(tmp_path: Path) -> None:
+    """A length in epochs is warned of, as it never comes."""
+    with pytest.warns(UserWarning, match="never comes"):
+        trial = fit(WithoutLength, tmp_path, max_length=Epoch(1), reporting_period=Batch(5), validation_period=Epoch(1))
+    assert trial.notes.events == ["W5", "W10", "C10"]
+    assert {epoch_idx for epoch_idx, _ in trial.trained} == {0}
+
+
+class Returns(TinyTrial):
+    """Returns something from its batches."""
+
+    returned: Any = None
+
+    @override
+    def train_batch(self, batch: list[Tensor], epoch_idx: int, batch_idx: int) -> Any:
+        super().train_batch(batch, epoch_idx, batch_idx)
+        return self.returned
+
+
+@pytest.mark.parametrize("returned", [None, [1.0], 0.5, "loss"])
+def test_what_a_batch_must_return(returned: Any, tmp_path: Path) -> None:
+    """Metrics by name, or one tensor: the rest is refused."""
+    trial_class = type("ReturnsOther", (Returns,), {"returned": returned})
+    with pytest.raises(TypeError, match="train_batch"):
+        fit(trial_class, tmp_path, max_length=Batch(1))
+
+
+def test_a_tensor_is_the_loss(tmp_path: Path) -> None:
+    """By that name it is among the metrics of the batch, and of the workload."""
+    heard: list[tuple[dict[str, Any], list[dict[str, Any]]]] = []
+
+    class Listens(PyTorchCallback):
+        @override
+        def on_training_workload_end(self, avg_metrics: dict[str, Any], batch_metrics: list[dict[str, Any]]) -> None:
+            heard.append((avg_metrics, batch_metrics))
+
+    class ReturnsLoss(Returns):
+        returned = torch.tensor(0.5)
+
+        @override
+        def build_callbacks(self) -> dict[str, PyTorchCallback]:
+            return {"listens": Listens()}
+
+    fit(ReturnsLoss, tmp_path, max_length=Batch(6))
+    assert heard == [({"loss": 0.5, "batches": 6, "epochs": 1}, [{"loss": 0.5}] * 6)]

@@ -301,3 +301,25 @@ def test_what_is_not_a_dictionary_of_callbacks(returned: Any, tmp_path: Path) ->
 
     with pytest.raises(TypeError, match="build_callbacks"):
         fit(Wrong, tmp_path, max_length=Batch(1))
+
+
+class FailsTwice(FailsInTraining):
+    """Its last callback fails too, when the trial ends."""
+
+    def __init__(self, context: PyTorchTrialContext) -> None:
+        super().__init__(context)
+
+        def fail() -> None:
+            raise ValueError("no end")
+
+        self.callbacks["c"].on_trial_shutdown = fail  # type: ignore[method-assign]  # shorter than a class
+
+
+def test_a_callback_that_fails_at_the_end_does_not_hide_why_it_came(tmp_path: Path) -> None:
+    """The other callbacks end too, and the error of the training is the context of the other one."""
+    with pa_trial.init(checkpoint_dir=tmp_path) as context:
+        trial = FailsTwice(context)
+        with pytest.raises(ValueError, match="no end") as raised:
+            Trainer(trial, context).fit(max_length=Batch(4), checkpoint_policy="none")
+    assert isinstance(raised.value.__context__, OSError)
+    assert [call for call in trial.calls if "shutdown" in call] == ["bshutdown", "ashutdown"]

@@ -153,7 +153,7 @@ class TrainingLoop:
             due = boundaries.after(progress.batches_trained)
             if due is not None:
                 return due
-            if trained.leave_agreed and not trained.gradients_in_progress():
+            if trained.leave_agreed:  # only at the end of a group
                 return Due()
         raise AssertionError("training data repeat for ever")
 

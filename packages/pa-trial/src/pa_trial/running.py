@@ -42,7 +42,7 @@ def closing_in_order(watch: RunWatch) -> Generator[ExitStack]:
             resources.close()
     except BaseException as exception:
         with ending_process_unless_all_fail(exception):
-            resources.close()
+            resources.__exit__(type(exception), exception, exception.__traceback__)
         raise
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,7 +23,7 @@ from pa_trial.stop_requests import StopRequests
 from pa_trial.trial import PyTorchTrial
 from pa_trial.trial_data import TrialData
 from pa_trial.trial_methods import check_trial
-from pa_trial.units import TrainUnit
+from pa_trial.units import Epoch, TrainUnit
 from pa_trial.watched_metric import WatchedMetric, choose_watched_metric
 
 __all__ = ["Trainer"]
@@ -201,6 +202,7 @@ def _fit(
         )
         resources.callback(data.close)
         progress.epoch_length = data.epoch_length
+        _warn_of_endless_training(options, data.epoch_length)
         require_same_parts(parts, lambda: calls.describe() | data.describe())
         loop = TrainingLoop(trial, parts, options, data, calls, checkpoints, metric, stop, watch, watched)
 
@@ -221,6 +223,14 @@ def _warn_of_other_seed(parts: ContextParts, saved: int | None) -> None:
         warn_user(
             f"init(seed={parts.trial_seed}) does not change the order of the data, nor what is drawn for a sample: the "
             f"training that is resumed keeps its seed, {saved}."
+        )
+
+
+def _warn_of_endless_training(options: FitOptions, epoch_length: int) -> None:
+    if isinstance(options.max_length, Epoch) and epoch_length == sys.maxsize:
+        warn_user(
+            f"max_length={options.max_length!r} never comes: the training data loader has no length, and so its epochs "
+            "have no end. Pass max_length=Batch(...), or a loader with a length."
         )
 
 
