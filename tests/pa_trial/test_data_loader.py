@@ -7,6 +7,7 @@ from functools import partial
 from itertools import chain, islice
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -176,10 +177,15 @@ def test_a_share_that_there_is_not_is_refused(size: int, rank: int, seed: int | 
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_processes_share_one_sequence_and_resume_anywhere_in_it(order: str, size: int) -> None:
     """What ranks load, put together, is what one process loads; each of them resumes with the batch it asks for."""
+    seed_all(size)  # what else a process draws has no part in it
     sequence = stream(make(order), 18)
-    shares = [stream(make(order), 18 // size, size=size, rank=rank) for rank in range(size)]
+    shares: list[list[Any]] = []
+    for rank in range(size):
+        seed_all(100 + rank)
+        shares.append(stream(make(order), 18 // size, size=size, rank=rank))
     assert list(chain.from_iterable(zip(*shares, strict=True))) == sequence
     for skip in range(0, 18 // size, 2):
+        seed_all(200 + skip)
         assert stream(make(order), 18 // size - skip, skip=skip, size=size, rank=size - 1) == shares[-1][skip:]
 
 
@@ -208,6 +214,18 @@ def test_a_generator_decides_the_order_by_its_seed() -> None:
     seeded = [make("shuffled", numbers(SIZE), generator=torch.Generator().manual_seed(9)) for _ in range(2)]
     assert stream(seeded[0], 6, seed=1) == stream(seeded[1], 6, seed=2)
     assert stream(seeded[0], 6, seed=1) != stream(make("shuffled", numbers(SIZE)), 6, seed=1)
+
+
+def test_a_sampler_with_a_generator_draws_as_in_a_loop_by_hand() -> None:
+    """Who seeds a sampler of torch gets the order that torch has by that seed, epoch for epoch."""
+
+    def seeded() -> RandomSampler:
+        return RandomSampler(range(SIZE), generator=torch.Generator().manual_seed(5))
+
+    by_hand = seeded()
+    epochs = [list(by_hand) for _ in range(3)]
+    assert stream(DataLoader(numbers(SIZE), SIZE, sampler=seeded()), 3) == epochs
+    assert stream(DataLoader(numbers(SIZE), SIZE, sampler=seeded()), 1, skip=2) == epochs[2:]
 
 
 def test_a_users_sampler_is_told_the_epoch() -> None:
@@ -283,12 +301,13 @@ def test_indices_need_not_be_integers() -> None:
 # With a seed: random draws
 
 
-@pytest.mark.parametrize("order", ["shuffled", "user's sampler"])
+@pytest.mark.parametrize("order", ["sequential", "shuffled", "user's sampler"])
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("draws_from", [0, 6])
 def test_loading_leaves_the_rngs_of_the_process_alone(order: str, workers: int, draws_from: int) -> None:
     """What training draws does not depend on what is loaded, nor on how far workers have loaded ahead."""
     seed_all(1)
+    np.random.normal()  # which leaves the second number of a pair
     before = rng_states()
     stream(make(order, Drawing(SIZE, draws_from), num_workers=workers), 7)
     assert rng_states() == before

@@ -34,7 +34,7 @@ from pa_core.parts import (
     sigterm_held_back,
 )
 from pa_trial.batch_order import BatchRequest, EpochOrders, SamplerOrder
-from pa_trial.random_draws import RngMark
+from pa_trial.random_draws import DrawWatch
 
 __all__ = ["BatchShare", "KeyedBatches"]
 
@@ -101,6 +101,7 @@ class KeyedBatches(DataLoader[Any]):
         self._keyed = custom_collation or not (self._whole or _cannot_draw(like.dataset))
         self._fetcher = self._make_fetcher(keyed=self._keyed)
         self._unkeyed_fetcher = self._make_fetcher(keyed=False)
+        self._watch = DrawWatch()
         self._draws: bool | None = None
         self._pins = like.pin_memory and can_pin_memory()
         self._worker_loader: DataLoader[Any] | None = None
@@ -138,11 +139,11 @@ class KeyedBatches(DataLoader[Any]):
     def _fetch_detecting_draws(self, key: int, indices: Any) -> Any:
         """Fetch a batch, without keys as long as nothing was seen to draw from the global RNGs."""
         if self._draws is False:
-            before = RngMark()
+            self._watch.begin()
             batch = self._unkeyed_fetcher(key, indices)
-            if before.holds():
+            if not self._watch.has_seen_draws():
                 return batch
-            before.restore()
+            self._watch.undo()
             self._draws = True
         with preserve_rng_state():
             batch = self._fetcher(key, indices)
@@ -152,10 +153,10 @@ class KeyedBatches(DataLoader[Any]):
 
     def _drew_last(self, key: int, indices: Any) -> bool:
         """Whether the last sample of a batch that was just fetched, or the collation, drew."""
-        after = RngMark()
+        self._watch.begin()
         last = int(indices[-1]) if isinstance(indices, Tensor) else len(indices) - 1
         seed_rng(extend_key(key, last))
-        return not after.holds()
+        return self._watch.has_seen_draws()
 
     def _load_in_workers(self) -> Iterator[Any]:
         if self._worker_loader is None:

@@ -177,19 +177,20 @@ def find_order(loader: DataLoader[Any], *, order_seed: int, seed: int) -> EpochO
     """
     batches = cast("Any", loader).batch_sampler
     samples: Any = getattr(batches, "sampler", None)
-    if type(batches) is not BatchSampler or not _visits_each_once(samples, cast("Sized", loader.dataset)):
+    if type(batches) is not BatchSampler or not _is_made_by_torch(samples, loader):
         return SamplerOrder(batches, seed)
     shuffle = type(samples) is RandomSampler
     return EpochOrders(len(samples), batches.batch_size, batches.drop_last, shuffle, order_seed, seed)
 
 
-def _visits_each_once(sampler: object, dataset: Sized) -> bool:
-    """Whether this is the sampler that torch makes for a loader without one."""
+def _is_made_by_torch(sampler: Any, loader: Any) -> bool:
+    """Whether this is the sampler that torch makes for a loader without one, or the same as that."""
     if type(sampler) is SequentialSampler:
-        return len(sampler) == len(dataset)
-    if type(sampler) is not RandomSampler:
+        return len(sampler) == len(loader.dataset)
+    generator: object = getattr(sampler, "generator", None)
+    if type(sampler) is not RandomSampler or generator is not loader.generator or sampler.replacement:
         return False
-    return not sampler.replacement and sampler.num_samples == len(sampler.data_source) == len(dataset)
+    return len(sampler) == len(sampler.data_source) == len(loader.dataset)
 
 
 def _is_without_state(part: object) -> bool:
