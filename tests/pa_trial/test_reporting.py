@@ -221,7 +221,7 @@ class WronglyCounted(Uncountable):
 
     @override
     def get_batch_length(self, batch: Any) -> int:
-        return len(batch["number"])
+        return pa_trial.data_length(batch)
 
 
 def test_batches_that_cannot_be_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -229,5 +229,5 @@ def test_batches_that_cannot_be_counted(tmp_path: Path, caplog: pytest.LogCaptur
     caplog.set_level(logging.INFO)
     run(tmp_path, 2, Uncountable)
     assert not any("records per second" in message for message in caplog.messages)
-    with pytest.raises(KeyError, match="number"):
+    with pytest.raises(TypeError, match="cannot be counted"):
         run(tmp_path, 4, WronglyCounted)

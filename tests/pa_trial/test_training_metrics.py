@@ -6,7 +6,8 @@ import gc
 import math
 import timeit
 import weakref
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ import torch
 import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
 from pa_core import gather_objects
 from pa_trial.errors import CheckFailedError
@@ -113,6 +115,30 @@ def test_the_metrics_of_each_batch_are_kept() -> None:
     assert batch["loss"].shape == ()
     assert batch["loss"] == 1.5
     assert batch["row"].tolist() == [0, 1]
+
+
+class Pair(NamedTuple):
+    """A value of the user's own kind."""
+
+    first: Tensor
+    second: int
+
+
+def test_values_in_containers_are_kept_as_they_are() -> None:
+    """Tensors in them are on the CPU and have no graph; large tensors are arrays like small ones."""
+    large = torch.ones(2000, requires_grad=True)
+    metrics = workload({"large": large * 2, "pair": Pair(large * 3, 1), "others": {"row": [large]}})
+    _, (batch,) = metrics.reduce([metrics.payload()])
+    assert batch["large"].tolist() == [2.0] * 2000
+    assert isinstance(batch["pair"], Pair)
+    assert not batch["pair"].first.requires_grad
+    assert batch["pair"].first[0] == 3.0
+    assert not batch["others"]["row"][0].requires_grad
+
+
+def test_any_mapping_is_metrics() -> None:
+    """A train_batch may return a mapping of its own."""
+    assert averages(MappingProxyType({"a": 1.0})) == {"a": 1.0}
 
 
 def test_a_tensor_alone_is_the_loss() -> None:

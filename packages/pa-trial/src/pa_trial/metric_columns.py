@@ -61,7 +61,7 @@ def _column(values: list[Any]) -> Column:
         return values
     if kinds == {Tensor} and len({(value.dtype, value.shape, value.device) for value in values}) == 1:
         wait_for_large(values[:1])
-        stacked: Array = to_numpy(to_host([torch.stack(values)])[0])
+        stacked: Array = to_numpy(torch.stack(values).cpu())
         return stacked
     values = [to_numpy(value) for value in to_host(values)]
     arrays: list[Array] = [value for value in values if isinstance(value, np.ndarray)]

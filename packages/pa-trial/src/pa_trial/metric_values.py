@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from itertools import accumulate
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterable
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -15,6 +13,7 @@ from torch import Tensor
 __all__ = ["hold", "number_of", "numbers_of", "to_host", "to_numpy", "to_result", "wait_for_large"]
 
 Array: TypeAlias = NDArray[Any]
+_T = TypeVar("_T")
 
 _MAX_ELEMENTS_ON_DEVICE = 1024
 _NUMERIC_KINDS = "biuf"
@@ -35,24 +34,15 @@ def hold(value: Any) -> Any:
     return _rebuilt(value, hold) if isinstance(value, (dict, list, tuple, np.ndarray)) else value
 
 
-def to_host(values: Sequence[Any]) -> list[Any]:
-    """Return values that were held, with their tensors on the CPU: one transfer for each type, not one for each tensor.
+def to_host(value: _T) -> _T:
+    """Return a value that was held, with its tensors on the CPU. Waits for the device.
 
     Args:
-        values: What ``hold`` returned.
+        value: What ``hold`` returned.
     """
-    tensors: dict[int, Tensor] = {}
-    for tensor in _tensors_in(values):
-        tensors[id(tensor)] = tensor
-    wait_for_large(tensors.values())
-    on_host = _moved([tensor for tensor in tensors.values() if tensor.device.type != "cpu"])
-
-    def move(value: Any) -> Any:
-        if isinstance(value, Tensor):
-            return on_host.get(id(value), value.detach())
-        return _rebuilt(value, move) if isinstance(value, (dict, list, tuple)) else value
-
-    return [move(value) for value in values]
+    wait_for_large(_tensors_in(value))
+    moved: _T = _moved(value)
+    return moved
 
 
 def wait_for_large(tensors: Iterable[Tensor]) -> None:
@@ -128,28 +118,19 @@ def _rebuilt(value: Any, function: Callable[[Any], Any]) -> Any:
     return tuple(items) if issubclass(kind, tuple) else items
 
 
-def _tensors_in(values: Iterable[Any]) -> Iterable[Tensor]:
-    for value in values:
-        kind: type[Any] = value.__class__
-        if issubclass(kind, Tensor):
-            yield value
-        elif issubclass(kind, dict):
-            yield from _tensors_in(value.values())
-        elif issubclass(kind, (list, tuple)):
-            yield from _tensors_in(value)
+def _tensors_in(value: Any) -> Iterable[Tensor]:
+    kind: type[Any] = value.__class__
+    if issubclass(kind, Tensor):
+        yield value
+    elif issubclass(kind, (dict, list, tuple)):
+        for item in value.values() if issubclass(kind, dict) else value:
+            yield from _tensors_in(item)
 
 
-def _moved(tensors: Sequence[Tensor]) -> dict[int, Tensor]:
-    groups: defaultdict[tuple[torch.device, torch.dtype], list[Tensor]] = defaultdict(list)
-    for tensor in tensors:
-        groups[tensor.device, tensor.dtype].append(tensor)
-    moved: dict[int, Tensor] = {}
-    for group in groups.values():
-        flat = torch.cat([tensor.detach().reshape(-1) for tensor in group]).cpu()
-        ends = accumulate(tensor.numel() for tensor in group)
-        for tensor, end in zip(group, ends, strict=True):
-            moved[id(tensor)] = flat[end - tensor.numel() : end].reshape(tensor.shape)
-    return moved
+def _moved(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach().cpu()
+    return _rebuilt(value, _moved) if isinstance(value, (dict, list, tuple)) else value
 
 
 _DTYPES_OF_NUMPY = frozenset(

@@ -175,7 +175,7 @@ def metrics_of_full_dataset(returned: Metrics) -> Metrics:
     Raises:
         ArgumentTypeError: It is not a dictionary, or a metric cannot be written as JSON.
     """
-    on_host: Metrics = to_host([hold(_as_dict(returned, "evaluate_full_dataset"))])[0]
+    on_host: Metrics = to_host(_as_dict(returned, "evaluate_full_dataset"))
     metrics = {name: to_result(value) for name, value in on_host.items()}
     for name, value in metrics.items():
         to_json(value, name)
