@@ -276,27 +276,6 @@ def test_a_port_is_free_again(free_port: int) -> None:
         assert time.monotonic() - begin < 5
 
 
-def test_a_rank_does_not_join_the_group_before(free_port: int) -> None:
-    """A rank that comes to the port while an earlier group still uses it waits for the chief of its own."""
-
-    def rank_of_two(rank: int) -> DistributedContext:
-        return DistributedContext(
-            rank=rank, size=2, local_rank=rank, local_size=2, cross_rank=0, cross_size=1, pub_port=free_port
-        )
-
-    before, after = [rank_of_two(0), rank_of_two(1)], [rank_of_two(0), rank_of_two(1)]
-    with ThreadPoolExecutor(2) as pool:
-        assert list(pool.map(DistributedContext.allgather, before, "ab")) == [["a", "b"]] * 2
-        before[1].close()
-        early = pool.submit(after[1].allgather, "d")
-        time.sleep(0.3)
-        before[0].close()
-        assert after[0].allgather("c") == ["c", "d"]
-        assert early.result(20) == ["c", "d"]
-    for context in after:
-        context.close()
-
-
 def test_after_close() -> None:
     """A closed context can be closed again, and tells its numbers; its collectives raise an error that says so."""
     context = DistributedContext()

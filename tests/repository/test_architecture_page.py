@@ -1,44 +1,71 @@
-"""The map of `pa_core` on the page about its architecture is complete, and tests can be found by name."""
+"""The maps of the rooms of `pa_core` and `pa_trial` are complete, and tests can be found by name."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "maintainers" / "architecture.md"
-ROOMS = ROOT / "packages" / "pa-core" / "src" / "pa_core"
-TESTS = ROOT / "tests" / "pa_core"
 
 
-def rows() -> list[tuple[str, str, list[str]]]:
-    """The rows of the map: a room, its purpose, and its test files."""
-    found: list[tuple[str, str, str]] = re.findall(
-        r"^\| `([\w/]+)` \| ([^|]+) \| ([^|]*) \|$", PAGE.read_text(), re.MULTILINE
+@dataclass(frozen=True)
+class Map:
+    """A page for maintainers that maps the rooms of a package, where these are, and their tests."""
+
+    page: Path
+    rooms: Path
+    tests: Path
+
+    def rows(self) -> list[tuple[str, str, list[str]]]:
+        """The rows of the map: a room, its purpose, and its test files."""
+        found: list[tuple[str, str, str]] = re.findall(
+            r"^\| `([\w/]+)` \| ([^|]+) \| ([^|]*) \|$", self.page.read_text(), re.MULTILINE
+        )
+        return [(room, purpose, re.findall(r"`([\w/.]+\.py)`", tests)) for room, purpose, tests in found]
+
+
+def map_of(distribution: str, page: str) -> Map:
+    """The map of the rooms of a distribution."""
+    package = distribution.replace("-", "_")
+    return Map(
+        ROOT / "docs" / "maintainers" / page,
+        ROOT / "packages" / distribution / "src" / package,
+        ROOT / "tests" / package,
     )
-    return [(room, purpose, re.findall(r"`([\w/.]+\.py)`", tests)) for room, purpose, tests in found]
 
 
-def test_each_room_has_one_row_with_a_purpose_and_tests() -> None:
+MAPS = {"pa_core": map_of("pa-core", "architecture.md"), "pa_trial": map_of("pa-trial", "architecture-of-trials.md")}
+
+
+@pytest.fixture(params=MAPS)
+def mapped(request: pytest.FixtureRequest) -> Map:
+    """Each map in turn."""
+    return MAPS[request.param]
+
+
+def test_each_room_has_one_row_with_a_purpose_and_tests(mapped: Map) -> None:
     """Whoever changes a room finds out on the page what it is for, and which tests to run."""
-    modules = {path.relative_to(ROOMS).with_suffix("").as_posix() for path in ROOMS.rglob("*.py")}
+    modules = {path.relative_to(mapped.rooms).with_suffix("").as_posix() for path in mapped.rooms.rglob("*.py")}
     rooms = {module for module in modules if not module.endswith("__init__")}
-    mapped = Counter(room for room, _, _ in rows())
-    assert mapped == Counter(rooms)
-    assert [room for room, _, tests in rows() if not tests] == []
+    assert Counter(room for room, _, _ in mapped.rows()) == Counter(rooms)
+    assert [room for room, _, tests in mapped.rows() if not tests] == []
 
 
-def test_each_test_file_is_on_the_page_and_each_that_is_there_exists() -> None:
+def test_each_test_file_is_on_the_page_and_each_that_is_there_exists(mapped: Map) -> None:
     """A test file cannot be forgotten on the page, nor be named there once it is gone."""
-    named = set(re.findall(r"`((?:\w+/)*test_\w+\.py)`", PAGE.read_text()))
-    assert named == {path.relative_to(TESTS).as_posix() for path in TESTS.rglob("test_*.py")}
+    named = set(re.findall(r"`((?:\w+/)*test_\w+\.py)`", mapped.page.read_text()))
+    assert named == {path.relative_to(mapped.tests).as_posix() for path in mapped.tests.rglob("test_*.py")}
 
 
-def test_each_room_that_the_text_of_the_page_names_exists() -> None:
+def test_each_room_that_the_text_of_the_page_names_exists(mapped: Map) -> None:
     """The walks of a batch and of a save lead through rooms that are there."""
-    named = set(re.findall(r"`((?:[a-z_]+/)+[a-z_]+)`", PAGE.read_text()))
-    assert [room for room in sorted(named) if not (ROOMS / f"{room}.py").exists() and not (ROOT / room).exists()] == []
+    named = set(re.findall(r"`((?:[a-z_]+/)+[a-z_]+)`", mapped.page.read_text()))
+    missing = [room for room in sorted(named) if not (mapped.rooms / f"{room}.py").exists()]
+    assert [room for room in missing if not (ROOT / room).exists()] == []
 
 
 def test_no_two_test_files_have_the_same_name() -> None:

@@ -24,12 +24,10 @@ class PyTorchTrial(ABC, Generic[BatchT]):
 
     Args:
         context: Wraps models, optimizers and schedulers, and computes gradients.
-
-    Attributes:
-        trial_context_class: The class of the context that a trial is made with.
     """
 
     trial_context_class: ClassVar[type[PyTorchTrialContext]] = PyTorchTrialContext
+    """The class of the context that a trial is made with."""
 
     @abstractmethod
     def __init__(self, context: PyTorchTrialContext) -> None: ...
