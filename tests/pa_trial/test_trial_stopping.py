@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 from pathlib import Path
@@ -11,9 +12,9 @@ import pytest
 from typing_extensions import override
 
 import pa_trial
-from pa_trial import Batch, InvalidHP, PyTorchCallback, PyTorchTrialContext
+from pa_trial import Batch, DataLoader, InvalidHP, PyTorchCallback, PyTorchTrialContext
 from pa_trial.trainer import Trainer
-from tests.support.trials import TinyTrial, without_policy
+from tests.support.trials import TinyTrial, samples, without_policy
 
 if TYPE_CHECKING:
     from tests.launching import Launch
@@ -149,6 +150,47 @@ def test_a_signal_cuts_a_workload_at_the_end_of_a_group(
         another = TinyTrial(context)
         Trainer(another, context).fit(max_length=Batch(4), checkpoint_policy="none")
     assert another.notes.events == ["W4", "V4", "C4"]
+
+
+class SignalledWithWorkers(Signalled):
+    """The signal comes to all processes, as launchers send it, to the workers of the loader first."""
+
+    @override
+    def build_training_data_loader(self) -> DataLoader:
+        return DataLoader(samples(), batch_size=4, num_workers=1)
+
+    @override
+    def ask(self) -> None:
+        (worker,) = multiprocessing.active_children()
+        assert worker.pid is not None
+        os.kill(worker.pid, signal.SIGTERM)
+        worker.join(0.5)
+        super().ask()
+
+
+def test_a_signal_to_workers_too(tmp_path: Path) -> None:
+    """They go on until the main process ends them."""
+    with pa_trial.init(checkpoint_dir=tmp_path, aggregation_frequency=3) as context:
+        trial = SignalledWithWorkers(context)
+        Trainer(trial, context).fit(max_length=Batch(100), checkpoint_policy="none")
+    assert trial.notes.events == ["W3", "C3"]
+
+
+class SignalledBefore(TinyTrial):
+    """A signal comes before the training begins."""
+
+    @override
+    def build_validation_data_loader(self) -> DataLoader:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return super().build_validation_data_loader()
+
+
+def test_a_signal_before_the_first_batch(tmp_path: Path) -> None:
+    """It counts at the end of the first group of batches."""
+    with pa_trial.init(checkpoint_dir=tmp_path) as context:
+        trial = SignalledBefore(context)
+        Trainer(trial, context).fit(max_length=Batch(100), checkpoint_policy="none")
+    assert trial.notes.events == ["W1", "C1"]
 
 
 def test_other_signals(tmp_path: Path) -> None:

@@ -39,6 +39,11 @@ class StopRequests:
             finally:
                 watch.settle()
 
+    def start_training(self) -> None:
+        """Let a signal that came earlier cut the first workload short."""
+        if self._signalled:
+            self._parts.trained.ask_to_leave()
+
     def agreed(self) -> bool:
         """Return whether any process asks to stop, which all of them do then; all must call this."""
         parts = self._parts

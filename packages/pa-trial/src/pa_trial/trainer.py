@@ -182,6 +182,7 @@ def _fit(
     """Put a training together, in the documented order, and let it run."""
     progress, trained, stop = parts.progress, parts.trained, StopRequests(parts)
     with closing_in_order(watch) as resources:
+        resources.enter_context(stop.watching_signals())  # which workers of loaders are to inherit
         callbacks = check_callbacks(trial.build_callbacks())
         calls = CallbackCalls(callbacks)
         checkpoints = Checkpoints(trial, parts, callbacks)
@@ -208,11 +209,11 @@ def _fit(
 
         trained.start_training()
         resources.callback(trained.end_training)
+        stop.start_training()
         if saved is not None:
             checkpoints.restore(saved)
         elif options.warm_start is not None:
             checkpoints.load_weights(options.warm_start, trust_pickle=options.trust_pickle)
-        resources.enter_context(stop.watching_signals())
         calls.call(PyTorchCallback.on_training_start)
         with saving_before_invalid_hp(loop.save_unless_current):
             loop.run()
