@@ -234,6 +234,24 @@ def test_clipping_gets_one_list_of_the_parameters_of_all_groups() -> None:
     assert [id(one) for one in seen[0]] == [id(one) for one in model.parameters()]
 
 
+def test_an_optimizer_that_is_not_wrapped_is_stepped_and_warned_of_once() -> None:
+    """Checkpoints do not hold its state; the training goes on."""
+    batches, model, _ = one_weight(aggregation_frequency=2)
+    other = SGD(model.parameters(), lr=1.0)
+
+    def train_batch(_: int) -> None:
+        batches.parts.backward(unit_loss(model))
+        batches.parts.step_optimizer(other)
+
+    with pytest.warns(UserWarning, match="not wrapped: SGD") as warned:
+        batches.train(train_batch, 6)
+
+    assert len(warned) == 1
+    assert warned[0].filename == __file__
+    assert model.weight.item() == -3.0
+    assert batches.parts.wrap_optimizer(other) in batches.parts.optimizers
+
+
 def test_optimizers_step_on_their_own() -> None:
     """Each in the batch and the order that the trial says; one that is not stepped keeps its gradients."""
     batches = Batches()

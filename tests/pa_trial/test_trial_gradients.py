@@ -430,6 +430,14 @@ def test_models_that_differ_are_refused() -> None:
         trained.parts.wrap_model(nn.Linear(1, 2 + rank()))
 
 
+def test_a_lazy_model_that_has_seen_no_batch_is_refused() -> None:
+    """There is nothing yet that the chief could give; one process may initialize it later."""
+    trained = Batches()
+
+    with pytest.raises(InvalidExperimentException, match="weight, bias of a lazy module"):
+        trained.parts.wrap_model(nn.LazyLinear(1))
+
+
 def test_buffers_follow_the_chief_at_the_start_of_a_group_and_in_a_validation() -> None:
     """Running statistics are those of the chief, also where a buffer is replaced by another tensor."""
     trained = Batches(aggregation_frequency=2)

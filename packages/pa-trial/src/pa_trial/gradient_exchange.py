@@ -157,7 +157,7 @@ class _Expected:
         self._ids = {index: id(parameters[index]) for index in members}
         self._num_processes = num_processes
         self._buckets = GradientBuckets([parameters[index] for index in members], num_carried=3 + len(members))
-        self._usual = torch.tensor([[float(place), 0.0, 0.0, *(1.0 for _ in members)] for place in range(_PLACES)])
+        self._usual = [torch.tensor([place, 0.0, 0.0, *(1.0 for _ in members)]) for place in range(_PLACES)]
 
     def average(self, reached: set[int], place: int, *, asks: bool) -> bool | None:
         """Exchange the gradients if all processes have reached nothing else, and return whether any of them asks.

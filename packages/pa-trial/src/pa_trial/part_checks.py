@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from pa_core import ArgumentTypeError
@@ -21,6 +22,7 @@ __all__ = [
     "loaded_to_be_looked_at",
     "manual_zeroing",
     "not_wrapped",
+    "require_initialized",
     "require_model",
     "require_optimizer",
     "require_some",
@@ -28,6 +30,7 @@ __all__ = [
     "second_scaler",
     "unscaled_too_early",
     "warn_of_foreign_parameters",
+    "warn_of_unwrapped_optimizer",
     "wrapped_in_training",
 ]
 
@@ -107,6 +110,23 @@ def loaded_to_be_looked_at() -> InvalidExperimentException:
     )
 
 
+def require_initialized(model: nn.Module) -> None:
+    """Refuse lazy modules that have seen no batch: several processes cannot give each other what is not there yet.
+
+    Raises:
+        InvalidExperimentException: A parameter or a buffer has no shape.
+    """
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    lazy = [name for name, tensor in tensors.items() if is_lazy(tensor)]
+    if lazy:
+        raise InvalidExperimentException(
+            "A model has parameters without a shape, which several processes cannot share.",
+            given=f"{', '.join(lazy[:_SHOWN])} of a lazy module",
+            expected="a model that has seen a batch",
+            do="Call the model once with a batch of zeros before context.wrap_model().",
+        )
+
+
 def describe_model(model: nn.Module, number: int) -> Mapping[str, str]:
     """Return what has to be alike on all processes of a model.
 
@@ -133,6 +153,14 @@ def warn_of_foreign_parameters(foreign: Sequence[Tensor]) -> None:
         f"An optimizer updates parameters that no wrapped model has: {_describe_shapes(foreign)}. Checkpoints do not "
         "hold them, so that a training that resumes starts them anew. Wrap the module that has them with "
         "context.wrap_model()."
+    )
+
+
+def warn_of_unwrapped_optimizer(optimizer: Optimizer) -> None:
+    """Warn of an optimizer whose state no checkpoint would have."""
+    warn_user(
+        f"step_optimizer() steps an optimizer that is not wrapped: {type(optimizer).__name__}. Checkpoints do not hold "
+        "its state, so that a training that resumes starts it anew. Wrap it with context.wrap_optimizer()."
     )
 
 

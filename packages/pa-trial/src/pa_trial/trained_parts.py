@@ -85,6 +85,7 @@ class TrainedParts:
         self._progress = progress
         self._can_train = can_train
         self._averages: dict[int, bool] = {}  # by the id of an optimizer
+        self._unwrapped: list[Optimizer] = []
         self._autocast: AutocastHooks | None = None
         self._autocast_handles: list[RemovableHandle] = []
         self._scales = False
@@ -106,6 +107,7 @@ class TrainedParts:
         Raises:
             ArgumentTypeError: It is not a module.
             InternalException: The training has begun.
+            InvalidExperimentException: It has parameters without a shape, on several processes.
             RanksDifferError: The processes wrap models with other parameters.
         """
         part_checks.require_model(model)
@@ -116,6 +118,7 @@ class TrainedParts:
         if self._can_train:
             model = model.to(self._device)
             if self._num_processes > 1:
+                part_checks.require_initialized(model)
                 require_alike(partial(part_checks.describe_model, model, len(self.models)), self._device)
                 broadcast_weights(model)
         self.models.append(model)
@@ -346,6 +349,8 @@ class TrainedParts:
         batch_idx = self._progress.current_batch("context.step_optimizer()")
         if (batch_idx + 1) % aggregation:
             return
+        if id(optimizer) not in self._averages:
+            self._warn_of_unwrapped(optimizer)
         if self._exchange is not None:
             self._finish_exchange(self._exchange, optimizer, scaler)
         if aggregation > 1 and self._averages.get(id(optimizer), True):
@@ -394,6 +399,11 @@ class TrainedParts:
     def _register_autocast(self, model: nn.Module) -> None:
         if self._autocast is not None:
             self._autocast_handles.extend(self._autocast.register(model))
+
+    def _warn_of_unwrapped(self, optimizer: Optimizer) -> None:
+        if not any(optimizer is known for known in self._unwrapped):
+            self._unwrapped.append(optimizer)
+            part_checks.warn_of_unwrapped_optimizer(optimizer)
 
     def _scaler_of_step(self, scaler: GradScaler | None) -> GradScaler | None:
         if self._scales and (scaler is None or scaler is self.scaler):
