@@ -24,6 +24,8 @@ MODULES = (
     "pa_core.testing",
     "pa_finetuning",
     "pa_schedulers",
+    "pa_trial",
+    "pa_trial.samplers",
     "pytorch_accelerated",
 )
 

@@ -38,6 +38,16 @@ class Module:
                 return set(names)
         return set()
 
+    @cached_property
+    def imported_from_others(self) -> set[str]:
+        """The names that it imports from packages which are not ours, such as torch's `DataLoader`."""
+        return {
+            alias.asname or alias.name
+            for node in ast.walk(self.tree)
+            if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] not in PACKAGES
+            for alias in node.names
+        }
+
 
 def find_open_types(folders: Iterable[Path]) -> list[str]:
     """Return where a public signature is open, such as `pa_core.TrainerCallback.on_init_end.kwargs`, sorted.
@@ -49,10 +59,11 @@ def find_open_types(folders: Iterable[Path]) -> list[str]:
     classes = {node.name: node for module in modules for node in module.tree.body if isinstance(node, ast.ClassDef)}
     found: set[str] = set()
     for module in modules:
+        known = {name: node for name, node in classes.items() if name not in module.imported_from_others}
         for node in _definitions(module.tree.body):
             names = _names_defined(node)
             for name in names & module.public:
-                found.update(_in_definition(node, _shortest_path(name, module, modules), classes))
+                found.update(_in_definition(node, _shortest_path(name, module, modules), known))
     return sorted(found)
 
 

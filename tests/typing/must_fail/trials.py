@@ -84,3 +84,9 @@ pytorch.DistributedContext(0, 1)  # type: ignore[call-arg]  # pyright: ignore[re
 samplers.SkipSampler(torch.utils.data.SequentialSampler(make_data()))  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]  # pa_trial.samplers.SkipSampler: how many
 pytorch.load_trial_from_checkpoint_path("checkpoint", trial_class=Net)  # type: ignore[type-var]  # pyright: ignore[reportArgumentType, reportCallIssue]  # pa_trial.load_trial_from_checkpoint_path: the class of a trial
 rate: int = pytorch.LRScheduler.StepMode.MANUAL  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]  # pa_trial.LRScheduler: no such mode
+other_samples: pytorch.DataLoader[int] = pytorch.DataLoader(make_data())  # type: ignore[arg-type]  # pyright: ignore[reportAssignmentType]  # pa_trial.DataLoader[_SampleT]: samples of the dataset
+indices = torch.utils.data.SequentialSampler(make_data())
+repeated: samplers.RepeatSampler[str] = samplers.RepeatSampler(indices)  # type: ignore[arg-type]  # pyright: ignore[reportAssignmentType]  # pa_trial.samplers.RepeatSampler[_ItemT]: what the other sampler yields
+shared: samplers.DistributedSampler[str] = samplers.DistributedSampler(indices, 2, 0)  # type: ignore[arg-type]  # pyright: ignore[reportAssignmentType]  # pa_trial.samplers.DistributedSampler[_ItemT]: as above
+skipped: samplers.SkipSampler[str] = samplers.SkipSampler(indices, 1)  # type: ignore[arg-type]  # pyright: ignore[reportAssignmentType]  # pa_trial.samplers.SkipSampler[_ItemT]: as above
+shuffled: samplers.ReproducibleShuffleSampler[str] = samplers.ReproducibleShuffleSampler(indices, 1)  # type: ignore[arg-type]  # pyright: ignore[reportAssignmentType]  # pa_trial.samplers.ReproducibleShuffleSampler[_ItemT]: as above

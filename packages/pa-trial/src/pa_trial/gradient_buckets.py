@@ -43,7 +43,7 @@ class GradientBuckets:
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], *, num_carried: int) -> None:
-        self.parameters = list(parameters)
+        self.parameters: list[nn.Parameter] = list(parameters)
         grouped: dict[tuple[torch.dtype, torch.device], list[nn.Parameter]] = {}
         for parameter in parameters:
             grouped.setdefault((parameter.dtype, parameter.device), []).append(parameter)
