@@ -327,6 +327,15 @@ def test_a_training_that_begins_has_not_been_asked_to_leave() -> None:
     assert not batches.parts.leave_agreed
 
 
+def test_a_request_that_comes_before_the_first_batch_is_heard() -> None:
+    """A signal may arrive while the data loaders are built."""
+    batches, _, _ = one_weight()
+    batches.parts.ask_to_leave()
+
+    batches.train(lambda _: None, 1)
+    assert batches.parts.leave_agreed
+
+
 def test_gradients_that_no_step_has_used_up_are_saved_and_loaded() -> None:
     """By name, once where models share a parameter; on loading they take the place of what is there."""
     batches, model, _ = one_weight(aggregation_frequency=4)

@@ -239,7 +239,7 @@ class TrainedParts:
     def start_training(self) -> None:
         """Begin to train; ``end_training`` ends it."""
         self._is_training = True
-        self.leave_agreed = self._asks_to_leave = self._must_update_scale = False
+        self.leave_agreed = self._must_update_scale = False
         if not self._autocast_handles:
             for model in self.models:
                 self._register_autocast(model)
@@ -256,7 +256,7 @@ class TrainedParts:
 
     def end_training(self) -> None:
         """Leave models and optimizers without any hook of ours; also after an exception."""
-        self._is_training = self._exchanges_now = False
+        self._is_training = self._exchanges_now = self._asks_to_leave = False
         for handle in (*self._step_handles, *self._autocast_handles):
             handle.remove()
         self._step_handles.clear()
