@@ -65,9 +65,10 @@ class MiddleOut(Sampler[int]):
     @override
     def __iter__(self) -> Iterator[int]:
         self.iterations += 1
-        begin = random.randrange(self.size) + self.iterations
+        begin = random.randrange(self.size) + self.iterations + round(9 * np.random.normal())
         for number in range(self.size):
-            yield (begin + number + int(torch.randint(2, ()))) % self.size
+            drawn = int(torch.randint(2, ())) + (round(9 * np.random.normal()) if number % 3 == 1 else 0)
+            yield (begin + number + drawn) % self.size
 
 
 def stream(

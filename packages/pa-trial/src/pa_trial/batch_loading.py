@@ -34,7 +34,7 @@ from pa_core.parts import (
     sigterm_held_back,
 )
 from pa_trial.batch_order import BatchRequest, EpochOrders, SamplerOrder
-from pa_trial.random_draws import DrawWatch
+from pa_trial.random_draws import RngStates
 
 __all__ = ["BatchShare", "KeyedBatches"]
 
@@ -101,7 +101,7 @@ class KeyedBatches(DataLoader[Any]):
         self._keyed = custom_collation or not (self._whole or _cannot_draw(like.dataset))
         self._fetcher = self._make_fetcher(keyed=self._keyed)
         self._unkeyed_fetcher = self._make_fetcher(keyed=False)
-        self._watch = DrawWatch()
+        self._states = RngStates()
         self._draws: bool | None = None
         self._pins = like.pin_memory and can_pin_memory()
         self._worker_loader: DataLoader[Any] | None = None
@@ -139,11 +139,11 @@ class KeyedBatches(DataLoader[Any]):
     def _fetch_detecting_draws(self, key: int, indices: Any) -> Any:
         """Fetch a batch, without keys as long as nothing was seen to draw from the global RNGs."""
         if self._draws is False:
-            self._watch.begin()
+            self._states.capture()
             batch = self._unkeyed_fetcher(key, indices)
-            if not self._watch.has_seen_draws():
+            if not self._states.have_changed():
                 return batch
-            self._watch.undo()
+            self._states.restore()
             self._draws = True
         with preserve_rng_state():
             batch = self._fetcher(key, indices)
@@ -153,10 +153,10 @@ class KeyedBatches(DataLoader[Any]):
 
     def _drew_last(self, key: int, indices: Any) -> bool:
         """Whether the last sample of a batch that was just fetched, or the collation, drew."""
-        self._watch.begin()
+        self._states.capture()
         last = int(indices[-1]) if isinstance(indices, Tensor) else len(indices) - 1
         seed_rng(extend_key(key, last))
-        return self._watch.has_seen_draws()
+        return self._states.have_changed()
 
     def _load_in_workers(self) -> Iterator[Any]:
         if self._worker_loader is None:

@@ -6,13 +6,11 @@ its samples are loaded, depends on the seed and on that number alone.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Sequence, Sized
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Protocol, TypeAlias, cast
 
-import torch
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -24,8 +22,9 @@ from torch.utils.data import (
 )
 
 from pa_core.data import epoch_order
-from pa_core.parts import capture_rng_state, extend_key, mix, preserve_rng_state, restore_rng_state, seed_rng, set_epoch
+from pa_core.parts import extend_key, mix, set_epoch
 from pa_trial.errors import EmptyLoaderError
+from pa_trial.random_draws import OwnRngs
 
 __all__ = ["BatchOrder", "BatchRequest", "EpochOrders", "SamplerOrder", "find_order"]
 
@@ -33,7 +32,6 @@ BatchRequest: TypeAlias = tuple[int, Any]
 """What a batch is made from: the key of its random draws, and the indices of its samples."""
 
 _DRAWS_OF_SAMPLERS = -1  # extends the key of an epoch where no sample index does
-_CPU = torch.device("cpu")
 _BATCHES_AHEAD = 64
 _MOST_BATCHES_AT_ONCE = 1024
 _WITHOUT_STATE: tuple[type, ...] = (
@@ -145,26 +143,15 @@ class _Iteration:
     """One iteration over a batch sampler, which draws from RNGs that are its own until the iteration ends."""
 
     def __init__(self, batch_sampler: Iterable[Sequence[Any]], epoch: int, key: int) -> None:
-        self._state: dict[str, Any] | None = None
-        self._key = extend_key(key, _DRAWS_OF_SAMPLERS)
         set_epoch(batch_sampler, epoch)
-        with self._own_draws():
+        self._rngs = OwnRngs(extend_key(key, _DRAWS_OF_SAMPLERS))
+        with self._rngs.in_use():
             self._batches = iter(batch_sampler)
 
     def take(self, number: int) -> list[Sequence[Any]]:
         """Return the next batches: so many, or what is left."""
-        with self._own_draws():
+        with self._rngs.in_use():
             return list(islice(self._batches, number))
-
-    @contextmanager
-    def _own_draws(self) -> Generator[None]:
-        with preserve_rng_state():
-            if self._state is None:
-                seed_rng(self._key)
-            else:
-                restore_rng_state(self._state, _CPU)
-            yield
-            self._state = capture_rng_state(_CPU)
 
 
 def find_order(loader: DataLoader[Any], *, order_seed: int, seed: int) -> EpochOrders | SamplerOrder:

@@ -1,6 +1,6 @@
-"""Whether something draws random numbers from the global RNGs.
+"""The states of the global RNGs: whether something drew from them, and states that are something's own.
 
-Most datasets do not. Then their samples need no keys, and seeding the RNGs for each of them would take longer than
+Most datasets do not draw. Then their samples need no keys, and seeding the RNGs for each of them would take longer than
 loading it.
 """
 
@@ -8,38 +8,41 @@ from __future__ import annotations
 
 import ctypes
 import random
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 
-__all__ = ["DrawWatch"]
+from pa_core.parts import seed_rng
+
+__all__ = ["OwnRngs", "RngStates"]
 
 _BYTES_OF_MT19937 = 2500  # 624 words of 32 bits, and the place of the next one
 
 
-class DrawWatch:
-    """Notices draws from the global RNGs of Python, NumPy and torch, and can undo them; a look takes 10 microseconds.
+class RngStates:
+    """The states of the global RNGs of Python, NumPy and torch at one moment; taken in 10 microseconds.
 
     Example:
-        >>> watch = DrawWatch()
-        >>> watch.begin()
-        >>> watch.has_seen_draws()
+        >>> states = RngStates()
+        >>> states.have_changed()
         False
         >>> number = random.random()
-        >>> watch.has_seen_draws()
+        >>> states.have_changed()
         True
-        >>> watch.undo()
+        >>> states.restore()
         >>> number == random.random()
         True
     """
 
     def __init__(self) -> None:
         self._no_normal_at: object = None
-        self.begin()
+        self.capture()
 
-    def begin(self) -> None:
-        """Watch from now on."""
+    def capture(self) -> None:
+        """Take the states of this moment."""
         self._python = random.getstate()
         self._torch = _torch_state()
         self._numpy = _numpy_state()
@@ -47,10 +50,10 @@ class DrawWatch:
         # its state is the same; to ask takes 30 microseconds.
         if self._numpy != self._no_normal_at:
             state = _numpy_random().get_state(legacy=False)
-            self._normal = state["has_gauss"], state["gauss"]
+            self._normal = (1, state["gauss"]) if state["has_gauss"] else (0, 0.0)
             self._no_normal_at = None if state["has_gauss"] else self._numpy
 
-    def has_seen_draws(self) -> bool:
+    def have_changed(self) -> bool:
         """Whether something was drawn or seeded since."""
         return (
             _place_of_python(self._python) != _place_of_python(random.getstate())
@@ -58,14 +61,53 @@ class DrawWatch:
             or self._torch != _torch_state()
         )
 
-    def undo(self) -> None:
-        """Have the RNGs continue from where the watch began."""
+    def restore(self, now: RngStates | None = None) -> None:
+        """Have the RNGs continue from that moment.
+
+        Args:
+            now: Their states as they are, which saves asking for them.
+        """
         random.setstate(self._python)
         torch.default_generator.set_state(torch.frombuffer(bytearray(self._torch), dtype=torch.uint8))
         _restore_numpy(self._numpy)
-        state = _numpy_random().get_state(legacy=False)
-        state["has_gauss"], state["gauss"] = self._normal
-        _numpy_random().set_state(state)
+        if now is None or now._normal != self._normal:
+            state = _numpy_random().get_state(legacy=False)
+            state["has_gauss"], state["gauss"] = self._normal
+            _numpy_random().set_state(state)
+
+
+class OwnRngs:
+    """RNGs of its own for something that draws from the global ones now and then.
+
+    Args:
+        key: What they are seeded with.
+
+    Example:
+        >>> own = OwnRngs(7)
+        >>> with own.in_use():
+        ...     first = random.random()
+        >>> again = OwnRngs(7)
+        >>> with again.in_use():
+        ...     first == random.random()
+        True
+    """
+
+    def __init__(self, key: int) -> None:
+        self._outside = RngStates()
+        seed_rng(key)
+        self._own = RngStates()
+        self._outside.restore()
+
+    @contextmanager
+    def in_use(self) -> Generator[None]:
+        """Within the context, the global RNGs continue these; afterwards they are as they were."""
+        self._outside.capture()
+        self._own.restore(self._outside)
+        try:
+            yield
+        finally:
+            self._own.capture()
+            self._outside.restore(self._own)
 
 
 def _place_of_python(state: tuple[Any, ...]) -> tuple[Any, ...]:
