@@ -11,6 +11,7 @@ import pytest
 
 from tests.crashes.harness import CrashLab, Tally
 from tests.crashes.own_loops import LOOPS
+from tests.crashes.saved_states import TRIAL
 
 TALLY = pytest.StashKey[Tally]()
 
@@ -25,9 +26,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     tally = config.stash[TALLY]
     if tally.hits:
         terminalreporter.section("crashes")
-    for loop in (None, *LOOPS):
+    for loop in (None, *LOOPS, TRIAL):
         if tally.of(loop).hits:
-            name = "The trainer's loop" if loop is None else f"A loop of one's own, {loop}"
+            name = {None: "The trainer's loop", TRIAL: "A trial"}.get(loop, f"A loop of one's own, {loop}")
             terminalreporter.write_line(f"{name}: {tally.of(loop).describe()}")
 
 

@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from pa_core.storage import StateFolder, StateRecord
 from tests.crashes.comparison import Record, differences, first_update
 from tests.crashes.configurations import Configuration
 from tests.crashes.fork_server import Attempt, Ended
 from tests.crashes.phases import Phase
+from tests.crashes.saved_states import TRIAL, SavedState, saved_states
 from tests.crashes.strikes import Strike
 
 __all__ = ["CrashLab", "Run", "Tally"]
@@ -162,30 +162,34 @@ class Run:
             strike=strike,
             is_watched=is_watched,
         )
-        newest = self._newest_state()
+        newest = self._newest_state(configuration)
         ended = self._lab.attempt(attempt)
         self._story.append(f"{strike} -> {ended.statuses} in {ended.training}, {ended.storing}")
         if ended.is_hit:
             self._lab.tally.hits.append((configuration, ended))
-        if not _is_explained(strike, ended, self._newest_state()):
+        if not _is_explained(strike, ended, self._newest_state(configuration), configuration):
             raise AssertionError(f"{self.describe()}\n{ended}\n{ended.output}")
-        self._check_states(newest, configuration.ranks)
+        self._check_states(newest, configuration)
         self.is_complete = ended.statuses == [0] * configuration.ranks
         return ended
 
-    def _newest_state(self) -> StateRecord | None:
-        return max(StateFolder(self.states).records(), key=lambda record: record.sequence, default=None)
+    def saved(self, configuration: Configuration) -> list[SavedState]:
+        """Return what it has saved, called in this way."""
+        return saved_states(self.states, configuration.loop, configuration.ranks)
 
-    def _check_states(self, newest: StateRecord | None, ranks: int) -> None:
+    def _newest_state(self, configuration: Configuration) -> SavedState | None:
+        return max(self.saved(configuration), key=lambda state: state.sequence, default=None)
+
+    def _check_states(self, newest: SavedState | None, configuration: Configuration) -> None:
         """Whatever has hit the run, all states are whole, and it went on from the newest one.
 
         Args:
             newest: The newest state before the last start.
-            ranks: The number of processes of the last start.
+            configuration: How the script was called the last time.
         """
-        damaged = [record for record in StateFolder(self.states).records() if record.problem is not None]
-        first = first_update(self.folder, ranks, attempt=len(self._story))
-        after = self._newest_state()
+        damaged = [state for state in self.saved(configuration) if state.problem is not None]
+        first = first_update(self.folder, configuration.ranks, attempt=len(self._story))
+        after = self._newest_state(configuration)
         is_older = newest is not None and (after is None or after.sequence < newest.sequence)
         if damaged or is_older or first not in (None, 1 + (newest.update if newest else 0)):
             raise AssertionError(
@@ -222,24 +226,25 @@ class Run:
         return "\n".join([str(self.folder), *self._story])
 
 
-def _is_explained(strike: Strike | None, ended: Ended, newest: StateRecord | None) -> bool:
+def _is_explained(strike: Strike | None, ended: Ended, newest: SavedState | None, configuration: Configuration) -> bool:
     """Whether the exit statuses are those that the strike should lead to.
 
     Args:
         strike: What hit the run, if it came to that.
         ended: How it ended.
         newest: The newest state that it has left.
+        configuration: How the script was called.
     """
     statuses = set(ended.statuses)
     if ended.hangs or "is passed over" in ended.output:
         return False
     if strike is None or not ended.is_hit:
         return statuses == {0}
-    if strike.kill_after is not None:
-        return statuses <= SOON_KILLED
-    if strike.signal == "SIGKILL":
-        return statuses <= {-9, 0}
+    if strike.kill_after is not None or strike.signal == "SIGKILL":
+        return statuses <= (SOON_KILLED if strike.kill_after is not None else {-9, 0})
     if strike.phase is None or Phase.END.name in (strike.phase, ended.training):
         return statuses <= SOON_KILLED  # the run may just begin, or be about to end, and not look for signals any more
+    if configuration.loop == TRIAL:  # a signal may come after the last look for one
+        return statuses in ({0}, {PREEMPTED})
     is_complete = newest is not None and newest.complete  # by the number of epochs, or because it stopped early
     return statuses == ({0} if is_complete else {PREEMPTED})

@@ -28,11 +28,12 @@ from pa_core import (
     TrainerCallback,
     TrainerPlaceholderValues,
 )
-from pa_core.storage import StateFolder
 from pa_schedulers import CosineLrScheduler
 from tests.crashes.own_loops import LOOPS
 from tests.crashes.phases import Watch
 from tests.crashes.recording import Recorder
+from tests.crashes.saved_states import TRIAL, saved_states
+from tests.crashes.trial_runs import train_trial
 from tests.crashes.watching import WatchCallback
 
 __all__ = ["Augmented", "Net", "main", "states_path", "watch_path"]
@@ -126,8 +127,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = _parse(arguments)
     folder: Path = options.folder
     rank = int(os.environ.get("RANK", "0"))
-    _seed(1 if not StateFolder(states_path(folder)).records() else time.time_ns() % 2**32)
+    _seed(1 if not saved_states(states_path(folder), options.loop) else time.time_ns() % 2**32)
     torch.set_num_threads(1)
+    if options.loop == TRIAL:
+        datasets = Augmented(TRAIN_SAMPLES, seed=2), Augmented(EVAL_SAMPLES, seed=3)
+        train_trial(options, states_path(folder), datasets, next(iter(_watching(folder, rank)), None))
+        return
     model = Net()
     recorder = Recorder(folder, rank, int(os.environ.get("ATTEMPT", "1")))
     watching = _watching(folder, rank)
@@ -185,15 +190,15 @@ def _seed(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-def _watching(folder: Path, rank: int) -> list[TrainerCallback]:
+def _watching(folder: Path, rank: int) -> list[WatchCallback]:
     path = watch_path(folder, rank)
     return [WatchCallback(Watch(path), states_path(folder))] if path.exists() else []
 
 
-def _callbacks(options: argparse.Namespace, folder: Path, watching: list[TrainerCallback]) -> list[TrainerCallback]:
+def _callbacks(options: argparse.Namespace, folder: Path, watching: Sequence[TrainerCallback]) -> list[TrainerCallback]:
     return [
         SaveBestModelCallback(folder / "best.pt", load_saved_checkpoint=not options.keep_last),
-        ModelEmaCallback(0.9, save_path=folder / "average.pt", callbacks=watching),
+        ModelEmaCallback(0.9, save_path=folder / "average.pt", callbacks=list(watching)),
         StepBasedEvaluationCallback(options.evaluate_every_n_steps),
         *_states(options),
         EarlyStoppingCallback(options.patience, early_stopping_threshold=0.02),
@@ -218,7 +223,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("folder", type=Path, help="where everything goes that the run writes")
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--max-updates", type=int, help="end in the middle of an epoch")
-    parser.add_argument("--loop", choices=sorted(LOOPS), help="a loop of the script's own, not that of the trainer")
+    parser.add_argument("--loop", choices=[*sorted(LOOPS), TRIAL], help="a loop that is not that of the trainer")
     parser.add_argument("--is-forgetful", action="store_true", help="leave what is the loop's own out of the states")
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--batch-size", type=int, default=4)

@@ -41,18 +41,17 @@ class WatchCallback(TrainerCallback):
     @override
     def on_training_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         if trainer.num_updates_completed > 0:
-            self._watch.note_resume()
-            self._is_first_step = True
+            self.note_resume()
 
     @override
     def on_train_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         self._batches_of_update = 0
-        self._enter(Phase.EPOCH_EDGE)
+        self.enter(Phase.EPOCH_EDGE)
 
     @override
     def on_train_step_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         in_group = Phase.FORWARD if self._batches_of_update == 0 else Phase.GROUP
-        self._enter(Phase.FIRST_STEP if self._is_first_step else in_group)
+        self.enter(Phase.FIRST_STEP if self._is_first_step else in_group)
 
     @override
     def on_train_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
@@ -63,7 +62,7 @@ class WatchCallback(TrainerCallback):
     def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
         self._batches_of_update = 0
         self._is_first_step = False
-        self._enter(Phase.UPDATED)
+        self.enter(Phase.UPDATED)
 
     @override
     def on_eval_step_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
@@ -71,21 +70,27 @@ class WatchCallback(TrainerCallback):
 
     @override
     def on_eval_epoch_start(self, trainer: AnyTrainer, *, is_intermediate: bool = False, **kwargs: Any) -> None:
-        self._enter(Phase.INTERMEDIATE_EVALUATION if is_intermediate else Phase.EVALUATION)
+        self.enter(Phase.INTERMEDIATE_EVALUATION if is_intermediate else Phase.EVALUATION)
 
     @override
     def on_eval_epoch_end(self, trainer: AnyTrainer, *, is_intermediate: bool = False, **kwargs: Any) -> None:
-        self._enter(Phase.UPDATED if is_intermediate else Phase.EPOCH_EDGE)
+        self.enter(Phase.UPDATED if is_intermediate else Phase.EPOCH_EDGE)
 
     @override
     def on_train_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        self._enter(Phase.EPOCH_EDGE)
+        self.enter(Phase.EPOCH_EDGE)
 
     @override
     def on_training_run_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        self._enter(Phase.END)
+        self.enter(Phase.END)
 
-    def _enter(self, phase: Phase) -> None:
+    def note_resume(self) -> None:
+        """Say that the run goes on from a state."""
+        self._watch.note_resume()
+        self._is_first_step = True
+
+    def enter(self, phase: Phase) -> None:
+        """Say what comes now, and take some time perhaps."""
         if self._writer is threading.current_thread() or (self._writer and not self._writer.is_alive()):
             self._watch.end_storing()
         self._watch.enter(phase)
