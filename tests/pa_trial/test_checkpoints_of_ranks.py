@@ -1,0 +1,127 @@
+"""Checkpoints of several processes: one folder, which all of them agree on, or an error on all."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from typing_extensions import override
+
+import pa_trial
+from pa_core import CheckpointError, OtherProcessError, RanksDifferError
+from pa_core.distributed import gather_objects, rank
+from pa_trial import Batch, InvalidCheckpointException, PyTorchCallback, PyTorchTrialContext, Trainer
+from tests.support.trials import TinyTrial, fit
+
+pytestmark = pytest.mark.runs_on("two_ranks")
+
+
+def saved(folder: Path, length: int = 1) -> Path:
+    """Train on both processes, and return the folder of the checkpoint."""
+    fit(TinyTrial, folder, max_length=Batch(length))
+    (checkpoint,) = folder.iterdir()
+    return checkpoint
+
+
+def resume(checkpoint: Path) -> TinyTrial:
+    """Continue from a checkpoint."""
+    return fit(TinyTrial, checkpoint.parent, max_length=Batch(3), latest_checkpoint=checkpoint)
+
+
+def test_each_process_has_a_file_and_the_chief_writes_the_rest(shared_tmp_path: Path) -> None:
+    """Both continue from it, and find the same one to be the newest."""
+    checkpoint = saved(shared_tmp_path)
+    assert {path.name for path in checkpoint.iterdir()} == {
+        "state_dict.pth",
+        "rank_1.pth",
+        "trial_state.json",
+        "load_data.json",
+        "metadata.json",
+    }
+    assert "rng_state" in torch.load(checkpoint / "rank_1.pth", weights_only=True)
+    assert resume(checkpoint).trained == [(0, 1), (1, 2)]
+    with pa_trial.init(checkpoint_dir=shared_tmp_path) as context:
+        names = gather_objects(context.get_latest_checkpoint())
+    assert names[0] == names[1]
+    assert names[0] != checkpoint.name
+
+
+@pytest.mark.parametrize("name", ["rank_1.pth", "state_dict.pth"])
+def test_damage_that_one_process_meets_is_refused_by_both(name: str, shared_tmp_path: Path) -> None:
+    """Nobody waits for the other."""
+    checkpoint = saved(shared_tmp_path)
+    if rank() == 0:
+        content = bytearray((checkpoint / name).read_bytes())
+        content[len(content) // 2] ^= 1
+        (checkpoint / name).write_bytes(content)
+    gather_objects(None)
+    with pytest.raises(InvalidCheckpointException, match="damaged") as error:
+        resume(checkpoint)
+    assert name in error.value.given
+
+
+def test_different_checkpoints_under_one_name_are_refused(shared_tmp_path: Path) -> None:
+    """Each process reads a folder of its own machine: both have to hold the same."""
+    first, second = saved(shared_tmp_path / "first"), saved(shared_tmp_path / "second", length=2)
+    with pytest.raises(RanksDifferError, match="different checkpoints under the same name"):
+        resume((first, second)[rank()])
+
+
+def test_the_same_checkpoint_may_be_in_another_place(shared_tmp_path: Path) -> None:
+    """Its content counts."""
+    checkpoint = saved(shared_tmp_path / "first")
+    if rank() == 0:
+        shutil.copytree(checkpoint, shared_tmp_path / "second" / checkpoint.name)
+    gather_objects(None)
+    assert resume((checkpoint, shared_tmp_path / "second" / checkpoint.name)[rank()]).trained == [(0, 1), (1, 2)]
+
+
+class Failing(PyTorchCallback):
+    """Fails on the chief when a checkpoint is saved, or holds what cannot be loaded again."""
+
+    def __init__(self, state: dict[str, Any], error: Exception | None) -> None:
+        self._state = state
+        self._error = error
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        return self._state
+
+    @override
+    def on_checkpoint_save_start(self, checkpoint: dict[str, Any]) -> None:
+        if self._error is not None:
+            raise self._error
+
+
+@pytest.mark.parametrize(
+    ("state", "error", "on_chief", "on_others"),
+    [
+        ({"layer": nn.ReLU()}, None, CheckpointError, CheckpointError),
+        ({}, LookupError("mine"), LookupError, OtherProcessError),
+    ],
+    ids=["what cannot be loaded again", "a failing callback"],
+)
+def test_a_checkpoint_that_the_chief_cannot_save_is_an_error_on_all(
+    state: dict[str, Any],
+    error: Exception | None,
+    on_chief: type[Exception],
+    on_others: type[Exception],
+    shared_tmp_path: Path,
+) -> None:
+    """And nothing is left of it."""
+
+    class Careless(TinyTrial):
+        def __init__(self, context: PyTorchTrialContext) -> None:
+            super().__init__(context)
+            self.callbacks = {"failing": Failing(state, error)}
+
+    with pa_trial.init(checkpoint_dir=shared_tmp_path) as context:
+        trial = Careless(context)
+        with pytest.raises((on_chief, on_others)[rank()]):
+            Trainer(trial, context).fit(max_length=Batch(1), checkpoint_policy="none")
+    gather_objects(None)
+    assert list(shared_tmp_path.iterdir()) == []
