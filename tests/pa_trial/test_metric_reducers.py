@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 from typing_extensions import override
 
 from pa_core import gather_objects
@@ -125,6 +127,36 @@ def test_values_stay_as_they_were_when_they_were_added() -> None:
     assert doubled.tolist() == [2.0, 2.0]
     assert not doubled.requires_grad
     assert held["changing"].tolist() == [0.0, 0.0]
+
+
+class Histogram(MetricReducer):
+    """Counts words."""
+
+    def __init__(self) -> None:
+        self.words: Counter[str] = Counter()
+
+    @override
+    def reset(self) -> None:
+        self.words.clear()
+
+    @override
+    def per_slot_reduce(self) -> tuple[Counter[str], defaultdict[str, Tensor], list[Tensor]]:
+        return self.words, defaultdict(lambda: torch.zeros(()), a=torch.ones(())), [torch.ones(2)]
+
+    @override
+    def cross_slot_reduce(self, per_slot_metrics: list[Any]) -> dict[str, Any]:
+        (words, found, (row,)), *_ = per_slot_metrics
+        return {"twice": (words + words)["a"], "missing": found["b"], "row": row}
+
+
+def test_containers_keep_their_class() -> None:
+    """A cross-slot reduction gets a Counter where the per-slot one returned a Counter."""
+    reducers = MetricReducers()
+    histogram = reducers.wrap(Histogram())
+    reducers.reset()
+    histogram.words.update("abca")
+    metrics = results(reducers)
+    assert (metrics["twice"], metrics["missing"], metrics["row"].tolist()) == (4, 0.0, [1.0, 1.0])
 
 
 def test_the_same_function_may_serve_two_metrics() -> None:

@@ -87,13 +87,14 @@ def test_only_the_chief_reports(tmp_path: Path, caplog: pytest.LogCaptureFixture
 
 
 def test_the_curves_of_a_training(tmp_path: Path) -> None:
-    """Values of a batch stand at its index, averages without such values at the number of batches."""
+    """Numbers of a batch stand at its index, averages without such numbers at the number of batches."""
     reporter, board = reported(tmp_path)
     batches = [{"loss": np.array(float(index)), "row": np.ones(2), "word": "x"} for index in range(3)]
     reporter.training({"loss": 1.0, "row": 1.0, "word": None, "own": 5, "batches": 6}, batches, PROGRESS)
     board.close()
     assert read_curves(tmp_path) == {
         "Determined/loss": [(3, 0.0), (4, 1.0), (5, 2.0)],
+        "Determined/row": [(6, 1.0)],
         "Determined/own": [(6, 5.0)],
         "Determined/batches": [(6, 6.0)],
     }

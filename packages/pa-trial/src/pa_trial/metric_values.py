@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from copy import copy
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -107,15 +108,19 @@ def number_of(value: Any) -> float | None:
 
 
 def _rebuilt(value: Any, function: Callable[[Any], Any]) -> Any:
+    """Return a container of the same class with what a function makes of its items."""
     kind: type[Any] = value.__class__
     if issubclass(kind, np.ndarray):
         return value.copy()
-    if issubclass(kind, dict):
-        return {key: function(item) for key, item in value.items()}
-    items = [function(item) for item in value]
-    if hasattr(kind, "_fields"):  # a named tuple
-        return kind(*items)
-    return tuple(items) if issubclass(kind, tuple) else items
+    if issubclass(kind, tuple):
+        items = [function(item) for item in value]
+        if hasattr(value, "_fields"):  # a named tuple
+            return value.__class__(*items)
+        return tuple(items) if kind is tuple else value
+    rebuilt = copy(value)  # which knows how to make one of its class, such as a Counter
+    for key, item in value.items() if issubclass(kind, dict) else enumerate(value):
+        rebuilt[key] = function(item)
+    return rebuilt
 
 
 def _tensors_in(value: Any) -> Iterable[Tensor]:

@@ -91,11 +91,10 @@ class Reporter:
         if not self._writes_curves():
             return
         first = progress.batches_trained - len(batch_metrics)
-        names: set[str] = set()
+        drawn: set[str] = set()
         for index, metrics in enumerate(batch_metrics, start=first):
-            names.update(metrics)
-            self._add_points(metrics, index)
-        others = {name: value for name, value in avg_metrics.items() if name not in names}
+            drawn |= self._add_points(metrics, index)
+        others = {name: value for name, value in avg_metrics.items() if name not in drawn}
         self._add_points(others, progress.batches_trained)
         self._tensorboard.flush()
 
@@ -126,11 +125,13 @@ class Reporter:
     def _writes_curves(self) -> bool:
         return self._enabled and (self._tensorboard.path is not None or self._tensorboard.has_writer)
 
-    def _add_points(self, metrics: Metrics, step: int) -> None:
-        numbers = {f"Determined/{name}": number_of(value) for name, value in metrics.items()}
+    def _add_points(self, metrics: Metrics, step: int) -> set[str]:
+        """Add a point for each metric that is a number; return their names."""
+        numbers = {name: number_of(value) for name, value in metrics.items()}
         points = {name: number for name, number in numbers.items() if number is not None}
         if points:
-            self._tensorboard.add_scalars(points, step)
+            self._tensorboard.add_scalars({f"Determined/{name}": number for name, number in points.items()}, step)
+        return set(points)
 
 
 def _readable(metrics: Metrics) -> dict[str, Any]:
