@@ -587,9 +587,12 @@ def _require_frequency(aggregation_frequency: object) -> None:
 
 
 def _choose_device(distributed: DistributedContext, num_gpus: int) -> torch.device:
-    on_cpu = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes")
+    on_cpu = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes", "on", "t", "y")
     if on_cpu or num_gpus == 0 or not torch.cuda.is_available():
         return torch.device("cpu")
-    device = torch.device("cuda", distributed.local_rank if distributed.size > 1 else 0)
+    if distributed.size == 1:
+        return torch.device("cuda", 0)
+    # Some schedulers show each process a GPU of its own alone.
+    device = torch.device("cuda", distributed.local_rank % torch.cuda.device_count())
     torch.cuda.set_device(device)
     return device
