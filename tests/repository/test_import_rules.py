@@ -14,6 +14,7 @@ from tests.launching import Launched, run_command
 ROOT = Path(__file__).parents[2]
 DISTRIBUTIONS_RULE = "Distributions: arrows point down"
 ROOMS_RULE = "Rooms of pa_core: arrows point down"
+TRIAL_ROOMS_RULE = "Rooms of pa_trial: arrows point down"
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,8 @@ def test_the_packages_keep_all_rules(packages: Packages) -> None:
         (ROOMS_RULE, "pa_core/any_trainer.py", "import pa_core.callbacks"),
         (ROOMS_RULE, "pa_core/errors.py", "import pa_core.distributed"),
         (ROOMS_RULE, "pa_core/unheard_of.py", "import torch"),
+        (TRIAL_ROOMS_RULE, "pa_trial/context.py", "from pa_trial.loop import TrainingLoop"),
+        (TRIAL_ROOMS_RULE, "pa_trial/unheard_of.py", "import torch"),
         ("accelerate has one door", "pa_core/trainer.py", "import accelerate"),
         ("accelerate has one door", "pa_schedulers/__init__.py", "from accelerate import Accelerator"),
         ("tqdm has one door", "pa_core/trainer.py", "from tqdm import tqdm"),
