@@ -18,7 +18,9 @@ from torch.optim import SGD, AdamW
 
 from pa_core import RanksDifferError
 from pa_core.distributed import gather_objects, rank
+from pa_trial import gradient_exchange
 from pa_trial.errors import InvalidExperimentException
+from pa_trial.gradient_buckets import GradientBuckets
 from tests.pa_trial.batches import Batches
 
 pytestmark = pytest.mark.runs_on("two_ranks")
@@ -193,6 +195,19 @@ def test_two_models_that_play_against_each_other_train_as_on_one_process(freezes
     )
 
     assert_equal(trained.parts.models, [by_hand.generator, by_hand.discriminator])
+
+
+def test_gradients_of_a_device_are_agreed_on_by_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where gradients are on a device, nothing is read from it: what was reached is agreed on over gloo beforehand."""
+    monkeypatch.setattr(gradient_exchange, "runs_on_gloo", lambda: False)  # as with NCCL
+    monkeypatch.setattr(
+        GradientBuckets, "on_host", property(lambda _: False, lambda _self, _value: None), raising=False
+    )
+
+    test_two_models_that_play_against_each_other_train_as_on_one_process(freezes=False)
+    test_a_layer_that_is_unfrozen_in_the_course_of_training_is_exchanged_from_then_on()
+    test_all_ranks_leave_after_the_same_group_when_one_is_asked_to()
+    test_ranks_that_go_different_ways_are_told_so(batch_idx=3)
 
 
 def test_a_layer_that_is_unfrozen_in_the_course_of_training_is_exchanged_from_then_on() -> None:
