@@ -16,6 +16,8 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from typing_extensions import override
 
 from pa_core import gather_objects
 from pa_trial.errors import CheckFailedError
@@ -265,6 +267,28 @@ def test_a_batch_costs_microseconds() -> None:
     """Keeping three numbers costs little beside a step; a busy machine may take four times as long."""
     metrics, returned = WorkloadMetrics(), {"a": 0.5, "b": 1.0, "c": 2}
     assert min(timeit.repeat(lambda: metrics.add(returned), number=200, repeat=20)) / 200 < 20e-6
+
+
+class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # not annotated by torch
+    """Notes down which operations of torch are called."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # as above
+        self.called: list[str] = []
+
+    @override
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.called.append(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_batch_waits_for_nothing() -> None:
+    """Keeping a tensor copies it where it is; nothing reads its value before the workload ends."""
+    metrics, loss = WorkloadMetrics(), torch.ones((), requires_grad=True) * 2
+    with Operations() as operations:
+        metrics.add({"loss": loss, "rate": 0.1})
+        metrics.add(loss)
+    assert operations.called == ["detach", "clone"] * 2
 
 
 @pytest.mark.runs_on("two_ranks")
