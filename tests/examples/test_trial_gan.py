@@ -18,4 +18,4 @@ def test_a_generator_comes_nearer_to_the_digits(way: str, tmp_path: Path) -> Non
     assert launched.status == 0
     reported = re.findall(r"Epoch (\d+): the mean generated pixel is ([\d.]+) from", launched.output)
     assert [epoch for epoch, _ in reported] == ["5", "10"]
-    assert float(reported[-1][1]) < 0.35
+    assert float(reported[-1][1]) < 0.4
