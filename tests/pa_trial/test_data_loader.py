@@ -298,6 +298,17 @@ def test_indices_need_not_be_integers() -> None:
     assert stream(DataLoader(ByName(), 2, sampler=["a", "bcd", "ef"]), 2) == [[1, 3], [2]]
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("kind", [torch.tensor, np.array, tuple])
+def test_batches_of_indices_need_not_be_lists(kind: Callable[[list[int]], Any], workers: int) -> None:
+    """Tensors, arrays and tuples of indices are batches too, for datasets in memory and others."""
+    batches = [kind([3, 1]), kind([0])]
+    for dataset in (TensorDataset(torch.arange(4)), Quiet(4)):
+        options: dict[str, Any] = {"batch_sampler": batches, "num_workers": workers}
+        found = list(DataLoader(dataset, **options).get_data_loader(seed=1))
+        assert str(found) == str(list(TorchDataLoader(dataset, **options)))
+
+
 # With a seed: random draws
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import StepLR
+from torch.utils.data import DistributedSampler, Sampler
 from typing_extensions import override
 
 import pa_trial as pytorch
+from pa_trial.trial_data import TrialData
 from tests.pa_trial.migrating.line_trial import LineTrial, Numbers, fit
 
 Batch = tuple[Tensor, Tensor]
@@ -40,6 +44,71 @@ def test_draws(tmp_path: Path) -> None:
     alone, by_workers = (fit(tmp_path / str(workers), trial_with(workers)) for workers in (0, 2))
     assert alone.seen == by_workers.seen
     assert alone.seen[0] != [0, 1]
+
+
+def test_validation_draws(tmp_path: Path) -> None:
+    """A training that is validated after each batch draws what one without a validation draws, and validates alike."""
+    validated: list[list[float]] = []
+
+    class Trial(LineTrial):
+        @override
+        def build_training_data_loader(self) -> pytorch.DataLoader:
+            return pytorch.DataLoader(Augmented(), batch_size=2, shuffle=True)
+
+        @override
+        def build_validation_data_loader(self) -> pytorch.DataLoader:
+            return pytorch.DataLoader(Augmented(), batch_size=8)
+
+        @override
+        def evaluate_batch(self, batch: Batch, batch_idx: int) -> pytorch.Metrics:
+            validated.append(batch[0].flatten().tolist())
+            return {}
+
+    often = fit(tmp_path / "often", Trial, validation_period=pytorch.Batch(1))
+    assert len(validated) == 4
+    assert all(drawn == validated[0] for drawn in validated)
+    assert fit(tmp_path / "once", Trial).seen == often.seen
+
+
+def test_own_sampler(tmp_path: Path) -> None:
+    """A training of one seed has one order, whatever else was drawn before; each epoch is announced."""
+    announced: list[int] = []
+
+    class Shuffled(Sampler[int]):
+        def __len__(self) -> int:
+            return 8
+
+        @override
+        def __iter__(self) -> Iterator[int]:
+            return iter(random.sample(range(8), 8))
+
+        def set_epoch(self, epoch: int) -> None:
+            announced.append(epoch)
+
+    class Trial(LineTrial):
+        @override
+        def build_training_data_loader(self) -> pytorch.DataLoader:
+            random.seed(len(announced))
+            return pytorch.DataLoader(Numbers(), batch_size=2, sampler=Shuffled())
+
+    first, second = (fit(tmp_path / name, Trial, batches=8) for name in ("first", "second"))
+    assert announced == [0, 1, 0, 1]
+    assert first.seen == second.seen
+    assert first.seen[:4] != first.seen[4:]
+
+
+def test_shared_twice() -> None:
+    """It is refused where there is more than one process, with the advice to leave it out."""
+
+    class Loaders:
+        def build_training_data_loader(self) -> pytorch.DataLoader:
+            return pytorch.DataLoader(Numbers(), sampler=DistributedSampler(Numbers(), num_replicas=2, rank=0))
+
+        def build_validation_data_loader(self) -> pytorch.DataLoader:
+            return pytorch.DataLoader(Numbers())
+
+    with pytest.raises(ValueError, match="Leave the sampler out"):
+        TrialData.build(Loaders(), checks=True, rank=0, num_processes=2, seed=1, skip=0)
 
 
 def test_prefetch() -> None:

@@ -250,6 +250,7 @@ class _ListFetcher:
 
     def __call__(self, key: int, indices: Any) -> Any:
         """Return the batch of the samples at ``indices``."""
+        indices = _listed(indices)
         if self.whole:
             numbers = _as_positions(indices, len(cast("Sized", self.dataset)))
             if numbers is not None:
