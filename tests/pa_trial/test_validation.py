@@ -223,7 +223,7 @@ class NotJson(ByDataset):
     [
         (OtherKeys, ValueError, "metric 1"),
         (NoDictionary, TypeError, "evaluate_batch"),
-        (NoMetrics, TypeError, "NoneType"),
+        (NoMetrics, TypeError, "None"),
         (NoBatch, RuntimeError, "validat"),
         (DatasetWithoutMetrics, TypeError, "evaluate_full_dataset"),
         (NotJson, TypeError, "model"),

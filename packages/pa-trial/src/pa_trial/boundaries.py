@@ -65,6 +65,14 @@ class Boundaries:
         """
         return batches >= self._max_batches
 
+    def fraction(self, batches: int) -> float:
+        """Return how much of the training is done, from 0 to 1.
+
+        Args:
+            batches: Batches that are complete.
+        """
+        return min(1.0, batches / self._max_batches) if self._max_batches > 0 else 1.0
+
     def after(self, batches: int) -> Due | None:
         """Return what is due after a batch, None for nothing: training goes on.
 

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Final, cast
 
 from pa_core import ArgumentTypeError, ConfigurationError
+from pa_trial.boundaries import Boundaries, batches_of
+from pa_trial.progress import TrialProgress
 from pa_trial.settings import ExperimentSettings
 from pa_trial.units import Batch, Epoch, TrainUnit
 
@@ -73,6 +75,25 @@ class FitOptions:
             checkpoint_period=self.checkpoint_period or settings.min_checkpoint_period,
             validation_period=self.validation_period or settings.min_validation_period,
             reporting_period=Batch(unit) if unit and reports_by_default else self.reporting_period,
+        )
+
+    def boundaries(self, progress: TrialProgress, epoch_length: int) -> Boundaries:
+        """Return where the training pauses and ends.
+
+        Args:
+            progress: How far the training has come when it begins or resumes.
+            epoch_length: Batches in an epoch.
+        """
+        if self.test_mode or self.max_length is None:
+            max_batches = progress.initial_batch + 1
+        else:
+            max_batches = batches_of(self.max_length, epoch_length)
+        return Boundaries(
+            max_batches,
+            validation=self.validation_period,
+            checkpoint=self.checkpoint_period,
+            report=self.reporting_period,
+            epoch_length=epoch_length,
         )
 
     @property

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
 
-from pa_core import gather_objects
 from pa_core.parts import Place, Progress, RunWatch
-from pa_trial.boundaries import Boundaries, Due, batches_of
+from pa_trial.boundaries import Due
 from pa_trial.callback import PyTorchCallback
 from pa_trial.callback_calls import CallbackCalls
 from pa_trial.checkpoints import Checkpoints
@@ -16,12 +15,12 @@ from pa_trial.context_parts import ContextParts
 from pa_trial.fit_options import CheckpointPolicy, FitOptions
 from pa_trial.reporting import Reporter
 from pa_trial.stop_requests import StopRequests
-from pa_trial.throughput import Throughput
-from pa_trial.training_metrics import WorkloadMetrics, add_counts
+from pa_trial.training_metrics import add_counts
 from pa_trial.trial import PyTorchTrial
 from pa_trial.trial_data import TrialData
 from pa_trial.validation import Validation
 from pa_trial.watched_metric import WatchedMetric
+from pa_trial.workload import Workload
 
 __all__ = ["TrainingLoop"]
 
@@ -59,47 +58,26 @@ class TrainingLoop:
         watch: RunWatch,
         watched: Progress,
     ) -> None:
-        self._trial = trial
+        self._train = trial.train_batch
         self._parts = parts
+        self._trained = parts.trained
         self._progress = parts.progress
+        self._profiler = parts.profiler
         self._calls = calls
         self._checkpoints = checkpoints
-        self._policy = options.policy
+        self._options = options
         self._metric = metric
         self._stop = stop
         self._watch = watch
         self._watched = watched
         self._epoch_length = data.epoch_length
-        self._max_batches = (
-            self._progress.initial_batch + 1
-            if options.test_mode or options.max_length is None
-            else batches_of(options.max_length, data.epoch_length)
-        )
-        self._boundaries = Boundaries(
-            self._max_batches,
-            validation=options.validation_period,
-            checkpoint=options.checkpoint_period,
-            report=options.reporting_period,
-            epoch_length=data.epoch_length,
-        )
-        self._step_zero_validation = options.step_zero_validation
-        self._validation = Validation(
-            trial,
-            parts,
-            data,
-            calls,
-            max_batches=1 if options.test_mode else None,
-            weigh_by_records=options.weigh_by_records,
-        )
-        self._profiler = parts.profiler
-        self._metrics = WorkloadMetrics()
-        self._throughput = Throughput(trial)
+        self._boundaries = options.boundaries(self._progress, data.epoch_length)
         self._reporter = Reporter(
-            parts.tensorboard,
-            is_chief=parts.rank == 0,
-            enable_tensorboard_logging=parts.logs_to_tensorboard,
+            parts.tensorboard, is_chief=parts.rank == 0, enable_tensorboard_logging=parts.logs_to_tensorboard
         )
         self._reporter.begin(self._progress)
+        self._workload = Workload(trial, parts, calls, self._reporter)
+        self._validation = Validation(trial, parts, data, calls, options)
         self._batches: Iterator[Any] = iter(data.training_batches())
         if parts.experimental.moves_batches:
             self._batches = map(parts.mover, self._batches)
@@ -107,7 +85,7 @@ class TrainingLoop:
     def run(self) -> None:
         """Train up to the length that was asked for, or until a process asks to stop."""
         self._profiler = self._parts.profiler  # on_training_start may have set one
-        if self._step_zero_validation and self._progress.batches_trained == 0:
+        if self._options.step_zero_validation and self._progress.batches_trained == 0:
             self._validate()
         is_complete = self._boundaries.is_complete(self._progress.batches_trained)
         self._reporter.beginning(self._progress, is_complete=is_complete)
@@ -138,22 +116,19 @@ class TrainingLoop:
     def _train_workload(self) -> Due:
         """Train until a boundary fires, and return what is due; nothing, if the training is to be left at once."""
         self._watch.place = Place.TRAINING
-        self._parts.trained.set_training(True)
-        self._parts.reducers.reset()
-        self._metrics.reset()
-        self._throughput.start()
+        self._trained.set_training(True)
+        self._workload.start()
         due = self._train_batches()
-        self._finish_workload()
+        self._workload.finish()
         return due
 
     def _train_batches(self) -> Due:
-        boundaries, progress, trained = self._boundaries, self._progress, self._parts.trained
         for batch in self._batches:
             self._train_batch(batch)
-            due = boundaries.after(progress.batches_trained)
+            due = self._boundaries.after(self._progress.batches_trained)
             if due is not None:
                 return due
-            if trained.leave_agreed:  # only at the end of a group
+            if self._trained.leave_agreed:  # only at the end of a group
                 return Due()
         raise AssertionError("training data repeat for ever")
 
@@ -164,27 +139,15 @@ class TrainingLoop:
         epoch_idx, batch_in_epoch = divmod(batch_idx, self._epoch_length)
         if batch_in_epoch == 0:
             self._calls.call(PyTorchCallback.on_training_epoch_start, epoch_idx)
-        self._parts.trained.start_batch()
-        returned = self._trial.train_batch(batch=batch, epoch_idx=epoch_idx, batch_idx=batch_idx)
-        self._parts.trained.finish_batch()
+        self._trained.start_batch()
+        returned = self._train(batch=batch, epoch_idx=epoch_idx, batch_idx=batch_idx)
+        self._trained.finish_batch()
         if self._profiler is not None:
             self._profiler.step()
-        self._metrics.add(returned, self._throughput.records_of(batch))
+        self._workload.add(batch, returned)
         progress.batches_trained = self._watched.updates = batch_idx + 1
         if batch_in_epoch + 1 == self._epoch_length:
             self._calls.call(PyTorchCallback.on_training_epoch_end, epoch_idx)
-
-    def _finish_workload(self) -> None:
-        """Bring the metrics of all processes together, and tell of them."""
-        reducers = self._parts.reducers
-        of_each = gather_objects((self._metrics.payload(), reducers.per_slot(training=True)))
-        payloads = [metrics for metrics, _ in of_each]
-        num_records, seconds = sum(payload.num_records for payload in payloads), self._throughput.seconds
-        averages, of_batches = self._metrics.reduce(payloads)
-        averages |= reducers.cross_slot([held for _, held in of_each], training=True)
-        add_counts(averages, self._progress)
-        self._calls.call(PyTorchCallback.on_training_workload_end, averages, of_batches)
-        self._reporter.training(averages, of_batches, self._progress, num_records=num_records, seconds=seconds)
 
     # Between workloads
 
@@ -201,13 +164,14 @@ class TrainingLoop:
             if self._stop.agreed():
                 return True
         if due.report:
-            self._reporter.progress(self._progress.batches_trained / self._max_batches)
+            self._reporter.progress(self._boundaries.fraction(self._progress.batches_trained))
         leaves_at_once = not any(due)
         return (due.report or leaves_at_once) and self._stop.agreed()
 
     def _validate_and_save_by_policy(self) -> None:
         is_best = self._validate()
-        if self._policy is CheckpointPolicy.ALL or (self._policy is CheckpointPolicy.BEST and is_best):
+        policy = self._options.policy
+        if policy is CheckpointPolicy.ALL or (policy is CheckpointPolicy.BEST and is_best):
             self.save_unless_current()
 
     def _validate(self) -> bool:

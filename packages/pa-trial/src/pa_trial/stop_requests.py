@@ -49,8 +49,8 @@ class StopRequests:
         parts = self._parts
         if parts.num_processes > 1:
             own = torch.tensor([parts.stop_requested, self._signalled], dtype=torch.int32, device=parts.device)
-            stop, signalled = sum_over_processes(own).tolist()
-            parts.stop_requested, self._signalled = bool(stop), bool(signalled)
+            of_any = sum_over_processes(own).cpu()
+            parts.stop_requested, self._signalled = bool(of_any[0]), bool(of_any[1])
         return parts.stop_requested
 
     def tell(self) -> None:

@@ -193,17 +193,8 @@ def _fit(
         origin = options.warm_start if saved is None else options.latest_checkpoint
         resources.enter_context(calls.started(progress.batches_trained, None if origin is None else str(origin)))
 
-        data = TrialData.build(
-            trial,
-            checks=parts.experimental.checks_reproducibility,
-            rank=parts.rank,
-            num_processes=parts.num_processes,
-            seed=progress.key_of_data(),
-            skip=progress.batches_trained,
-        )
+        data = _build_data(trial, parts, options)
         resources.callback(data.close)
-        progress.epoch_length = data.epoch_length
-        _warn_of_endless_training(options, data.epoch_length)
         require_same_parts(parts, lambda: calls.describe() | data.describe())
         loop = TrainingLoop(trial, parts, options, data, calls, checkpoints, metric, stop, watch, watched)
 
@@ -217,6 +208,21 @@ def _fit(
         calls.call(PyTorchCallback.on_training_start)
         with saving_before_invalid_hp(loop.save_unless_current):
             loop.run()
+
+
+def _build_data(trial: PyTorchTrial[Any], parts: ContextParts, options: FitOptions) -> TrialData:
+    progress = parts.progress
+    data = TrialData.build(
+        trial,
+        checks=parts.experimental.checks_reproducibility,
+        rank=parts.rank,
+        num_processes=parts.num_processes,
+        seed=progress.key_of_data(),
+        skip=progress.batches_trained,
+    )
+    progress.epoch_length = data.epoch_length
+    _warn_of_endless_training(options, data.epoch_length)
+    return data
 
 
 def _warn_of_other_seed(parts: ContextParts, saved: int | None) -> None:

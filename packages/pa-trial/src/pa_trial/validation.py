@@ -13,6 +13,7 @@ from pa_core import gather_objects
 from pa_trial.callback import PyTorchCallback
 from pa_trial.callback_calls import CallbackCalls
 from pa_trial.context_parts import ContextParts
+from pa_trial.fit_options import FitOptions
 from pa_trial.trial import PyTorchTrial
 from pa_trial.trial_data import TrialData
 from pa_trial.trial_methods import batch_evaluation, evaluates_batches
@@ -32,8 +33,7 @@ class Validation:
         parts: What its context consists of.
         data: Its loaders.
         calls: Its callbacks.
-        max_batches: How many batches of each process are validated on; None for all.
-        weigh_by_records: Whether a mean over batches counts each by the number of its records.
+        options: What ``fit`` was asked for; in test mode, one batch of each process is validated on.
     """
 
     def __init__(
@@ -42,16 +42,14 @@ class Validation:
         parts: ContextParts,
         data: TrialData,
         calls: CallbackCalls,
-        *,
-        max_batches: int | None,
-        weigh_by_records: bool,
+        options: FitOptions,
     ) -> None:
         self._trial = trial
         self._parts = parts
         self._data = data
         self._calls = calls
-        self._max_batches = max_batches
-        self._weigh_by_records = weigh_by_records
+        self._max_batches = 1 if options.test_mode else None
+        self._weigh_by_records = options.weigh_by_records
         self._by_batch = evaluates_batches(trial)
         self._evaluate = batch_evaluation(trial)
 

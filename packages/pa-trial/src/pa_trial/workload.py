@@ -1,0 +1,62 @@
+"""A workload: the metrics, reducers and seconds of its batches, brought together from all processes at its end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pa_core import gather_objects
+from pa_trial.callback import PyTorchCallback
+from pa_trial.callback_calls import CallbackCalls
+from pa_trial.context_parts import ContextParts
+from pa_trial.reporting import Reporter
+from pa_trial.throughput import Throughput
+from pa_trial.training_metrics import WorkloadMetrics, add_counts
+from pa_trial.trial import PyTorchTrial
+from pa_trial.types import TrainingMetrics
+
+__all__ = ["Workload"]
+
+
+class Workload:
+    """The batches from one boundary to the next; used for one workload after the other.
+
+    Args:
+        trial: The trial.
+        parts: What its context consists of.
+        calls: Its callbacks.
+        reporter: Reports the workload.
+    """
+
+    def __init__(self, trial: PyTorchTrial[Any], parts: ContextParts, calls: CallbackCalls, reporter: Reporter) -> None:
+        self._progress = parts.progress
+        self._reducers = parts.reducers
+        self._calls = calls
+        self._reporter = reporter
+        self._metrics = WorkloadMetrics()
+        self._throughput = Throughput(trial)
+
+    def start(self) -> None:
+        """Begin a workload."""
+        self._reducers.reset()
+        self._metrics.reset()
+        self._throughput.start()
+
+    def add(self, batch: Any, returned: TrainingMetrics) -> None:
+        """Take note of a batch that was trained.
+
+        Args:
+            batch: The batch.
+            returned: What ``train_batch`` returned.
+        """
+        self._metrics.add(returned, self._throughput.records_of(batch))
+
+    def finish(self) -> None:
+        """Bring the metrics of all processes together, and tell of them; every process must call this."""
+        of_each = gather_objects((self._metrics.payload(), self._reducers.per_slot(training=True)))
+        payloads = [metrics for metrics, _ in of_each]
+        num_records, seconds = sum(payload.num_records for payload in payloads), self._throughput.seconds
+        averages, of_batches = self._metrics.reduce(payloads)
+        averages |= self._reducers.cross_slot([held for _, held in of_each], training=True)
+        add_counts(averages, self._progress)
+        self._calls.call(PyTorchCallback.on_training_workload_end, averages, of_batches)
+        self._reporter.training(averages, of_batches, self._progress, num_records=num_records, seconds=seconds)
