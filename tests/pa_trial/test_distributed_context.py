@@ -276,6 +276,20 @@ def test_a_port_is_free_again(free_port: int) -> None:
         assert time.monotonic() - begin < 5
 
 
+def test_a_chief_that_nobody_closes(free_port: int) -> None:
+    """Ranks get what the chief has sent also where the chief has gone on without closing its context."""
+
+    def exchange(rank: int) -> list[int]:
+        time.sleep(0.3 * rank)
+        context = DistributedContext(
+            rank=rank, size=3, local_rank=rank, local_size=3, cross_rank=0, cross_size=1, pub_port=free_port
+        )
+        return [context.broadcast(rank), context.broadcast(rank + 1)]
+
+    with ThreadPoolExecutor(3) as pool:
+        assert list(pool.map(exchange, range(3))) == [[0, 1]] * 3
+
+
 def test_after_close() -> None:
     """A closed context can be closed again, and tells its numbers; its collectives raise an error that says so."""
     context = DistributedContext()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import weakref
 from functools import partial
 from types import TracebackType
 from typing import Protocol, Self, TypeVar, cast
@@ -125,6 +126,9 @@ class DistributedContext:
         self._world: StoreCollectives | None = None
         self._machine: StoreCollectives | None = None
         self._is_closed = False
+        self._open: list[StoreCollectives] = []
+        # Also where nobody closes it: others may not have read what the chief, which keeps the store, has sent them.
+        self._release = weakref.finalize(self, _close_all, self._open)
 
     @classmethod
     def from_torch_distributed(cls, chief_ip: str | None = None, *, max_wait_seconds: float | None = 600.0) -> Self:
@@ -282,10 +286,8 @@ class DistributedContext:
     def close(self) -> None:
         """End the connections; a second call does nothing."""
         self._is_closed = True
-        for collectives in (self._machine, self._world):
-            if collectives is not None:
-                collectives.close()
         self._world = self._machine = None
+        self._release()
 
     def __enter__(self) -> Self:
         return self
@@ -321,6 +323,12 @@ class DistributedContext:
         group = partial(StoreCollectives, store, max_wait_seconds=self._max_wait_seconds)
         self._world = group("world", everybody, self.rank)
         self._machine = group(f"machine/{self.cross_rank}", here, self.local_rank)
+        self._open += [self._machine, self._world]
+
+
+def _close_all(collectives: list[StoreCollectives]) -> None:
+    while collectives:
+        collectives.pop(0).close()
 
 
 def _checked(given: dict[str, int | None]) -> dict[str, int]:

@@ -16,6 +16,7 @@ from pa_trial.errors import InternalException
 __all__ = ["connect"]
 
 _SECONDS_UNTIL_FREE = 5.0
+_SECONDS_UNTIL_CHIEF_COMES = 60.0
 _SECONDS_BETWEEN_TRIES = 0.05
 
 _torch_distributed: Any = dist  # which does not export its stores
@@ -54,21 +55,18 @@ def _store_at_hand(rank: int, size: int) -> Any:
 
 
 def _store_of_chief(rank: int, address: str, port: int) -> Store:
-    give_up = time.monotonic() + _SECONDS_UNTIL_FREE
+    give_up = time.monotonic() + (_SECONDS_UNTIL_FREE if rank == 0 else _SECONDS_UNTIL_CHIEF_COMES)
     while True:
+        cause: RuntimeError | None = None
         try:
             store = _torch_distributed.TCPStore(address, port, is_master=rank == 0, wait_for_workers=False)
-        except RuntimeError as error:
-            if rank != 0:
-                raise _unreachable(address, port) from error
-            if time.monotonic() > give_up:
-                raise _port_in_use(rank, port) from error
-        else:
-            # More than once: this is what is left of an earlier context, or another training.
+            # A second time: this is what is left of an earlier context, or another training.
             if store.add(f"joined/{rank}", 1) == 1:
                 return cast("Store", store)
-            if time.monotonic() > give_up:
-                raise _port_in_use(rank, port)
+        except RuntimeError as error:
+            cause = error
+        if time.monotonic() > give_up:
+            raise _port_in_use(rank, port) if rank == 0 or cause is None else _unreachable(address, port) from cause
         time.sleep(_SECONDS_BETWEEN_TRIES)
 
 
