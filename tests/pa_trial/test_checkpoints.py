@@ -376,6 +376,19 @@ def test_a_scaler_on_one_side_only_is_warned_of(
     assert trial.trained == [(0, 3)]
 
 
+def test_the_scaler_of_a_training_without_one_that_was_enabled(tmp_path: Path) -> None:
+    """A training that began on a CPU, where scalers are disabled, goes on where they are not."""
+
+    class Enabled(TinyTrial):
+        def __init__(self, context: PyTorchTrialContext) -> None:
+            context.wrap_scaler(torch.amp.GradScaler("cpu", init_scale=4.0))
+            super().__init__(context)
+
+    checkpoint = saved(Scaled, tmp_path)
+    with pytest.warns(UserWarning, match="no state of a gradient scaler"):
+        fit(Enabled, tmp_path, max_length=Batch(4), latest_checkpoint=checkpoint.name)
+
+
 def test_a_checkpoint_without_rng_states_is_warned_of(tmp_path: Path) -> None:
     """A callback may take them out, or Determined may not have saved them; training goes on."""
 

@@ -62,6 +62,7 @@ class Checkpoints:
         self._trial = trial
         self._parts = parts
         self._callbacks = dict(callbacks)
+        self._folder = parts.run_settings.checkpoint_dir.absolute()
         self._fit = secrets.token_hex(8)
         self._ancestors: tuple[Ancestor, ...] = ()
         self._begun_from: str | None = None
@@ -146,10 +147,6 @@ class Checkpoints:
         for callback in self._callbacks.values():
             callback.on_checkpoint_upload_end(uuid=uuid)
         return uuid
-
-    @property
-    def _folder(self) -> Path:
-        return self._parts.run_settings.checkpoint_dir.absolute()
 
     def _read(self, checkpoint: str | Path, *, trust_pickle: bool, for_weights: bool = False) -> SavedTrial:
         """Read what the same checkpoint tells of itself on all processes."""

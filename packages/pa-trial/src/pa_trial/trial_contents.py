@@ -257,13 +257,13 @@ def _load_models(models: Sequence[nn.Module], content: Mapping[str, Any], undo: 
 
 
 def _load_scaler(parts: ContextParts, content: Mapping[str, Any]) -> None:
-    scaler = parts.trained.scaler
-    if scaler is not None and SCALER in content:
-        scaler.load_state_dict(copy.deepcopy(content[SCALER]))
-    elif scaler is not None:
-        _warn(parts, "The checkpoint has no state of a gradient scaler: the scaler of the trial begins anew.")
-    elif SCALER in content:
+    scaler, state = parts.trained.scaler, content.get(SCALER)
+    if scaler is None and state is not None:
         _warn(parts, "The checkpoint has the state of a gradient scaler, and the trial has no scaler to take it over.")
+    elif scaler is not None and state:
+        scaler.load_state_dict(copy.deepcopy(state))
+    elif scaler is not None and (state is None or scaler.is_enabled()):  # that of a disabled one is empty
+        _warn(parts, "The checkpoint has no state of a gradient scaler: the scaler of the trial begins anew.")
 
 
 def _load_process(parts: ContextParts, own: Mapping[str, Any]) -> None:
