@@ -639,8 +639,9 @@ def test_a_training_after_another_exchanges_as_the_first() -> None:
     assert model.weight.item() == 1.0 - 2 * 1.5
 
 
-def test_gradients_of_an_unfinished_group_go_on_where_they_were_saved() -> None:
-    """In the midst of a group, each rank saves its own, and the exchange at its end takes them in."""
+@pytest.mark.parametrize("is_training", [True, False])
+def test_gradients_of_an_unfinished_group_go_on_where_they_were_saved(is_training: bool) -> None:
+    """Each rank saves its own, and the exchange at the end of the group takes them in, whenever they are loaded."""
     trained, model, optimizer = one_weight(aggregation_frequency=2)
 
     def train_batch(_: int) -> None:
@@ -657,8 +658,11 @@ def test_gradients_of_an_unfinished_group_go_on_where_they_were_saved() -> None:
     def skip_batch(_: int) -> None:
         resumed.parts.step_optimizer(optimizer)
 
-    resumed.parts.load_unfinished_gradients(saved)
+    if not is_training:
+        resumed.parts.load_unfinished_gradients(saved)
     with resumed.training():
+        if is_training:
+            resumed.parts.load_unfinished_gradients(saved)
         resumed.run(skip_batch, range(1, 2))
 
     assert saved == [{"weight": torch.full((1, 1), rank() + 1.0)}]

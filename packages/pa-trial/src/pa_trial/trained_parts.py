@@ -247,8 +247,7 @@ class TrainedParts:
             parameters = list(dict.fromkeys(parameter for model in self.models for parameter in model.parameters()))
             broadcast_tensors(parameters)  # the trial may have changed them after they were wrapped
             self._exchange = GradientExchange(parameters, self._num_processes)
-            if self.gradients_in_progress():
-                self._exchange.note_reached(parameter for parameter in parameters if parameter.grad is not None)
+            self._note_unfinished(self._exchange)
             self._buffers = ChiefBuffers(self.models, is_chief=rank() == 0)
             for optimizer in self.optimizers:
                 handle = optimizer.register_step_pre_hook(self._require_exchanged)
@@ -385,7 +384,7 @@ class TrainedParts:
         return unfinished
 
     def load_unfinished_gradients(self, gradients: list[dict[str, Tensor]]) -> None:
-        """Continue with gradients that ``unfinished_gradients`` returned; before ``start_training``.
+        """Continue with gradients that ``unfinished_gradients`` returned.
 
         Args:
             gradients: Those.
@@ -395,10 +394,18 @@ class TrainedParts:
         """
         for parameter, gradient in _match_gradients(self.models, gradients):
             parameter.grad = torch.empty_like(parameter, requires_grad=False).copy_(gradient)
+        if self._exchange is not None:
+            self._note_unfinished(self._exchange)
 
     def _register_autocast(self, model: nn.Module) -> None:
         if self._autocast is not None:
             self._autocast_handles.extend(self._autocast.register(model))
+
+    def _note_unfinished(self, exchange: GradientExchange) -> None:
+        """Let the gradients of a group that is under way be exchanged at its end."""
+        if self.gradients_in_progress():
+            parameters = (parameter for model in self.models for parameter in model.parameters())
+            exchange.note_reached(parameter for parameter in parameters if parameter.grad is not None)
 
     def _warn_of_unwrapped(self, optimizer: Optimizer) -> None:
         if not any(optimizer is known for known in self._unwrapped):
