@@ -59,9 +59,9 @@ class Entry:
     __slots__ = ("file", "path", "value")
 
     def __init__(self, file: Path, path: str, value: object) -> None:
-        self.file = file
-        self.path = path
-        self.value = value
+        self.file: Path = file
+        self.path: str = path
+        self.value: object = value
 
     def wrong(self, expected: str, found: str | None = None) -> CheckpointError:
         """Return the error that this value is another one than it should be.
