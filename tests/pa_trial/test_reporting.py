@@ -163,40 +163,52 @@ class Counted(TinyTrial):
         return {**super().train_batch(batch, epoch_idx, batch_idx), "index": batch_idx}
 
 
-def run(folder: Path, max_length: int, trial_class: type[TinyTrial] = Counted, **asked: Any) -> None:
-    """Train to a length, with a report after every second batch, from where the last training ended."""
+def run(
+    folder: Path,
+    max_length: int,
+    trial_class: type[TinyTrial] = Counted,
+    latest_checkpoint: str | None = None,
+    **asked: Any,
+) -> str | None:
+    """Train to a length, with a report after every second batch; return the last checkpoint."""
     with pa_trial.init(checkpoint_dir=folder / "saved", tensorboard_path=folder / "logs", **asked) as context:
         pa_trial.Trainer(trial_class(context), context).fit(
             max_length=Batch(max_length),
             reporting_period=Batch(2),
             checkpoint_period=Batch(2),
             checkpoint_policy="none",
-            latest_checkpoint=context.get_latest_checkpoint(),
+            latest_checkpoint=latest_checkpoint,
         )
+        return context.get_latest_checkpoint()
 
 
 def test_the_reports_of_a_trial(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Lines and curves of a training that resumes: one point for each batch, workload and validation."""
+    """Lines and curves of a training that resumes twice from one checkpoint: what came after it is drawn anew."""
     caplog.set_level(logging.INFO)
-    run(tmp_path, 4)
+    first = run(tmp_path, 2)
     wait_for_the_next_file()
-    run(tmp_path, 6)
+    run(tmp_path, 4, latest_checkpoint=first)
+    wait_for_the_next_file()
+    run(tmp_path, 6, latest_checkpoint=first)
     curves = read_curves(tmp_path / "logs")
-    assert curves["Determined/index"] == [(index, float(index)) for index in range(6)]
+    assert sorted({*curves["Determined/index"]}) == [(index, float(index)) for index in range(6)]
+    assert len(curves["Determined/index"]) == 7, "the first batch after the checkpoint has two equal points"
     assert curves["Determined/total"] == [(2, 2.0), (4, 2.0), (6, 2.0)]
-    assert [step for step, _ in curves["Determined/val_loss"]] == [4, 6]
+    assert [step for step, _ in curves["Determined/val_loss"]] == [2, 6]
     trained = [message for message in caplog.messages if message.startswith("training")]
-    assert [message.partition(":")[0] for message in trained] == [f"training, {n} batches" for n in (2, 4, 6)]
+    assert [message.partition(":")[0] for message in trained] == [f"training, {n} batches" for n in (2, 4, 4, 6)]
     assert all(re.search(r"'total': 2, .*, [\d.]+ records per second$", message) for message in trained)
 
 
 def test_nothing_is_trained_before_it_is_known_that_reports_can_be_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A path for TensorBoard, which is not installed, is an error at once, unless logging is switched off."""
+    caplog.set_level(logging.INFO)
     monkeypatch.setitem(sys.modules, "tensorboard", None)
     with pytest.raises(RuntimeError, match=r"pip install 'pa-trial\[tensorboard\]'"):
         run(tmp_path, 2)
+    assert caplog.messages == []
     run(tmp_path, 2, enable_tensorboard_logging=False)
     assert not (tmp_path / "logs").exists()
 

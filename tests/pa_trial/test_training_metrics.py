@@ -169,14 +169,15 @@ def test_the_order_of_names_does_not_matter() -> None:
 
 def test_later_changes_do_not_reach_what_was_returned() -> None:
     """A trial may return a running total, or a buffer that the next batch fills again."""
-    total, buffer = torch.zeros(()), np.zeros(2)
+    total, large, buffer = torch.zeros(()), torch.zeros(2000), np.zeros(2)
     metrics = WorkloadMetrics()
     for _ in range(3):
         total += 1
+        large += 1
         buffer += 1
-        metrics.add({"total": total, "nested": [total], "buffer": buffer})
+        metrics.add({"total": total, "nested": [total], "large": large, "buffer": buffer})
     averages, batches = metrics.reduce([metrics.payload()])
-    assert averages["total"] == averages["buffer"] == 2.0
+    assert averages["total"] == averages["large"] == averages["buffer"] == 2.0
     assert [int(batch["nested"][0]) for batch in batches] == [1, 2, 3]
 
 

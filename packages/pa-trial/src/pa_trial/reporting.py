@@ -49,7 +49,8 @@ class Reporter:
         if self._enabled and self._tensorboard.path is not None:
             require_tensorboard()
         if progress.initial_batch > 0:
-            # What is counted in batches, such as validations, has points at the checkpoint itself, which stay.
+            # Validations have points at the checkpoint itself, which stay; so does one of the first batch after it,
+            # whose index is the same number, beside the equal one that is drawn again.
             self._tensorboard.continue_from(progress.initial_batch + 1)
 
     def beginning(self, progress: TrialProgress, *, is_complete: bool) -> None:
