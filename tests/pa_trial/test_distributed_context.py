@@ -209,24 +209,22 @@ def test_large_values(free_port: int) -> None:
 
 
 def test_nothing_is_left_behind(free_port: int) -> None:
-    """What was exchanged does not stay in memory: the number of keys in the store does not grow."""
+    """What was exchanged does not stay in memory: the store is soon left with a few keys."""
 
-    def exchange(context: DistributedContext) -> tuple[int, int]:
-        counts: list[int] = []
-        for _ in range(2):
-            for _ in range(5):
-                context.allgather(bytes(5_000_000))
-                context.broadcast(1)
-                context.gather(1)
-            context.allgather(1)
-            time.sleep(0.3)  # the last reader tidies up
-            store: Any = context._in_world()._store  # pyright: ignore[reportPrivateUsage]  # nobody else sees the keys
-            counts.append(store.num_keys())
-            context.allgather(1)
-        return counts[0], counts[1]
+    def exchange(context: DistributedContext) -> int:
+        for _ in range(5):
+            context.allgather(bytes(3_000_000))
+            context.broadcast(1)
+            context.gather(1)
+        store: Any = context._in_world()._store  # pyright: ignore[reportPrivateUsage]  # nobody else sees the keys
+        give_up = time.monotonic() + 10
+        while store.num_keys() > 6 and time.monotonic() < give_up:
+            time.sleep(0.05)  # the last reader tidies up
+        num_keys = int(store.num_keys())
+        context.allgather(1)
+        return num_keys
 
-    [(before, after), _] = of_threads(2, free_port, exchange)
-    assert before == after
+    assert max(of_threads(2, free_port, exchange)) <= 6
 
 
 def test_port_offset_keeps_trainings_apart(free_port: int) -> None:
@@ -288,6 +286,27 @@ def test_a_chief_that_nobody_closes(free_port: int) -> None:
 
     with ThreadPoolExecutor(3) as pool:
         assert list(pool.map(exchange, range(3))) == [[0, 1]] * 3
+
+
+def test_a_rank_does_not_join_the_group_before(free_port: int) -> None:
+    """A rank that comes to the port while an earlier group still uses it waits for the chief of its own."""
+
+    def rank_of_two(rank: int) -> DistributedContext:
+        return DistributedContext(
+            rank=rank, size=2, local_rank=rank, local_size=2, cross_rank=0, cross_size=1, pub_port=free_port
+        )
+
+    before, after = [rank_of_two(0), rank_of_two(1)], [rank_of_two(0), rank_of_two(1)]
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(DistributedContext.allgather, before, "ab")) == [["a", "b"]] * 2
+        before[1].close()
+        early = pool.submit(after[1].allgather, "d")
+        time.sleep(0.3)
+        before[0].close()
+        assert after[0].allgather("c") == ["c", "d"]
+        assert early.result(20) == ["c", "d"]
+    for context in after:
+        context.close()
 
 
 def test_after_close() -> None:

@@ -13,14 +13,15 @@ from pa_core import OtherProcessError
 
 __all__ = ["StoreCollectives"]
 
-_BYTES_OF_A_PIECE = 4 * 2**20
-"""Stores refuse values of more than 8 MiB."""
+_BYTES_OF_A_PIECE = 2**20
+"""A store of torch closes the connection on which more than 8 MiB wait to be taken."""
 
 _SHORTEST_PAUSE = 0.0002
 _LONGEST_PAUSE = 0.02
 _SECONDS_BETWEEN_LOOKS_FOR_OTHERS = 0.5
 _SECONDS_FOR_VALUE = 10.0
 _SECONDS_FOR_ERROR = 1.0
+_SECONDS_TO_LEAVE_TOGETHER = 0.5
 
 _VALUE, _ERROR = b"v", b"e"
 
@@ -78,8 +79,8 @@ class StoreCollectives:
         record = self._wait_for(key, 0)
         received = self._unpack(record, 0, key)
         if self._store.add(f"{key}/readers", 1) == len(self._ranks) - 1:
-            self._delete(key, record)
             self._store.delete_key(f"{key}/readers")
+            self._delete(key, record)
         return received
 
     def allgather(self, value: object) -> list[Any]:
@@ -106,6 +107,10 @@ class StoreCollectives:
             for key, seconds in self._unread.items():
                 while self._store.check([key]) and time.monotonic() < begin + seconds:
                     time.sleep(_LONGEST_PAUSE)
+            if self._rank == 0:  # where the store ends with the chief, torch would warn the others of it
+                marks = [self._mark_of_leaving(rank) for rank in range(len(self._ranks))]
+                while not self._store.check(marks) and time.monotonic() < begin + _SECONDS_TO_LEAVE_TOGETHER:
+                    time.sleep(_LONGEST_PAUSE)
 
     def _next_call(self, kind: str) -> str:
         self._num_calls += 1
@@ -123,6 +128,7 @@ class StoreCollectives:
         pieces = [pickled[at : at + _BYTES_OF_A_PIECE] for at in range(0, len(pickled), _BYTES_OF_A_PIECE)]
         for number, piece in enumerate(pieces[1:], start=1):
             self._store.set(f"{key}/{number}", piece)
+            self._store.check([key])  # has an answer, unlike the above: by then the piece was taken
         self._store.set(key, _VALUE + len(pieces).to_bytes(4) + pieces[0])  # last: it says that the others are there
 
     def _post_error(self, key: str, text: str) -> None:
@@ -149,7 +155,8 @@ class StoreCollectives:
         return pickle.loads(b"".join(pieces))  # from a rank of the same program, never from a file
 
     def _delete(self, key: str, record: bytes) -> None:
-        for one in [key, *_further_pieces(key, record)]:
+        # The chief may end the store as soon as the first piece, which is looked for, is gone.
+        for one in [*_further_pieces(key, record), key]:
             self._store.delete_key(one)
 
     def _wait_for(self, key: str, rank: int) -> bytes:
