@@ -60,8 +60,8 @@ def test_a_preempted_job_resumes_to_the_same_weights(launch: Launch) -> None:
 
 
 def test_all_ranks_of_a_preempted_job_leave_together(launch: Launch) -> None:
-    """One of two ranks gets the SIGTERM; both end with status 75, and the checkpoint is there."""
+    """One of two gets the SIGTERM, both save; torchrun tells the status of the first to end, and ends the other."""
     preempted = launch(PREEMPTED, "30", str(EXAMPLES / "trial_batch_job.py"), "--job=preempted", ranks=2)
 
-    assert len(re.findall(r"exitcode\s*: 75", preempted.output)) == 2, preempted.output
+    assert re.search(r"exitcode\s*: 75", preempted.output), preempted.output
     assert newest_weights(launch.folder / "preempted")
