@@ -101,6 +101,7 @@ class TrainingLoop:
         if self._progress.last_validation != self._progress.batches_trained:
             self._validate_and_save_by_policy()
         self.save_unless_current()
+        self._stop.agreed()  # a request that came with the last checkpoint is told alike on all processes
 
     def _train_to_end(self) -> bool:
         """Train up to the length that was asked for; return False if a process asks to stop before."""
