@@ -179,6 +179,11 @@ ON_TORCH_ALONE = (
     "pa_schedulers/test_cosine_scheduler.py",
     "pa_schedulers/test_scheduler_base.py",
     "pa_schedulers/test_wsd_scheduler.py",
+    "pa_trial/test_boundaries.py",
+    "pa_trial/test_data_length.py",
+    "pa_trial/test_data_loader.py",
+    "pa_trial/test_distributed_context.py",
+    "pa_trial/test_samplers.py",
 )
 CELLS = (
     Cell("one_process"),
