@@ -83,7 +83,7 @@ def test_what_is_no_optimizer_is_refused(optimizer: Any) -> None:
 
 
 def test_options_of_horovod_are_accepted_and_checked() -> None:
-    """``backward_passes_per_step`` and ``fp16_compression`` change nothing; fewer than one pass is refused."""
+    """Alone, ``backward_passes_per_step`` and ``fp16_compression`` change nothing; less than one is an error."""
     batches, _, optimizer = one_weight()
 
     assert batches.parts.wrap_optimizer(optimizer, backward_passes_per_step=4, fp16_compression=True) is optimizer

@@ -669,6 +669,14 @@ def test_gradients_of_an_unfinished_group_go_on_where_they_were_saved(is_trainin
     assert model.weight.item() == 1.0 - 1.5 / 2
 
 
+def test_compressed_gradients_are_warned_of_as_they_are_not() -> None:
+    """Whoever asks for less to travel is told that nothing changes."""
+    trained, _, optimizer = one_weight()
+
+    with pytest.warns(UserWarning, match="fp16_compression=True has no effect"):
+        trained.parts.wrap_optimizer(optimizer, fp16_compression=True)
+
+
 def test_an_optimizer_with_parameters_of_no_model_is_refused() -> None:
     """Nothing would exchange their gradients."""
     trained, model, _ = one_weight()

@@ -174,7 +174,7 @@ class PyTorchTrialContext:
         Args:
             optimizer: The optimizer of parameters of wrapped models.
             backward_passes_per_step: Has no effect: several backward passes in a batch just work.
-            fp16_compression: Has no effect: gradients are exchanged as they are.
+            fp16_compression: Has no effect, and is warned of on several processes: gradients travel in their own dtype.
             average_aggregated_gradients: Whether the gradients of several batches are averaged, as by default, or
                 added up.
 

@@ -29,6 +29,7 @@ __all__ = [
     "scaler_too_late",
     "second_scaler",
     "unscaled_too_early",
+    "warn_of_compression",
     "warn_of_foreign_parameters",
     "warn_of_unwrapped_optimizer",
     "wrapped_in_training",
@@ -82,6 +83,14 @@ def check_backward_passes(number: int) -> None:
             expected="an integer of at least 1",
             do="Leave the argument out: any number of backward passes per step works.",
         )
+
+
+def warn_of_compression() -> None:
+    """Warn of ``fp16_compression``."""
+    warn_user(
+        "fp16_compression=True has no effect: gradients travel between the processes in the dtype that they have. "
+        "Leave it out."
+    )
 
 
 def require_some(models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> None:

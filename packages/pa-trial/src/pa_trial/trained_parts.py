@@ -137,7 +137,8 @@ class TrainedParts:
         Args:
             optimizer: The optimizer, of parameters of wrapped models; wrapping it again changes nothing else.
             backward_passes_per_step: Any number of backward passes works; this one is only checked.
-            fp16_compression: Without effect: it belongs to Horovod.
+            fp16_compression: Without effect: gradients travel in their own dtype. True is warned of on several
+                processes.
             average_aggregated_gradients: Whether the gradients of a group of batches are averaged, which is what None
                 stands for, or added up.
 
@@ -148,6 +149,8 @@ class TrainedParts:
         """
         part_checks.require_optimizer(optimizer)
         part_checks.check_backward_passes(backward_passes_per_step)
+        if fp16_compression and self._num_processes > 1:
+            part_checks.warn_of_compression()
         if id(optimizer) not in self._averages:
             if self._is_training:
                 raise part_checks.wrapped_in_training("optimizer")
