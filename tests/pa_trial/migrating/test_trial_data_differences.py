@@ -157,15 +157,16 @@ def test_json(tmp_path: Path) -> None:
 
 
 def test_not_a_dict(tmp_path: Path) -> None:
-    """The error names the method."""
+    """The error names the method; it is the one that Determined raised, and the one that it meant to raise."""
 
     class Trial(LineTrial):
         @override
         def evaluate_batch(self, batch: Batch, batch_idx: int) -> Any:
             return 0.5
 
-    with pytest.raises(TypeError, match="evaluate_batch"):
+    with pytest.raises(TypeError, match="evaluate_batch") as raised:
         fit(tmp_path, Trial)
+    assert isinstance(raised.value, AttributeError)
 
 
 def test_weights(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from pa_trial.errors import (
     InvalidHP,
     MetricReducerError,
     NoCheckpointError,
+    NoMetricsError,
     UsageError,
 )
 from pa_trial.experimental import PyTorchExperimentalContext
@@ -55,6 +56,7 @@ __all__ = [
     "MetricReducerError",
     "Metrics",
     "NoCheckpointError",
+    "NoMetricsError",
     "PyTorchCallback",
     "PyTorchExperimentalContext",
     "PyTorchTrial",

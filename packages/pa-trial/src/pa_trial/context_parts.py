@@ -87,7 +87,7 @@ def closed_error(what: str) -> InternalException:
         what: What was used.
     """
     return InternalException(
-        f"A trial's context ends with the with block of init(), and {what} with it.",
+        f"The with block of init() has ended: {what} cannot be used any more.",
         given=f"use of {what} after the block",
         expected="use within it",
         do="Indent the line, so that it is in the block: with pa_trial.init() as context: ...",

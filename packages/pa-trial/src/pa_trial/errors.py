@@ -21,6 +21,7 @@ __all__ = [
     "InvalidHP",
     "MetricReducerError",
     "NoCheckpointError",
+    "NoMetricsError",
     "UsageError",
 ]
 
@@ -47,6 +48,10 @@ class NoCheckpointError(CheckpointNotFound, AssertionError):
 
 class CheckFailedError(ExplainedError, ValueError):
     """What has to be the same in all batches, such as the names of the metrics, is not."""
+
+
+class NoMetricsError(ArgumentTypeError, AttributeError):
+    """A method of a trial returned something that holds no metrics; an ``AttributeError`` too, as in Determined."""
 
 
 class EmptyLoaderError(EmptyDatasetError, RuntimeError):

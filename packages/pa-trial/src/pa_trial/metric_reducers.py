@@ -75,12 +75,11 @@ class _Wrapped:
 
     @property
     def label(self) -> str:
-        """What messages call it."""
-        if self.name is not None:
-            return repr(self.name)
+        """What messages call it: its class or function, with the name of its metric where it has one."""
         reducer = self.reducer
         function = reducer.function if isinstance(reducer, CallableReducer) else type(reducer)
-        return str(getattr(function, "__name__", type(function).__name__))
+        label = str(getattr(function, "__name__", type(function).__name__))
+        return label if self.name is None else f"{label} (name={self.name!r})"
 
 
 class MetricReducers:

@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pa_core import ArgumentTypeError
-from pa_trial.errors import CheckFailedError
+from pa_trial.errors import CheckFailedError, NoMetricsError
 from pa_trial.metric_columns import Column, columns_of, rows_of, value_at
 from pa_trial.metric_values import hold, numbers_of
 from pa_trial.progress import TrialProgress
@@ -68,7 +67,7 @@ class WorkloadMetrics:
             num_records: How many records the batch has.
 
         Raises:
-            ArgumentTypeError: It returned neither a dictionary nor a tensor.
+            NoMetricsError: It returned neither a dictionary nor a tensor.
         """
         metrics = returned if isinstance(returned, dict) else _as_dict(returned)
         self._batches.append({name: hold(value) for name, value in metrics.items()})
@@ -115,7 +114,7 @@ def _as_dict(returned: object) -> Metrics:
         return {"loss": returned}
     if isinstance(returned, Mapping):
         return dict(cast("Mapping[str, Any]", returned))
-    raise ArgumentTypeError(
+    raise NoMetricsError(
         "train_batch returned no metrics.",
         given="None" if returned is None else type(returned).__name__,
         expected="a dictionary of metrics by name, or one tensor: the loss",

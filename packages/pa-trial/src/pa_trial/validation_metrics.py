@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pa_core import ArgumentTypeError
-from pa_trial.errors import CheckFailedError, EmptyLoaderError, InvalidExperimentException
+from pa_trial.errors import CheckFailedError, EmptyLoaderError, InvalidExperimentException, NoMetricsError
 from pa_trial.json_values import to_json
 from pa_trial.metric_columns import Column, columns_of, rows_of
 from pa_trial.metric_values import hold, numbers_of, to_host, to_result
@@ -79,7 +79,7 @@ class ValidationMetrics:
             num_records: How many records the batch has.
 
         Raises:
-            ArgumentTypeError: It did not return a dictionary.
+            NoMetricsError: It did not return a dictionary.
             CheckFailedError: It returned metrics of other names than for the batches before.
         """
         metrics = _as_dict(returned, "evaluate_batch")
@@ -173,7 +173,8 @@ def metrics_of_full_dataset(returned: Metrics) -> Metrics:
         returned: What ``evaluate_full_dataset`` returned, on the chief.
 
     Raises:
-        ArgumentTypeError: It is not a dictionary, or a metric cannot be written as JSON.
+        NoMetricsError: It is not a dictionary.
+        ArgumentTypeError: A metric cannot be written as JSON.
     """
     on_host: Metrics = to_host(_as_dict(returned, "evaluate_full_dataset"))
     metrics = {name: to_result(value) for name, value in on_host.items()}
@@ -185,7 +186,7 @@ def metrics_of_full_dataset(returned: Metrics) -> Metrics:
 def _as_dict(returned: object, method: str) -> Metrics:
     if isinstance(returned, Mapping):
         return dict(cast("Mapping[str, Any]", returned))
-    raise ArgumentTypeError(
+    raise NoMetricsError(
         f"{method} returned no metrics.",
         given="None" if returned is None else type(returned).__name__,
         expected="a dictionary of metrics by name",
