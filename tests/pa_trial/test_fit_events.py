@@ -118,8 +118,8 @@ class WithoutLength(TinyTrial):
 
 
 def test_epochs_without_a_length_never_end(tmp_path: Path) -> None:
-    """A length in epochs is warned of, as it never comes."""
-    with pytest.warns(UserWarning, match="never comes"):
+    """A length in epochs is warned of, as it is never reached."""
+    with pytest.warns(UserWarning, match="is never reached"):
         trial = fit(WithoutLength, tmp_path, max_length=Epoch(1), reporting_period=Batch(5), validation_period=Epoch(1))
     assert trial.notes.events == ["W5", "W10", "C10"]
     assert {epoch_idx for epoch_idx, _ in trial.trained} == {0}

@@ -1,4 +1,4 @@
-"""What a trial reaches of its training: models, optimizers, data, configuration and counters."""
+"""A trial's view of its training: models, optimizers, data, configuration and counters."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _OptimizersT = TypeVar("_OptimizersT", bound=Optimizer | list[Any])
 
 
 class CoreContext(Protocol):
-    """What a context needs to know of the processes of a training."""
+    """What a context needs to know about the processes of a training."""
 
     @property
     def distributed(self) -> DistributedContext:
@@ -57,24 +57,24 @@ class CoreContext(Protocol):
 
 
 class PyTorchTrialContext:
-    """What a trial reaches of its training.
+    """A trial's view of its training: it wraps models and optimizers, computes gradients and answers questions.
 
-    ``init`` makes it, from arguments that are easier to pass. After the ``with`` block of ``init``, the lists of
+    ``init`` creates it, from arguments that are easier to pass. After the ``with`` block of ``init``, the lists of
     models, optimizers and schedulers can still be read; methods raise ``InternalException``.
 
     Args:
-        core_context: Has the ``DistributedContext``; None to find out which of several processes this one is.
-        trial_seed: What ``get_trial_seed`` returns; None if there is no seed.
-        hparams: Hyperparameters by name; None if there are none.
+        core_context: Holds the ``DistributedContext``; None to detect the processes of the training.
+        trial_seed: The seed that ``get_trial_seed`` returns; None without one.
+        hparams: Hyperparameters by name; None without any.
         slots_per_trial: The number of processes that ``global_batch_size`` is split over.
         num_gpus: The number of GPUs; 0 for a training on the CPU.
-        exp_conf: The experiment configuration; None if there is none.
+        exp_conf: The experiment configuration; None without one.
         aggregation_frequency: The number of batches whose gradients are collected for one step.
-        steps_completed: The number of batches that were trained before.
+        steps_completed: The number of batches trained before.
         managed_training: Whether models are trained; False to leave them where they are, for a trial that was loaded.
         debug_enabled: Not used.
-        run_settings: What ``init`` was asked for beside this; None for its defaults.
-        device: The device of this process; None to choose it by ``num_gpus``.
+        run_settings: The remaining arguments of ``init``; None for its defaults.
+        device: The device of this process; None to choose one by ``num_gpus``.
         enable_tensorboard_logging: Whether metrics are written for TensorBoard.
 
     Attributes:
@@ -82,8 +82,8 @@ class PyTorchTrialContext:
         optimizers: The wrapped optimizers, in the order of wrapping.
         lr_schedulers: The wrapped schedulers, each as an ``LRScheduler``, in the order of wrapping.
         device: The device of this process.
-        distributed: What the processes tell each other on a user's behalf.
-        experimental: Data of one's own kind, and mixed precision.
+        distributed: Rank and size, and exchanges of Python objects between the processes.
+        experimental: Options for custom data and mixed precision.
 
     Raises:
         InvalidExperimentException: A setting cannot work.
@@ -152,7 +152,7 @@ class PyTorchTrialContext:
         self.lr_schedulers: list[LRScheduler] = self._parts.trained.lr_schedulers
 
     def wrap_model(self, model: _ModelT) -> _ModelT:
-        """Take a model into the training: it is moved to the device.
+        """Register a model: it is moved to the device, trained on all processes alike, and saved.
 
         Args:
             model: The model.
@@ -169,14 +169,14 @@ class PyTorchTrialContext:
         fp16_compression: bool | None = None,
         average_aggregated_gradients: bool | None = None,
     ) -> _OptimizerT:
-        """Take an optimizer into the training.
+        """Register an optimizer: its state is saved with checkpoints.
 
         Args:
-            optimizer: The optimizer of parameters of wrapped models.
-            backward_passes_per_step: Has no effect: several backward passes in a batch just work.
-            fp16_compression: Has no effect, and is warned of on several processes: gradients travel in their own dtype.
-            average_aggregated_gradients: Whether the gradients of several batches are averaged, as by default, or
-                added up.
+            optimizer: An optimizer of the parameters of wrapped models.
+            backward_passes_per_step: No effect: several backward passes in a batch just work.
+            fp16_compression: No effect but a warning on several processes: gradients are exchanged in their own dtype.
+            average_aggregated_gradients: Whether to average the gradients of the batches that are aggregated, the
+                default, or to sum them.
 
         Returns:
             The same optimizer.
@@ -191,12 +191,12 @@ class PyTorchTrialContext:
     def wrap_lr_scheduler(
         self, lr_scheduler: _SchedulerT, step_mode: LRScheduler.StepMode, frequency: int = 1
     ) -> _SchedulerT:
-        """Take a learning rate scheduler into the training.
+        """Register a learning rate scheduler: it is stepped as ``step_mode`` says, and saved.
 
         Args:
-            lr_scheduler: The scheduler of a wrapped optimizer.
-            step_mode: When it is stepped.
-            frequency: At each how many of those times it is stepped.
+            lr_scheduler: A scheduler of a wrapped optimizer.
+            step_mode: When to step it.
+            frequency: Step it every so many epochs, batches or optimizer steps.
 
         Returns:
             The same scheduler.
@@ -204,13 +204,13 @@ class PyTorchTrialContext:
         return self._parts.trained.wrap_lr_scheduler(lr_scheduler, step_mode, frequency)
 
     def wrap_scaler(self, scaler: _ScalerT) -> _ScalerT:
-        """Take a gradient scaler into the training: its state is saved with checkpoints.
+        """Register a gradient scaler: its state is saved with checkpoints. Call it before ``wrap_model``.
 
         Args:
-            scaler: The scaler, which the trial uses itself.
+            scaler: The scaler. The trial scales its losses and updates the scaler itself.
 
         Returns:
-            The same scaler, which is to be passed to ``step_optimizer``.
+            The same scaler; pass it to ``step_optimizer``.
         """
         return self._parts.trained.wrap_scaler(scaler)
 
@@ -235,13 +235,13 @@ class PyTorchTrialContext:
         for_training: bool = True,
         for_validation: bool = True,
     ) -> MetricReducer:
-        """Take a metric reducer into the training.
+        """Register a metric reducer: what it returns at the end of a workload joins the metrics.
 
         Args:
-            reducer: The reducer, or a function that is called with the list of all values that were collected.
-            name: The name of its metric; None for a reducer that returns metrics by name.
-            for_training: Whether it reduces what training workloads collect.
-            for_validation: Whether it reduces what validations collect.
+            reducer: The reducer, or a function of the list of all values that were collected.
+            name: The name of its metric; None for a reducer that returns a dictionary of metrics.
+            for_training: Whether it takes part in training workloads.
+            for_validation: Whether it takes part in validations.
 
         Returns:
             The same reducer; for a function, a reducer with the method ``update(value)``.
@@ -265,13 +265,13 @@ class PyTorchTrialContext:
         min_loss_scale: float | None = None,
         max_loss_scale: float | None = 2.0**24,
     ) -> tuple[_ModelsT, _OptimizersT]:
-        """Return models and optimizers as they are, for ``enabled=False``; mixed precision is that of torch.
+        """Return models and optimizers unchanged, with ``enabled=False``; Apex itself is not supported.
 
         Args:
             models: A wrapped model, or several.
             optimizers: A wrapped optimizer, or several.
-            enabled: Has to be False.
-            opt_level: Has no effect, as all that follow.
+            enabled: Must be False.
+            opt_level: No effect, like all arguments below.
             cast_model_type: See ``opt_level``.
             patch_torch_functions: See ``opt_level``.
             keep_batchnorm_fp32: See ``opt_level``.
@@ -284,7 +284,7 @@ class PyTorchTrialContext:
             max_loss_scale: See ``opt_level``.
 
         Raises:
-            InvalidExperimentException: It is enabled.
+            InvalidExperimentException: It is enabled; ``context.experimental.use_amp()`` takes its place.
         """
         self._require_open()
         if enabled:
@@ -298,10 +298,10 @@ class PyTorchTrialContext:
         retain_graph: bool = False,
         create_graph: bool = False,
     ) -> None:
-        """Compute gradients, and average them over the processes.
+        """Compute gradients, and average them over the processes on the last batch of an aggregation group.
 
         Args:
-            loss: What to differentiate.
+            loss: The tensor to differentiate.
             gradient: As for ``torch.Tensor.backward``.
             retain_graph: As for ``torch.Tensor.backward``.
             create_graph: As for ``torch.Tensor.backward``.
@@ -315,22 +315,22 @@ class PyTorchTrialContext:
         auto_zero_grads: bool = True,
         scaler: torch.amp.GradScaler | None = None,
     ) -> None:
-        """Step an optimizer, after the last of the batches whose gradients are collected; otherwise do nothing.
+        """Step an optimizer on the last batch of an aggregation group; do nothing on the others.
 
         Args:
             optimizer: A wrapped optimizer.
-            clip_grads: Called with the parameters of the optimizer, whose gradients it changes.
-            auto_zero_grads: Whether the gradients are dropped after the step.
+            clip_grads: Called with a list of the optimizer's parameters before the step, to clip their gradients.
+            auto_zero_grads: Whether to zero the gradients after the step.
             scaler: The gradient scaler of ``wrap_scaler``, to step through.
         """
         self._parts.trained.step_optimizer(optimizer, clip_grads, auto_zero_grads, scaler)
 
     def to_device(self, data: _T) -> _T:
-        """Return data on the device, for data that no loader has yielded.
+        """Move data to the device; batches of the loaders are there already.
 
         Args:
-            data: Tensors, NumPy arrays, objects with a method ``to``, and dicts, lists and tuples of them. Anything
-                else stays as it is, with a warning for each type.
+            data: Tensors, NumPy arrays, objects with a method ``to``, and dicts, lists and tuples of these. Anything
+                else is returned unchanged, with one warning for each type.
         """
         return self._parts.mover(data)
 
@@ -369,7 +369,7 @@ class PyTorchTrialContext:
         return in_epoch == progress.length_of_epoch("context.is_epoch_end()") - 1
 
     def get_initial_batch(self) -> int:
-        """Return the number of batches that were trained before this process began: 0, or that of a checkpoint."""
+        """Return the index of the first batch that ``fit`` trains: 0, or where the checkpoint continues."""
         return self._parts.progress.initial_batch
 
     def get_hparams(self) -> dict[str, Any]:
@@ -444,29 +444,29 @@ class PyTorchTrialContext:
             raise InternalException(
                 "There is no seed.",
                 given="init() without seed",
-                expected="a seed, with which the random numbers of all processes begin",
+                expected="a seed for the random numbers of all processes",
                 do="Pass one: init(seed=0).",
             )
         return seed
 
     def get_stop_requested(self) -> bool:
-        """Return whether the training is asked to end."""
+        """Return whether the training was asked to stop."""
         return self._parts.stop_requested
 
     def set_stop_requested(self, stop_requested: bool) -> None:
-        """Ask the training to end: it saves a checkpoint and leaves when the current workload has ended.
+        """Ask the training to stop: when the current workload ends, it saves a checkpoint and ``fit`` returns.
 
-        One process that asks is enough.
+        A request on one process stops all of them.
 
         Args:
-            stop_requested: True to ask, False to withdraw it.
+            stop_requested: True to ask for it, False to withdraw the request.
 
         Raises:
             UsageError: It is not a bool.
         """
         if not isinstance(stop_requested, bool):  # pyright: ignore[reportUnnecessaryIsInstance]  # users' code is not always checked
             raise UsageError(
-                "A request to stop is either there or not.",
+                "stop_requested is neither True nor False.",
                 given=f"set_stop_requested({stop_requested!r})",
                 expected="True or False",
                 do="Pass a bool.",
@@ -476,7 +476,7 @@ class PyTorchTrialContext:
     def get_latest_checkpoint(self) -> str | None:
         """Return the newest intact checkpoint in ``checkpoint_dir``, None without one; all processes must call this.
 
-        A script that passes it to ``fit`` as ``latest_checkpoint`` begins where it was interrupted, if it was.
+        A script that passes it to ``fit`` as ``latest_checkpoint`` continues where it was interrupted.
 
         Raises:
             ConfigurationError: ``init`` was not told of a ``checkpoint_dir``: the newest checkpoint in the folder that
@@ -487,7 +487,7 @@ class PyTorchTrialContext:
             raise ConfigurationError(
                 "The newest checkpoint of this training is not known.",
                 given="context.get_latest_checkpoint() after init() without checkpoint_dir",
-                expected="a folder for this training alone: all others save theirs into the default one too",
+                expected="a folder of its own: all trainings without one share the default folder",
                 do='Choose one, for example init(checkpoint_dir="checkpoints").',
             )
         return find_newest(run_settings.checkpoint_dir)
@@ -515,7 +515,7 @@ class PyTorchTrialContext:
         """
         if not isinstance(enable_tensorboard_logging, bool):  # pyright: ignore[reportUnnecessaryIsInstance]  # as above
             raise UsageError(
-                "Metrics are either written for TensorBoard or not.",
+                "enable_tensorboard_logging is neither True nor False.",
                 given=f"set_enable_tensorboard_logging({enable_tensorboard_logging!r})",
                 expected="True or False",
                 do="Pass a bool.",
@@ -528,14 +528,13 @@ class PyTorchTrialContext:
         return self._parts.profiler
 
     def set_profiler(self, *args: Any, **kwargs: Any) -> None:
-        """Profile the training; traces are written to the folder of TensorBoard.
+        """Profile the training with ``torch.profiler``; traces are written to the TensorBoard folder.
 
-        The profiler makes a step after each batch, as its schedule counts them. Without a schedule it records all of
-        the training.
+        The profiler steps after each batch. Without a schedule it records the whole training.
 
         Args:
-            args: Arguments of ``torch.profiler.profile``.
-            kwargs: The same by name.
+            args: Positional arguments of ``torch.profiler.profile``.
+            kwargs: Keyword arguments of ``torch.profiler.profile``.
         """
         self._parts.profiler = make_profiler(self._parts.tensorboard.path, *args, **kwargs)
 
@@ -572,7 +571,7 @@ class PyTorchTrialContext:
 
     def _require_open(self) -> None:
         if isinstance(self._parts, ClosedParts):
-            raise closed_error("the context")
+            raise closed_error()
 
 
 def _require_frequency(aggregation_frequency: object) -> None:
@@ -592,7 +591,7 @@ def _choose_device(distributed: DistributedContext, num_gpus: int) -> torch.devi
         return torch.device("cpu")
     if distributed.size == 1:
         return torch.device("cuda", 0)
-    # Some schedulers show each process a GPU of its own alone.
+    # Some cluster schedulers let each process see only its own GPU.
     device = torch.device("cuda", distributed.local_rank % torch.cuda.device_count())
     torch.cuda.set_device(device)
     return device

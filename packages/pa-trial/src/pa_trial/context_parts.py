@@ -73,22 +73,18 @@ class ClosedParts:
     def __getattribute__(self, name: str) -> object:
         if name.startswith("__"):
             return object.__getattribute__(self, name)
-        raise closed_error("the context")
+        raise closed_error()
 
     @override
     def __setattr__(self, name: str, value: object) -> None:
-        raise closed_error("the context")
+        raise closed_error()
 
 
-def closed_error(what: str) -> InternalException:
-    """Return the error of whoever uses a context after its ``with`` block.
-
-    Args:
-        what: What was used.
-    """
+def closed_error() -> InternalException:
+    """Return the error for the use of a context after its ``with`` block."""
     return InternalException(
-        f"The with block of init() has ended: {what} cannot be used any more.",
-        given=f"use of {what} after the block",
-        expected="use within it",
-        do="Indent the line, so that it is in the block: with pa_trial.init() as context: ...",
+        "The with block of init() has ended: its context, and a Trainer with this context, cannot be used any more.",
+        given="use of the context after the block",
+        expected="use within the block",
+        do="Indent the line to be within the block: with pa_trial.init() as context: ...",
     )

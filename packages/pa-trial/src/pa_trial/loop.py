@@ -28,21 +28,21 @@ __all__ = ["TrainingLoop"]
 class TrainingLoop:
     """Trains workload by workload, and does what is due between them.
 
-    A workload goes on until a boundary fires: the length of the training, a validation, a checkpoint, a report. What is
-    due is done in this order, and after each of them the training ends if a process has asked to stop. At the end comes
-    a validation, and then a checkpoint, unless the last of them saw the same batch.
+    A workload lasts until a boundary fires: the length of the training, a validation, a checkpoint or a report. What is
+    due is done in this order, and after each of them the training ends if a process has asked to stop. The training
+    ends with a validation and then a checkpoint, unless the last ones already cover its last batch.
 
     Args:
         trial: The trial.
-        parts: What its context consists of.
-        options: What ``fit`` was asked for.
+        parts: The parts of its context.
+        options: The arguments of ``fit``.
         data: The loaders of the trial.
         calls: The callbacks of the trial.
         checkpoints: Saves.
-        metric: Tells the best validation, for the policy "best"; None saves after each with this policy.
-        stop: Requests to end the training.
-        watch: What the other processes are told of where this one is.
-        watched: The counters that they are told.
+        metric: Compares validations for the policy "best"; with None, each of them counts as the best.
+        stop: Requests to stop.
+        watch: Tells the other processes where this one is.
+        watched: The counters that it tells them.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class TrainingLoop:
             self._batches = map(parts.mover, self._batches)
 
     def run(self) -> None:
-        """Train up to the length that was asked for, or until a process asks to stop."""
+        """Train up to ``max_length``, or until a process asks to stop."""
         self._profiler = self._parts.profiler  # on_training_start may have set one
         if self._options.step_zero_validation and self._progress.batches_trained == 0:
             self._validate()
@@ -104,7 +104,7 @@ class TrainingLoop:
         self._stop.agreed()  # a request that came with the last checkpoint is told alike on all processes
 
     def _train_to_end(self) -> bool:
-        """Train up to the length that was asked for; return False if a process asks to stop before."""
+        """Train up to ``max_length``; return False if a process asks to stop before."""
         while True:
             due = self._train_workload()
             if self._stops_at(due):
@@ -115,7 +115,7 @@ class TrainingLoop:
     # A workload
 
     def _train_workload(self) -> Due:
-        """Train until a boundary fires, and return what is due; nothing, if the training is to be left at once."""
+        """Train until a boundary fires, and return what is due; nothing if a signal cut the workload short."""
         self._watch.place = Place.TRAINING
         self._trained.set_training(True)
         self._workload.start()
@@ -176,7 +176,7 @@ class TrainingLoop:
             self.save_unless_current()
 
     def _validate(self) -> bool:
-        """Validate; return whether no validation was better."""
+        """Validate; return whether this is the best validation so far."""
         with self._watch.at(Place.EVALUATION):
             metrics = self._validation.run()
         self._progress.last_validation = self._progress.batches_trained
@@ -188,7 +188,7 @@ class TrainingLoop:
         return is_best
 
     def save_unless_current(self) -> None:
-        """Save what was trained, unless the last checkpoint saw the same batch."""
+        """Save a checkpoint, unless the last one was saved after the same batch."""
         if self._progress.last_checkpoint != self._progress.batches_trained:
             self._checkpoints.save()
             self._progress.last_checkpoint = self._progress.batches_trained

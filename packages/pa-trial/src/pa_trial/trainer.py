@@ -30,11 +30,11 @@ __all__ = ["Trainer"]
 
 
 class Trainer:
-    """Trains a trial; made and used within the ``with`` block of ``init``.
+    """Trains a trial. Create and use it within the ``with`` block of ``init``.
 
     Args:
         trial: The trial.
-        context: The context that the trial was made with.
+        context: The context that the trial was created with.
 
     Raises:
         ArgumentTypeError: ``context`` is not a ``PyTorchTrialContext``.
@@ -61,13 +61,13 @@ class Trainer:
         self._context = context
 
     def configure_profiler(self, sync_timings: bool, enabled: bool, begin_on_batch: int, end_after_batch: int) -> None:
-        """Accept the settings of a profiler that needs Determined's platform; they have no effect.
+        """Accept the settings of the profiler of Determined's platform; they have no effect here.
 
-        ``context.set_profiler`` profiles with torch's own profiler instead.
+        To profile with ``torch.profiler``, call ``context.set_profiler``.
 
         Args:
             sync_timings: No effect.
-            enabled: Whether there is something to warn of.
+            enabled: No effect but a warning.
             begin_on_batch: No effect.
             end_after_batch: No effect.
         """
@@ -91,35 +91,36 @@ class Trainer:
         weigh_by_records: bool = False,
         trust_pickle: bool = False,
     ) -> None:
-        """Train, validate and save until the training is as long as asked for, or something asks to stop.
+        """Train, validate and save checkpoints until ``max_length`` is reached or a stop is requested.
 
         Args:
-            checkpoint_period: When to save beside what the policy says; None for never. After the last batch a
-                checkpoint is written in any case. ``exp_conf`` may have one: ``min_checkpoint_period``.
-            validation_period: When to validate; None for after the last batch only. ``exp_conf`` may have one:
-                ``min_validation_period``.
-            max_length: How long to train, counted from the beginning of the training, also where it resumes.
-            reporting_period: When to report at the latest; training metrics are means since the last pause.
-                ``exp_conf`` may have another default: ``scheduling_unit``.
-            checkpoint_policy: Which validations are followed by a checkpoint: "best" for those which are better than
-                all before, by the metric that ``init`` was told; "all"; "none".
-            latest_checkpoint: The checkpoint to continue from, its uuid or its path, such as what
-                ``context.get_latest_checkpoint()`` returns; None to begin.
-            step_zero_validation: Whether to validate before a training begins.
-            test_mode: Train and validate one batch, and save, to see that everything works.
+            checkpoint_period: When to save, in addition to ``checkpoint_policy``; None for never. The last batch is
+                always followed by a checkpoint. Without it, ``min_checkpoint_period`` of ``exp_conf`` is used.
+            validation_period: When to validate; None for never but after the last batch. Without it,
+                ``min_validation_period`` of ``exp_conf`` is used.
+            max_length: How long to train, counted from the beginning of the training even when it resumes.
+            reporting_period: When to report training metrics; a validation or a checkpoint in between reports them too.
+                They are averages over the batches since the last report. The default is ``scheduling_unit`` of
+                ``exp_conf``, if it is there.
+            checkpoint_policy: Which validations are followed by a checkpoint: "best" for those that beat all previous
+                ones in the metric that was passed to ``init``; "all"; "none".
+            latest_checkpoint: The checkpoint to continue from, by its uuid or its path;
+                ``context.get_latest_checkpoint()`` returns the newest one. None to start from the beginning.
+            step_zero_validation: Whether to validate before the first batch.
+            test_mode: Train and validate on one batch and save a checkpoint, to see that everything works.
             profiling_enabled: No effect; ``context.set_profiler`` profiles.
-            warm_start: A checkpoint to take the weights from where there is none to continue from; the training begins.
-            weigh_by_records: Whether ``Reducer.AVG`` weighs batches by their records, so that a validation has one
-                result on any number of processes. By default each batch counts alike.
-            trust_pickle: Whether objects of any kind are unpickled from a checkpoint that Determined wrote. Whoever
-                wrote it can then run any code in this process.
+            warm_start: A checkpoint to start from with its weights alone, where there is none to continue from.
+            weigh_by_records: Whether ``Reducer.AVG`` weighs each batch by its number of records, so that the result of
+                a validation does not depend on the number of processes. By default all batches count the same.
+            trust_pickle: Whether to unpickle objects of any kind from a checkpoint that Determined wrote. Whoever wrote
+                it can then run any code in this process.
 
         Raises:
-            ArgumentTypeError: The trial, or an argument, is of another kind than it has to be.
-            ConfigurationError: A value cannot work, such as a length that is not given.
-            InvalidExperimentException: The trial is not complete, for example has no model.
+            ArgumentTypeError: The trial, or an argument, is of the wrong type.
+            ConfigurationError: A value is missing or cannot work, such as ``max_length=None``.
+            InvalidExperimentException: The trial is incomplete, for example has no model.
             CheckpointNotFound: There is no such checkpoint.
-            RanksDifferError: The processes were asked for different things.
+            RanksDifferError: The processes passed different arguments.
         """
         parts = _parts_of(self._context)
         if parts.is_in_fit:
@@ -127,7 +128,7 @@ class Trainer:
                 "fit() was called within fit().",
                 given="a call from the trial, or from one of its callbacks",
                 expected="one training after the other",
-                do="Call it when the other fit() has returned.",
+                do="Call it after the other fit() has returned.",
             )
         if profiling_enabled:
             _warn_of_profiler("fit(profiling_enabled=True)")
@@ -236,8 +237,8 @@ def _warn_of_other_seed(parts: ContextParts, saved: int | None) -> None:
 def _warn_of_endless_training(options: FitOptions, epoch_length: int) -> None:
     if isinstance(options.max_length, Epoch) and epoch_length == sys.maxsize:
         warn_user(
-            f"max_length={options.max_length!r} never comes: the training data loader has no length, and so its epochs "
-            "have no end. Pass max_length=Batch(...), or a loader with a length."
+            f"max_length={options.max_length!r} is never reached: the training data loader has no length, so its "
+            "epochs never end. Pass max_length=Batch(...), or a loader with a length."
         )
 
 

@@ -1,4 +1,4 @@
-"""The metrics of a training workload: kept batch by batch, averaged over batches and processes at its end."""
+"""The metrics of a training workload: collected batch by batch, averaged over batches and processes at its end."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class WorkloadMetrics:
         self._num_records = 0
 
     def reset(self) -> None:
-        """Begin another workload."""
+        """Drop the metrics of the last workload."""
         self._batches = []
         self._num_records = 0
 

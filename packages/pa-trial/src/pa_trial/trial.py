@@ -18,16 +18,44 @@ __all__ = ["PyTorchTrial"]
 
 
 class PyTorchTrial(ABC, Generic[BatchT]):
-    """What is trained, and how: models, optimizers, data and the steps of a batch.
+    """Derive from this class to say what is trained and how: models, optimizers, data, and the work on a batch.
 
-    The arguments of the methods are passed by name.
+    Create models, optimizers and schedulers in ``__init__``, and wrap them with the context. Methods are called with
+    keyword arguments, so keep the names of their parameters.
 
     Args:
         context: Wraps models, optimizers and schedulers, and computes gradients.
+
+    Example:
+        >>> import tempfile
+        >>> import torch
+        >>> import pa_trial
+        >>> class Line(pa_trial.PyTorchTrial[list[torch.Tensor]]):
+        ...     def __init__(self, context: pa_trial.PyTorchTrialContext) -> None:
+        ...         self.context = context
+        ...         self.model = context.wrap_model(torch.nn.Linear(1, 1))
+        ...         self.optimizer = context.wrap_optimizer(torch.optim.SGD(self.model.parameters(), lr=0.1))
+        ...
+        ...     def build_training_data_loader(self) -> pa_trial.DataLoader:
+        ...         x = torch.linspace(-1, 1, 16).unsqueeze(1)
+        ...         return pa_trial.DataLoader(torch.utils.data.TensorDataset(x, 2 * x), batch_size=4)
+        ...
+        ...     build_validation_data_loader = build_training_data_loader
+        ...
+        ...     def train_batch(self, batch: list[torch.Tensor], epoch_idx: int, batch_idx: int) -> torch.Tensor:
+        ...         loss = torch.nn.functional.mse_loss(self.model(batch[0]), batch[1])
+        ...         self.context.backward(loss)
+        ...         self.context.step_optimizer(self.optimizer)
+        ...         return loss
+        ...
+        ...     def evaluate_batch(self, batch: list[torch.Tensor], batch_idx: int) -> pa_trial.Metrics:
+        ...         return {"loss": torch.nn.functional.mse_loss(self.model(batch[0]), batch[1])}
+        >>> with tempfile.TemporaryDirectory() as folder, pa_trial.init(seed=0, checkpoint_dir=folder) as context:
+        ...     pa_trial.Trainer(Line(context), context).fit(max_length=pa_trial.Epoch(2), checkpoint_policy="none")
     """
 
     trial_context_class: ClassVar[type[PyTorchTrialContext]] = PyTorchTrialContext
-    """The class of the context that a trial is made with."""
+    """The class of the context that a trial is created with."""
 
     @abstractmethod
     def __init__(self, context: PyTorchTrialContext) -> None: ...
@@ -57,7 +85,7 @@ class PyTorchTrial(ABC, Generic[BatchT]):
         """Return the loader to validate on."""
 
     def build_callbacks(self) -> dict[str, PyTorchCallback]:
-        """Return callbacks, by the names under which their states are saved."""
+        """Return the callbacks of the training, by the names under which their state is saved."""
         return {}
 
     def evaluate_batch(self, batch: BatchT, batch_idx: int) -> Metrics:

@@ -13,11 +13,11 @@ class TrainUnit:
     """A length or a period of training: use ``Batch`` or ``Epoch``.
 
     Args:
-        value: An int n stands for every n-th step; less than 1 for every step. A container, such as a list or a range,
-            holds the steps themselves, counted from 1.
+        value: As a length, the number of steps. As a period, an int n is every n-th step, and less than 1 every step;
+            a container, such as a list or a range, holds the steps themselves, counted from 1.
 
     Attributes:
-        value: As passed.
+        value: The argument.
     """
 
     def __init__(self, value: int | Container[int]) -> None:
@@ -29,7 +29,7 @@ class TrainUnit:
 
 
 class Batch(TrainUnit):
-    """So many batches of one process, or the batches after which something is due.
+    """A number of batches of one process, or the batches after which something is due.
 
     Example:
         >>> Batch(100), Batch([5, 30, 45])
@@ -38,7 +38,7 @@ class Batch(TrainUnit):
 
 
 class Epoch(TrainUnit):
-    """So many epochs, or the epochs after which something is due.
+    """A number of epochs, or the epochs after which something is due.
 
     Example:
         >>> Epoch(1), Epoch(range(10, 100, 10))

@@ -24,16 +24,16 @@ __all__ = ["Validation"]
 
 
 class Validation:
-    """Validates a trial, again and again; models are in eval mode and no gradients are computed meanwhile.
+    """Validates a trial, with its models in eval mode and without gradients.
 
-    The models stay in eval mode: whoever trains next brings them back.
+    The models stay in eval mode until the next workload begins.
 
     Args:
         trial: The trial.
-        parts: What its context consists of.
+        parts: The parts of its context.
         data: Its loaders.
         calls: Its callbacks.
-        options: What ``fit`` was asked for; in test mode, one batch of each process is validated on.
+        options: The arguments of ``fit``; in test mode, each process validates on one batch.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Validation:
         return metrics.reduce(payloads) | self._parts.reducers.cross_slot(of_reducers, training=False)
 
     def _by_full_dataset(self) -> Metrics:
-        """The chief validates, while the others wait for what it finds."""
+        """The chief validates while the others wait for its metrics."""
         found: Metrics = {}
         if self._parts.rank == 0:
             loader: TorchDataLoader[Any] = self._data.full_validation_loader
@@ -89,6 +89,6 @@ class Validation:
         return map(self._parts.mover, batches) if self._parts.experimental.moves_batches else batches
 
     def _exchange(self, own: Any) -> tuple[list[Any], list[list[Any]]]:
-        """Return what each process found, and what its reducers hold."""
+        """Exchange what each process found and what its reducers hold; every process must call this."""
         of_each = gather_objects((own, self._parts.reducers.per_slot(training=False)))
         return [found for found, _ in of_each], [held for _, held in of_each]

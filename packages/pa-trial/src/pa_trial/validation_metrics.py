@@ -1,4 +1,4 @@
-"""The metrics of a validation: kept batch by batch, reduced over batches and processes at its end."""
+"""The metrics of a validation: collected batch by batch, reduced over batches and processes at its end."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Array: TypeAlias = NDArray[Any]
 
 @dataclass(frozen=True)
 class _Partial:
-    """A metric of this process: what is added up, or compared, and how much it weighs in a mean."""
+    """One process's share of a metric: its sum, maximum or minimum, and its weight in a mean."""
 
     value: Any
     weight: float

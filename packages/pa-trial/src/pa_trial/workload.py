@@ -1,4 +1,4 @@
-"""A workload: the metrics, reducers and seconds of its batches, brought together from all processes at its end."""
+"""A workload: the metrics, reducers and duration of its batches, combined over all processes at its end."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ __all__ = ["Workload"]
 
 
 class Workload:
-    """The batches from one boundary to the next; used for one workload after the other.
+    """Collects the metrics of the batches from one boundary to the next, for one workload after the other.
 
     Args:
         trial: The trial.
-        parts: What its context consists of.
+        parts: The parts of its context.
         calls: Its callbacks.
         reporter: Reports the workload.
     """
@@ -36,13 +36,13 @@ class Workload:
         self._throughput = Throughput(trial)
 
     def start(self) -> None:
-        """Begin a workload."""
+        """Begin a workload: what the last one collected is dropped."""
         self._reducers.reset()
         self._metrics.reset()
         self._throughput.start()
 
     def add(self, batch: Any, returned: TrainingMetrics) -> None:
-        """Take note of a batch that was trained.
+        """Collect the metrics of a batch.
 
         Args:
             batch: The batch.
@@ -51,7 +51,7 @@ class Workload:
         self._metrics.add(returned, self._throughput.records_of(batch))
 
     def finish(self) -> None:
-        """Bring the metrics of all processes together, and tell of them; every process must call this."""
+        """Combine and report the metrics of all processes; every process must call this."""
         of_each = gather_objects((self._metrics.payload(), self._reducers.per_slot(training=True)))
         payloads = [metrics for metrics, _ in of_each]
         num_records, seconds = sum(payload.num_records for payload in payloads), self._throughput.seconds
