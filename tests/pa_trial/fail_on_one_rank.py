@@ -1,4 +1,4 @@
-"""A trial that fails on the second of two ranks, for the test of it; takes a folder for checkpoints."""
+"""A trial that fails on the second of two ranks; takes a folder for checkpoints and the name of the exception."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from typing import Any
 from typing_extensions import override
 
 from pa_core.distributed import rank
-from pa_trial import Batch, PyTorchCallback
+from pa_trial import Batch, InvalidHP, PyTorchCallback
 from tests.support.trials import TinyTrial, fit
+
+FAILURES = {"OSError": OSError, "InvalidHP": InvalidHP}
 
 
 class TellsOfShutdown(PyTorchCallback):
@@ -31,14 +33,14 @@ class Fails(TinyTrial):
     @override
     def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
         if batch_idx == 2 and rank() == 1:
-            raise OSError("a disk of this machine is gone")
+            raise FAILURES[sys.argv[2]]("a disk of this machine is gone")
         return super().train_batch(batch, epoch_idx, batch_idx)
 
 
 if __name__ == "__main__":
     try:
         fit(Fails, Path(sys.argv[1]), max_length=Batch(9))
-    except OSError:
+    except (OSError, SystemExit):
         sys.stdout.write("caught, and going on for ever\n")
         while True:
             pass

@@ -232,6 +232,24 @@ def test_hyperparameters_that_cannot_work_on_both_ranks(shared_tmp_path: Path) -
     assert len(list(shared_tmp_path.iterdir())) == 1
 
 
+def test_hyperparameters_that_cannot_work_found_by_the_chief_when_it_saves(shared_tmp_path: Path) -> None:
+    """Both ranks end in order, though only the chief calls what found it."""
+
+    class Finds(PyTorchCallback):
+        @override
+        def on_checkpoint_save_start(self, checkpoint: dict[str, Any]) -> None:
+            raise InvalidHP("the checkpoints are too large")
+
+    class WithCallback(OnTwoRanks):
+        @override
+        def build_callbacks(self) -> dict[str, PyTorchCallback]:
+            return {"finds": Finds()}
+
+    with pytest.raises(SystemExit) as ended:
+        fit(WithCallback, shared_tmp_path, max_length=Batch(2))
+    assert ended.value.code == 0
+
+
 # Ranks that differ
 
 

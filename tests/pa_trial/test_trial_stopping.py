@@ -237,6 +237,28 @@ def test_hyperparameters_that_cannot_work(asked: dict[str, Any], expected: list[
     assert trials[0].notes.events == expected
 
 
+@pytest.mark.parametrize("method", ["on_checkpoint_write_end", "on_checkpoint_upload_end"])
+def test_hyperparameters_that_cannot_work_found_when_a_checkpoint_was_saved(method: str, tmp_path: Path) -> None:
+    """No second checkpoint of the same batch is saved."""
+
+    class Finds(PyTorchCallback):
+        def __init__(self) -> None:
+            setattr(self, method, self.find)
+
+        def find(self, *_args: object, **_kwargs: object) -> None:
+            raise InvalidHP("the checkpoints are too large")
+
+    class WithCallback(TinyTrial):
+        @override
+        def build_callbacks(self) -> dict[str, PyTorchCallback]:
+            return {"finds": Finds()}
+
+    with pytest.raises(SystemExit) as ended:
+        train_within_init(WithCallback, tmp_path, [])
+    assert ended.value.code == 0
+    assert len(list(tmp_path.iterdir())) == 1
+
+
 def test_hyperparameters_that_cannot_work_from_the_first_batch_on(tmp_path: Path) -> None:
     """There is nothing to save."""
 
@@ -251,11 +273,12 @@ def test_hyperparameters_that_cannot_work_from_the_first_batch_on(tmp_path: Path
 # A process that fails
 
 
-def test_a_rank_that_fails_alone_ends_the_others(launch: Launch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("failure", ["OSError", "InvalidHP"])
+def test_a_rank_that_fails_alone_ends_the_others(failure: str, launch: Launch, tmp_path: Path) -> None:
     """None waits for it: the launcher fails soon, though the script would catch the error; its callbacks end before."""
     script = Path(__file__).parent / "fail_on_one_rank.py"
     path = os.pathsep.join([str(script.parents[2]), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-    ended = launch(script, str(tmp_path / "checkpoints"), ranks=2, env={"PYTHONPATH": path})
+    ended = launch(script, str(tmp_path / "checkpoints"), failure, ranks=2, env={"PYTHONPATH": path})
     assert ended.status != 0
     assert "a disk of this machine is gone" in ended.output
     assert "rank 1 shuts down" in ended.output

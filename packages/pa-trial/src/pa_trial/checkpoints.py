@@ -129,7 +129,7 @@ class Checkpoints:
         return saved.uuid
 
     def save(self) -> str:
-        """Save the trial as it is, call the callbacks, and delete checkpoints that are not to be kept any longer.
+        """Save the trial as it is, and delete checkpoints that are not to be kept any longer.
 
         Returns:
             The name of the checkpoint.
@@ -143,10 +143,17 @@ class Checkpoints:
             written = of_each_rank(lambda: self._write(Path(staging)), _SAVING)
             files = {name: record for records in written for name, record in records.items()}
             from_chief(lambda: self._finish(Path(staging), uuid, files), _SAVING)
+        return uuid
+
+    def tell_callbacks(self, uuid: str) -> None:
+        """Tell the callbacks of a checkpoint that was saved: those of the chief of its files, and then all of its name.
+
+        Args:
+            uuid: What ``save`` returned.
+        """
         from_chief(lambda: self._tell_of_files(uuid), "in a callback of a checkpoint")
         for callback in self._callbacks.values():
             callback.on_checkpoint_upload_end(uuid=uuid)
-        return uuid
 
     def _read(self, checkpoint: str | Path, *, trust_pickle: bool, for_weights: bool = False) -> SavedTrial:
         """Read what the same checkpoint tells of itself on all processes."""

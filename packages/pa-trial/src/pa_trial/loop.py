@@ -190,5 +190,6 @@ class TrainingLoop:
     def save_unless_current(self) -> None:
         """Save a checkpoint, unless the last one was saved after the same batch."""
         if self._progress.last_checkpoint != self._progress.batches_trained:
-            self._checkpoints.save()
+            uuid = self._checkpoints.save()
             self._progress.last_checkpoint = self._progress.batches_trained
+            self._checkpoints.tell_callbacks(uuid)

@@ -7,6 +7,7 @@ from typing import NamedTuple, TypeVar
 
 from pa_core import ExplainedError, OtherProcessError
 from pa_core.distributed import gather_objects, num_processes, rank
+from pa_trial.errors import InvalidHP
 
 __all__ = ["from_chief", "of_each_rank", "on_each_rank"]
 
@@ -17,7 +18,7 @@ class _Failure(NamedTuple):
     """What another process is told of an exception, which may not survive the way itself."""
 
     text: str
-    error: ExplainedError | None
+    error: ExplainedError | InvalidHP | None
 
 
 def of_each_rank(compute: Callable[[], _T], doing: str) -> list[_T]:
@@ -28,14 +29,15 @@ def of_each_rank(compute: Callable[[], _T], doing: str) -> list[_T]:
         doing: What it does, for the message on the other processes if it fails on one.
 
     Raises:
-        OtherProcessError: It failed on another process. An error that explains itself is raised as it is.
+        OtherProcessError: It failed on another process. An error that explains itself is raised as it is, and so is
+            ``InvalidHP``, with which all processes end in order.
     """
     if num_processes() == 1:
         return [compute()]
     try:
         outcome: _T | _Failure = compute()
     except Exception as error:
-        explained = error if isinstance(error, ExplainedError) else None
+        explained = error if isinstance(error, (ExplainedError, InvalidHP)) else None
         gather_objects(_Failure(f"{type(error).__name__}: {error}", explained))
         raise
     values: list[_T] = []

@@ -47,17 +47,21 @@ def closing_in_order(watch: RunWatch) -> Generator[ExitStack]:
 
 
 @contextmanager
-def saving_before_invalid_hp(save: Callable[[], None]) -> Generator[None]:
+def saving_before_invalid_hp(save: Callable[[], None], resources: ExitStack) -> Generator[None]:
     """Save when the trial finds in the course of training that its hyperparameters cannot work, on all processes.
+
+    A process that finds it alone cannot save without the others. It closes what is open, and ends.
 
     Args:
         save: Saves, together with all processes.
+        resources: What is open.
     """
     try:
         yield
     except InvalidHP as error:
-        with ending_process_unless_all_fail(error):
-            pass
+        with ending_process_unless_all_fail(error) as all_found_it:
+            if not all_found_it:
+                resources.close()
         save()
         raise
 

@@ -207,7 +207,7 @@ def _fit(
         elif options.warm_start is not None:
             checkpoints.load_weights(options.warm_start, trust_pickle=options.trust_pickle)
         calls.call(PyTorchCallback.on_training_start)
-        with saving_before_invalid_hp(loop.save_unless_current):
+        with saving_before_invalid_hp(loop.save_unless_current, resources):
             loop.run()
 
 

@@ -32,7 +32,7 @@ _SECONDS_BETWEEN_LOOKS = 0.02
 
 
 @contextmanager
-def ending_process_unless_all_fail(exception: BaseException) -> Generator[None]:
+def ending_process_unless_all_fail(exception: BaseException) -> Generator[bool]:
     """Handle an exception that leaves a run; afterwards end the process, unless all processes of the run failed.
 
     A process that failed alone must not live on. The others wait for it in a collective, perhaps for many minutes, and
@@ -46,6 +46,9 @@ def ending_process_unless_all_fail(exception: BaseException) -> Generator[None]:
     Args:
         exception: What is about to leave the run. The block closes what is open; it cannot communicate.
 
+    Yields:
+        Whether this process lives on, because all processes have failed.
+
     Example:
         >>> try:
         ...     raise OSError("no space left")
@@ -55,7 +58,7 @@ def ending_process_unless_all_fail(exception: BaseException) -> Generator[None]:
         closing files
     """
     if num_processes() == 1:
-        yield
+        yield True
         return
     deadline = threading.Timer(SECONDS_TO_FAIL_TOGETHER + SECONDS_TO_CLEAN_UP, _show_and_exit, [exception])
     deadline.daemon = True
@@ -69,11 +72,11 @@ def ending_process_unless_all_fail(exception: BaseException) -> Generator[None]:
         deadline.join()
         _withdraw_from_launcher()
         shared_errors.show_once(exception, _SECONDS_TO_COMPARE)
-        yield
+        yield True
         return
     _report(exception, failed_alone)
     try:
-        yield
+        yield False
     except BaseException as another:  # the process ends here, and nothing can be raised any more
         exception = another
         _show(another)
