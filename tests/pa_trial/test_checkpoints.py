@@ -83,6 +83,7 @@ def test_the_files_of_a_checkpoint(tmp_path: Path) -> None:
     }
     metadata = json.loads((checkpoint / "metadata.json").read_text())
     assert metadata["steps_completed"] == 3
+    assert metadata["format"] == "pickle"
     assert metadata["framework"] == f"torch-{torch.__version__}"
     assert metadata["files"].keys() == {"state_dict.pth", "trial_state.json", "load_data.json"}
 

@@ -86,9 +86,9 @@ def test_a_checkpoint_of_a_later_release_is_refused(intact: Path, tmp_path: Path
     shutil.copytree(intact, checkpoint)
     document = json.loads((checkpoint / "metadata.json").read_text())
     del document["digest"]
-    document["format"] = 2
+    document["format_version"] = 2
     document["digest"] = digest_of_document(document)
     (checkpoint / "metadata.json").write_text(json.dumps(document))
     with pytest.raises(InvalidCheckpointException, match="release of pa-trial") as error:
         fit(TinyTrial, tmp_path, max_length=Batch(4), latest_checkpoint="checkpoint")
-    assert "format 2" in error.value.given
+    assert "format_version 2" in error.value.given

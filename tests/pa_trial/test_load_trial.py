@@ -56,6 +56,23 @@ def change(checkpoint: Path, **entries: Any) -> None:
     (checkpoint / "metadata.json").write_text(json.dumps({"steps_completed": 2}))
 
 
+def test_the_class_is_found_in_the_code_that_determined_copied(tmp_path: Path) -> None:
+    """It is imported together with modules beside it, and the search path stays as it was."""
+    checkpoint, trained = save(tmp_path)
+    change(checkpoint, trial_cls_spec="copied_trial:Copied")
+    code = checkpoint / "code"
+    code.mkdir()
+    (code / "copied_base.py").write_text("from tests.support.trials import TinyTrial\n")
+    (code / "copied_trial.py").write_text("from copied_base import TinyTrial\nclass Copied(TinyTrial): ...\n")
+    before = list(sys.path)
+    loaded = load_trial_from_checkpoint_path(checkpoint)
+    assert sys.path == before
+    assert isinstance(loaded, TinyTrial)
+    assert type(loaded).__name__ == "Copied"
+    expected, found = trained.context.models[0].state_dict(), loaded.context.models[0].state_dict()
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+
+
 def test_the_class_is_found_by_its_name(tmp_path: Path) -> None:
     """The trial has the weights, the hyperparameters and the configuration of the training."""
     checkpoint, trained = save(tmp_path, Asking, hparams=HPARAMS, exp_conf=EXP_CONF)

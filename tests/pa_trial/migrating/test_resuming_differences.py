@@ -128,12 +128,20 @@ def test_pickle(tmp_path: Path) -> None:
 
 
 def test_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing of the directory that the program runs in is in a checkpoint."""
+    """Nothing of the directory that the program runs in is in a checkpoint; a class in ``code`` is found."""
     (tmp_path / "big.bin").write_bytes(bytes(100))
     monkeypatch.chdir(tmp_path)
     fit(tmp_path, LineTrial, batches=1)
     (checkpoint,) = checkpoints_in(tmp_path)
     assert {path.name for path in checkpoint.rglob("*")} & {"big.bin", "code"} == set()
+    (checkpoint / "code").mkdir()
+    (checkpoint / "code" / "model_def.py").write_text(
+        "from tests.pa_trial.migrating.line_trial import LineTrial\nclass Copied(LineTrial): ...\n"
+    )
+    (checkpoint / "trial_state.json").unlink()
+    (checkpoint / "metadata.json").write_text(json.dumps({"determined_version": "0.38.1", "steps_completed": 1}))
+    (checkpoint / "load_data.json").write_text(json.dumps({"trial_cls_spec": "model_def:Copied"}))
+    assert type(pytorch.load_trial_from_checkpoint_path(str(checkpoint))).__name__ == "Copied"
 
 
 class WithHparam(LineTrial):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Mapping
+import sys
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
@@ -20,6 +22,9 @@ from pa_trial.trial import PyTorchTrial
 from pa_trial.trial_contents import load_weights_into
 
 __all__ = ["load_trial_from_checkpoint_path"]
+
+_CODE = "code"
+"""Where Determined copied the working directory to."""
 
 _TrialT = TypeVar("_TrialT", bound=PyTorchTrial[Any])
 
@@ -67,7 +72,8 @@ def load_trial_from_checkpoint_path(
 
     Args:
         path: The folder of the checkpoint, which Determined may have written.
-        trial_class: The class of the trial; by default it is imported under the name that it had.
+        trial_class: The class of the trial. By default it is imported under the name that it had; where there is no
+            such module, from the folder ``code`` of a checkpoint that Determined wrote, which runs what is in there.
         trial_kwargs: What its constructor takes besides the context.
         torch_load_kwargs: Arguments of ``torch.load``, such as ``map_location``.
         hparams: Hyperparameters in place of those in the checkpoint; Determined has not always saved them.
@@ -159,7 +165,8 @@ def _import_class(folder: Path, description: Mapping[str, Any]) -> type[PyTorchT
     if not colon:
         raise _no_class(folder, f"trial_cls_spec {spec!r}")
     try:
-        found: Any = importlib.import_module(module)
+        with _also_importing_from(folder / _CODE):
+            found: Any = importlib.import_module(module)
         for part in name.split("."):
             found = getattr(found, part)
     except Exception as error:  # what importing a module does is not limited to some kinds of errors
@@ -169,6 +176,20 @@ def _import_class(folder: Path, description: Mapping[str, Any]) -> type[PyTorchT
         raise _no_class(folder, f"{spec}, which is not a subclass of PyTorchTrial")
     trial_class: type[PyTorchTrial[Any]] = found
     return trial_class
+
+
+@contextmanager
+def _also_importing_from(code: Path) -> Generator[None]:
+    """Find modules in a folder too, if it exists, and if they are not found elsewhere."""
+    path = str(code.absolute())
+    if not code.is_dir():
+        yield
+        return
+    sys.path.append(path)
+    try:
+        yield
+    finally:
+        sys.path.remove(path)
 
 
 def _no_class(folder: Path, found: str) -> ConfigurationError:

@@ -26,7 +26,7 @@ __all__ = ["Ancestor", "Metadata", "SavedTrial", "read_metadata", "read_saved_tr
 
 _T = TypeVar("_T")
 
-_FORMAT = 1
+_FORMAT_VERSION = 1
 """Raised when a checkpoint is laid out in a way that earlier releases would misread."""
 
 _DIGEST = "digest"
@@ -72,7 +72,8 @@ class Metadata:
             "pa_trial_version": _version(),
             "framework": f"torch-{torch.__version__}",
             "python": platform.python_version(),
-            "format": _FORMAT,
+            "format": "pickle",  # as Determined has it, of the file that torch.save writes
+            "format_version": _FORMAT_VERSION,
             "steps_completed": self.batches_trained,
             "num_processes": self.num_processes,
             "saved_at": self.saved_at,
@@ -121,8 +122,9 @@ def read_metadata(folder: Path) -> Metadata:
     if digest != digest_of_document(document):
         raise damaged(path, "its digest is another one than when it was written")
     written = _Entries(path, document)
-    if (number := written.get("format", int)) != _FORMAT:
-        raise damaged(path, f"format {number}", f"format {_FORMAT}, the only one that this release of pa-trial reads")
+    if (number := written.get("format_version", int)) != _FORMAT_VERSION:
+        expected = f"format_version {_FORMAT_VERSION}, the only one that this release of pa-trial reads"
+        raise damaged(path, f"format_version {number}", expected)
     files = {
         name: FileRecord(one.get("sha256", str), one.get("bytes", int))
         for name, one in written.mappings("files").items()
