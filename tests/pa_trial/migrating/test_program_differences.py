@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 from pathlib import Path
 
@@ -118,3 +119,12 @@ def test_profiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fit(tmp_path / "checkpoints", Trial)
     assert not Path("None").exists()
     assert [path.parent.name for path in tmp_path.rglob("*.pt.trace.json")] == ["runs"]
+
+
+def test_logger(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Whoever configures that logger sees the metrics."""
+    caplog.set_level(logging.INFO, logger="pa_trial")
+    fit(tmp_path, LineTrial)
+    lines = [record.getMessage() for record in caplog.records if record.name == "pa_trial"]
+    assert any("'loss'" in line for line in lines)
+    assert any("'error'" in line for line in lines)

@@ -93,6 +93,25 @@ def test_sigterm(launch: Launch, tmp_path: Path) -> None:
     assert len(checkpoints_in(tmp_path)) == 1
 
 
+def test_checkpoint_end(tmp_path: Path) -> None:
+    """The old name still works, and the new one is told."""
+    folders: list[str] = []
+
+    class Callback(pytorch.PyTorchCallback):
+        @override
+        def on_checkpoint_end(self, checkpoint_dir: str) -> None:
+            folders.append(checkpoint_dir)
+
+    class Trial(LineTrial):
+        @override
+        def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
+            return {"old": Callback()}
+
+    with pytest.warns(DeprecationWarning, match="on_checkpoint_write_end"):
+        fit(tmp_path, Trial)
+    assert [Path(folder).parent for folder in folders] == [tmp_path]
+
+
 def test_units() -> None:
     """A period can be read in a log."""
     assert [repr(pytorch.Batch(3)), repr(pytorch.Epoch([1, 2]))] == ["Batch(3)", "Epoch([1, 2])"]

@@ -10,7 +10,7 @@ __all__ = ["PyTorchCallback"]
 
 
 class PyTorchCallback:
-    """Listens to the course of a trial; override the methods that you need.
+    """Reacts to the events of a training; override the methods that you need.
 
     Each process has callbacks of its own, and calls all methods but ``on_checkpoint_write_end``,
     ``on_checkpoint_end`` and ``on_checkpoint_save_start``, which the chief alone calls. State of a callback that is to

@@ -56,7 +56,9 @@ class CallbackCalls:
 
     @contextmanager
     def started(self, first_batch_idx: int, checkpoint_uuid: str | None) -> Generator[ExitStack]:
-        """Tell the callbacks that the trial begins, and in the end, in reverse order, those which were told so.
+        """Call ``on_trial_startup``; at the end of the block call ``on_trial_shutdown``, in reverse order.
+
+        A callback whose ``on_trial_startup`` raised an error is not shut down.
 
         Args:
             first_batch_idx: As for ``on_trial_startup``.
@@ -73,10 +75,10 @@ _ON_CHECKPOINT_END = PyTorchCallback.on_checkpoint_end
 
 
 def check_callbacks(returned: object) -> dict[str, PyTorchCallback]:
-    """Return what ``build_callbacks`` returned, if it is what it should be.
+    """Return the callbacks of a trial, checked.
 
     Args:
-        returned: That.
+        returned: What ``build_callbacks`` returned.
 
     Raises:
         UsageError: It is not a dictionary of callbacks.

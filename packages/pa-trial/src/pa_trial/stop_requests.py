@@ -1,4 +1,4 @@
-"""Requests to end a training before its time: by the trial, by its callbacks, by a signal; on any process."""
+"""Requests to stop a training early: from the trial, a callback or a signal, on any process."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ __all__ = ["StopRequests"]
 
 
 class StopRequests:
-    """Combines what processes ask for.
+    """Combines the requests of all processes.
 
     Args:
-        parts: What the context consists of, which keeps the request of this process.
+        parts: The parts of the context; they hold the request of this process.
     """
 
     def __init__(self, parts: ContextParts) -> None:
@@ -28,9 +28,9 @@ class StopRequests:
 
     @contextmanager
     def watching_signals(self) -> Generator[None]:
-        """Take the signals that ``init`` was told of for requests to stop; afterwards they do what they did before.
+        """Treat the signals of ``stop_on_signals`` as requests to stop; restore their handlers at the end of the block.
 
-        In another thread than the main one, to which Python brings all signals, they are left alone.
+        Outside the main thread, where Python delivers no signals, they are left alone.
         """
         is_main_thread = threading.current_thread() is threading.main_thread()
         with SignalWatch(self._parts.run_settings.stop_on_signals if is_main_thread else (), self._on_signal) as watch:
@@ -45,7 +45,7 @@ class StopRequests:
             self._parts.trained.ask_to_leave()
 
     def agreed(self) -> bool:
-        """Return whether any process asks to stop, which all of them do then; all must call this."""
+        """Return whether any process asks to stop; every process must call this."""
         parts = self._parts
         if parts.num_processes > 1:
             own = torch.tensor([parts.stop_requested, self._signalled], dtype=torch.int32, device=parts.device)
@@ -54,7 +54,7 @@ class StopRequests:
         return parts.stop_requested
 
     def tell(self) -> None:
-        """Say on the chief that a signal has ended the training, if it was one."""
+        """Print on the chief that a signal ended the training, if one did."""
         if self._signalled and self._parts.rank == 0:
             batches = self._parts.progress.batches_trained
             print(  # noqa: T201  # whoever sent it looks at what the script prints
