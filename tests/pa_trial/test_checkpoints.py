@@ -339,6 +339,37 @@ def test_what_does_not_fit_is_refused_before_anything_changes(
     assert all(map(torch.equal, before, weights))
 
 
+def test_a_callback_saves_objects_of_any_kind_if_pickle_is_trusted(tmp_path: Path) -> None:
+    """Both when they are saved and when they are loaded."""
+
+    class HoldsPath(PyTorchCallback):
+        held: object = Path("somewhere")
+
+        @override
+        def state_dict(self) -> dict[str, Any]:
+            return {"path": self.held}
+
+        @override
+        def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+            loaded.append(state_dict["path"])
+
+    class WithPath(TinyTrial):
+        @override
+        def build_callbacks(self) -> dict[str, PyTorchCallback]:
+            return {"holds": HoldsPath()}
+
+    loaded: list[object] = []
+    with pytest.raises(CheckpointError, match="could be saved, but not safely loaded"):
+        fit(WithPath, tmp_path / "refused", max_length=Batch(2))
+    fit(WithPath, tmp_path, max_length=Batch(2), trust_pickle=True)
+    (checkpoint,) = tmp_path.glob("*/metadata.json")
+    name = checkpoint.parent.name
+    with pytest.raises(InvalidCheckpointException, match="trust_pickle=True"):
+        fit(WithPath, tmp_path, max_length=Batch(4), latest_checkpoint=name)
+    fit(WithPath, tmp_path, max_length=Batch(4), latest_checkpoint=name, trust_pickle=True)
+    assert loaded == [Path("somewhere")]
+
+
 def test_a_callback_that_refuses_its_state_leaves_everything_as_it_was(tmp_path: Path) -> None:
     """It is the last to be asked; models and optimizers are brought back."""
     checkpoint = saved(WithNotes, tmp_path)

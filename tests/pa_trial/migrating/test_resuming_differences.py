@@ -106,7 +106,7 @@ class Stateful(pytorch.PyTorchCallback):
 
 
 def test_pickle(tmp_path: Path) -> None:
-    """All of it can be read with `weights_only=True`; an object that could not is refused when it is saved."""
+    """All of it can be read with `weights_only=True`; an object that could not is refused, or trusted by request."""
 
     class Trial(LineTrial):
         @override
@@ -125,6 +125,9 @@ def test_pickle(tmp_path: Path) -> None:
     assert list(checkpoint.rglob("*.pkl")) == []
     with pytest.raises(Exception, match="function"):
         fit(tmp_path / "refused", Refused, batches=1)
+    fit(tmp_path / "trusted", Refused, batches=1, trust_pickle=True)
+    (trusted,) = checkpoints_in(tmp_path / "trusted")
+    fit(tmp_path / "trusted", Refused, batches=2, latest_checkpoint=trusted.name, trust_pickle=True)
 
 
 def test_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,18 +74,18 @@ class Checkpoints:
 
         Args:
             latest_checkpoint: Its name in the folder of the checkpoints, or its path; None for none.
-            trust_pickle: Whether objects of any kind are unpickled.
+            trust_pickle: Whether objects of any kind are unpickled, and pickled by ``save``.
 
         Raises:
             CheckpointNotFound: There is none.
             InvalidCheckpointException: It is damaged, or was saved by another number of processes.
             RanksDifferError: The processes have found different ones.
         """
+        self._trusts_pickle = trust_pickle
         if latest_checkpoint is None:
             return None
         saved = self._read(latest_checkpoint, trust_pickle=trust_pickle)
         _require_as_many_processes(saved, self._parts.num_processes)
-        self._trusts_pickle = trust_pickle
         self._begun_from = saved.uuid
         if saved.metadata is not None:
             own = Ancestor(saved.metadata.fit, saved.progress.batches_trained)
@@ -189,7 +189,7 @@ class Checkpoints:
         content = {**capture_trial(self._parts, self._callbacks), **own}
         for callback in self._callbacks.values():
             callback.on_checkpoint_save_start(content)
-        write_torch_file(staging / STATE, content)
+        write_torch_file(staging / STATE, content, trust_pickle=self._trusts_pickle)
         frequency = self._parts.aggregation_frequency
         write_json(staging / TRIAL_STATE, trial_state_of(self._parts.progress, aggregation_frequency=frequency))
         write_json(staging / LOAD_DATA, self._describe_trial())

@@ -19,19 +19,21 @@ __all__ = ["read_torch_file", "write_torch_file"]
 _KINDS_OF_NUMBERS = "?bBhHiIlLqQefdgFDGSUVMm"
 
 
-def write_torch_file(path: Path, content: dict[str, Any]) -> None:
+def write_torch_file(path: Path, content: dict[str, Any], *, trust_pickle: bool = False) -> None:
     """Write a file that ``read_torch_file`` can read, and see that it reaches the disk.
 
     Args:
         path: Where no file is.
         content: Tensors, numbers, strings, numpy's arrays and numbers, and containers of them.
+        trust_pickle: Whether the content may be anything that can be pickled; it must then be read in this way too.
 
     Raises:
         InvalidCheckpointException: Something in the content could not be loaded again.
         OSError: The file cannot be written.
     """
-    with torch.serialization.safe_globals(_types_of_numpy(with_scalars=True)):
-        ensure_plain(content, "checkpoint")
+    if not trust_pickle:
+        with torch.serialization.safe_globals(_types_of_numpy(with_scalars=True)):
+            ensure_plain(content, "checkpoint")
     try:
         with path.open("xb") as file:
             torch.save(content, file)
@@ -39,7 +41,8 @@ def write_torch_file(path: Path, content: dict[str, Any]) -> None:
             os.fsync(file.fileno())
     except RuntimeError as error:  # what torch makes of a full disk
         raise OSError(f"{path} could not be written: {error}") from error
-    _require_readable(path)
+    if not trust_pickle:
+        _require_readable(path)
 
 
 def read_torch_file(path: Path, *, trust_pickle: bool = False, **options: Any) -> Any:

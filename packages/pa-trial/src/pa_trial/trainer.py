@@ -112,8 +112,8 @@ class Trainer:
             warm_start: A checkpoint to start from with its weights alone, where there is none to continue from.
             weigh_by_records: Whether ``Reducer.AVG`` weighs each batch by its number of records, so that the result of
                 a validation does not depend on the number of processes. By default all batches count the same.
-            trust_pickle: Whether to unpickle objects of any kind from a checkpoint that Determined wrote. Whoever wrote
-                it can then run any code in this process.
+            trust_pickle: Whether callbacks may save objects of any kind, and checkpoints that hold such objects, as
+                those of Determined may, are loaded. Whoever wrote such a checkpoint can run any code in this process.
 
         Raises:
             ArgumentTypeError: The trial, or an argument, is of the wrong type.
