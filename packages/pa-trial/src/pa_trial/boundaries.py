@@ -15,7 +15,7 @@ class Due(NamedTuple):
     """What is due after a batch.
 
     Attributes:
-        max_length: The training is as long as it was asked to be.
+        max_length: The training has reached its length.
         validation: A validation.
         checkpoint: A checkpoint.
         report: A report of the progress.
@@ -58,7 +58,7 @@ class Boundaries:
         self._report = fires(report, epoch_length)
 
     def is_complete(self, batches: int) -> bool:
-        """Whether the training is as long as it was asked to be.
+        """Whether the training has reached its length.
 
         Args:
             batches: Batches that are complete.

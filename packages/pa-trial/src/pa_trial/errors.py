@@ -27,11 +27,11 @@ __all__ = [
 
 
 class InvalidExperimentException(ConfigurationError):
-    """A trial, or what it asks of its context, cannot work; ``except Exception`` sees it, as any other error."""
+    """A trial, or what it asks of its context, cannot work. Like all errors here, it derives from ``Exception``."""
 
 
 class InternalException(ExplainedError, RuntimeError):
-    """Something was asked for at a time when it is not there yet, such as the current batch before training."""
+    """Something was asked for at the wrong time, such as the current batch before training."""
 
 
 class InvalidCheckpointException(CheckpointError):

@@ -1,4 +1,4 @@
-"""What a call of ``fit`` asks for, checked before anything is done."""
+"""The arguments of ``fit``, checked before anything is done."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def _check_period(name: str, period: object) -> None:
 
 
 def _is_integer(value: object) -> bool:
-    """Whether a value counts something; those of NumPy do, and bools, which are ints by accident, do not."""
+    """Whether a value is an integer of Python or NumPy, but not a bool."""
     return isinstance(value, (int, Integral)) and not isinstance(value, bool)
 
 

@@ -11,12 +11,12 @@ __all__ = ["make_profiler"]
 
 
 def make_profiler(tensorboard_path: Path | None, *args: Any, **kwargs: Any) -> profile:
-    """Return a profiler of torch that writes its traces to the folder of TensorBoard.
+    """Return a ``torch.profiler.profile`` that writes its traces to the TensorBoard folder.
 
     Args:
-        tensorboard_path: That folder; None for ``runs``, in which TensorBoard's own writer makes its folders.
-        args: Arguments of ``torch.profiler.profile``.
-        kwargs: The same; an ``on_trace_ready`` of the user's takes the place of the folder.
+        tensorboard_path: That folder; None for ``runs``, the default folder of TensorBoard's writer.
+        args: Positional arguments of ``torch.profiler.profile``.
+        kwargs: Keyword arguments of ``torch.profiler.profile``; ``on_trace_ready`` replaces the folder.
     """
     kwargs.setdefault("on_trace_ready", tensorboard_trace_handler(str(tensorboard_path or "runs")))
     return profile(*args, **kwargs)

@@ -58,7 +58,7 @@ class Reporter:
 
         Args:
             progress: How far the training has come.
-            is_complete: Whether it is as long as it was asked to be.
+            is_complete: Whether it has reached its length.
         """
         if not self._is_chief:
             return
@@ -151,7 +151,7 @@ def _plain(value: Any, name: str) -> Any:
 
 
 def _rounded(value: Any) -> Any:
-    """Floats with as many digits as somebody reads."""
+    """Round floats to six significant digits."""
     if isinstance(value, float):
         return float(f"{value:.6g}")
     items: Any = value

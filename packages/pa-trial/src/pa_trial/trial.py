@@ -65,8 +65,8 @@ class PyTorchTrial(ABC, Generic[BatchT]):
         """Train on one batch.
 
         Args:
-            batch: What the training loader yielded, on the device.
-            epoch_idx: The index of the epoch.
+            batch: A batch of the training loader, on the device.
+            epoch_idx: The index of the epoch, counted from 0.
             batch_idx: The index of the batch, counted from 0 over the whole training.
 
         Returns:
@@ -92,11 +92,11 @@ class PyTorchTrial(ABC, Generic[BatchT]):
         """Validate on one batch; override either this or ``evaluate_full_dataset``.
 
         Args:
-            batch: What the validation loader yielded, on the device.
+            batch: A batch of the validation loader, on the device.
             batch_idx: The index of the batch in this validation, on this process.
 
         Returns:
-            Metrics by name, which ``evaluation_reducer`` says how to reduce.
+            Metrics by name: numbers, or arrays of numbers. ``evaluation_reducer`` says how they are reduced.
         """
         raise NotImplementedError
 
@@ -105,20 +105,20 @@ class PyTorchTrial(ABC, Generic[BatchT]):
         return Reducer.AVG
 
     def evaluate_full_dataset(self, data_loader: TorchDataLoader[Any]) -> Metrics:
-        """Validate on everything, on the chief alone; override either this or ``evaluate_batch``.
+        """Validate on the whole dataset, on the chief alone; override either this or ``evaluate_batch``.
 
         Args:
-            data_loader: All samples of the validation loader; batches stay on the CPU.
+            data_loader: Yields all validation batches; ``context.to_device`` moves them to the device.
 
         Returns:
-            Metrics by name.
+            Metrics by name: values that can be written as JSON, tensors and NumPy values among them.
         """
         raise NotImplementedError
 
     def get_batch_length(self, batch: BatchT) -> int:
-        """Return the number of records in a batch; override it for batches of a kind of your own.
+        """Return the number of records in a batch; override it for custom classes of batches.
 
         Args:
-            batch: What a loader yielded.
+            batch: A batch of either loader.
         """
         return data_length(batch)

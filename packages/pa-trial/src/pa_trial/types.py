@@ -1,4 +1,4 @@
-"""Types of what goes through a trial."""
+"""The types of batches and metrics."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing_extensions import TypeVar
 __all__ = ["BatchT", "Metrics", "TorchData", "TrainingMetrics"]
 
 TorchData: TypeAlias = dict[str, Tensor] | Sequence[Tensor] | Tensor
-"""What a batch mostly is."""
+"""The usual kinds of batches."""
 
 Array: TypeAlias = NDArray[Any]
 
