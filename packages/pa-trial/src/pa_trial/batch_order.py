@@ -1,4 +1,4 @@
-"""Which samples each batch of the endless sequence of epochs holds: the batches of a process begin anywhere in it.
+"""Which samples each batch holds, in an endless sequence of epochs that a process may enter at any batch.
 
 A batch has a number in that sequence, counted over all epochs and all processes. What it holds, and what is drawn while
 its samples are loaded, depends on the seed and on that number alone.

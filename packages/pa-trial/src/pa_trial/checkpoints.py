@@ -1,4 +1,4 @@
-"""The checkpoints of a trial: found, restored, saved, and deleted again."""
+"""Finds, restores, saves and deletes the checkpoints of a trial."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ __all__ = ["Checkpoints", "find_newest", "read_saved"]
 
 
 class Checkpoints:
-    """Saves a trial and continues it, all of it or nothing; every process calls each method.
+    """Saves a trial and restores it, completely or not at all; every process calls each method.
 
     Args:
         trial: The trial.
@@ -70,7 +70,7 @@ class Checkpoints:
         self._left_out: set[str] = set()
 
     def find(self, latest_checkpoint: str | Path | None, *, trust_pickle: bool = False) -> SavedTrial | None:
-        """Return what a checkpoint tells of itself, when all of its files are known to be intact.
+        """Return the description of a checkpoint, once all of its files are known to be intact.
 
         Args:
             latest_checkpoint: Its name in the folder of the checkpoints, or its path; None for none.

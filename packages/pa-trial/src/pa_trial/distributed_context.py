@@ -1,4 +1,4 @@
-"""Which of several processes this one is, and what they tell each other on a user's behalf."""
+"""The processes of a training as users see them: their ranks, and collectives for picklable values."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class DistributedContext:
         chief_ip: The address of the machine of rank 0; needed if there are several machines.
         pub_port: The port that the chief listens on where nothing connects the processes yet.
         pull_port: Not used, as one port is enough.
-        port_offset: Added to the port, so that several trainings on one machine do not meet.
+        port_offset: Added to the port, so that trainings on the same machine do not collide.
         force_tcp: Not used, as all connections are made by TCP.
         max_wait_seconds: For how long a rank waits for another one; None for ever.
 

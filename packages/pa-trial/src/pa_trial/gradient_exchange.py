@@ -79,10 +79,10 @@ class GradientExchange:
         return id(parameter) in self._index
 
     def note_reached(self, parameters: Iterable[Tensor]) -> None:
-        """Take note of gradients that no backward pass of this process has computed.
+        """Count gradients among those to exchange that no backward pass of this process has computed.
 
         Args:
-            parameters: Those that have them.
+            parameters: The parameters that have such gradients.
         """
         self._reached.extend(parameters)
 

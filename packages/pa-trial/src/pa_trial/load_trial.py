@@ -1,4 +1,4 @@
-"""Makes a trial again from one of its checkpoints, to look at it or to use its models."""
+"""Rebuilds a trial from one of its checkpoints, to inspect it or to use its models."""
 
 from __future__ import annotations
 
@@ -65,10 +65,11 @@ def load_trial_from_checkpoint_path(
     trust_pickle: bool = False,
     **kwargs: Any,
 ) -> PyTorchTrial[Any]:
-    """Make the trial of a checkpoint, with the weights that its models had.
+    """Rebuild the trial of a checkpoint, with the weights that its models had.
 
     Its context has the hyperparameters and the experiment configuration of the training and cannot train: models stay
-    where they are, which is mostly the CPU. To continue a training, pass ``latest_checkpoint`` to ``Trainer.fit``.
+    where the trial creates them, usually on the CPU. To continue a training, pass ``latest_checkpoint`` to
+    ``Trainer.fit``.
 
     Args:
         path: The folder of the checkpoint, which Determined may have written.

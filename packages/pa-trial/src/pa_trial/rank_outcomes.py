@@ -1,4 +1,4 @@
-"""What each process does on its own and all have to know of: what one of them raised is raised on all."""
+"""Work that each process does on its own: where one of them fails, all of them raise an error."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ _VALUE, _ERROR = b"v", b"e"
 
 
 class StoreCollectives:
-    """Gathers and broadcasts picklable values within one group of ranks; all of them make the same calls.
+    """Gathers and broadcasts picklable values within a group of ranks, all of which make the same calls.
 
     Args:
         store: A connection of this rank's own.
@@ -44,13 +44,13 @@ class StoreCollectives:
         self._rank = rank
         self._max_wait_seconds = max_wait_seconds
         self._num_calls = 0
-        self._unread: dict[str, float] = {}
+        self._unread: dict[str, float] = {}  # how long close() waits for others to read, in seconds, by key
 
     def gather(self, value: object) -> list[Any] | None:
         """Return the values of all ranks on the chief, None elsewhere.
 
         Args:
-            value: That of this rank.
+            value: The value of this rank.
 
         Raises:
             OtherProcessError: Another rank has failed, has left, or has not come in time.
@@ -65,14 +65,14 @@ class StoreCollectives:
         """Return the value of the chief.
 
         Args:
-            value: That of this rank, which only counts on the chief.
+            value: The value of this rank, which is used on the chief only.
 
         Raises:
             OtherProcessError: As ``gather``.
         """
         key = self._next_call("broadcast")
         if self._rank == 0:
-            self._unread = {unread: until for unread, until in self._unread.items() if self._store.check([unread])}
+            self._unread = {unread: wait for unread, wait in self._unread.items() if self._store.check([unread])}
             self._unread[key] = _SECONDS_FOR_VALUE
             self._post(key, value)
             return value
@@ -87,7 +87,7 @@ class StoreCollectives:
         """Return the values of all ranks.
 
         Args:
-            value: That of this rank.
+            value: The value of this rank.
 
         Raises:
             OtherProcessError: As ``gather``.
@@ -104,8 +104,8 @@ class StoreCollectives:
         with suppress(RuntimeError):  # whoever keeps the store has ended
             self._store.set(self._mark_of_leaving(self._rank), b"")
             begin = time.monotonic()
-            for key, seconds in self._unread.items():
-                while self._store.check([key]) and time.monotonic() < begin + seconds:
+            for key, wait in self._unread.items():
+                while self._store.check([key]) and time.monotonic() < begin + wait:
                     time.sleep(_LONGEST_PAUSE)
             if self._rank == 0:  # where the store ends with the chief, torch would warn the others of it
                 marks = [self._mark_of_leaving(rank) for rank in range(len(self._ranks))]

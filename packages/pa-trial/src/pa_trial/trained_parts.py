@@ -1,4 +1,4 @@
-"""What a trial trains: models, optimizers, schedulers and the scaler, and what happens to them batch by batch."""
+"""The models, optimizers, schedulers and the scaler of a trial, and what is done with them in each batch."""
 
 from __future__ import annotations
 
@@ -132,11 +132,11 @@ class TrainedParts:
         fp16_compression: bool | None = None,
         average_aggregated_gradients: bool | None = None,
     ) -> OptimizerT:
-        """Take note of an optimizer, and return it.
+        """Register an optimizer, and return it.
 
         Args:
             optimizer: The optimizer, of parameters of wrapped models; wrapping it again changes nothing else.
-            backward_passes_per_step: Any number of backward passes works; this one is only checked.
+            backward_passes_per_step: Only checked: any number of backward passes works.
             fp16_compression: Without effect: gradients travel in their own dtype. True is warned of on several
                 processes.
             average_aggregated_gradients: Whether the gradients of a group of batches are averaged, which is what None
@@ -390,7 +390,7 @@ class TrainedParts:
         """Continue with gradients that ``unfinished_gradients`` returned.
 
         Args:
-            gradients: Those.
+            gradients: What it returned.
 
         Raises:
             InvalidCheckpointException: They are not those of the wrapped models; nothing was loaded.

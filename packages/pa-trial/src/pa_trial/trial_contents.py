@@ -1,4 +1,4 @@
-"""What a checkpoint holds of a trial: collected, compared with what is to take it over, and taken over."""
+"""The contents of a checkpoint: collected from a trial, compared with the trial that loads them, and loaded."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def capture_process(parts: ContextParts) -> dict[str, Any]:
 
 
 def require_fit(parts: ContextParts, content: Mapping[str, Any], own: Mapping[str, Any], saved: SavedTrial) -> None:
-    """Refuse what this trial cannot continue from; nothing is changed.
+    """Refuse contents that this trial cannot continue from; nothing is changed.
 
     Args:
         parts: The parts of the trial's context.
@@ -123,7 +123,7 @@ def take_over(
     own: Mapping[str, Any],
     saved: SavedTrial,
 ) -> None:
-    """Continue from what was found to fit; what only loading tells is undone.
+    """Load what was found to fit; where loading fails nevertheless, undo what was loaded.
 
     Args:
         parts: The parts of the trial's context.
@@ -175,7 +175,7 @@ def load_weights_into(models: Sequence[nn.Module], content: Mapping[str, Any], s
 
 
 def fitted_weights(model: nn.Module, weights: Mapping[str, Any]) -> dict[str, Any]:
-    """Return weights under the names that a model has for them, if it is only that one of both is wrapped.
+    """Return weights under the names that a model has for them, where the names differ only by a wrapper.
 
     Args:
         model: The model, which may be compiled.
