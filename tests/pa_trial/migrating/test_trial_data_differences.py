@@ -196,7 +196,13 @@ def test_weights(tmp_path: Path) -> None:
     assert means == pytest.approx([(0.5 + 2.5 + 4.5 + 6) / 4, 3])
 
 
-def test_one_process() -> None:
-    """A program that always calls it runs by itself too."""
-    distributed = pytorch.DistributedContext.from_torch_distributed()
-    assert (distributed.get_rank(), distributed.get_size()) == (0, 1)
+def test_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that always calls it runs by itself too; without word of machines, there is one."""
+    for create in (pytorch.DistributedContext.from_torch_distributed, pytorch.DistributedContext.from_deepspeed):
+        with monkeypatch.context() as environment:
+            distributed = create()
+            assert (distributed.get_rank(), distributed.get_size()) == (0, 1)
+            environment.setenv("RANK", "1")
+            environment.setenv("WORLD_SIZE", "2")
+            distributed = create()
+            assert (distributed.get_rank(), distributed.get_local_rank(), distributed.get_num_agents()) == (1, 1, 1)
