@@ -166,6 +166,9 @@ ON_TORCH_ALONE = (
     "pa_core/damage/test_damaged_checkpoints.py",
     "pa_core/damage/test_misfitting_checkpoints.py",
     "pa_core/data",
+    "pa_core/distributed/test_comparison.py",
+    "pa_core/distributed/test_fail_fast.py",
+    "pa_core/distributed/test_shared_errors.py",
     "pa_core/distributed/test_watch.py",
     "pa_core/storage",
     "pa_core/test_beginners_mistakes.py",
@@ -184,6 +187,7 @@ ON_TORCH_ALONE = (
     "pa_trial/test_data_loader.py",
     "pa_trial/test_distributed_context.py",
     "pa_trial/test_samplers.py",
+    "pa_trial/test_trial_stopping.py",
 )
 CELLS = (
     Cell("one_process"),
@@ -302,7 +306,7 @@ def floors(session: nox.Session) -> None:
     torch stays at the version of tests/constraints.txt, because builds of its floor are not at hand
     everywhere; where one is, write its version there and run this session. Left out is what stands on torch alone, so
     that none of the packages that are oldest here has a part in it: data loading, storage, layer groups, the formulas
-    of schedules, messages about mistakes, and one long test of how failing processes end.
+    of schedules, messages about mistakes, and how processes fail.
     """
     required = map(split_requirement, {line for one in DISTRIBUTIONS for line in one.requirements()})
     fixed = {"torch", *(one.name for one in DISTRIBUTIONS)}
@@ -314,7 +318,6 @@ def floors(session: nox.Session) -> None:
         "pytest",
         *(one.tests() for one in DISTRIBUTIONS),
         *(f"--ignore=tests/{name}" for name in ON_TORCH_ALONE),
-        "--deselect=tests/pa_core/distributed/test_fail_fast.py::test_a_rank_that_fails_ends_at_once_wherever_it_fails",
         f"--cell={CELLS[0].name}",
         f"--versions={','.join(oldest)}",
         *AT_A_TIME,
