@@ -19,7 +19,7 @@ from pa_core.alike import (
 from pa_core.callbacks.signal_watch import SignalWatch
 from pa_core.checkpoint_loading import copy_weights
 from pa_core.data.custom_loader import loader_parts, set_epoch
-from pa_core.data.device import can_pin_memory, pin_memory, prefetched
+from pa_core.data.device import can_pin_memory, pin_memory, prefetched, rebuilt_mapping, rebuilt_sequence
 from pa_core.data.fetching import (
     BatchFetcher,
     SampleFetcher,
@@ -121,6 +121,8 @@ __all__ = [
     "preserve_rng_state",
     "process_state",
     "publish",
+    "rebuilt_mapping",
+    "rebuilt_sequence",
     "require_alike",
     "restore_models",
     "restore_rng_state",

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Mapping
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -11,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pa_core.parts import warn_user
+from pa_core.parts import rebuilt_mapping, rebuilt_sequence, warn_user
 
 __all__ = ["DeviceMover", "to_device"]
 
@@ -72,9 +71,9 @@ class DeviceMover:
         if callable(getattr(value, "to", None)):
             return self._move_by_method(value)
         if issubclass(kind, Mapping):
-            return _rebuilt_mapping(value, self._move)
+            return rebuilt_mapping(value, self._move)
         if issubclass(kind, list | tuple):
-            return _rebuilt_sequence(value, self._move)
+            return rebuilt_sequence(value, self._move)
         tensor = _tensor_of(value)
         if tensor is not None:
             return tensor.to(self.device, non_blocking=self._non_blocking)
@@ -137,27 +136,3 @@ def _tensor_of(value: object) -> Tensor | None:
         return torch.from_numpy(array)  # pyright: ignore[reportUnknownMemberType]  # torch leaves it open
     except TypeError:  # numbers of a size that torch does not have
         return None
-
-
-def _rebuilt_mapping(values: Mapping[Any, Any], move: Callable[[Any], Any]) -> Any:
-    moved = {key: move(value) for key, value in values.items()}
-    if all(moved[key] is value for key, value in values.items()):
-        return values
-    if isinstance(values, MutableMapping):
-        clone = copy.copy(values)
-        clone.update(moved)
-        return clone
-    constructor = cast("Callable[[dict[Any, Any]], Any]", type(values))
-    return constructor(moved)
-
-
-def _rebuilt_sequence(values: Sequence[Any], move: Callable[[Any], Any]) -> Any:
-    moved = [move(value) for value in values]
-    if all(new is old for new, old in zip(moved, values, strict=True)):
-        return values
-    if isinstance(values, list):
-        clone = copy.copy(values)
-        clone[:] = moved
-        return clone
-    constructor: Any = type(values)
-    return constructor(*moved) if hasattr(values, "_fields") else constructor(moved)

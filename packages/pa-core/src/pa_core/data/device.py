@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 
-__all__ = ["can_pin_memory", "move_to_device", "pin_memory", "prefetched"]
+__all__ = ["can_pin_memory", "move_to_device", "pin_memory", "prefetched", "rebuilt_mapping", "rebuilt_sequence"]
 
 _BatchT = TypeVar("_BatchT")
 
@@ -96,35 +96,46 @@ def _map_leaves(value: Any, function: Callable[[Any], Any], method: str) -> Any:
     if issubclass(kind, Tensor) or callable(getattr(kind, method, None)):
         return function(value)
     if issubclass(kind, (list, tuple)):
-        return _map_sequence(value, function, method)
+        return rebuilt_sequence(value, lambda one: _map_leaves(one, function, method))
     if issubclass(kind, Mapping):
-        return _map_mapping(value, function, method)
+        return rebuilt_mapping(value, lambda one: _map_leaves(one, function, method))
     return _map_dataclass(value, function, method) if dataclasses.is_dataclass(kind) else value
 
 
-def _map_sequence(values: list[Any] | tuple[Any, ...], function: Callable[[Any], Any], method: str) -> Any:
-    moved = [_map_leaves(value, function, method) for value in values]
-    if all(new is old for new, old in zip(moved, values, strict=True)):
+def rebuilt_sequence(values: Sequence[Any], change: Callable[[Any], Any]) -> Any:
+    """Return a list or tuple of the same class with changed items, or itself if none of them changes.
+
+    Args:
+        values: The list or tuple, perhaps a named one.
+        change: Called with each item.
+    """
+    changed = [change(value) for value in values]
+    if all(new is old for new, old in zip(changed, values, strict=True)):
         return values
     if isinstance(values, list):
         clone = copy.copy(values)
-        clone[:] = moved
+        clone[:] = changed
         return clone
-    if hasattr(values, "_fields"):  # a named tuple takes its items one by one
-        return type(values)(*moved)
-    return type(values)(moved)
+    constructor: Any = type(values)
+    return constructor(*changed) if hasattr(values, "_fields") else constructor(changed)
 
 
-def _map_mapping(values: Mapping[Any, Any], function: Callable[[Any], Any], method: str) -> Any:
-    moved = {key: _map_leaves(value, function, method) for key, value in values.items()}
-    if all(moved[key] is value for key, value in values.items()):
+def rebuilt_mapping(values: Mapping[Any, Any], change: Callable[[Any], Any]) -> Any:
+    """Return a mapping of the same class with changed values, or itself if none of them changes.
+
+    Args:
+        values: The mapping.
+        change: Called with each value.
+    """
+    changed = {key: change(value) for key, value in values.items()}
+    if all(changed[key] is value for key, value in values.items()):
         return values
     if isinstance(values, MutableMapping):
         clone = copy.copy(values)
-        clone.update(moved)
+        clone.update(changed)
         return clone
     constructor = cast("Callable[[dict[Any, Any]], Any]", type(values))
-    return constructor(moved)
+    return constructor(changed)
 
 
 def _map_dataclass(value: Any, function: Callable[[Any], Any], method: str) -> Any:
