@@ -1,0 +1,32 @@
+"""What a process has of a tensor that is split over processes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from pa_core.sharded_tensors import is_sharded, local_piece, local_pieces, whole_tensor
+
+
+def test_a_plain_tensor_is_its_own_piece() -> None:
+    """A tensor that is not split is returned as it is."""
+    tensor = torch.arange(4.0)
+    assert not is_sharded(tensor)
+    assert local_piece(tensor) is tensor
+    assert whole_tensor(tensor) is tensor
+
+
+@pytest.mark.runs_on("two_ranks")
+def test_each_process_has_its_piece_of_a_split_tensor() -> None:
+    """A split tensor tells its piece, which shares its memory, and can be brought together."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    whole = torch.arange(6.0).view(3, 2)
+    split = distribute_tensor(whole, init_device_mesh("cpu", (2,)), [Shard(0)])
+    assert is_sharded(split)
+    (piece,) = local_pieces([split])
+    assert piece.tolist() == (whole[:2] if dist.get_rank() == 0 else whole[2:]).tolist()
+    piece += 1
+    assert whole_tensor(split).tolist() == (whole + 1).tolist()
