@@ -23,8 +23,6 @@ from accelerate.utils import (
 )
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import SGD
@@ -40,7 +38,6 @@ from pa_core import (
     gather_objects,
 )
 from pa_core.data import epoch_order
-from pa_core.testing import RecordingCallback
 from tests.support.models import weights_of
 
 DOCS = Path(__file__).parents[2] / "docs" / "beyond-ddp.md"
@@ -118,7 +115,7 @@ ACCELERATORS: dict[str, Callable[[], Any]] = {
     "`ParallelismConfig` with tensor, context, sequence or sharded parallelism": with_parallelism,
     '`mixed_precision="fp8"`': in_fp8,
 }
-TWO_RANKS_ONLY = {"a model from `fully_shard`", "a model in `DistributedDataParallel`"}
+TWO_RANKS_ONLY = {"a model in `DistributedDataParallel`"}
 
 
 def as_it_is(model: nn.Module) -> nn.Module:
@@ -126,15 +123,8 @@ def as_it_is(model: nn.Module) -> nn.Module:
     return model
 
 
-def sharded(model: nn.Module) -> nn.Module:
-    """The model with its parameters split over two ranks, in place."""
-    fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
-    return model
-
-
 MODELS: dict[str, Callable[[nn.Module], nn.Module]] = {
     "a model from `torch.compile`": lambda model: cast("nn.Module", torch.compile(model, backend="aot_eager")),
-    "a model from `fully_shard`": sharded,
     "a model in `DistributedDataParallel`": DistributedDataParallel,
 }
 
@@ -281,20 +271,6 @@ def test_what_is_refused(row: str) -> None:
         trainer_of(row, small_network())
     assert caught.value.given
     assert caught.value.do
-
-
-@pytest.mark.runs_on("two_ranks")
-def test_a_model_that_is_sharded_later_is_refused() -> None:
-    """A model that is split when its trainer exists already is refused before any step, in training and evaluation."""
-    model, recorder = small_network(), RecordingCallback()
-    trainer = trainer_of("", model, recorder)
-    sharded(model)
-    trainer.optimizer = SGD(model.parameters(), lr=0.1)  # of the parts
-    with pytest.raises(UnsupportedConfigurationError, match="DTensor"):
-        trainer.evaluate(InMemory(8))
-    with pytest.raises(UnsupportedConfigurationError, match="DTensor"):
-        trainer.train(InMemory(8), 1)
-    assert not {"on_train_step_start", "on_eval_step_start"} & set(recorder.events)
 
 
 @pytest.mark.runs_on("two_ranks")

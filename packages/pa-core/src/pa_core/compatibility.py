@@ -15,8 +15,9 @@ from torch.nn.parallel import DistributedDataParallel
 from pa_core import _accelerate, accelerator_settings
 from pa_core.errors import ConfigurationError, UnsupportedConfigurationError
 from pa_core.input_checks import check_precision_and_device
+from pa_core.sharded_tensors import is_sharded_module
 
-__all__ = ["create_accelerator", "require_usable", "require_whole_model"]
+__all__ = ["create_accelerator", "require_usable", "require_usable_model", "require_whole_model"]
 
 _SHARDING_VARIABLES = {
     "ACCELERATE_USE_DEEPSPEED": "DeepSpeed",
@@ -122,7 +123,7 @@ def require_usable(accelerator: _accelerate.AcceleratorLike, arguments: dict[str
     """
     _require_supported(accelerator)
     accelerator_settings.require_usable_settings(accelerator, arguments)
-    require_whole_model(model)
+    require_usable_model(model)
     accelerator_settings.warn_of_ignored_settings(accelerator)
 
 
@@ -166,14 +167,14 @@ def _require_working_hook(accelerator: _accelerate.AcceleratorLike) -> None:
         )
 
 
-def require_whole_model(model: nn.Module) -> None:
-    """Refuse a model that was split over processes, or wrapped for them, before the trainer got it.
+def require_usable_model(model: nn.Module) -> None:
+    """Refuse a model that was wrapped for several processes before the trainer got it.
 
     Args:
-        model: The user's module.
+        model: The user's module, which ``torch.distributed.fsdp.fully_shard`` may have sharded.
 
     Raises:
-        UnsupportedConfigurationError: It is not a whole module on this process.
+        UnsupportedConfigurationError: It is wrapped in ``DistributedDataParallel`` or in FSDP1.
     """
     if any(isinstance(module, DistributedDataParallel) for module in model.modules()):
         raise UnsupportedConfigurationError(
@@ -182,18 +183,29 @@ def require_whole_model(model: nn.Module) -> None:
             expected="the module itself, which is wrapped for the length of a run",
             do="Pass the module inside, and DistributedDataParallelKwargs to the Accelerator.",
         )
-    if _is_sharded(model):
-        raise _sharded(f"{type(model).__name__} with parameters that are split over processes (DTensor or FSDP)")
-
-
-def _is_sharded(model: nn.Module) -> bool:
-    """Where the modules that shard are not imported, nothing is sharded; importing it here would cost a second."""
-    tensor: Any = sys.modules.get("torch.distributed.tensor")
+    # Where the module is not imported, nothing is wrapped in its classes; importing it here would cost a second.
     fsdp: Any = sys.modules.get("torch.distributed.fsdp")
-    has_parts = tensor is not None and any(isinstance(one, tensor.DTensor) for one in model.parameters())
-    return has_parts or (
-        fsdp is not None and any(isinstance(one, fsdp.FullyShardedDataParallel) for one in model.modules())
-    )
+    if fsdp is not None and any(isinstance(module, fsdp.FullyShardedDataParallel) for module in model.modules()):
+        raise UnsupportedConfigurationError(
+            "The model is wrapped in FullyShardedDataParallel, the first version of FSDP.",
+            given=f"{type(model).__name__} with a FullyShardedDataParallel in it",
+            expected="the module itself, or one from fully_shard",
+            do="Shard it with torch.distributed.fsdp.fully_shard.",
+        )
+
+
+def require_whole_model(model: nn.Module) -> None:
+    """Refuse a module that was wrapped for several processes, or split over them.
+
+    Args:
+        model: The user's module.
+
+    Raises:
+        UnsupportedConfigurationError: It is not a whole module on this process.
+    """
+    require_usable_model(model)
+    if is_sharded_module(model):
+        raise _sharded(f"{type(model).__name__} with parameters that are split over processes (DTensor)")
 
 
 def _sharded(given: str) -> UnsupportedConfigurationError:

@@ -692,7 +692,7 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
 
     def _prepare_model_optimizer_and_dataloaders(self) -> None:
         """Place and wrap the model, and let accelerate split custom data loaders; optimizers stay what they are."""
-        compatibility.require_whole_model(self.model)
+        compatibility.require_usable_model(self.model)
         is_training = self._running == "train"
         # An epoch of a subclass's own need not send anything along with the gradients.
         runs_own_epochs = type(self)._run_train_epoch is not Trainer._run_train_epoch

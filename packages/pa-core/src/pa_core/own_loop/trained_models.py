@@ -51,7 +51,7 @@ class TrainedModels:
         """Place and wrap what is trained, and only place other models, with the same weights on all processes."""
         trained = {id(one.module) for one in self.by_name.values()}
         for model in self._given.models.values():
-            compatibility.require_whole_model(model)
+            compatibility.require_usable_model(model)
             if id(model) not in trained:
                 placing = ModelWrapping(self._accelerator)
                 self._placed.append(placing)
