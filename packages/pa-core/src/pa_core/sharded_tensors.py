@@ -7,14 +7,24 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
+import torch
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
-__all__ = ["is_sharded", "is_sharded_module", "local_piece", "local_pieces", "whole_tensor"]
+__all__ = [
+    "copy_piece",
+    "is_sharded",
+    "is_sharded_module",
+    "local_piece",
+    "local_pieces",
+    "region_of_piece",
+    "reshard",
+    "whole_tensor",
+]
 
 
 def is_sharded(value: object) -> TypeGuard[DTensor]:
@@ -24,8 +34,27 @@ def is_sharded(value: object) -> TypeGuard[DTensor]:
 
 
 def is_sharded_module(module: nn.Module) -> bool:
-    """Whether some parameter of a module is split over processes."""
-    return any(is_sharded(parameter) for parameter in module.parameters())
+    """Whether some parameter of a module is split over processes, also where it is whole between two passes."""
+    return any(map(_is_unit, module.modules())) or any(map(is_sharded, module.parameters()))
+
+
+def _is_unit(module: nn.Module) -> bool:
+    """Whether a module is one that ``fully_shard`` was called for."""
+    fsdp: Any = sys.modules.get("torch.distributed.fsdp")
+    return fsdp is not None and isinstance(module, fsdp.FSDPModule)
+
+
+def reshard(module: nn.Module) -> None:
+    """Let each process have nothing but its pieces, which exchanges nothing; a plain module stays as it is.
+
+    After a forward pass without a backward pass, such as one of an evaluation, the parameters outside of the blocks
+    are still whole: what is written to them, or asked of them, would not be that of the pieces.
+
+    Args:
+        module: A module, sharded or not.
+    """
+    for unit in filter(_is_unit, module.modules()):
+        cast("Any", unit).reshard()
 
 
 def local_piece(tensor: Tensor) -> Tensor:
@@ -45,3 +74,26 @@ def local_pieces(tensors: Iterable[Tensor]) -> list[Tensor]:
 def whole_tensor(tensor: Tensor) -> Tensor:
     """Return all of a tensor; every process must call this for one that is split, and waits for the others."""
     return tensor.full_tensor() if is_sharded(tensor) else tensor
+
+
+def region_of_piece(tensor: Tensor) -> tuple[slice, ...]:
+    """Return which part of a whole tensor the piece of this process is, as an index; all of a plain one.
+
+    Args:
+        tensor: Split over processes, or a plain one.
+    """
+    if not is_sharded(tensor):
+        return (slice(None),) * tensor.dim()
+    (region,) = cast("Any", tensor).__create_chunk_list__()  # what torch's own checkpoints ask
+    return tuple(slice(begin, begin + size) for begin, size in zip(region.offsets, region.sizes, strict=True))
+
+
+@torch.no_grad()
+def copy_piece(target: Tensor, whole: Tensor) -> None:
+    """Copy into a tensor what this process has of a whole one, which exchanges nothing.
+
+    Args:
+        target: Split over processes, or a plain one.
+        whole: A plain tensor of the same shape, on any device.
+    """
+    local_piece(target).copy_(whole[region_of_piece(target)])
