@@ -38,6 +38,7 @@ class MicroBatch(NamedTuple):
             cannot say.
         samples: The number of samples of this process; None as above.
         is_empty: Whether this process has no sample in this step, while others do.
+        some_are_empty: Whether any process has none, as all of them know.
 
     Example:
         >>> MicroBatch(step=3, weight=0.25, ends_group=True, global_samples=8).is_empty
@@ -50,6 +51,7 @@ class MicroBatch(NamedTuple):
     global_samples: int | None = None
     is_empty: bool = False
     samples: int | None = None
+    some_are_empty: bool = False
 
 
 class Accumulation:

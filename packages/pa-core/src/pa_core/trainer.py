@@ -31,6 +31,7 @@ from pa_core.placeholders import create_scheduler
 from pa_core.progress import Phase
 from pa_core.run_config import TrainerRunConfig, check_count, check_run_arguments
 from pa_core.scheduler_stepping import SchedulerStepping
+from pa_core.sharding.sharded_wrapping import wrapping_for
 from pa_core.step_failures import name_step
 from pa_core.step_output import check_step_output, count_items
 from pa_core.tracking import RunHistory
@@ -527,7 +528,7 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self._safe_points.leave()
         with self._wrapping.step(exchanges_gradients=part.ends_group):
             # forward
-            with self._wrapping.forward_pass():
+            with self._wrapping.forward_pass(some_are_empty=part.some_are_empty):
                 loss = self._forward(batch, part)
 
             # backward; what all processes must know before the update travels with the gradients
@@ -693,6 +694,7 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
     def _prepare_model_optimizer_and_dataloaders(self) -> None:
         """Place and wrap the model, and let accelerate split custom data loaders; optimizers stay what they are."""
         compatibility.require_usable_model(self.model)
+        self._wrapping = wrapping_for(self.model, self._accelerator)
         is_training = self._running == "train"
         # An epoch of a subclass's own need not send anything along with the gradients.
         runs_own_epochs = type(self)._run_train_epoch is not Trainer._run_train_epoch
@@ -714,7 +716,7 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
     def _start_bookkeeping(self) -> None:
         super()._start_bookkeeping()
         self._accumulation = Accumulation(self.num_processes)
-        self._wrapping = ModelWrapping(self._accelerator)
+        self._wrapping = wrapping_for(self.model, self._accelerator)
 
     @override
     def _accumulations(self) -> Mapping[str, Accumulation]:

@@ -13,8 +13,8 @@ from torch import Tensor
 from pa_core.device_reads import LateReader, to_device
 from pa_core.distributed.collectives import gather_objects, sum_over_processes, values_of_all
 from pa_core.distributed.comparison import DIGEST_SIZE, Describe, digest, require_same_digests
-from pa_core.distributed.gradient_agreement import GradientAgreement
 from pa_core.distributed.packed_means import pack_means, unpack_means
+from pa_core.distributed.wrapping import Carrier
 from pa_core.errors import NonFiniteLossError, StopTrainingError
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ class Agreement:
             require_same_digests(of_each[:, -DIGEST_SIZE:], texts)
             self._apply(_to_list(of_each.sum(0)))
 
-    def add_to(self, carrier: GradientAgreement | None, loss: Tensor, items: float) -> Tensor:
+    def add_to(self, carrier: Carrier | None, loss: Tensor, items: float) -> Tensor:
         """Return the loss of the backward pass before an update, with what the other processes must know.
 
         Args:
@@ -155,7 +155,7 @@ class Agreement:
         """
         return loss if carrier is None else carrier.add_to(loss, self.local_flags(items))
 
-    def before_update(self, carrier: GradientAgreement | None, items: float, *, at_once: bool) -> float | Tensor:
+    def before_update(self, carrier: Carrier | None, items: float, *, at_once: bool) -> float | Tensor:
         """Act on what the processes ask for, and return the items of all of them; every process must call this.
 
         On an accelerator the flags are read two updates later, so that nothing waits for them.
@@ -180,7 +180,7 @@ class Agreement:
             self._apply(flags)
         return sums[-1]
 
-    def add_up_items(self, carrier: GradientAgreement | None, items: float) -> float | Tensor:
+    def add_up_items(self, carrier: Carrier | None, items: float) -> float | Tensor:
         """Return the items of all processes, and leave what they ask for to the next update, which one can still stop.
 
         For the further optimizers of an update whose first one was stepped; every process must call this.

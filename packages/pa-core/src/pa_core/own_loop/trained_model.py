@@ -17,6 +17,7 @@ from pa_core.module_tensors import parameters_of_module
 from pa_core.optimizer_parameters import parameters_of
 from pa_core.own_loop import mistakes
 from pa_core.own_loop.full_precision import is_in_full_precision
+from pa_core.sharding.sharded_wrapping import wrapping_for
 from pa_core.step_output import unusable_kind
 from pa_core.types import StatefulScheduler
 from pa_core.unwrapping import compiled_from
@@ -58,7 +59,7 @@ class TrainedModel:
         self.optimizer = optimizer
         self.scheduler: StatefulScheduler | None = None
         self.accumulation: Accumulation = Accumulation(accelerator.num_processes, counted_by="num_items")
-        self.wrapping: ModelWrapping = ModelWrapping(accelerator)
+        self.wrapping: ModelWrapping = wrapping_for(module, accelerator)
         self._is_only_model = is_only_model
         self._precision = _accelerate.computed_precision(accelerator)
         self._has_checked_precision = self._precision == "no"

@@ -11,6 +11,7 @@ from pa_core.distributed.wrapping import ModelWrapping
 from pa_core.own_loop.run_models import RunModels
 from pa_core.own_loop.trained_model import TrainedModel
 from pa_core.placeholders import create_scheduler
+from pa_core.sharding.sharded_wrapping import wrapping_for
 from pa_core.types import StatefulScheduler
 
 __all__ = ["TrainedModels"]
@@ -53,7 +54,7 @@ class TrainedModels:
         for model in self._given.models.values():
             compatibility.require_usable_model(model)
             if id(model) not in trained:
-                placing = ModelWrapping(self._accelerator)
+                placing = wrapping_for(model, self._accelerator)
                 self._placed.append(placing)
                 placing.wrap(model, for_training=False)
                 distributed.broadcast_weights(model)

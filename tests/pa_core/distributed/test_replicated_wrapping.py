@@ -16,7 +16,7 @@ from typing_extensions import override
 from pa_core import Trainer, UnsupportedConfigurationError, _accelerate, gather_objects
 from pa_core.distributed import rank
 from pa_core.distributed.agreement import Agreement
-from pa_core.distributed.wrapping import ModelWrapping
+from pa_core.distributed.replicated_wrapping import ReplicatedWrapping
 from pa_core.distributed.zero_pass import zero_loss
 from pa_core.testing import RecordingCallback, TinyClassifier, make_classification
 
@@ -109,11 +109,11 @@ def generator() -> nn.Module:
     return nn.Linear(3, 4).double()
 
 
-def wrapping_of(model: nn.Module, **kwargs: Any) -> ModelWrapping:
+def wrapping_of(model: nn.Module, **kwargs: Any) -> ReplicatedWrapping:
     """A wrapping of a model for training, whose gradients carry what processes agree on; torch gets the arguments."""
     from accelerate import DistributedDataParallelKwargs
 
-    wrapping = ModelWrapping(_accelerate.create_accelerator(kwargs_handlers=[DistributedDataParallelKwargs(**kwargs)]))
+    wrapping = ReplicatedWrapping(_accelerate.create_accelerator(kwargs_handlers=[DistributedDataParallelKwargs(**kwargs)]))
     wrapping.wrap(model, for_training=True, num_carried=Agreement.NUM_VALUES)
     return wrapping
 
