@@ -113,7 +113,9 @@ def wrapping_of(model: nn.Module, **kwargs: Any) -> ReplicatedWrapping:
     """A wrapping of a model for training, whose gradients carry what processes agree on; torch gets the arguments."""
     from accelerate import DistributedDataParallelKwargs
 
-    wrapping = ReplicatedWrapping(_accelerate.create_accelerator(kwargs_handlers=[DistributedDataParallelKwargs(**kwargs)]))
+    wrapping = ReplicatedWrapping(
+        _accelerate.create_accelerator(kwargs_handlers=[DistributedDataParallelKwargs(**kwargs)])
+    )
     wrapping.wrap(model, for_training=True, num_carried=Agreement.NUM_VALUES)
     return wrapping
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from pa_core import _accelerate
 from pa_core.distributed.replicated_wrapping import ReplicatedWrapping
 from pa_core.distributed.small_exchange import SmallExchange
 from pa_core.distributed.wrapping import ModelWrapping
+from pa_core.errors import UnsupportedConfigurationError
 from pa_core.sharded_tensors import is_sharded_module
 
 __all__ = ["ShardedWrapping", "wrapping_for"]
@@ -53,7 +54,9 @@ class ShardedWrapping(ModelWrapping):
         self.model = model
         self._is_wrapped = True
         if for_training and num_carried and self._accelerator.num_processes > 1:
-            self._carrier = SmallExchange(num_carried, _accelerate.device_of(self._accelerator), _kind_of_numbers(model))
+            self._carrier = SmallExchange(
+                num_carried, _accelerate.device_of(self._accelerator), _kind_of_numbers(model)
+            )
         return model
 
     @property
@@ -80,14 +83,14 @@ class ShardedWrapping(ModelWrapping):
 
     @contextmanager
     def _keeping_gradients_local(self) -> Generator[None]:
-        roots = [cast("Any", module) for module in self.model.modules() if hasattr(module, "set_requires_gradient_sync")]
-        for root in roots:
-            root.set_requires_gradient_sync(False, recurse=False)
+        sharded = _sharded_modules(self.model)
+        for module in sharded:
+            module.set_requires_gradient_sync(False, recurse=False)
         try:
             yield
         finally:
-            for root in roots:
-                root.set_requires_gradient_sync(True, recurse=False)
+            for module in sharded:
+                module.set_requires_gradient_sync(True, recurse=False)
 
     @override
     def forward_pass(self, *, some_are_empty: bool = False) -> AbstractContextManager[object]:
@@ -95,7 +98,12 @@ class ShardedWrapping(ModelWrapping):
 
     @override
     def loss_without_samples(self) -> Tensor:
-        raise NotImplementedError
+        raise UnsupportedConfigurationError(
+            "A process without a loss would keep the others waiting, which need it for their forward pass.",
+            given="a sharded model, and a step of this process without a sample or with a StopTrainingError",
+            expected="a loss on each process",
+            do="Raise StopTrainingError in a callback.",
+        )
 
     @override
     def backward(
@@ -119,6 +127,11 @@ class ShardedWrapping(ModelWrapping):
 
     @override
     def check_exchange(self) -> None: ...
+
+
+def _sharded_modules(model: nn.Module) -> list[Any]:
+    """The modules that ``fully_shard`` was applied to, of the class ``FSDPModule``, which has no types."""
+    return [module for module in model.modules() if hasattr(module, "set_requires_gradient_sync")]
 
 
 def _kind_of_numbers(model: nn.Module) -> torch.dtype:
