@@ -16,7 +16,7 @@ class Block(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(width)
-        self.attend = nn.Linear(width, 3 * width)
+        self.attend = nn.Linear(width, 3 * width, bias=False)  # the gradient of a bias of keys is noise around zero
         self.feed = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
 
     @override
