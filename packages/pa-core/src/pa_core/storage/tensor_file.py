@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pa_core.storage.digested_file import DigestingReader, DigestingWriter
 
-__all__ = ["DTYPE_NAMES", "MalformedFileError", "read_tensors", "write_tensors"]
+__all__ = ["DTYPE_NAMES", "MalformedFileError", "bytes_of", "header_of", "read_tensors", "write_tensors"]
 
 DTYPE_NAMES = {
     torch.bool: "BOOL",
@@ -56,6 +56,18 @@ def write_tensors(file: DigestingWriter, tensors: Mapping[str, Tensor]) -> None:
         file: Open for writing.
         tensors: By name; the dtypes are those of ``DTYPE_NAMES``.
     """
+    names, header = header_of(tensors)
+    file.write(header)
+    for name in names:
+        file.write(bytes_of(tensors[name]))
+
+
+def header_of(tensors: Mapping[str, Tensor]) -> tuple[list[str], bytes]:
+    """Return the names of tensors in the order of a file that has them, and what comes before the first of them.
+
+    Args:
+        tensors: By name; the dtypes are those of ``DTYPE_NAMES``. Nothing is read but their shapes and dtypes.
+    """
     # the largest elements first, as the library does, so that every tensor is aligned in a mapped file
     ordered = sorted(tensors.items(), key=lambda item: -item[1].element_size())
     header: dict[str, object] = {_METADATA: {"format": "pt"}}
@@ -66,10 +78,12 @@ def write_tensors(file: DigestingWriter, tensors: Mapping[str, Tensor]) -> None:
         header[name] = {"dtype": dtype, "shape": list(tensor.shape), "data_offsets": [begin, end]}
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % _ALIGNMENT)
-    file.write(len(text).to_bytes(8, "little") + text)
-    for _, tensor in ordered:
-        if tensor.numel():
-            file.write(_bytes_of(tensor.detach().to("cpu").contiguous()))
+    return [name for name, _ in ordered], len(text).to_bytes(8, "little") + text
+
+
+def bytes_of(tensor: Tensor) -> memoryview:
+    """Return the bytes that a file has of a tensor, in its memory where it is contiguous and on the CPU."""
+    return _memory_of(tensor.detach().to("cpu").contiguous()) if tensor.numel() else memoryview(b"")
 
 
 def read_tensors(file: DigestingReader, size: int) -> dict[str, Tensor]:
@@ -90,7 +104,7 @@ def read_tensors(file: DigestingReader, size: int) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     for entry in entries:
         tensor = torch.empty(entry.shape, dtype=entry.dtype, device="cpu")
-        if entry.size and file.read_into(_bytes_of(tensor)) < entry.size:
+        if entry.size and file.read_into(_memory_of(tensor)) < entry.size:
             message = f"an end within the tensor {entry.name}"
             raise MalformedFileError(message)
         tensors[entry.name] = tensor
@@ -145,6 +159,6 @@ def _parse_entry(name: str, fields: dict[str, Any]) -> _Entry:
     return _Entry(name, dtype, shape, begin, end - begin)
 
 
-def _bytes_of(tensor: Tensor) -> memoryview:
+def _memory_of(tensor: Tensor) -> memoryview:
     """The memory of a contiguous tensor on the CPU that is not empty."""
     return memoryview(cast("Any", tensor.reshape(-1).view(torch.uint8).numpy()))
