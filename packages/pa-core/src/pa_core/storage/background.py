@@ -119,14 +119,15 @@ class HostPool:
     def copy(self, encoded: Mapping[str, Encoded]) -> dict[str, Encoded]:
         """Copy all tensors; those that share their memory share it in the copy as well.
 
-        Returns when the copies are complete, so the originals may change at once.
+        Of sharded tensors, those pieces are copied that are there. Returns when the copies are complete, so the
+        originals may change at once.
         """
         previous, self._buffers = self._buffers, {}
         copies: dict[Hashable, Tensor] = {}
         snapshot: dict[str, Encoded] = {}
         for part, value in encoded.items():
             tensors: dict[str, Tensor] = {}
-            for name, tensor in value.tensors.items():
+            for name, tensor in value.all_tensors().items():
                 memory = memory_of(tensor)
                 if memory not in copies:
                     buffer = _buffer_for(tensor, previous.get((part, name)))
@@ -135,8 +136,8 @@ class HostPool:
                     copies[memory] = buffer[:size].view(tensor.dtype).view(tensor.shape)
                     copies[memory].copy_(tensor, non_blocking=_is_on_cuda(tensor))
                 tensors[name] = copies[memory]
-            snapshot[part] = Encoded(value.document, tensors)
-        for device in {tensor.device for value in encoded.values() for tensor in value.tensors.values()}:
+            snapshot[part] = value.with_copies(tensors)
+        for device in {tensor.device for value in encoded.values() for tensor in value.all_tensors().values()}:
             if device.type == "cuda":
                 torch.cuda.current_stream(device).synchronize()
         return snapshot

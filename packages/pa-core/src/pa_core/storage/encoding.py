@@ -7,17 +7,28 @@ import collections
 import math
 import reprlib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, Union, cast
 
 import torch
 from torch import Tensor, nn
 
 from pa_core.errors import CheckpointError
-from pa_core.storage.tensor_memory import is_storable, memory_of, recorded_strides, size_of_gaps, with_strides
+from pa_core.sharded_tensors import is_sharded, local_piece
+from pa_core.storage.pieces import PieceLayout, ShardedPiece, UnknownLayoutError
+from pa_core.storage.tensor_memory import (
+    is_storable,
+    memory_of,
+    memory_of_piece,
+    recorded_strides,
+    size_of_gaps,
+    with_strides,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
+
+    from torch.distributed.tensor import DTensor
 
 __all__ = [
     "CONTAINERS",
@@ -49,6 +60,7 @@ class Encoded:
         document: Holds no object of the encoded value, so later changes of that do not reach it.
         tensors: The tensors themselves, detached and not copied. A name is the path to the first place where the
             tensor was found.
+        pieces: What this process has of tensors that are sharded over processes, by such names.
 
     Example:
         >>> encoded = encode({"weight": torch.ones(2), "step": (3, 0.5)}, "model")
@@ -60,6 +72,29 @@ class Encoded:
 
     document: JsonValue
     tensors: dict[str, Tensor]
+    pieces: dict[str, ShardedPiece] = field(default_factory=dict[str, ShardedPiece])
+
+    def all_tensors(self) -> dict[str, Tensor]:
+        """Return the tensors and the pieces of this process, by name."""
+        return {**self.tensors, **{name: piece.tensor for name, piece in self.pieces.items()}}
+
+    def written_by(self, process: int) -> Encoded:
+        """Return what a process writes of a state that several write together: its pieces, the first one the rest.
+
+        Args:
+            process: Its rank, which must be that of this process.
+        """
+        written = {name: piece for name, piece in self.pieces.items() if piece.is_written_here}
+        return Encoded(self.document, self.tensors if process == 0 else {}, written)
+
+    def with_copies(self, copies: Mapping[str, Tensor]) -> Encoded:
+        """Return the same with copies in the place of the tensors and the pieces of this process.
+
+        Args:
+            copies: One of each, by name.
+        """
+        pieces = {name: replace(piece, tensor=copies[name]) for name, piece in self.pieces.items()}
+        return Encoded(self.document, {name: copies[name] for name in self.tensors}, pieces)
 
 
 def encode(value: object, where: str) -> Encoded:
@@ -71,6 +106,10 @@ def encode(value: object, where: str) -> Encoded:
     become plain tensors. Tensors with the same memory and layout, such as tied weights, are stored once and come
     back as one. A number of numpy becomes Python's. Where elements of a tensor share memory, as after ``expand``,
     each gets its own.
+
+    Of a sharded tensor, this process contributes its piece, and the document says which process has which. All
+    processes must encode the same values then, in the same order; none waits for another. A ``DTensor`` that each
+    process has as a whole is stored as a plain tensor.
 
     Args:
         value: What is to be stored.
@@ -87,8 +126,8 @@ def encode(value: object, where: str) -> Encoded:
           given:    history['metrics'][1]: builtin_function_or_method <built-in function len>
           ...
     """
-    encoder = _Encoder()
-    return Encoded(encoder.encode(value, _Place(where, where)), encoder.tensors)
+    encoder = _Encoder(where)
+    return Encoded(encoder.encode(value, _Place(where, where)), encoder.tensors, encoder.pieces)
 
 
 class _Place(NamedTuple):
@@ -121,8 +160,11 @@ class _Place(NamedTuple):
 class _Encoder:
     """One walk through a value that collects its tensors."""
 
-    def __init__(self) -> None:
+    def __init__(self, part: str) -> None:
         self.tensors: dict[str, Tensor] = {}
+        self.pieces: dict[str, ShardedPiece] = {}
+        self._part = part
+        self._layout = PieceLayout()
         self._names: dict[Hashable, str] = {}
         self._open: set[int] = set()
 
@@ -132,6 +174,8 @@ class _Encoder:
             return SINGLE_VALUES[kind](value)
         if kind in TENSORS:
             return self._tensor("$tensor", cast("Tensor", value), place)
+        if is_sharded(value):
+            return self._sharded(value, place)
         if kind.__module__ == "numpy":
             return self._numpy(value, kind, place)
         if kind not in CONTAINERS:
@@ -181,9 +225,7 @@ class _Encoder:
         return self.encode(key, place.key())
 
     def _tensor(self, tag: str, tensor: Tensor, place: _Place) -> JsonValue:
-        if not is_storable(tensor):
-            found = f"a tensor of dtype {tensor.dtype}, layout {tensor.layout} on {tensor.device}"
-            raise place.refusal(found, "Store it as dense tensors of the usual dtypes, with .view(torch.uint8) say.")
+        _require_storable(tensor, place)
         memory = memory_of(tensor)
         if memory not in self._names:
             self._names[memory] = self._free_name(place)
@@ -197,10 +239,29 @@ class _Encoder:
             document["strides"] = list(strides)
         return document
 
+    def _sharded(self, tensor: DTensor, place: _Place) -> JsonValue:
+        if all(placement.is_replicate() for placement in tensor.placements):
+            return self._tensor("$tensor", local_piece(tensor.detach()), place)
+        local = local_piece(tensor.detach())
+        _require_storable(local, place)
+        if local.is_complex():
+            raise place.refusal("a sharded complex tensor", "Store its torch.view_as_real(), which can be sharded.")
+        memory = memory_of_piece(local, tensor.shape)
+        if memory not in self._names:
+            try:
+                piece = self._layout.plan(tensor)
+            except UnknownLayoutError as error:
+                found = f"a DTensor with the placements {tuple(tensor.placements)}: {error}"
+                raise place.refusal(found, "Store its .full_tensor(), which every process must ask for.") from error
+            self._names[memory] = self._free_name(place)
+            self.pieces[self._names[memory]] = piece
+        name = self._names[memory]
+        return {"$sharded": name, **self.pieces[name].described(self._part)}
+
     def _free_name(self, place: _Place) -> str:
         name = wanted = place.name.encode("utf-8", "backslashreplace").decode()
-        while name in self.tensors or name == "__metadata__":  # which safetensors keeps for itself
-            name = f"{wanted}#{len(self.tensors)}"
+        while name in self.tensors or name in self.pieces or name == "__metadata__":  # safetensors keeps that one
+            name = f"{wanted}#{len(self.tensors) + len(self.pieces)}"
         return name
 
     def _numpy(self, value: Any, kind: type, place: _Place) -> JsonValue:
@@ -218,6 +279,12 @@ class _Encoder:
         if type(number) not in SINGLE_VALUES:
             raise place.refusal(f"{kind.__qualname__} {reprlib.repr(value)}", advice_for(kind))
         return SINGLE_VALUES[type(number)](number)
+
+
+def _require_storable(tensor: Tensor, place: _Place) -> None:
+    if not is_storable(tensor):
+        found = f"a tensor of dtype {tensor.dtype}, layout {tensor.layout} on {tensor.device}"
+        raise place.refusal(found, "Store it as dense tensors of the usual dtypes, with .view(torch.uint8) say.")
 
 
 def _int(value: int) -> JsonValue:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pa_core.storage.tensor_file import DTYPE_NAMES
 
-__all__ = ["is_storable", "memory_of", "recorded_strides", "size_of_gaps", "with_strides"]
+__all__ = ["is_storable", "memory_of", "memory_of_piece", "recorded_strides", "size_of_gaps", "with_strides"]
 
 _COMPLEX = frozenset({torch.complex64, torch.complex128})
 
@@ -34,6 +34,22 @@ def memory_of(tensor: Tensor) -> Hashable:
         return object()
     shown = (tensor.dtype, tensor.shape, tensor.stride(), tensor.is_conj(), tensor.is_neg())
     return (tensor.device, tensor.data_ptr(), *shown)
+
+
+def memory_of_piece(piece: Tensor, whole: Sequence[int]) -> Hashable:
+    """Return such a key of the piece that this process has of a sharded tensor.
+
+    A piece without elements is told by its storage, so that tied weights are one on a process that has none of them,
+    as on the others.
+
+    Args:
+        piece: The piece.
+        whole: The shape of the whole tensor.
+    """
+    if piece.numel():
+        return (memory_of(piece), tuple(whole))
+    storage = piece.untyped_storage()
+    return (piece.dtype, tuple(whole), storage._cdata, piece.storage_offset())  # pyright: ignore[reportPrivateUsage]  # an empty storage has no address but that of its object
 
 
 def recorded_strides(tensor: Tensor) -> tuple[int, ...] | None:
