@@ -109,7 +109,7 @@ ACCELERATORS: dict[str, Callable[[], Any]] = {
     "`dynamo_backend`": compiling(),
     "`dynamo_backend`, regional": compiling(use_regional_compilation=True),
     "`DEEPSPEED`": of_type("DEEPSPEED"),
-    "`FSDP`": of_type("FSDP"),
+    "FSDP1": lambda: on_cpu(fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=1)),
     "`MEGATRON_LM`": of_type("MEGATRON_LM"),
     "`XLA`": of_type("XLA"),
     "`ParallelismConfig` with tensor, context, sequence or sharded parallelism": with_parallelism,

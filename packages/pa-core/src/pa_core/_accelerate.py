@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import os
 import sys
@@ -41,10 +42,12 @@ __all__ = [
     "launched_processes",
     "launched_with",
     "noting_arguments",
+    "parallelism_config",
     "place_and_wrap",
     "precision_of_process",
     "process_state",
     "replace_gather",
+    "sharding_plugin",
     "split_loader",
     "start_tracker",
     "unscale",
@@ -221,9 +224,17 @@ def create_accelerator(**kwargs: Any) -> AcceleratorLike:
     return cast("AcceleratorLike", Accelerator(**kwargs))
 
 
+_USE_FSDP = "ACCELERATE_USE_FSDP"
+_USE_PARALLELISM = "ACCELERATE_USE_PARALLELISM_CONFIG"
+
+
 @contextmanager
 def noting_arguments() -> Generator[dict[str, Any]]:
-    """Note the keyword arguments of an ``accelerate.Accelerator`` made within the context; it does not keep all."""
+    """Note the keyword arguments of an ``accelerate.Accelerator`` made within the context; it does not keep all.
+
+    A plugin for sharding is noted as it was given: accelerate would change its precision, and ask later Accelerators
+    of the process for sharding too. A ``ParallelismConfig`` is noted only: accelerate refuses it on a CPU.
+    """
     from accelerate import Accelerator
 
     kind: Any = Accelerator
@@ -232,14 +243,47 @@ def noting_arguments() -> Generator[dict[str, Any]]:
 
     @functools.wraps(create)
     def note_and_create(self: Any, *args: Any, **kwargs: Any) -> None:
-        noted.update(kwargs)
-        create(self, *args, **kwargs)
+        noted.update(kwargs, fsdp_plugin=copy.copy(kwargs.get("fsdp_plugin")))
+        create(self, *args, **{**kwargs, "parallelism_config": None})
 
+    variables = {name: os.environ.get(name) for name in (_USE_FSDP, _USE_PARALLELISM)}
+    os.environ.pop(_USE_PARALLELISM, None)
     kind.__init__ = note_and_create
     try:
         yield noted
     finally:
         kind.__init__ = create
+        for name, value in variables.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+
+
+def sharding_plugin(accelerator: AcceleratorLike, arguments: dict[str, Any]) -> Any:
+    """Return the ``FullyShardedDataParallelPlugin`` that says how models are to be sharded; None without one.
+
+    Args:
+        accelerator: The accelerator of the trainer.
+        arguments: What it was made with, as ``noting_arguments`` has noted it.
+    """
+    from accelerate.utils import FullyShardedDataParallelPlugin, parse_flag_from_env  # pyright: ignore[reportUnknownVariableType]  # no types
+
+    given = arguments.get("fsdp_plugin") or getattr(cast("Any", accelerator).state, "fsdp_plugin", None)
+    return FullyShardedDataParallelPlugin() if given is None and parse_flag_from_env(_USE_FSDP) else given
+
+
+def parallelism_config(accelerator: AcceleratorLike, arguments: dict[str, Any]) -> Any:
+    """Return the ``ParallelismConfig`` that says over how many processes models are split; None without one.
+
+    Args:
+        accelerator: The accelerator of the trainer.
+        arguments: What it was made with, as ``noting_arguments`` has noted it.
+    """
+    from accelerate.parallelism_config import ParallelismConfig
+    from accelerate.utils import parse_flag_from_env  # pyright: ignore[reportUnknownVariableType]  # no types
+
+    given = arguments.get("parallelism_config") or getattr(accelerator, "parallelism_config", None)
+    return ParallelismConfig() if given is None and parse_flag_from_env(_USE_PARALLELISM) else given
 
 
 def replace_gather(accelerator: AcceleratorLike, gather: Callable[..., Any]) -> None:

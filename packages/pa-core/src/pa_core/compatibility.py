@@ -19,11 +19,9 @@ from pa_core.sharded_tensors import is_sharded_module
 
 __all__ = ["create_accelerator", "require_usable", "require_usable_model", "require_whole_model"]
 
-_SHARDING_VARIABLES = {
-    "ACCELERATE_USE_DEEPSPEED": "DeepSpeed",
-    "ACCELERATE_USE_FSDP": "FSDP",
-    "ACCELERATE_USE_MEGATRON_LM": "Megatron-LM",
-}
+_REFUSED_VARIABLES = {"ACCELERATE_USE_DEEPSPEED": "DeepSpeed", "ACCELERATE_USE_MEGATRON_LM": "Megatron-LM"}
+_KINDS_OF_PARALLELISM = "dp_replicate", "dp_shard", "tp", "cp", "sp"
+_FSDP_VARIABLE = "ACCELERATE_USE_FSDP"
 _PRECISION_VARIABLE = "ACCELERATE_MIXED_PRECISION"
 
 
@@ -102,11 +100,17 @@ def _conflict(asked: str) -> UnsupportedConfigurationError:
 
 def _require_supported_environment() -> None:
     """Plugins of accelerate set these variables too, and accelerate ignores some of them on a CPU."""
-    for variable, name in _SHARDING_VARIABLES.items():
-        if os.environ.get(variable, "false").lower() in {"1", "true", "yes", "y", "on", "t"}:
-            raise _sharded(f"{variable}={os.environ[variable]}, which asks for {name}")
+    for variable, name in _REFUSED_VARIABLES.items():
+        if _is_set(variable):
+            raise _of_another_engine(f"{variable}={os.environ[variable]}", name)
+    if _is_set(_FSDP_VARIABLE) and os.environ.get("FSDP_VERSION", "1") == "1":
+        raise _first_fsdp(f"{_FSDP_VARIABLE}={os.environ[_FSDP_VARIABLE]}, and FSDP_VERSION=1, which is the default")
     if os.environ.get(_PRECISION_VARIABLE, "").lower() == "fp8":
         raise _fp8(f"{_PRECISION_VARIABLE}={os.environ[_PRECISION_VARIABLE]}")
+
+
+def _is_set(variable: str) -> bool:
+    return os.environ.get(variable, "false").lower() in {"1", "true", "yes", "y", "on", "t"}
 
 
 def require_usable(accelerator: _accelerate.AcceleratorLike, arguments: dict[str, Any], model: nn.Module) -> None:
@@ -118,30 +122,70 @@ def require_usable(accelerator: _accelerate.AcceleratorLike, arguments: dict[str
         model: The model of the trainer.
 
     Raises:
-        UnsupportedConfigurationError: The run would be sharded, pipelined or in fp8, its processes would not be
-            connected, or it would not do what a setting asks for.
+        UnsupportedConfigurationError: The run would need another engine or fp8, its processes would not be connected,
+            or it would not do what a setting asks for.
     """
-    _require_supported(accelerator)
+    _require_supported(accelerator, arguments)
     accelerator_settings.require_usable_settings(accelerator, arguments)
     require_usable_model(model)
     accelerator_settings.warn_of_ignored_settings(accelerator)
 
 
-def _require_supported(accelerator: _accelerate.AcceleratorLike) -> None:
+def _require_supported(accelerator: _accelerate.AcceleratorLike, arguments: dict[str, Any]) -> None:
     _require_supported_environment()
     _require_connected(accelerator)
     kind = str(accelerator.distributed_type.value)
-    if kind != "NO" and not kind.startswith("MULTI_"):
-        raise _sharded(f"distributed type {kind}")
-    parallelism: Any = getattr(accelerator, "parallelism_config", None)
-    if parallelism is not None and parallelism.total_size != parallelism.dp_replicate_size:
-        raise _sharded(
-            f"a ParallelismConfig of {parallelism.total_size} processes, {parallelism.dp_replicate_size} of which "
-            "hold the whole model"
-        )
+    if kind not in {"NO", "FSDP"} and not kind.startswith("MULTI_"):
+        raise _of_another_engine(f"distributed type {kind}", kind)
     if accelerator.mixed_precision == "fp8":
         raise _fp8("mixed_precision='fp8'")
     _require_working_hook(accelerator)
+    plugin = _accelerate.sharding_plugin(accelerator, arguments)
+    if plugin is not None:
+        _require_supported_sharding(accelerator, plugin)
+    parallelism = _accelerate.parallelism_config(accelerator, arguments)
+    if parallelism is not None:
+        _require_data_parallel(accelerator, parallelism, is_sharded=plugin is not None)
+
+
+def _require_supported_sharding(accelerator: _accelerate.AcceleratorLike, plugin: Any) -> None:
+    if plugin.fsdp_version == 1:
+        raise _first_fsdp(f"FullyShardedDataParallelPlugin(fsdp_version={plugin.fsdp_version})")
+    if _accelerate.computed_precision(accelerator) == "fp16":
+        raise UnsupportedConfigurationError(
+            "Sharded models are not trained in fp16: scaling its gradients was not tried on them.",
+            given="mixed_precision='fp16' and FSDP",
+            expected="'no' or 'bf16'",
+            do="Use bf16.",
+        )
+
+
+def _require_data_parallel(accelerator: _accelerate.AcceleratorLike, parallelism: Any, *, is_sharded: bool) -> None:
+    """Accelerate itself checks a ``ParallelismConfig`` on an accelerator only."""
+    sizes = {name: int(getattr(parallelism, f"{name}_size")) for name in _KINDS_OF_PARALLELISM}
+    given = ", ".join(f"{name}_size={size}" for name, size in sizes.items() if size > 1)
+    if any(sizes[name] > 1 for name in ("tp", "cp", "sp")):
+        raise UnsupportedConfigurationError(
+            "Samples are divided over all processes, so that no two of them compute the same sample together.",
+            given=f"ParallelismConfig({given})",
+            expected="dp_replicate_size and dp_shard_size only",
+            do="Leave out tensor, context and sequence parallelism, and let dp_shard_size take their processes.",
+        )
+    # With neither of them, accelerate means as many replicas as there are processes.
+    if parallelism.total_size not in {1, accelerator.num_processes}:
+        raise UnsupportedConfigurationError(
+            "The ParallelismConfig is for another number of processes.",
+            given=f"ParallelismConfig({given}) on {accelerator.num_processes} processes",
+            expected="sizes whose product is the number of processes",
+            do="Change dp_shard_size, or launch as many processes.",
+        )
+    if is_sharded and sizes["dp_replicate"] > 1 and sizes["dp_shard"] == 1:
+        raise UnsupportedConfigurationError(
+            "Nothing is left to shard: each process would be a replica of the whole model.",
+            given=f"FSDP and ParallelismConfig({given})",
+            expected="a dp_shard_size of more than 1",
+            do=f"Set dp_shard_size, with dp_replicate_size x dp_shard_size = {accelerator.num_processes}.",
+        )
 
 
 def _require_connected(accelerator: _accelerate.AcceleratorLike) -> None:
@@ -210,11 +254,28 @@ def require_whole_model(model: nn.Module) -> None:
 
 def _sharded(given: str) -> UnsupportedConfigurationError:
     return UnsupportedConfigurationError(
-        "Models that are split over processes are not trained here.",
+        "A module that is added beside the model has to be whole on each process.",
         given=given,
-        expected="one process, or several with DistributedDataParallel, each with the whole model",
-        do="Pass the whole model, and launch without sharding, for example with torchrun or "
-        "accelerate launch --multi_gpu.",
+        expected="a module that is not sharded",
+        do="Pass the whole module; for several sharded models, use Run.",
+    )
+
+
+def _of_another_engine(given: str, name: str) -> UnsupportedConfigurationError:
+    return UnsupportedConfigurationError(
+        f"{name} brings a training engine of its own, which is not used here.",
+        given=given,
+        expected="FSDP2, which shards parameters, gradients and optimizer as ZeRO 3 does, or no sharding",
+        do="Launch with accelerate launch --use_fsdp --fsdp_version 2, without --use_deepspeed and --use_megatron_lm.",
+    )
+
+
+def _first_fsdp(given: str) -> UnsupportedConfigurationError:
+    return UnsupportedConfigurationError(
+        "The first version of FSDP is not supported.",
+        given=given,
+        expected="FSDP2",
+        do="Pass --fsdp_version 2 to accelerate launch, or fsdp_version=2 to the plugin.",
     )
 
 

@@ -47,6 +47,8 @@ from pa_core.private_parts import PrivateParts, declared_parts
 from pa_core.progress import Phase, Progress
 from pa_core.run_config import TrainerRunConfig, describe_run_config
 from pa_core.scheduler_stepping import SchedulerStepping
+from pa_core.sharding.settings import ShardingSettings, read_settings
+from pa_core.sharding.shard_model import shard
 from pa_core.step_output import no_sample_counted
 from pa_core.tracking import InMemoryRunHistory, LossTracker, RunHistory, StepMeans
 from pa_core.training_state import (
@@ -79,6 +81,7 @@ class Engine(AnyTrainer):
     _gradient_clip_norm: float | None
     _checked_steps: set[str]
     _watch: RunWatch
+    _sharding: ShardingSettings | None
 
     def __init__(
         self,
@@ -116,6 +119,7 @@ class Engine(AnyTrainer):
             self._watch = RunWatch(max_wait_seconds)
             self.callback_handler: CallbackHandler[Any] = self._create_callback_handler(callbacks)
         compatibility.require_usable(self._accelerator, arguments, model)
+        self._sharding = read_settings(self._accelerator, arguments)
         self._loaders = Loaders(self._accelerator)
         self._gradient_clip_norm = None
         self._running = None
@@ -307,6 +311,12 @@ class Engine(AnyTrainer):
             RanksDifferError: They are not the same on all processes.
         """
         require_alike(self._describe_parts, self.device)
+
+    def _shard(self, *models: nn.Module) -> None:
+        """Split models over the processes where that was asked for; from then on, the optimizers train the pieces."""
+        if self._sharding is not None:
+            for model in models:
+                shard(model, self._sharding, self._accelerator, self.named_optimizers().values())
 
     def _describe_parts(self) -> dict[str, str]:
         models = {**self.named_models(), **self._added.called()}

@@ -52,6 +52,18 @@ class PrivateParts:
             self._kinds = {name: type(value) for name, value in parts.items() if type(value).__module__ != "builtins"}
         self._settings = {name: value for name, value in parts.items() if name not in self._kinds}
 
+    def put(self, owner: object, name: str, part: object) -> None:
+        """Let the trainer itself replace a part, also by one of another class.
+
+        Args:
+            owner: The trainer.
+            name: The name of the attribute.
+            part: Its new value.
+        """
+        setattr(owner, name, part)
+        if self._kinds:
+            self._kinds[name] = type(part)
+
     def start_run(self) -> None:
         """Let the trainer change its settings, such as which run is under way."""
         self._settings.clear()

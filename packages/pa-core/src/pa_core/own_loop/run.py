@@ -273,6 +273,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
             self.callback_handler.call_event(TrainerCallback.on_prepare_start, self)
             apply_limit_of_environment(self)
             self._require_same_parts()
+            self._shard(*self._given.models.values())
             self._trained_models.place()
             self.train_dataloader = self._loaders.split_for_training(self.train_dataloader)
             self.run_config = self._create_run_config(**self._sizes)

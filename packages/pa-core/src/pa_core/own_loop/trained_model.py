@@ -12,6 +12,7 @@ from pa_core import _accelerate
 from pa_core.accumulation import Accumulation, MicroBatch
 from pa_core.distributed.agreement import Agreement
 from pa_core.distributed.wrapping import ModelWrapping
+from pa_core.distributed.zero_pass import zero_loss
 from pa_core.module_tensors import parameters_of_module
 from pa_core.optimizer_parameters import parameters_of
 from pa_core.own_loop import mistakes
@@ -59,6 +60,7 @@ class TrainedModel:
         self.scheduler: StatefulScheduler | None = None
         self.accumulation: Accumulation = Accumulation(accelerator.num_processes, counted_by="num_items")
         self.wrapping: ModelWrapping = wrapping_for(module, accelerator)
+        self._accelerator = accelerator
         self._is_only_model = is_only_model
         self._precision = _accelerate.computed_precision(accelerator)
         self._has_checked_precision = self._precision == "no"
@@ -102,6 +104,7 @@ class TrainedModel:
         Args:
             num_carried: How many numbers travel with the gradients.
         """
+        self.wrapping = wrapping_for(self.module, self._accelerator)
         wrapped = self.wrapping.wrap(self.module, for_training=True, num_carried=num_carried)
         if compiled_from(wrapped) is not None and compiled_from(self.module) is None:
             warn_user(
@@ -159,7 +162,7 @@ class TrainedModel:
             part: The part of the batch in the update.
         """
         if part.is_empty:  # not by a weight of zero, which would leave NaN what it is
-            loss = self.wrapping.zero_loss_of_stand_in(self.module, loss)
+            loss = zero_loss(self.module)
         return self.accumulation.weigh(loss, part)
 
     def with_flags(self, loss: Tensor, agreement: Agreement) -> Tensor:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,13 +14,10 @@ from pa_core import _accelerate
 from pa_core.distributed.replicated_wrapping import ReplicatedWrapping
 from pa_core.distributed.small_exchange import SmallExchange
 from pa_core.distributed.wrapping import ModelWrapping
+from pa_core.errors import UnsupportedConfigurationError
 from pa_core.sharded_tensors import is_sharded_module
-from pa_core.sharding.calls_for_all import zero_loss_of
-from pa_core.sharding.forward_passes import ForwardPasses
 
 __all__ = ["ShardedWrapping", "wrapping_for"]
-
-_T = TypeVar("_T")
 
 _NOTHING = nullcontext[None]()
 
@@ -46,7 +43,6 @@ class ShardedWrapping(ModelWrapping):
         self._carrier: SmallExchange | None = None
         self._accelerator = accelerator
         self._is_wrapped = False
-        self._passes: ForwardPasses | None = None
 
     @property
     @override
@@ -57,8 +53,6 @@ class ShardedWrapping(ModelWrapping):
     def wrap(self, model: nn.Module, *, for_training: bool, num_carried: int = 0) -> nn.Module:
         self.model = model
         self._is_wrapped = True
-        if self._accelerator.num_processes > 1:
-            self._passes = ForwardPasses(model, _accelerate.device_of(self._accelerator))
         if for_training and num_carried and self._accelerator.num_processes > 1:
             self._carrier = SmallExchange(
                 num_carried, _accelerate.device_of(self._accelerator), _kind_of_numbers(model)
@@ -80,9 +74,6 @@ class ShardedWrapping(ModelWrapping):
             return None
         model, self._carrier, self._is_wrapped = self.model, None, False
         del self.model
-        if self._passes is not None:
-            self._passes.close()
-            self._passes = None
         _accelerate.forget_prepared_objects(self._accelerator)
         return model
 
@@ -102,27 +93,17 @@ class ShardedWrapping(ModelWrapping):
                 module.set_requires_gradient_sync(True, recurse=False)
 
     @override
-    def forward_pass(self, *, is_empty: bool = False, some_are_empty: bool = False) -> AbstractContextManager[object]:
-        passes = self._passes
-        return _NOTHING if passes is None else passes.step(is_empty=is_empty, some_are_empty=some_are_empty)
-
-    @override
-    def end_forward_pass(self, loss: Tensor) -> None:
-        if self._passes is not None:
-            self._passes.end(loss)
+    def forward_pass(self, *, some_are_empty: bool = False) -> AbstractContextManager[object]:
+        return _NOTHING
 
     @override
     def loss_without_samples(self) -> Tensor:
-        passes = self._passes
-        return zero_loss_of(self.model, []) if passes is None else passes.loss_without_samples()
-
-    @override
-    def until_all_end(self, batches: Iterable[_T]) -> Iterable[_T]:
-        return batches if self._passes is None else self._passes.until_all_end(batches)
-
-    @override
-    def zero_loss_of_stand_in(self, module: nn.Module, loss: Tensor) -> Tensor:
-        return zero_loss_of(module, [loss])  # its backward pass goes through the modules of the others
+        raise UnsupportedConfigurationError(
+            "A process without a loss would keep the others waiting, which need it for their forward pass.",
+            given="a sharded model, and a step of this process without a sample or with a StopTrainingError",
+            expected="a loss on each process",
+            do="Raise StopTrainingError in a callback.",
+        )
 
     @override
     def backward(

@@ -1,0 +1,192 @@
+"""Which modules of a model are blocks, whose parameters are gathered together, and which parameters stay whole."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import partial
+from typing import cast
+
+from torch import nn
+
+from pa_core.errors import ConfigurationError
+from pa_core.sharding.settings import ShardingSettings
+from pa_core.unwrapping import compiled_from
+from pa_core.user_warnings import warn_user
+
+__all__ = ["blocks_of", "ignored_parameters", "modules_of_block"]
+
+
+def blocks_of(model: nn.Module, settings: ShardingSettings) -> list[nn.Module]:
+    """Return the blocks of a model, each after those within it; the model itself is not one of them.
+
+    Args:
+        model: A module.
+        settings: How it is sharded.
+
+    Raises:
+        ConfigurationError: The settings name a class that no module of the model has.
+    """
+    chosen = set(_chosen(model, settings))
+    usable = [module for module in _bottom_up(model) if module in chosen and _is_usable(module)]
+    blocks = _without_shared_parameters(model, [module for module in usable if module is not model])
+    if not blocks:
+        _warn_of_one_block(model)
+    return blocks
+
+
+def _chosen(model: nn.Module, settings: ShardingSettings) -> Iterable[nn.Module]:
+    if settings.block_classes:
+        return _of_classes(model, settings.block_classes)
+    if settings.min_num_params:
+        from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy
+
+        return _of_policy(model, partial(size_based_auto_wrap_policy, min_num_params=settings.min_num_params))
+    if settings.is_block is not None:
+        return _of_function(model, settings.is_block)
+    # Models of transformers name the classes of their blocks themselves.
+    named = cast("Collection[str]", getattr(model, "_no_split_modules", None) or ())
+    return [module for module in model.modules() if _class_of(module).__name__ in named] or _repeated(model)
+
+
+def _class_of(module: nn.Module) -> type[nn.Module]:
+    inside = compiled_from(module)
+    return type(module if inside is None else inside)
+
+
+def _of_classes(model: nn.Module, names: Collection[str]) -> list[nn.Module]:
+    classes = {_class_of(module) for module in model.modules()}
+    missing = [name for name in names if name not in {one.__name__ for one in classes}]
+    if missing:
+        raise ConfigurationError(
+            "The model has no blocks of this class.",
+            given=f"transformer_cls_names_to_wrap with {', '.join(missing)}",
+            expected=f"some of {', '.join(sorted(one.__name__ for one in classes))}, which {type(model).__name__} has",
+            do="Name the class of its repeated layers, or none, so that they are found.",
+        )
+    blocks = tuple(one for one in classes if one.__name__ in names)
+    return [module for module in model.modules() if issubclass(_class_of(module), blocks)]
+
+
+def _of_function(model: nn.Module, is_block: Callable[..., bool]) -> list[nn.Module]:
+    if not callable(is_block):
+        raise ConfigurationError(
+            "The policy cannot be asked which modules are blocks.",
+            given=f"auto_wrap_policy={is_block!r}",
+            expected="a function of a module that returns whether it is a block, or a policy that can be called",
+            do="Pass a function, such as lambda module: isinstance(module, Block).",
+        )
+    if "recurse" in inspect.signature(is_block).parameters:
+        return _of_policy(model, is_block)
+    return [module for module in model.modules() if is_block(module)]
+
+
+def _of_policy(model: nn.Module, policy: Callable[..., bool]) -> list[nn.Module]:
+    """Ask a policy of ``torch.distributed.fsdp.wrap`` as torch does: how much is left decides, from the bottom up."""
+    chosen: list[nn.Module] = []
+
+    def choose(module: nn.Module) -> int:
+        """Return how many parameters of the module are in blocks."""
+        total = sum(parameter.numel() for parameter in module.parameters())
+        if not policy(module=module, recurse=True, nonwrapped_numel=total):
+            return 0
+        in_blocks = sum(choose(child) for child in module.children())
+        if not policy(module=module, recurse=False, nonwrapped_numel=total - in_blocks):
+            return in_blocks
+        chosen.append(module)
+        return total
+
+    choose(model)
+    return chosen
+
+
+def _repeated(module: nn.Module) -> list[nn.Module]:
+    """The outermost layers of one class in a row, as transformers and deep convolutional networks have them."""
+    children = list(module.children())
+    if isinstance(module, (nn.ModuleList, nn.Sequential)) and _are_alike(children):
+        return children
+    return [block for child in children for block in _repeated(child)]
+
+
+def _are_alike(layers: list[nn.Module]) -> bool:
+    of_one_class = len(layers) > 1 and len({_class_of(layer) for layer in layers}) == 1
+    return of_one_class and all(_is_usable(layer) and any(True for _ in layer.children()) for layer in layers)
+
+
+def _is_usable(module: nn.Module) -> bool:
+    """Whether a module can be gathered when it is called."""
+    is_container = isinstance(module, (nn.ModuleList, nn.ModuleDict)) and type(module).forward is nn.Module.forward
+    return not is_container and any(True for _ in module.parameters())
+
+
+def _bottom_up(module: nn.Module, seen: set[int] | None = None) -> Iterator[nn.Module]:
+    """Iterate over a module and those within it, each once, children first."""
+    seen = set() if seen is None else seen
+    seen.add(id(module))
+    for child in module.children():
+        if id(child) not in seen:
+            yield from _bottom_up(child, seen)
+    yield module
+
+
+def modules_of_block(block: nn.Module, blocks: Collection[nn.Module]) -> list[nn.Module]:
+    """Return the modules whose parameters are gathered with a block: those in it, but not in blocks within it.
+
+    Args:
+        block: A block, or the model.
+        blocks: The blocks of the model.
+    """
+    others = {id(one) for one in blocks} - {id(block)}
+    return list(_bottom_up(block, others))
+
+
+def _without_shared_parameters(model: nn.Module, blocks: list[nn.Module]) -> list[nn.Module]:
+    """Leave out blocks that share a parameter with something outside of them; what is around them has both then."""
+    shared: set[int] = set()
+    while True:
+        kept = [block for block in blocks if id(block) not in shared]
+        owners: dict[int, set[int]] = {}
+        for owner in [*kept, model]:
+            for module in modules_of_block(owner, kept):
+                for parameter in module.parameters(recurse=False):
+                    owners.setdefault(id(parameter), set()).add(id(owner))
+        found = {owner for of_one in owners.values() if len(of_one) > 1 for owner in of_one} - {id(model)}
+        if not found:
+            break
+        shared |= found
+    if shared:
+        names = [name for name, module in _named_modules(model) if id(module) in shared]
+        warn_user(
+            f"{', '.join(names)} share parameters with other modules, and are therefore gathered together with what is "
+            "around them, which takes more memory."
+        )
+    return kept
+
+
+def _warn_of_one_block(model: nn.Module) -> None:
+    warn_user(
+        f"No blocks were found in {type(model).__name__}, so that each process has all of its weights during a step, "
+        "and only gradients and optimizer are split. Name the class of its layers: "
+        "FullyShardedDataParallelPlugin(fsdp_version=2, auto_wrap_policy='transformer_based_wrap', "
+        "transformer_cls_names_to_wrap=[...]), or --fsdp_auto_wrap_policy TRANSFORMER_BASED_WRAP "
+        "--fsdp_transformer_layer_cls_to_wrap ... of accelerate launch."
+    )
+
+
+def ignored_parameters(model: nn.Module, settings: ShardingSettings) -> set[nn.Parameter]:
+    """Return the parameters that are to stay whole on each process.
+
+    Args:
+        model: A module.
+        settings: How it is sharded.
+    """
+    if not isinstance(settings.ignored_modules, str):
+        return {parameter for module in settings.ignored_modules for parameter in module.parameters()}
+    pattern = re.compile(settings.ignored_modules)
+    chosen = [module for name, module in _named_modules(model) if pattern.fullmatch(name)]
+    return {parameter for module in chosen for parameter in module.parameters()}
+
+
+def _named_modules(model: nn.Module) -> Iterable[tuple[str, nn.Module]]:
+    return cast("Iterable[tuple[str, nn.Module]]", model.named_modules())  # not annotated by torch
