@@ -406,6 +406,13 @@ def store_kills(session: nox.Session) -> None:
 
 
 @nox.session
+def several_machines(session: nox.Session) -> None:
+    """Train on two network namespaces, kill one, pull its cable: four minutes."""
+    pytest = ["pytest", "tests/several_machines", "--whole-proof", *session.posargs]
+    everything(session).run("python", "-m", *pytest)
+
+
+@nox.session
 def shared_folders(session: nox.Session) -> None:
     """Start two to four runs in one folder of states, 200 times, and kill some; none takes or loses a state."""
     script = "tests/pa_core/training_states/runs_in_one_folder.py"
