@@ -2,41 +2,217 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from typing import Any
+
 import pytest
 import torch
-from torch import nn
+import torch.distributed as dist
+from torch import Tensor, nn
 from torch.optim import AdamW
 from torch.utils.data import TensorDataset
+from typing_extensions import override
 
-from pa_core import Trainer
+from pa_core import (
+    AnyTrainer,
+    BatchOutput,
+    StopTrainingError,
+    Trainer,
+    TrainerCallback,
+    gather_objects,
+)
 from pa_core.data import epoch_order
+from pa_core.sharded_tensors import is_sharded
 from tests.support.sharded_models import TinyTransformer, sentences, sharded, tiny_transformer, whole_weights
 
 pytestmark = pytest.mark.runs_on("two_ranks")
 
+UPDATES, PER_UPDATE = 5, 12
+DATA = TensorDataset(*sentences(4 * PER_UPDATE + 5))
+"""Samples for five updates of two batches of three on each of two processes; the last one is a batch of 3 and of 2."""
 
-def train_by_hand(model: TinyTransformer, data: TensorDataset, seed: int | None, samples_per_update: int) -> float:
-    """Update a model by the whole batches of each update, and return the last norm of its gradients."""
-    optimizer = AdamW(model.parameters(), lr=0.01)
-    norm = torch.zeros(())
+
+Change = Callable[[TinyTransformer], object]
+
+
+def train_by_hand(
+    model: TinyTransformer, seed: int | None, *, updates: int = UPDATES, before_step: Change = id
+) -> TinyTransformer:
+    """Update a model by the whole batches of each update, as one process would."""
+    for _ in updates_by_hand(model, seed, updates, before_step):
+        pass
+    return model
+
+
+def updates_by_hand(
+    model: TinyTransformer, seed: int | None, updates: int = UPDATES, before_step: Change = id
+) -> Iterator[int]:
+    """Yield the number of each update that was made."""
     assert seed is not None
-    order = epoch_order(len(data), seed=seed, epoch=0).indices(0, len(data))
-    for indices in torch.split(order, samples_per_update):
-        words, classes = (tensor[indices] for tensor in data.tensors)
+    optimizer = AdamW(model.parameters(), lr=0.01)
+    order = epoch_order(len(DATA), seed=seed, epoch=0).indices(0, len(DATA))
+    for update, indices in enumerate(torch.split(order, PER_UPDATE)[:updates], start=1):
+        words, classes = (tensor[indices] for tensor in DATA.tensors)
         torch.autograd.backward(nn.functional.cross_entropy(model(words), classes))
-        norm = nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        before_step(model)
         optimizer.step()
         optimizer.zero_grad()
-    return norm.item()
+        yield update
+
+
+def trainer_of(model: nn.Module, *callbacks: Any, **kwargs: Any) -> Trainer:
+    """A trainer of a sharded model."""
+    optimizer = AdamW(list(model.parameters()), lr=0.01)
+    return Trainer(model, nn.CrossEntropyLoss(), optimizer, callbacks=callbacks, **kwargs)
+
+
+def train(trainer: Trainer, **kwargs: Any) -> None:
+    """Make the updates, of two batches each."""
+    trainer.train(DATA, 1, per_device_batch_size=3, gradient_accumulation_steps=2, **kwargs)
+    assert trainer.num_updates_completed == UPDATES
+
+
+def require_same(model: nn.Module, expected: nn.Module) -> None:
+    """Compare the weights of a sharded model with those of a plain one."""
+    torch.testing.assert_close(whole_weights(model), whole_weights(expected), rtol=0, atol=1e-12)
 
 
 def test_five_updates_are_those_of_one_process() -> None:
-    """Accumulated, clipped, and with an uneven last batch, in float64."""
-    data = TensorDataset(*sentences(4 * 12 + 5))
+    """Accumulated, with an uneven last batch, in float64; the parameters of the trainer are pieces all the while."""
+    trainer = trainer_of(sharded(tiny_transformer()))
+    train(trainer)
+    require_same(trainer.model, train_by_hand(tiny_transformer(), trainer.run_config.seed))
+    assert all(map(is_sharded, trainer.model.parameters()))
+
+
+def test_gradients_are_clipped_by_the_norm_of_all_pieces() -> None:
+    """The norm is that of the whole gradient, a plain number that is the same on all processes."""
+    norms: list[Tensor] = []
+    trainer = trainer_of(sharded(tiny_transformer()))
+    train(trainer, gradient_clip_norm=0.1)
+
+    def clip(model: TinyTransformer) -> None:
+        norms.append(nn.utils.clip_grad_norm_(model.parameters(), 0.1))
+
+    require_same(trainer.model, train_by_hand(tiny_transformer(), trainer.run_config.seed, before_step=clip))
+    assert not is_sharded(trainer.gradient_norm)
+    torch.testing.assert_close(trainer.gradient_norm, norms[-1], rtol=1e-12, atol=0)
+
+
+def test_gradients_are_clipped_by_value() -> None:
+    """Each element is, on whichever process it is."""
+    trainer = trainer_of(sharded(tiny_transformer()))
+    train(trainer, gradient_clip_value=0.001)
+
+    def clip(model: TinyTransformer) -> None:
+        nn.utils.clip_grad_value_(model.parameters(), 0.001)
+
+    require_same(trainer.model, train_by_hand(tiny_transformer(), trainer.run_config.seed, before_step=clip))
+
+
+def test_what_is_left_out_of_sharding_is_trained_too() -> None:
+    """A script that shards the blocks alone has the rest averaged, clipped together, and started from rank zero."""
+    from torch.distributed.fsdp import fully_shard
+
+    model = tiny_transformer()
+    for block in model.blocks:
+        fully_shard(block)
+    with torch.no_grad():
+        model.head.weight += dist.get_rank()
+    trainer = trainer_of(model)
+    train(trainer, gradient_clip_norm=0.1)
+    expected = train_by_hand(
+        tiny_transformer(),
+        trainer.run_config.seed,
+        before_step=lambda model: nn.utils.clip_grad_norm_(model.parameters(), 0.1),
+    )
+    require_same(model, expected)
+
+
+class CountsWords(Trainer):
+    """The loss is the mean over words, of which samples have different numbers."""
+
+    @override
+    def calculate_train_batch_loss(self, batch: list[Tensor]) -> Any:
+        words, classes = batch
+        counts = words[:, 0] + 1
+        losses = nn.functional.cross_entropy(self.model(words), classes, reduction="none")
+        loss = (losses * counts).sum() / counts.sum()
+        return {"loss": loss, "batch_size": len(words), "model_outputs": None, "num_items_in_batch": int(counts.sum())}
+
+
+def test_updates_are_means_over_items() -> None:
+    """Items that are counted only when the step runs weigh the same on both processes."""
     model = sharded(tiny_transformer())
-    trainer = Trainer(model, nn.CrossEntropyLoss(), AdamW(model.parameters(), lr=0.01), callbacks=[])
-    trainer.train(data, 1, per_device_batch_size=3, gradient_accumulation_steps=2, gradient_clip_norm=0.1)
-    assert trainer.num_updates_completed == 5
+    trainer = CountsWords(model, None, AdamW(model.parameters(), lr=0.01), callbacks=[])
+    train(trainer)
+    expected, seed = tiny_transformer(), trainer.run_config.seed
+    assert seed is not None
+    optimizer = AdamW(expected.parameters(), lr=0.01)
+    for indices in torch.split(epoch_order(len(DATA), seed=seed, epoch=0).indices(0, len(DATA)), PER_UPDATE):
+        words, classes = (tensor[indices] for tensor in DATA.tensors)
+        counts = words[:, 0] + 1
+        losses = nn.functional.cross_entropy(expected(words), classes, reduction="none")
+        torch.autograd.backward((losses * counts).sum() / counts.sum())
+        optimizer.step()
+        optimizer.zero_grad()
+    require_same(model, expected)
+
+
+class Freezes(TrainerCallback):
+    """Freezes a module until an update, and another one from there on."""
+
+    def __init__(self, first: nn.Module, then: nn.Module, update: int) -> None:
+        self.first, self.then, self.update = first, then, update
+
+    @override
+    def on_training_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        self.first.requires_grad_(False)
+
+    @override
+    def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
+        if update == self.update:
+            self.first.requires_grad_(True)
+            self.then.requires_grad_(False)
+
+
+def test_layers_are_frozen_and_unfrozen_in_mid_run() -> None:
+    """What is unfrozen gets the gradients of all processes, also a block that was frozen when the run began."""
+    model = sharded(tiny_transformer())
+    trainer = trainer_of(model, Freezes(model.blocks[0], model.blocks[1], update=2))
+    train(trainer)
     expected = tiny_transformer()
-    train_by_hand(expected, data, trainer.run_config.seed, samples_per_update=12)
-    torch.testing.assert_close(whole_weights(model), whole_weights(expected), rtol=0, atol=1e-12)
+    expected.blocks[0].requires_grad_(False)
+    for update in updates_by_hand(expected, trainer.run_config.seed):
+        if update == 2:
+            expected.blocks[0].requires_grad_(True)
+            expected.blocks[1].requires_grad_(False)
+    require_same(model, expected)
+
+
+class FailsOnRankOne(TrainerCallback):
+    """Raises an error on one process in a step."""
+
+    def __init__(self, error: Exception, step: int = 3) -> None:
+        self.error, self.step = error, step
+
+    @override
+    def on_train_step_end(
+        self, trainer: AnyTrainer, batch: list[Tensor], batch_output: BatchOutput, **kwargs: Any
+    ) -> None:
+        if dist.get_rank() == 1 and kwargs["step"] == self.step:
+            raise self.error
+
+
+def test_a_request_of_one_process_stops_all_at_the_same_update() -> None:
+    """In mid-update, and what had been accumulated by then is not in the next run."""
+    model = sharded(tiny_transformer())
+    trainer = trainer_of(model, FailsOnRankOne(StopTrainingError()))
+    trainer.train(DATA, 1, per_device_batch_size=3, gradient_accumulation_steps=2)
+    assert gather_objects(trainer.num_updates_completed) == [1, 1]
+    before = whole_weights(model)
+    again = trainer_of(model)
+    again.train(DATA, 1, per_device_batch_size=6, max_num_train_steps=1)
+    expected = tiny_transformer()
+    expected.load_state_dict(before)
+    require_same(model, train_by_hand(expected, again.run_config.seed, updates=1))

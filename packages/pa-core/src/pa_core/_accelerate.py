@@ -24,6 +24,7 @@ __all__ = [
     "ProcessState",
     "TrackerLike",
     "backward",
+    "broadcasts_buffers",
     "computed_precision",
     "create_accelerator",
     "describe_processes",
@@ -388,6 +389,12 @@ def exchanges_exact_gradients(accelerator: AcceleratorLike) -> bool:
     handler: Any = getattr(accelerator, "ddp_handler", None)
     is_compressed = handler is not None and str(handler.comm_hook.value) != "no"
     return accelerator.scaler is None and not is_compressed
+
+
+def broadcasts_buffers(accelerator: AcceleratorLike) -> bool:
+    """Whether all processes are to have the buffers of the first one in each step, as they have by default."""
+    handler: Any = getattr(accelerator, "ddp_handler", None)
+    return handler is None or bool(handler.broadcast_buffers)
 
 
 def keep_gradients_local(accelerator: AcceleratorLike, model: nn.Module) -> AbstractContextManager[None]:

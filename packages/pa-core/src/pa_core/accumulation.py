@@ -21,6 +21,8 @@ from pa_core.data.custom_loader import batches_of_slices, innermost, is_keyed
 from pa_core.data.split import Split
 from pa_core.data.split_sampler import split_sampler
 from pa_core.errors import BatchOutputError
+from pa_core.sharded_tensors import local_pieces
+from pa_core.sharding.sharded_modules import forget_local_gradients
 from pa_core.types import SizedIterable
 
 __all__ = ["Accumulation", "MicroBatch", "forget_gradients", "micro_batches"]
@@ -167,7 +169,7 @@ class Accumulation:
         nominal = self.nominal or 1.0
         if self.nominal is None:
             self.nominal = _power_of_two(float(total) / self._num_processes)
-        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        gradients = local_pieces(parameter.grad for parameter in parameters if parameter.grad is not None)
         if gradients:
             # Without any item all gradients are zero, and stay so.
             at_least_one = total.clamp(min=1) if isinstance(total, Tensor) else max(total, 1)
@@ -190,6 +192,7 @@ def forget_gradients(model: nn.Module, *optimizers: Optimizer) -> None:
         *optimizers: Its optimizers.
     """
     model.zero_grad()
+    forget_local_gradients(model)
     for optimizer in optimizers:
         optimizer.zero_grad()
 

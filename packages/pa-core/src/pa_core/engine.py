@@ -47,6 +47,8 @@ from pa_core.private_parts import PrivateParts, declared_parts
 from pa_core.progress import Phase, Progress
 from pa_core.run_config import TrainerRunConfig, describe_run_config
 from pa_core.scheduler_stepping import SchedulerStepping
+from pa_core.sharded_tensors import reshard
+from pa_core.sharding.gradient_clipping import clip_gradient_norm, clip_gradient_values
 from pa_core.sharding.settings import ShardingSettings, read_settings
 from pa_core.sharding.shard_model import shard
 from pa_core.step_output import no_sample_counted
@@ -203,6 +205,7 @@ class Engine(AnyTrainer):
         """Refuse to begin a run on parts that are not the engine's own, or within another run."""
         self._private_parts.check(self)
         input_checks.refuse_run_within_run(name, self._running)
+        reshard(self.model)  # a script may have called it, and the optimizer knows the pieces
 
     @contextmanager
     def _run(self, kind: Literal["train", "evaluate"], describe_arguments: Describe) -> Generator[None]:
@@ -518,9 +521,9 @@ class Engine(AnyTrainer):
             return
         parameters = list(parameters)
         if value is not None:
-            nn.utils.clip_grad_value_(parameters, value)
+            clip_gradient_values(parameters, value)
         if norm is not None:
-            self.gradient_norm = nn.utils.clip_grad_norm_(parameters, norm)
+            self.gradient_norm = clip_gradient_norm(parameters, norm)
 
     @contextmanager
     def _evaluating(self) -> Generator[None]:

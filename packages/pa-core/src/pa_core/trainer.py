@@ -543,7 +543,7 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self._added.exchange_gradients(self.optimizer)
 
         # agree: every process stops, saves or is preempted at the same update
-        self._wrapping.check_exchange()
+        self._wrapping.finish_exchange()
         items = self._agreement.before_update(
             self._wrapping.carrier, self._accumulation.items, at_once=self._progress.starts_epoch
         )

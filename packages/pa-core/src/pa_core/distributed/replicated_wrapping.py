@@ -192,7 +192,7 @@ class ReplicatedWrapping(ModelWrapping):
             raise never_used(unused)
 
     @override
-    def check_exchange(self) -> None:
+    def finish_exchange(self) -> None:
         if self._exchange is not None:
             self._exchange.check(self.model)
 

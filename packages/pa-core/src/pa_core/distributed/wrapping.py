@@ -137,8 +137,10 @@ class ModelWrapping(ABC):
         """
 
     @abstractmethod
-    def check_exchange(self) -> None:
-        """Check that the gradients of an update were exchanged; every process must call this.
+    def finish_exchange(self) -> None:
+        """Exchange what the backward pass of an update has left, and check that the gradients were exchanged.
+
+        Every process must call this.
 
         Raises:
             UnsupportedConfigurationError: They were not, or not all of them.

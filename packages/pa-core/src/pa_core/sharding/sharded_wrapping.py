@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
 from pa_core import _accelerate
+from pa_core.distributed.collectives import broadcast_buffers, broadcast_tensors
+from pa_core.distributed.gradient_averaging import average_gradients
 from pa_core.distributed.replicated_wrapping import ReplicatedWrapping
 from pa_core.distributed.small_exchange import SmallExchange
 from pa_core.distributed.wrapping import ModelWrapping
 from pa_core.errors import UnsupportedConfigurationError
-from pa_core.sharded_tensors import is_sharded_module
+from pa_core.module_tensors import buffers_of_module
+from pa_core.sharded_tensors import is_sharded_module, reshard
+from pa_core.sharding.sharded_modules import ShardedModules
+from pa_core.unwrapping import unwrap_model
 
 __all__ = ["ShardedWrapping", "wrapping_for"]
 
@@ -42,7 +46,9 @@ class ShardedWrapping(ModelWrapping):
     def __init__(self, accelerator: _accelerate.AcceleratorLike) -> None:
         self._carrier: SmallExchange | None = None
         self._accelerator = accelerator
-        self._is_wrapped = False
+        self._wrapped = ExitStack()
+        self._plain: list[nn.Parameter] = []
+        self._is_wrapped = self._broadcasts_buffers = False
 
     @property
     @override
@@ -51,13 +57,39 @@ class ShardedWrapping(ModelWrapping):
 
     @override
     def wrap(self, model: nn.Module, *, for_training: bool, num_carried: int = 0) -> nn.Module:
-        self.model = model
-        self._is_wrapped = True
-        if for_training and num_carried and self._accelerator.num_processes > 1:
-            self._carrier = SmallExchange(
-                num_carried, _accelerate.device_of(self._accelerator), _kind_of_numbers(model)
-            )
+        reshard(model)
+        modules = ShardedModules(unwrap_model(model, keep_torch_compile=False))
+        if for_training:
+            self._prepare_training(model, modules, num_carried)
+        if not modules.computes_in_own_precision:
+            model, undo = _accelerate.place_and_wrap(self._accelerator, model, for_training=False)
+            self._wrapped.callback(undo)
+        self._wrapped.callback(model.register_forward_hook(self._reshard_unless_backward_follows).remove)
+        self._wrapped.callback(reshard, model)
+        self.model, self._modules, self._is_wrapped = model, modules, True
         return model
+
+    def _prepare_training(self, model: nn.Module, modules: ShardedModules, num_carried: int) -> None:
+        """Let all processes begin with the same weights, as ``DistributedDataParallel`` would."""
+        if self._accelerator.scaler is not None:
+            raise _fp16()
+        modules.require_trainable(self._accelerator.num_processes)
+        modules.exchange_gradients()
+        modules.make_replicas_alike()
+        self._plain = modules.plain_parameters()
+        if self._accelerator.num_processes == 1:
+            return
+        buffers = buffers_of_module(model)
+        broadcast_tensors([*self._plain, *buffers])
+        self._broadcasts_buffers = bool(buffers) and _accelerate.broadcasts_buffers(self._accelerator)
+        if num_carried:
+            device = _accelerate.device_of(self._accelerator)
+            self._carrier = SmallExchange(num_carried, device, _kind_of_numbers(model))
+
+    def _reshard_unless_backward_follows(self, *_call: object) -> None:
+        """What stays gathered would not follow the weights, and hide the pieces of the optimizer."""
+        if not torch.is_grad_enabled():
+            reshard(self.model)
 
     @property
     @override
@@ -72,25 +104,17 @@ class ShardedWrapping(ModelWrapping):
     def unwrap(self) -> nn.Module | None:
         if not self._is_wrapped:
             return None
+        self._wrapped.close()
         model, self._carrier, self._is_wrapped = self.model, None, False
-        del self.model
+        del self.model, self._modules
         _accelerate.forget_prepared_objects(self._accelerator)
         return model
 
     @override
     def step(self, *, exchanges_gradients: bool) -> AbstractContextManager[object]:
-        return _NOTHING if exchanges_gradients else self._keeping_gradients_local()
-
-    @contextmanager
-    def _keeping_gradients_local(self) -> Generator[None]:
-        sharded = _sharded_modules(self.model)
-        for module in sharded:
-            module.set_requires_gradient_sync(False, recurse=False)
-        try:
-            yield
-        finally:
-            for module in sharded:
-                module.set_requires_gradient_sync(True, recurse=False)
+        if self._broadcasts_buffers:
+            broadcast_buffers(self.model)
+        return _NOTHING if exchanges_gradients else self._modules.keeping_gradients_local()
 
     @override
     def forward_pass(self, *, some_are_empty: bool = False) -> AbstractContextManager[object]:
@@ -114,8 +138,12 @@ class ShardedWrapping(ModelWrapping):
         exchanges_gradients: bool,
         retain_graph: bool | None = None,
     ) -> None:
-        with self.step(exchanges_gradients=exchanges_gradients):
+        if inputs is not None:
+            inputs = self._modules.unsharded(inputs)
+        with _NOTHING if exchanges_gradients else self._modules.keeping_gradients_local():
             _accelerate.backward(self._accelerator, loss, inputs=inputs, retain_graph=retain_graph)
+        if exchanges_gradients:
+            self.finish_exchange()
 
     @override
     def start_epoch(self) -> None:
@@ -126,12 +154,20 @@ class ShardedWrapping(ModelWrapping):
     def check_update(self) -> None: ...
 
     @override
-    def check_exchange(self) -> None: ...
+    def finish_exchange(self) -> None:
+        """Exchange the gradients of what nobody has sharded, which ``fully_shard`` leaves alone."""
+        plain = {str(number): one for number, one in enumerate(self._plain) if one.requires_grad}
+        if plain:
+            average_gradients(plain)
 
 
-def _sharded_modules(model: nn.Module) -> list[Any]:
-    """The modules that ``fully_shard`` was applied to, of the class ``FSDPModule``, which has no types."""
-    return [module for module in model.modules() if hasattr(module, "set_requires_gradient_sync")]
+def _fp16() -> UnsupportedConfigurationError:
+    return UnsupportedConfigurationError(
+        "A sharded model is not trained in fp16: the scale of its gradients was never tried.",
+        given="mixed_precision='fp16'",
+        expected="'bf16' or 'no'",
+        do="Use bf16.",
+    )
 
 
 def _kind_of_numbers(model: nn.Module) -> torch.dtype:

@@ -1,0 +1,80 @@
+"""Clipping the gradients of an update, also those of which each process has a piece."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from pa_core.distributed.collectives import num_processes, sum_over_processes
+from pa_core.sharded_tensors import is_sharded, local_pieces
+
+__all__ = ["clip_gradient_norm", "clip_gradient_values"]
+
+
+def clip_gradient_values(parameters: Iterable[Tensor], bound: float) -> None:
+    """Clip each element of the gradients to plus and minus a value.
+
+    Args:
+        parameters: Parameters, sharded or not.
+        bound: The largest value.
+    """
+    parameters = list(parameters)
+    if not any(map(is_sharded, parameters)):
+        nn.utils.clip_grad_value_(parameters, bound)
+        return
+    pieces = local_pieces(_gradients(parameters))
+    if pieces:
+        torch._foreach_clamp_min_(pieces, -bound)  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]  # as torch itself
+        torch._foreach_clamp_max_(pieces, bound)  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]  # as above
+
+
+def clip_gradient_norm(parameters: Iterable[Tensor], max_norm: float) -> Tensor:
+    """Scale all gradients together so that their norm is at most this; return what it was, the same on all processes.
+
+    Of sharded parameters, all processes add up the squares of their pieces in one small exchange.
+
+    Args:
+        parameters: Parameters, sharded or not.
+        max_norm: The largest norm.
+    """
+    parameters = list(parameters)
+    if not any(map(is_sharded, parameters)):
+        return nn.utils.clip_grad_norm_(parameters, max_norm)
+    gradients = _gradients(parameters)
+    pieces = local_pieces(gradients)
+    total = sum_over_processes(_sum_of_squares(gradients, pieces, parameters[0].device))
+    norm = total.sqrt().to(parameters[0].dtype)
+    # As torch scales them: nothing waits to find out whether the norm is larger.
+    factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+    if pieces:
+        torch._foreach_mul_(pieces, factor)  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]  # as above
+    return norm
+
+
+def _gradients(parameters: Iterable[Tensor]) -> list[Tensor]:
+    return [parameter.grad for parameter in parameters if parameter.grad is not None]
+
+
+def _sum_of_squares(gradients: list[Tensor], pieces: list[Tensor], device: torch.device) -> Tensor:
+    """What this process adds to the square of the norm: of pieces that others have too, its share."""
+    by_copies: dict[float, list[Tensor]] = {}
+    norms = torch._foreach_norm(pieces) if pieces else ()  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]  # as above
+    for gradient, norm in zip(gradients, norms, strict=True):
+        by_copies.setdefault(_copies(gradient), []).append(norm)
+    total = torch.zeros((), dtype=torch.float64, device=device)
+    for copies, alike in by_copies.items():
+        # Squares leave the range of float32 long before norms do.
+        total = total + torch.stack(alike).double().square().sum() / copies
+    return total
+
+
+def _copies(gradient: Tensor) -> float:
+    """How many processes have the same piece of a gradient as this one."""
+    if not is_sharded(gradient):
+        return num_processes()
+    mesh = gradient.device_mesh
+    sizes = [mesh.size(number) for number, one in enumerate(gradient.placements) if one.is_shard()]
+    return num_processes() / math.prod(sizes)
