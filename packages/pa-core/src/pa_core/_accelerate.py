@@ -6,7 +6,7 @@ import copy
 import functools
 import os
 import sys
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
@@ -32,6 +32,7 @@ __all__ = [
     "exchanges_exact_gradients",
     "explain_dispatching",
     "fetching_loader",
+    "files_of_export",
     "forget_prepared_objects",
     "installed_trackers",
     "is_dispatched",
@@ -626,3 +627,22 @@ def start_tracker(name: str, project_name: str, logging_dir: str | Path, kwargs:
     tracker = tracker_class(project_name, *folder, **kwargs)
     tracker.start()
     return cast("TrackerLike", tracker)
+
+
+def files_of_export(
+    tensors: Mapping[str, Tensor], max_shard_size: int | str
+) -> tuple[dict[str, list[str]], dict[str, Any] | None]:
+    """Return which tensors each file of an export holds, as ``save_model`` divides them, and the index of the files.
+
+    Args:
+        tensors: By name; they may be on the meta device.
+        max_shard_size: The size of a file, in bytes or as in ``"5GB"``.
+
+    Returns:
+        The names by file, and the content of the index; None where there is one file.
+    """
+    from huggingface_hub import split_torch_state_dict_into_shards
+
+    split = split_torch_state_dict_into_shards(dict(tensors), max_shard_size=max_shard_size)
+    index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename} if split.is_sharded else None
+    return split.filename_to_tensors, index

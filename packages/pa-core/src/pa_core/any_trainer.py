@@ -33,6 +33,7 @@ from pa_core.events import CallbackHandler
 from pa_core.private_parts import PrivateParts
 from pa_core.progress import Progress
 from pa_core.run_config import TrainerRunConfig
+from pa_core.sharded_tensors import is_sharded_module
 from pa_core.state_dicts import missing_methods
 from pa_core.tracking import LossTracker, MetricValue, RunHistory, StepMeans
 from pa_core.training_state import (
@@ -444,6 +445,9 @@ class AnyTrainer(ABC):
     ) -> None:
         """Write the weights, and what belongs to them, to one file, which is whole or is not there.
 
+        Every process may call this and, where the model is sharded, must. The file then holds whole tensors, for which
+        a process that writes needs room in its host memory, and a model that is not sharded can load it.
+
         Args:
             save_path: The file, by convention ending in ``.pt``.
             checkpoint_kwargs: Further entries: tensors, numbers, strings and containers of them.
@@ -456,8 +460,11 @@ class AnyTrainer(ABC):
                 of pytorch-accelerated.
             CheckpointError: Something in it could not be loaded again; a file that is there already stays as it is.
         """
-        content = checkpoint.build_checkpoint(self._trained(save_optimizer, save_scheduler), checkpoint_kwargs)
+        trained = self._trained(save_optimizer, save_scheduler)
+        if any(one.is_sharded for one in trained.values()):
+            processes.require_all_processes("save_checkpoint() of a sharded model")
         writes = self._accelerator.is_local_main_process if save_per_node else self._accelerator.is_main_process
+        content = checkpoint.build_checkpoint(trained, checkpoint_kwargs, keep=writes)
         if writes:
             checkpoint.write_checkpoint(save_path, content)
 
@@ -465,6 +472,9 @@ class AnyTrainer(ABC):
         self, checkpoint_path: str | Path, load_optimizer: bool = True, load_scheduler: bool = True
     ) -> dict[str, Any]:
         """Read a file that ``save_checkpoint`` wrote; every process must call this.
+
+        Where the model is sharded, each process takes its pieces of what the file has, whether the model that was saved
+        was sharded or not.
 
         Args:
             checkpoint_path: The file.
@@ -480,12 +490,15 @@ class AnyTrainer(ABC):
                 loaded.
         """
         self._accelerator.wait_for_everyone()
+        trained = self._trained(load_optimizer, load_scheduler)
         # Not on the device of the run, which may have no room for everything a second time.
-        content = checkpoint.read_checkpoint(checkpoint_path, torch.device("cpu"))
+        content = checkpoint.read_checkpoint(
+            checkpoint_path, torch.device("cpu"), mapped=any(one.is_sharded for one in trained.values())
+        )
         with asked_settings.not_asking(*self.named_optimizers().values()):
             load_checkpoint_into(
                 content,
-                self._trained(load_optimizer, load_scheduler),
+                trained,
                 needs_optimizer=load_optimizer,
                 source=checkpoint_path,
             )
@@ -507,14 +520,16 @@ class AnyTrainer(ABC):
     def save_model(self, save_directory: str | Path, max_shard_size: int | str = "5GB") -> None:
         """Export the weights as safetensors; every process may call this, the first one of all writes.
 
+        Where the model is sharded, every process must call this. Its tensors come together one at a time.
+
         Args:
             save_directory: The folder of the files, made if it is missing.
             max_shard_size: Weights of more than this are split into several files, with an index beside them.
         """
-        if self._accelerator.is_main_process:
-            save_safetensors(
-                self._accelerator, self.get_model(keep_torch_compile=False), save_directory, max_shard_size
-            )
+        model = self.get_model(keep_torch_compile=False)
+        if is_sharded_module(model):
+            processes.require_all_processes("save_model() of a sharded model")
+        save_safetensors(self._accelerator, model, save_directory, max_shard_size)
 
     def save_training_state(
         self,

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import functools
+import os
 import pickle
 import re
 import reprlib
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+import zipfile
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, ParamSpec, cast
 
@@ -19,6 +22,9 @@ from typing_extensions import TypeIs
 
 from pa_core import _accelerate
 from pa_core.errors import CheckpointError, ConfigurationError, StateNotFoundError
+from pa_core.sharded_tensors import is_sharded_module
+from pa_core.sharding.gathering import gather_state, gather_weights
+from pa_core.sharding.weight_export import WeightExport
 from pa_core.storage import atomic_write
 from pa_core.storage.accelerate_state import find_accelerate_state, refusal_of_accelerate_state
 from pa_core.storage.plain_values import ensure_plain
@@ -62,11 +68,23 @@ class Trained(NamedTuple):
     optimizer: Optimizer | None = None
     scheduler: StatefulScheduler | None = None
 
-    def states(self) -> dict[str, Any]:
-        """Return the state of each."""
-        states: dict[str, Any] = {MODEL: self.model.state_dict()}
+    @property
+    def is_sharded(self) -> bool:
+        """Whether each process has a piece of it."""
+        return is_sharded_module(self.model)
+
+    def states(self, *, keep: bool = True) -> dict[str, Any]:
+        """Return the state of each; every process must call this where the model is sharded.
+
+        Args:
+            keep: Whether this process has a use for the tensors of a sharded model.
+        """
+        states: dict[str, Any] = {
+            MODEL: gather_weights(self.model, keep=keep) if self.is_sharded else self.model.state_dict()
+        }
         if self.optimizer is not None:
-            states[OPTIMIZER] = self.optimizer.state_dict()
+            state = self.optimizer.state_dict()
+            states[OPTIMIZER] = gather_state(state, keep=keep) if self.is_sharded else state
         if self.scheduler is not None:
             states[SCHEDULER] = self.scheduler.state_dict()
         return states
@@ -98,21 +116,24 @@ def refusing_ambiguous_flag(save_checkpoint: Callable[_P, None]) -> Callable[_P,
     return checked
 
 
-def build_checkpoint(trained: Mapping[str, Trained], extras: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Collect what a checkpoint file holds.
+def build_checkpoint(
+    trained: Mapping[str, Trained], extras: Mapping[str, Any] | None, *, keep: bool = True
+) -> dict[str, Any]:
+    """Collect what a checkpoint file holds; every process must call this where a model is sharded.
 
     Args:
         trained: What is trained, by name; first the model itself.
         extras: Further entries, beside the states at the top level.
+        keep: Whether this process is to write it, and so has a use for the tensors of sharded models.
 
     Raises:
         CheckpointError: An extra entry has the name of a state, or something could not be loaded again without
             unpickling code.
     """
     own, modules = apart(trained)
-    checkpoint = own.states()
+    checkpoint = own.states(keep=keep)
     if modules:
-        checkpoint[MODULES] = {name: one.states() for name, one in modules.items()}
+        checkpoint[MODULES] = {name: one.states(keep=keep) for name, one in modules.items()}
     names = [MODEL, OPTIMIZER, SCHEDULER, *([MODULES] if modules else [])]
     taken = sorted(set(extras or ()).intersection(names))
     if taken:
@@ -148,12 +169,14 @@ def write_checkpoint(path: str | Path, checkpoint: Mapping[str, Any]) -> None:
         ) from error
 
 
-def read_checkpoint(path: str | Path, device: torch.device) -> dict[str, Any]:
+def read_checkpoint(path: str | Path, device: torch.device, *, mapped: bool = False) -> dict[str, Any]:
     """Read a checkpoint file without unpickling code.
 
     Args:
         path: The file.
         device: Where its tensors are put.
+        mapped: Whether tensors stay in the file until they are used, from where the processes of a machine read them
+            into memory once. They are on the CPU.
 
     Raises:
         StateNotFoundError: There is no such file.
@@ -169,11 +192,7 @@ def read_checkpoint(path: str | Path, device: torch.device) -> dict[str, Any]:
             expected="an existing file",
             do="Check the path.",
         )
-    with path.open("rb") as file:  # once: another process may replace the file at any time
-        damage = find_damage(file, of_tensors=device.type != "meta")
-        if damage is not None:
-            raise _damaged(path, damage)
-        content = _load(file, path, device)
+    content = _read_mapped(path) if mapped else _read(path, device)
     if not _is_checkpoint(content):
         raise CheckpointError(
             "The file is not a checkpoint.",
@@ -184,9 +203,33 @@ def read_checkpoint(path: str | Path, device: torch.device) -> dict[str, Any]:
     return content
 
 
-def _load(file: BinaryIO, path: Path, device: torch.device) -> object:
+def _read(path: Path, device: torch.device) -> object:
+    with path.open("rb") as file:  # once: another process may replace the file at any time
+        _require_undamaged(file, path, of_tensors=device.type != "meta")
+        return _load(file, path, device)
+
+
+def _read_mapped(path: Path) -> object:
+    """Torch opens a file that it maps itself; what was checked may have been replaced in the meantime."""
+    while True:
+        with path.open("rb") as file:
+            if not zipfile.is_zipfile(file):  # from before torch wrote archives, which cannot be mapped
+                return _read(path, torch.device("cpu"))
+            _require_undamaged(file, path, of_tensors=True)
+            content = _load(path, path, torch.device("cpu"), mmap=True)
+            if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                return content
+
+
+def _require_undamaged(file: BinaryIO, path: Path, *, of_tensors: bool) -> None:
+    damage = find_damage(file, of_tensors=of_tensors)
+    if damage is not None:
+        raise _damaged(path, damage)
+
+
+def _load(file: BinaryIO | Path, path: Path, device: torch.device, *, mmap: bool | None = None) -> object:
     try:
-        return torch.load(file, map_location=device, weights_only=True)
+        return torch.load(file, map_location=device, weights_only=True, mmap=mmap)
     except pickle.UnpicklingError as error:
         raise CheckpointError(
             "The checkpoint holds more than tensors and plain values, or is not a checkpoint; nothing of it was run.",
@@ -249,10 +292,10 @@ def save_safetensors(
     directory: str | Path,
     max_shard_size: int | str,
 ) -> None:
-    """Write the weights of a model as safetensors, one file or, with an index, several.
+    """Write the weights of a model as safetensors, one file or, with an index, several; the first process writes.
 
     The files are made in a folder beside the target and moved into it when all are whole. A weight that is tied to
-    another is stored once, under the first of its names.
+    another is stored once, under the first of its names. Every process may call this, and must for a sharded model.
 
     Args:
         accelerator: The accelerator of the run.
@@ -263,18 +306,32 @@ def save_safetensors(
     Raises:
         ConfigurationError: The target is a file.
     """
-    target = Path(directory)
+    if not is_sharded_module(model):
+        if accelerator.is_main_process:
+            with _replacing_weights(Path(directory)) as staging:
+                accelerator.save_model(model, staging, max_shard_size=max_shard_size)
+        return
+    export = WeightExport(model, max_shard_size)
+    with export.gathering() as whole:
+        if accelerator.is_main_process:
+            with _replacing_weights(Path(directory)) as staging:
+                export.write(staging, whole)
+
+
+@contextmanager
+def _replacing_weights(target: Path) -> Generator[Path]:
+    """Give a folder whose files replace the weights in the target when the context is left without an error."""
     if target.exists() and not target.is_dir():
         raise ConfigurationError(
             "Weights cannot be exported to a file.",
-            given=f"save_directory={str(directory)!r}, which is a file",
+            given=f"save_directory={str(target)!r}, which is a file",
             expected="a folder, which may be new",
             do=f"Pass the folder, such as {str(target.parent)!r}, or call save_checkpoint() to write one file.",
         )
     target.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(prefix=".saving-", dir=target))
     try:
-        accelerator.save_model(model, staging, max_shard_size=max_shard_size)
+        yield staging
         new = sorted(path.name for path in staging.iterdir())
         for name in new:
             (staging / name).replace(target / name)

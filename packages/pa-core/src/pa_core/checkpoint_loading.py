@@ -14,6 +14,8 @@ from torch.optim import Optimizer
 
 from pa_core.checkpoint import MODEL, MODULES, OPTIMIZER, SCHEDULER, Trained, apart
 from pa_core.errors import CheckpointError, ConfigurationError
+from pa_core.sharded_tensors import local_piece
+from pa_core.sharding.whole_states import load_whole_weights, split_optimizer_state
 from pa_core.state_dicts import differences_of_weights, list_differences
 from pa_core.state_misfits import has_own_form, misfit_of_optimizer, misfit_of_scheduler, without_foreign_entries
 
@@ -81,6 +83,8 @@ def _check(part: Trained, states: Mapping[str, Any], source: str | Path) -> None
             raise _not_a_state(source, name, "a dictionary")
     _check_weights(part.model, states[MODEL], source)
     if part.optimizer is not None and OPTIMIZER in states:
+        if part.is_sharded and has_own_form(part.optimizer):
+            raise _cannot_be_split(part.optimizer, source)
         _check_groups(part.optimizer, states[OPTIMIZER], source)
         _check_fit(part.optimizer, misfit_of_optimizer(part.optimizer, states[OPTIMIZER]), OPTIMIZER, source)
     if part.scheduler is not None and SCHEDULER in states:
@@ -130,10 +134,18 @@ def _load(part: Trained, states: Mapping[str, Any], source: str | Path, undo: Ex
         before = part.optimizer.state_dict()  # whose tensors are not written to, where loading is that of torch
         undo.callback(part.optimizer.load_state_dict, copy.deepcopy(before) if has_own_form(part.optimizer) else before)
         with _explaining(part.optimizer, OPTIMIZER, source):
-            part.optimizer.load_state_dict(_with_notes_of_schedulers(part.optimizer, copy.deepcopy(states[OPTIMIZER])))
+            state = _own_copy(part, states[OPTIMIZER])
+            part.optimizer.load_state_dict(_with_notes_of_schedulers(part.optimizer, state))
     undo.callback(copy_weights(part.model))
     with _explaining(part.model, MODEL, source):
-        part.model.load_state_dict(states[MODEL])
+        if part.is_sharded:
+            load_whole_weights(part.model, states[MODEL])
+        else:
+            part.model.load_state_dict(states[MODEL])
+
+
+def _own_copy(part: Trained, state: dict[str, Any]) -> dict[str, Any]:
+    return split_optimizer_state(part.optimizer, state) if part.is_sharded and part.optimizer else copy.deepcopy(state)
 
 
 def _with_notes_of_schedulers(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
@@ -146,6 +158,8 @@ def _with_notes_of_schedulers(optimizer: Optimizer, state: dict[str, Any]) -> di
 
 def copy_weights(model: nn.Module) -> Callable[[], None]:
     """Copy the weights and the extra state of a model to the host; what is returned brings them back.
+
+    Of a sharded model, each process copies its pieces.
 
     Args:
         model: The model without wrappers.
@@ -161,7 +175,7 @@ def copy_weights(model: nn.Module) -> Callable[[], None]:
         with torch.no_grad():
             for name, value in model.state_dict().items():
                 if isinstance(value, Tensor):
-                    value.copy_(weights[name])
+                    local_piece(value).copy_(weights[name])
         for module, state in extra_states.items():
             module.set_extra_state(state)
 
@@ -175,7 +189,7 @@ def _keeps_extra_state(kind: type[nn.Module]) -> bool:
 
 
 def _copied(value: object) -> Any:
-    return value.detach().to("cpu", copy=True) if isinstance(value, Tensor) else None
+    return local_piece(value.detach()).to("cpu", copy=True) if isinstance(value, Tensor) else None
 
 
 @contextmanager
@@ -212,6 +226,16 @@ def _not_a_state(source: str | Path, name: str, expected: str) -> CheckpointErro
         given=f"{source}, and {name} in it",
         expected=expected,
         do="Load a file that save_checkpoint wrote.",
+    )
+
+
+def _cannot_be_split(optimizer: Optimizer, source: str | Path) -> CheckpointError:
+    kind = type(optimizer).__name__
+    return CheckpointError(
+        f"Which part of the state of a {kind} belongs to which process, only {kind} knows; nothing was loaded.",
+        given=f"{source} for a sharded model, and a {kind} whose state has a form of its own",
+        expected="a state as that of torch's optimizers, with the tensors of each parameter",
+        do="Pass load_optimizer=False.",
     )
 
 

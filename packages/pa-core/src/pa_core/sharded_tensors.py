@@ -9,19 +9,16 @@ import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
-import torch
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
 __all__ = [
-    "copy_piece",
     "is_sharded",
     "is_sharded_module",
     "local_piece",
     "local_pieces",
-    "region_of_piece",
     "reshard",
     "whole_tensor",
 ]
@@ -73,27 +70,9 @@ def local_pieces(tensors: Iterable[Tensor]) -> list[Tensor]:
 
 def whole_tensor(tensor: Tensor) -> Tensor:
     """Return all of a tensor; every process must call this for one that is split, and waits for the others."""
-    return tensor.full_tensor() if is_sharded(tensor) else tensor
-
-
-def region_of_piece(tensor: Tensor) -> tuple[slice, ...]:
-    """Return which part of a whole tensor the piece of this process is, as an index; all of a plain one.
-
-    Args:
-        tensor: Split over processes, or a plain one.
-    """
     if not is_sharded(tensor):
-        return (slice(None),) * tensor.dim()
-    (region,) = cast("Any", tensor).__create_chunk_list__()  # what torch's own checkpoints ask
-    return tuple(slice(begin, begin + size) for begin, size in zip(region.offsets, region.sizes, strict=True))
-
-
-@torch.no_grad()
-def copy_piece(target: Tensor, whole: Tensor) -> None:
-    """Copy into a tensor what this process has of a whole one, which exchanges nothing.
-
-    Args:
-        target: Split over processes, or a plain one.
-        whole: A plain tensor of the same shape, on any device.
-    """
-    local_piece(target).copy_(whole[region_of_piece(target)])
+        return tensor
+    device_type = tensor.device_mesh.device_type
+    if tensor.device.type != device_type:  # offloaded to the host, where the processes may not be able to exchange it
+        tensor = cast("DTensor", tensor.to(device_type))
+    return tensor.full_tensor()

@@ -1,0 +1,75 @@
+"""Brings the tensors of a sharded model together, one at a time."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from pa_core.sharded_tensors import is_sharded, whole_tensor
+
+__all__ = ["gather_state", "gather_weights", "gathering"]
+
+
+@contextmanager
+def gathering(tensors: Iterable[Tensor]) -> Generator[Iterator[Tensor]]:
+    """Give whole tensors within the context, each made when it is asked for; every process must enter it.
+
+    Those that a process does not take, because it needs none or has failed, are made when it leaves the context: the
+    others would wait for it.
+
+    Args:
+        tensors: Split over processes, or plain ones; the same on each process.
+    """
+    whole = (whole_tensor(tensor.detach()) for tensor in tensors)
+    try:
+        yield whole
+    finally:
+        for _ in whole:
+            pass
+
+
+def gather_weights(model: nn.Module, *, keep: bool) -> dict[str, Any]:
+    """Return the state dict of a model with whole tensors; tied ones stay one tensor. Every process must call this.
+
+    Args:
+        model: The model without wrappers.
+        keep: As for ``gather_state``.
+    """
+    # with parameters, which are the same object where they are tied
+    return gather_state(model.state_dict(keep_vars=True), keep=keep)
+
+
+def gather_state(state: dict[str, Any], *, keep: bool) -> dict[str, Any]:
+    """Return a nested state with whole tensors on the host instead of sharded ones; every process must call this.
+
+    Args:
+        state: What a ``state_dict`` returned, with the same structure on each process.
+        keep: Whether this process has a use for the tensors. An empty one stands for each where it has none, so that
+            no more than one of them takes memory.
+    """
+    made: dict[int, Tensor] = {}
+    whole: dict[str, Any] = _gathered(state, made, keep=keep)
+    return whole
+
+
+def _gathered(value: Any, made: dict[int, Tensor], *, keep: bool) -> Any:
+    if isinstance(value, dict):
+        state = cast("dict[Any, Any]", value)  # type: ignore[redundant-cast]  # pyright knows less of it
+        entries = copy.copy(state)  # with what a state dict has beside its entries
+        entries.update({name: _gathered(entry, made, keep=keep) for name, entry in state.items()})
+        return entries
+    if type(value) in (list, tuple):
+        return type(value)(_gathered(entry, made, keep=keep) for entry in value)
+    if not isinstance(value, Tensor):
+        return value
+    if not is_sharded(value):
+        return value.detach()
+    if id(value) not in made:
+        whole = whole_tensor(value.detach())
+        made[id(value)] = whole.to("cpu") if keep else torch.empty(0, dtype=value.dtype)
+    return made[id(value)]

@@ -1,0 +1,81 @@
+"""Writes the weights of a sharded model as safetensors; no process ever has more than one whole tensor."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pa_core import _accelerate
+from pa_core.errors import ConfigurationError
+from pa_core.sharding.gathering import gathering
+from pa_core.storage.tensor_file import DTYPE_NAMES, bytes_of, header_of
+
+__all__ = ["WeightExport"]
+
+
+class WeightExport:
+    """The weights of a sharded model on their way into files.
+
+    Every process must make one and enter ``gathering``; one of them writes. The files are those of the same model
+    without sharding.
+
+    Args:
+        model: The model without wrappers.
+        max_shard_size: The size of a file, in bytes or as in ``"5GB"``.
+
+    Raises:
+        ConfigurationError: Something in the state of the model is not a tensor that can be exported.
+    """
+
+    def __init__(self, model: nn.Module, max_shard_size: int | str) -> None:
+        self._tensors = _tied_ones_once(model)
+        described = {name: _described(one) for name, one in self._tensors.items()}
+        by_file, self._index = _accelerate.files_of_export(described, max_shard_size)
+        headers = {file: header_of({name: described[name] for name in names}) for file, names in by_file.items()}
+        self._files: dict[str, tuple[list[str], bytes]] = headers
+
+    @contextmanager
+    def gathering(self) -> Generator[Iterator[Tensor]]:
+        """Give what ``write`` needs; every process must enter it, also those that do not write."""
+        with gathering(self._tensors[name] for names, _ in self._files.values() for name in names) as whole:
+            yield whole
+
+    def write(self, folder: Path, whole: Iterator[Tensor]) -> None:
+        """Write the files and, if there are several, their index.
+
+        Args:
+            folder: The folder.
+            whole: What ``gathering`` gives.
+        """
+        for file, (names, header) in self._files.items():
+            with (folder / file).open("wb") as stream:
+                stream.write(header)
+                for _ in names:
+                    stream.write(bytes_of(next(whole)))
+        if self._index is not None:
+            (folder / "model.safetensors.index.json").write_text(json.dumps(self._index, indent=2, sort_keys=True))
+
+
+def _tied_ones_once(model: nn.Module) -> dict[str, Tensor]:
+    state: dict[str, Any] = model.state_dict(keep_vars=True)  # where tied weights are the same object
+    other = [name for name, value in state.items() if not isinstance(value, Tensor) or value.dtype not in DTYPE_NAMES]
+    if other:
+        raise ConfigurationError(
+            "Something in the state of the model has no place in a safetensors file.",
+            given=f"{', '.join(other)} of type {type(state[other[0]]).__name__}",
+            expected="tensors of real numbers",
+            do="Save it with save_checkpoint().",
+        )
+    first = {id(value): name for name, value in reversed(state.items())}
+    return {name: value for name, value in state.items() if first[id(value)] == name}
+
+
+def _described(tensor: Tensor) -> Tensor:
+    """A tensor of the same kind that has no memory."""
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
