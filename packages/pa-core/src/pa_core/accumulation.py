@@ -40,7 +40,7 @@ class MicroBatch(NamedTuple):
             cannot say.
         samples: The number of samples of this process; None as above.
         is_empty: Whether this process has no sample in this step, while others do.
-        some_are_empty: Whether any process has none, as all of them know.
+        some_are_empty: Whether any process may have none, as all of them know.
 
     Example:
         >>> MicroBatch(step=3, weight=0.25, ends_group=True, global_samples=8).is_empty
@@ -256,6 +256,7 @@ def _of_keyed_loader(
                 global_samples=size,
                 is_empty=mine == 0,
                 samples=mine,
+                some_are_empty=step >= full and not split.piece(step, split.num_processes - 1),
             )
             yield part, None if mine == 0 else next(arriving)
 
@@ -307,6 +308,7 @@ def _of_custom_loader(
             ends_group=is_full or is_last or (upcoming is _END and not count.is_per_process),
             global_samples=None if size is None else size(step) * num_processes,
             samples=None if size is None else size(step),
+            some_are_empty=count.may_differ,
         )
         count.given += 1
         count.has_more = is_last and upcoming is not _END
@@ -320,7 +322,7 @@ def _without_samples(count: BatchCount, first: int, accumulation_steps: int) -> 
     """The steps in which other processes may still have batches, and would wait for this one."""
     for step in range(count.given, count.expected):
         ends_group = (step + 1 - first) % accumulation_steps == 0 or step + 1 == count.expected
-        yield MicroBatch(step + 1, weight=0.0, ends_group=ends_group, is_empty=True), None
+        yield MicroBatch(step + 1, 0.0, ends_group, is_empty=True, some_are_empty=count.may_differ), None
 
 
 _END, _NOT_YET = object(), object()

@@ -528,8 +528,10 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self._safe_points.leave()
         with self._wrapping.step(exchanges_gradients=part.ends_group):
             # forward
-            with self._wrapping.forward_pass(some_are_empty=part.some_are_empty):
+            with self._wrapping.forward_pass(is_empty=part.is_empty, some_are_empty=part.some_are_empty):
                 loss = self._forward(batch, part)
+                if part.some_are_empty:
+                    self._wrapping.end_forward_pass(loss)
 
             # backward; what all processes must know before the update travels with the gradients
             loss = self._accumulation.weigh(loss, part)
@@ -652,7 +654,10 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
                 # A callback may have limited the loader for this epoch.
                 loader = self.eval_dataloader if is_own_loader and self.eval_dataloader is not None else valid_dl
                 count = self._loaders.count_batches(loader, "evaluation")
-                for step, batch in enumerate(batches_on_device(loader, self.device, count), start=1):
+                batches = batches_on_device(loader, self.device, count)
+                if count is not None and count.may_differ:
+                    batches = self._wrapping.until_all_end(batches)
+                for step, batch in enumerate(batches, start=1):
                     with self._step_means.step():
                         self._run_eval_step(batch, step)
                     self._safe_points.leave_evaluation_if_asked(self)

@@ -50,6 +50,11 @@ class BatchCount:
         self.has_more: bool = False
 
     @property
+    def may_differ(self) -> bool:
+        """Whether another process may have another number of batches; those of a ``DataLoader`` are as many on each."""
+        return self.is_per_process and not is_dataloader(self._loader)
+
+    @property
     def missing(self) -> int:
         """By how many batches the loader ended before its length."""
         return max(0, self.expected - self.given) if self.has_ended else 0

@@ -132,8 +132,11 @@ class ReplicatedWrapping(ModelWrapping):
         return _accelerate.keep_gradients_local(self._accelerator, self.model)
 
     @override
-    def forward_pass(self, *, some_are_empty: bool = False) -> AbstractContextManager[object]:
+    def forward_pass(self, *, is_empty: bool = False, some_are_empty: bool = False) -> AbstractContextManager[object]:
         return _NOTHING if self._calls is None else self._calls.counting()
+
+    @override
+    def end_forward_pass(self, loss: Tensor) -> None: ...
 
     @override
     def loss_without_samples(self) -> Tensor:

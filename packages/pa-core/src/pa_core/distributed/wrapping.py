@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from torch import Tensor, nn
 
+from pa_core.distributed.zero_pass import zero_loss
+
 __all__ = ["Carrier", "ModelWrapping"]
+
+_T = TypeVar("_T")
 
 
 class Carrier(Protocol):
@@ -90,16 +94,44 @@ class ModelWrapping(ABC):
         """
 
     @abstractmethod
-    def forward_pass(self, *, some_are_empty: bool = False) -> AbstractContextManager[object]:
+    def forward_pass(self, *, is_empty: bool = False, some_are_empty: bool = False) -> AbstractContextManager[object]:
         """Return the context in which a step calls the model, so that ``loss_without_samples`` makes up for calls.
 
         Args:
-            some_are_empty: Whether a process has no sample in this step, as all of them know.
+            is_empty: Whether this process has no sample in this step.
+            some_are_empty: Whether any process may have none, as all of them know.
         """
+
+    @abstractmethod
+    def end_forward_pass(self, loss: Tensor) -> None:
+        """Take note, where some processes may have no sample, that the model is not called any more in this step.
+
+        Args:
+            loss: The loss of the step.
+        """
+
+    def until_all_end(self, batches: Iterable[_T]) -> Iterable[_T]:
+        """Return the evaluation batches of this process, at whose end it takes part in what others still do.
+
+        Every process must iterate to the end.
+
+        Args:
+            batches: Those of a custom data loader, whose number others need not share.
+        """
+        return batches
 
     @abstractmethod
     def loss_without_samples(self) -> Tensor:
         """Return a loss whose gradients are zero, and take part in what the others exchange in their forward pass."""
+
+    def zero_loss_of_stand_in(self, module: nn.Module, loss: Tensor) -> Tensor:
+        """Return a loss whose gradients are zero, for a process that has the batch of another one to stand in.
+
+        Args:
+            module: What the loss trains.
+            loss: The loss of that batch, perhaps one that is not finite.
+        """
+        return zero_loss(module)
 
     @abstractmethod
     def backward(

@@ -12,7 +12,6 @@ from pa_core import _accelerate
 from pa_core.accumulation import Accumulation, MicroBatch
 from pa_core.distributed.agreement import Agreement
 from pa_core.distributed.wrapping import ModelWrapping
-from pa_core.distributed.zero_pass import zero_loss
 from pa_core.module_tensors import parameters_of_module
 from pa_core.optimizer_parameters import parameters_of
 from pa_core.own_loop import mistakes
@@ -164,7 +163,7 @@ class TrainedModel:
             part: The part of the batch in the update.
         """
         if part.is_empty:  # not by a weight of zero, which would leave NaN what it is
-            loss = zero_loss(self.module)
+            loss = self.wrapping.zero_loss_of_stand_in(self.module, loss)
         return self.accumulation.weigh(loss, part)
 
     def with_flags(self, loss: Tensor, agreement: Agreement) -> Tensor:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -18,10 +19,14 @@ from pa_core.distributed.wrapping import ModelWrapping
 from pa_core.errors import UnsupportedConfigurationError
 from pa_core.module_tensors import buffers_of_module
 from pa_core.sharded_tensors import is_sharded_module, reshard
+from pa_core.sharding.calls_for_all import zero_loss_of
+from pa_core.sharding.forward_passes import ForwardPasses
 from pa_core.sharding.sharded_modules import ShardedModules
 from pa_core.unwrapping import unwrap_model
 
 __all__ = ["ShardedWrapping", "wrapping_for"]
+
+_T = TypeVar("_T")
 
 _NOTHING = nullcontext[None]()
 
@@ -49,6 +54,7 @@ class ShardedWrapping(ModelWrapping):
         self._wrapped = ExitStack()
         self._plain: list[nn.Parameter] = []
         self._is_wrapped = self._broadcasts_buffers = False
+        self._passes: ForwardPasses | None = None
 
     @property
     @override
@@ -64,6 +70,8 @@ class ShardedWrapping(ModelWrapping):
         if not modules.computes_in_own_precision:
             model, undo = _accelerate.place_and_wrap(self._accelerator, model, for_training=False)
             self._wrapped.callback(undo)
+        if self._accelerator.num_processes > 1:
+            self._passes = ForwardPasses(model, _accelerate.device_of(self._accelerator))
         self._wrapped.callback(model.register_forward_hook(self._reshard_unless_backward_follows).remove)
         self._wrapped.callback(reshard, model)
         self.model, self._modules, self._is_wrapped = model, modules, True
@@ -106,6 +114,9 @@ class ShardedWrapping(ModelWrapping):
             return None
         self._wrapped.close()
         model, self._carrier, self._is_wrapped = self.model, None, False
+        if self._passes is not None:
+            self._passes.close()
+            self._passes = None
         del self.model, self._modules
         _accelerate.forget_prepared_objects(self._accelerator)
         return model
@@ -117,17 +128,27 @@ class ShardedWrapping(ModelWrapping):
         return _NOTHING if exchanges_gradients else self._modules.keeping_gradients_local()
 
     @override
-    def forward_pass(self, *, some_are_empty: bool = False) -> AbstractContextManager[object]:
-        return _NOTHING
+    def forward_pass(self, *, is_empty: bool = False, some_are_empty: bool = False) -> AbstractContextManager[object]:
+        passes = self._passes
+        return _NOTHING if passes is None else passes.step(is_empty=is_empty, some_are_empty=some_are_empty)
+
+    @override
+    def end_forward_pass(self, loss: Tensor) -> None:
+        if self._passes is not None:
+            self._passes.end(loss)
 
     @override
     def loss_without_samples(self) -> Tensor:
-        raise UnsupportedConfigurationError(
-            "A process without a loss would keep the others waiting, which need it for their forward pass.",
-            given="a sharded model, and a step of this process without a sample or with a StopTrainingError",
-            expected="a loss on each process",
-            do="Raise StopTrainingError in a callback.",
-        )
+        passes = self._passes
+        return zero_loss_of(self.model, []) if passes is None else passes.loss_without_samples()
+
+    @override
+    def until_all_end(self, batches: Iterable[_T]) -> Iterable[_T]:
+        return batches if self._passes is None else self._passes.until_all_end(batches)
+
+    @override
+    def zero_loss_of_stand_in(self, module: nn.Module, loss: Tensor) -> Tensor:
+        return zero_loss_of(module, [loss])  # its backward pass goes through the modules of the others
 
     @override
     def backward(

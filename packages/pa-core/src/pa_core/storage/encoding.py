@@ -8,6 +8,7 @@ import math
 import reprlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, Union, cast
 
 import torch
@@ -15,7 +16,10 @@ from torch import Tensor, nn
 
 from pa_core.errors import CheckpointError
 from pa_core.sharded_tensors import is_sharded, local_piece
+from pa_core.storage.piece_file import PieceFile
 from pa_core.storage.pieces import PieceLayout, ShardedPiece, UnknownLayoutError
+from pa_core.storage.sharded_tensor import StoredPiece, StoredTensor
+from pa_core.storage.tensor_file import DTYPES
 from pa_core.storage.tensor_memory import (
     is_storable,
     memory_of,
@@ -353,7 +357,13 @@ def advice_for(kind: type) -> str:
     return "Store what it can be made of again: its state_dict(), its arguments or its name."
 
 
-def decode(document: JsonValue, tensors: Mapping[str, Tensor], *, where: str = "document") -> Any:
+def decode(
+    document: JsonValue,
+    tensors: Mapping[str, Tensor],
+    files: Mapping[str, PieceFile] = MappingProxyType({}),
+    *,
+    where: str = "document",
+) -> Any:
     """Rebuild what ``encode`` took apart.
 
     What is built takes memory in proportion to the document and the tensors, whatever the document says.
@@ -362,6 +372,8 @@ def decode(document: JsonValue, tensors: Mapping[str, Tensor], *, where: str = "
         document: ``Encoded.document``.
         tensors: The tensors of the document by name; they become part of what is returned, uncopied except where
             the original had other strides.
+        files: The files of pieces by name. What is in them stays there: the document has a ``StoredTensor`` for each
+            tensor that was saved in pieces.
         where: What the caller calls it: the first part of the path in a message.
 
     Raises:
@@ -371,7 +383,7 @@ def decode(document: JsonValue, tensors: Mapping[str, Tensor], *, where: str = "
         >>> decode({"$tuple": [3, {"$tensor": "model/weight"}]}, {"model/weight": torch.ones(2)})
         (3, tensor([1., 1.]))
     """
-    decoder = _Decoder(tensors)
+    decoder = _Decoder(tensors, files)
     try:
         return decoder.decode(document)
     except Exception as error:  # what a wrong document does is not limited to some kinds of errors
@@ -397,10 +409,12 @@ class _Decoder:
         path: The names that lead to what is being read; after an error, to what is wrong.
     """
 
-    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+    def __init__(self, tensors: Mapping[str, Tensor], files: Mapping[str, PieceFile]) -> None:
         self.path: list[str] = []
         self._tensors = tensors
+        self._files = files
         self._built: dict[str, Tensor] = {}
+        self._stored: dict[str, StoredTensor] = {}
         self._room_for_gaps = _ROOM_FOR_GAPS + 4 * sum(tensor.nbytes for tensor in tensors.values())
 
     def decode(self, document: JsonValue) -> Any:
@@ -413,8 +427,9 @@ class _Decoder:
             return dict(zip(document, self._items(document.items()), strict=True))
         self._require_entries(tag, document)
         content: Any = document[tag]
-        if tag in _FROM_TENSOR:
-            return _FROM_TENSOR[tag](self._tensor(content, document))
+        if tag in _FROM_TENSOR or tag == "$sharded":
+            stored = tag == "$sharded"
+            return self._sharded(content, document) if stored else _FROM_TENSOR[tag](self._tensor(content, document))
         if tag in _FROM_ITEMS:
             if not isinstance(content, list):
                 message = f"{tag} with a {type(content).__name__} instead of a list"
@@ -463,6 +478,17 @@ class _Decoder:
             self._built[name] = tensor
         return self._built[name]
 
+    def _sharded(self, name: str, document: Mapping[str, Any]) -> StoredTensor:
+        """The tensor of that name, whose values stay in the files; the same object for each mention."""
+        if name not in self._stored:
+            dtype = DTYPES[document["dtype"]]
+            pieces: list[StoredPiece] = []
+            for one in document["pieces"]:
+                offsets, shape = torch.Size(one["offsets"]), torch.Size(one["shape"])
+                pieces.append(StoredPiece(offsets, shape, self._files[one["file"]].piece(name, dtype, shape)))
+            self._stored[name] = StoredTensor(document["shape"], dtype, pieces)
+        return self._stored[name]
+
     def _with_strides(self, tensor: Tensor, strides: JsonValue) -> Tensor:
         """Give a tensor its strides, or keep the usual ones where the gaps take more memory than there is room for."""
         wanted = cast("list[int]", strides)
@@ -488,6 +514,7 @@ def _dtype(name: str) -> torch.dtype:
 _FURTHER_ENTRIES = {
     "$tensor": ("complex", "strides"),
     "$ndarray": ("complex", "strides"),
+    "$sharded": ("dtype", "shape", "pieces"),
     "$ordered_dict": ("attributes",),
     "$counter": ("attributes",),
 }

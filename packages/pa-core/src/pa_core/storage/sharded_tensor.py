@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -44,6 +45,13 @@ class StoredPiece:
     shape: tuple[int, ...]
     source: PieceSource
 
+    def is_within(self, shape: Sequence[int]) -> bool:
+        """Whether a tensor of a shape has room for the piece where it is."""
+        return len(self.offsets) == len(self.shape) == len(shape) and all(
+            min(offset, length) >= 0 and offset + length <= size
+            for offset, length, size in zip(self.offsets, self.shape, shape, strict=True)
+        )
+
 
 class StoredTensor:
     """A tensor of a training state whose values stay on disk until they are asked for.
@@ -54,6 +62,9 @@ class StoredTensor:
         shape: That of the whole tensor.
         dtype: Its dtype.
         pieces: What was saved of it, which covers the whole tensor once.
+
+    Raises:
+        ValueError: The pieces do not.
 
     Example:
         >>> stored = StoredTensor.of(torch.arange(4.0))
@@ -66,7 +77,11 @@ class StoredTensor:
     def __init__(self, shape: Sequence[int], dtype: torch.dtype, pieces: Sequence[StoredPiece]) -> None:
         self.shape: torch.Size = torch.Size(shape)
         self.dtype: torch.dtype = dtype
-        self._pieces = pieces
+        self.pieces: Sequence[StoredPiece] = pieces
+        covered = sum(math.prod(piece.shape) for piece in pieces)
+        if covered != math.prod(self.shape) or not all(piece.is_within(self.shape) for piece in pieces):
+            message = f"pieces with {covered} elements that do not make a tensor of shape {tuple(self.shape)}"
+            raise ValueError(message)
 
     @classmethod
     def of(cls, tensor: Tensor) -> StoredTensor:
@@ -106,7 +121,7 @@ class StoredTensor:
             if is_sharded(target):
                 self._read_piece_into(target)
                 return
-            for piece in self._pieces:
+            for piece in self.pieces:
                 piece.source.read_into(_region(target, piece.offsets, piece.shape), (0,) * len(piece.shape))
 
     def _read_piece_into(self, target: DTensor) -> None:
@@ -120,11 +135,11 @@ class StoredTensor:
         saved = TensorStorageMetadata(
             TensorProperties(dtype=self.dtype),
             self.shape,
-            [ChunkStorageMetadata(torch.Size(one.offsets), torch.Size(one.shape)) for one in self._pieces],
+            [ChunkStorageMetadata(torch.Size(one.offsets), torch.Size(one.shape)) for one in self.pieces],
         )
         local, chunks = local_piece(target), _chunks(target)
         for item in create_read_items_for_chunk_list("", saved, chunks):
-            piece = self._pieces[item.storage_index.index or 0]
+            piece = self.pieces[item.storage_index.index or 0]
             piece.source.read_into(_region(local, item.dest_offsets, item.lengths), item.storage_offsets)
 
     def _empty_like(self, parameter: Tensor) -> Tensor:

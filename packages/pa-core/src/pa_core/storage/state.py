@@ -8,12 +8,13 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
+from torch import Tensor
 from typing_extensions import TypeVar
 
 from pa_core.errors import CheckpointError
@@ -29,15 +30,45 @@ from pa_core.storage.manifest import (
     manifest_text,
     read_manifest,
 )
+from pa_core.storage.piece_file import PieceFile, is_piece_file
 from pa_core.storage.staging import find, located, publish, staged
+from pa_core.storage.stored_values import resolved
 from pa_core.storage.tensor_file import read_tensors, write_tensors
 
-__all__ = ["DOCUMENTS", "TENSORS", "State", "check_files", "is_state", "read_state", "write_state"]
+__all__ = [
+    "CONSTANT",
+    "DOCUMENTS",
+    "TENSORS",
+    "Share",
+    "State",
+    "check_files",
+    "is_state",
+    "open_state",
+    "read_state",
+    "write_state",
+]
 
 DOCUMENTS = "state.json"
 TENSORS = ".safetensors"
+CONSTANT = ".constant"
+
+_BLOCK = 1 << 22  # bytes that are read at a time
 
 _ContentT = TypeVar("_ContentT")
+
+
+class Share(NamedTuple):
+    """The files that one of several processes verifies, so that each is verified once."""
+
+    process: int = 0
+    processes: int = 1
+
+    def of(self, files: Sequence[str]) -> Sequence[str]:
+        """Return those of this process."""
+        return files[self.process :: self.processes]
+
+
+_ALL = Share()
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +79,8 @@ class State:
         path: The directory, as it was asked for.
         summary: What the writer said about the state: ``run``, ``sequence``, ``update``, ``epoch`` and
             ``complete`` at least.
-        parts: The values by their names; tensors are on the CPU, writable, and independent of the files.
+        parts: The values by their names; tensors are on the CPU, writable, and independent of the files. Those that
+            several processes have saved in pieces are whole.
         digest: The SHA-256 digest of the manifest, which is another one where anything in the state is.
 
     Example:
@@ -108,6 +140,8 @@ def write_state(
 def read_state(directory: str | Path, *, verify: bool = True) -> State:
     """Read a training state without running any code from it.
 
+    Tensors that were saved in pieces are put together: it takes memory for all of them.
+
     Args:
         directory: Its path.
         verify: Whether every file is compared with its digest. The manifest and the sizes always are.
@@ -115,11 +149,26 @@ def read_state(directory: str | Path, *, verify: bool = True) -> State:
     Raises:
         CheckpointError: There is no state, it is damaged, or it was written in a newer format.
     """
+    state = open_state(directory, verify=verify)
+    return replace(state, parts=resolved(state.parts))
+
+
+def open_state(directory: str | Path, *, verify: bool = True, share: Share = _ALL) -> State:
+    """Read a training state but for what was saved in pieces, of which there is a ``StoredTensor`` for each tensor.
+
+    Args:
+        directory: Its path.
+        verify: As for ``read_state``.
+        share: Which files of pieces are verified.
+
+    Raises:
+        CheckpointError: As ``read_state``.
+    """
     path = Path(directory)
     found = find(path)
     while True:
         try:
-            return _read_folder(path, found.path, verify=verify)
+            return _read_folder(path, found.path, share, verify=verify)
         except (CheckpointError, OSError) as error:
             before, found = found, find(path)
             if found == before and isinstance(error, OSError):
@@ -157,7 +206,7 @@ def check_files(folder: Path, manifest: Manifest) -> None:
             raise damage(path, "something that does not belong to the state", f"{MANIFEST} and what it lists")
 
 
-def _read_folder(path: Path, folder: Path, *, verify: bool) -> State:
+def _read_folder(path: Path, folder: Path, share: Share, *, verify: bool) -> State:
     if not folder.is_dir():
         raise CheckpointError(
             "There is no training state.",
@@ -171,16 +220,31 @@ def _read_folder(path: Path, folder: Path, *, verify: bool) -> State:
     def read(name: str, reader: Callable[[DigestingReader, int], _ContentT]) -> _ContentT:
         return _read_file(folder / name, manifest.files[name], reader, verify=verify)
 
+    pieces = {
+        name: PieceFile(folder / name, manifest.files[name].bytes) for name in manifest.files if is_piece_file(name)
+    }
     documents = read(DOCUMENTS, _read_documents)
     parts: dict[str, Any] = {}
     for name, document in documents.items():
-        file_name = name + TENSORS
-        tensors = read(file_name, read_tensors) if file_name in manifest.files else {}
+        tensors: dict[str, Tensor] = {}
+        for file_name in (name + TENSORS, name + CONSTANT + TENSORS):
+            tensors |= read(file_name, read_tensors) if file_name in manifest.files else {}
         try:
-            parts[name] = decode(document, tensors, where=name)
+            parts[name] = decode(document, tensors, pieces, where=name)
         except CheckpointError as error:
             raise damage(folder / DOCUMENTS, error.given, error.expected) from error
+    for name in share.of(sorted(pieces)):
+        if verify:
+            read(name, _pass_over)
+        pieces[name].check()
     return State(path, manifest.summary, parts, manifest.digest)
+
+
+def _pass_over(file: DigestingReader, size: int) -> None:
+    """Read a file for its digest alone."""
+    buffer = memoryview(bytearray(min(size, _BLOCK)))
+    while file.read_into(buffer):
+        pass
 
 
 def _read_documents(file: DigestingReader, size: int) -> dict[str, JsonValue]:

@@ -17,7 +17,18 @@ from torch import Tensor
 
 from pa_core.storage.digested_file import DigestingReader, DigestingWriter
 
-__all__ = ["DTYPE_NAMES", "MalformedFileError", "bytes_of", "header_of", "read_tensors", "write_tensors"]
+__all__ = [
+    "DTYPES",
+    "DTYPE_NAMES",
+    "Header",
+    "MalformedFileError",
+    "TensorEntry",
+    "bytes_of",
+    "header_of",
+    "read_header",
+    "read_tensors",
+    "write_tensors",
+]
 
 DTYPE_NAMES = {
     torch.bool: "BOOL",
@@ -38,7 +49,7 @@ DTYPE_NAMES = {
     torch.float32: "F32",
     torch.float64: "F64",
 }
-_DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
+DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 
 _METADATA = "__metadata__"
 _MOST_DIMENSIONS, _MOST_ELEMENTS = 64, 2**60  # of what torch can address; a tensor without elements has any shape
@@ -96,13 +107,8 @@ def read_tensors(file: DigestingReader, size: int) -> dict[str, Tensor]:
     Raises:
         MalformedFileError: It is not a tensor file.
     """
-    length = int.from_bytes(file.read(8), "little")
-    if length > size - 8:
-        message = f"a header of {length} bytes in a file of {size}"
-        raise MalformedFileError(message)
-    entries = _parse_header(file.read(length), size - 8 - length)
     tensors: dict[str, Tensor] = {}
-    for entry in entries:
+    for entry in read_header(file, size).entries.values():
         tensor = torch.empty(entry.shape, dtype=entry.dtype, device="cpu")
         if entry.size and file.read_into(_memory_of(tensor)) < entry.size:
             message = f"an end within the tensor {entry.name}"
@@ -112,8 +118,8 @@ def read_tensors(file: DigestingReader, size: int) -> dict[str, Tensor]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
-    """What the header says of one tensor; begin and size are in bytes."""
+class TensorEntry:
+    """What the header says of one tensor; begin and size are in bytes, the begin from that of the data."""
 
     name: str
     dtype: torch.dtype
@@ -122,7 +128,33 @@ class _Entry:
     size: int
 
 
-def _parse_header(text: bytes, data_size: int) -> list[_Entry]:
+@dataclass(frozen=True, slots=True)
+class Header:
+    """The tensors of a file by name, in the order of their data, and the byte of the file at which these begin."""
+
+    entries: dict[str, TensorEntry]
+    data_begin: int
+
+
+def read_header(file: DigestingReader, size: int) -> Header:
+    """Read what a file says of its tensors.
+
+    Args:
+        file: Open for reading, at its beginning; afterwards it is where the data begin.
+        size: The bytes that it has.
+
+    Raises:
+        MalformedFileError: It is not a tensor file.
+    """
+    length = int.from_bytes(file.read(8), "little")
+    if length > size - 8:
+        message = f"a header of {length} bytes in a file of {size}"
+        raise MalformedFileError(message)
+    entries = _parse_header(file.read(length), size - 8 - length)
+    return Header({entry.name: entry for entry in entries}, 8 + length)
+
+
+def _parse_header(text: bytes, data_size: int) -> list[TensorEntry]:
     """Return the entries in the order of their data, which fill the file without gaps."""
     try:
         header = cast("dict[str, dict[str, Any]]", json.loads(text))
@@ -147,8 +179,8 @@ def _parse_header(text: bytes, data_size: int) -> list[_Entry]:
     return entries
 
 
-def _parse_entry(name: str, fields: dict[str, Any]) -> _Entry:
-    dtype = _DTYPES[fields["dtype"]]
+def _parse_entry(name: str, fields: dict[str, Any]) -> TensorEntry:
+    dtype = DTYPES[fields["dtype"]]
     shape: list[int] = fields["shape"]
     begin, end = cast("list[int]", fields["data_offsets"])
     are_counts = all(type(number) is int and number >= 0 for number in (*shape, begin, end))
@@ -156,7 +188,7 @@ def _parse_entry(name: str, fields: dict[str, Any]) -> _Entry:
     if not fits or end - begin != math.prod(shape) * dtype.itemsize:
         message = f"the tensor {name} of shape {shape} and dtype {fields['dtype']} from byte {begin} to {end}"
         raise MalformedFileError(message)
-    return _Entry(name, dtype, shape, begin, end - begin)
+    return TensorEntry(name, dtype, shape, begin, end - begin)
 
 
 def _memory_of(tensor: Tensor) -> memoryview:
