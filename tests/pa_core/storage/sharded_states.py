@@ -31,7 +31,7 @@ def write_sharded_state(
             write_tensors(DigestingWriter(file), tensors)
     contents = {file.name: file.read_bytes() for file in sorted(path.iterdir())}
     entries = {name: FileEntry(len(content), hashlib.sha256(content).hexdigest()) for name, content in contents.items()}
-    (path / MANIFEST).write_bytes(manifest_text({**SUMMARY, "sequence": sequence}, entries))
+    (path / MANIFEST).write_bytes(manifest_text({**SUMMARY, "sequence": sequence}, entries, version=2))
 
 
 def described(name: str, whole: Tensor, part: str, rows: list[int]) -> dict[str, Any]:

@@ -232,12 +232,12 @@ def _with_files_of(path: Path, changes: dict[str, Any]) -> None:
 def test_a_newer_format_is_refused_by_name(tmp_path: Path) -> None:
     """A state of a later version of the format says so, instead of looking damaged."""
     _write(tmp_path / "state")
-    _with_files_of(tmp_path / "state", {"version": 2})
+    _with_files_of(tmp_path / "state", {"version": 3})
 
     with pytest.raises(CheckpointError, match="newer format") as caught:
         read_state(tmp_path / "state")
 
-    assert "version 2" in caught.value.given
+    assert "version 3" in caught.value.given
     assert "Install the version of pa-core" in caught.value.do
 
 

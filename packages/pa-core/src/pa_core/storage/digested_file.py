@@ -14,10 +14,10 @@ class DigestingWriter:
     """Hashes what it writes.
 
     Args:
-        file: Open for writing.
+        file: Open for writing; None to learn the digest alone.
     """
 
-    def __init__(self, file: BufferedWriter) -> None:
+    def __init__(self, file: BufferedWriter | None) -> None:
         self._file = file
         self._hash = hashlib.sha256()
         self.size: int = 0
@@ -34,7 +34,8 @@ class DigestingWriter:
         for start in range(0, len(view), _CHUNK):
             chunk = view[start : start + _CHUNK]
             self._hash.update(chunk)
-            self._file.write(chunk)
+            if self._file is not None:
+                self._file.write(chunk)
         self.size += len(view)
 
 

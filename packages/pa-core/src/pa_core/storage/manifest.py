@@ -30,7 +30,7 @@ __all__ = [
 
 MANIFEST = "manifest.json"
 _FORMAT = "pa-core training state"
-_VERSION = 1
+_VERSION = 2
 _ZEROS = b"0" * 64
 _DIGEST = re.compile("[0-9a-f]{64}")
 _ENOUGH_TO_RECOGNIZE = 4096
@@ -87,11 +87,17 @@ def check_summary(summary: Mapping[str, JsonScalar]) -> None:
         )
 
 
-def manifest_text(summary: Mapping[str, JsonScalar], files: Mapping[str, FileEntry]) -> bytes:
-    """Return the content of the manifest, which ends with the digest of itself with zeros for the digest."""
+def manifest_text(summary: Mapping[str, JsonScalar], files: Mapping[str, FileEntry], version: int) -> bytes:
+    """Return the content of the manifest, which ends with the digest of itself with zeros for the digest.
+
+    Args:
+        summary: What the writer says about the state.
+        files: The other files by name.
+        version: That of the format: 1 where each part has one file of tensors at most, and 2 otherwise.
+    """
     content = {
         "format": _FORMAT,
-        "version": _VERSION,
+        "version": version,
         "summary": dict(summary),
         "files": {name: {"bytes": entry.bytes, "sha256": entry.sha256} for name, entry in files.items()},
         "manifest_sha256": _ZEROS.decode(),

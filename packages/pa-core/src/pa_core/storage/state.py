@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -34,6 +34,7 @@ from pa_core.storage.piece_file import PieceFile, is_piece_file
 from pa_core.storage.staging import find, located, publish, staged
 from pa_core.storage.stored_values import resolved
 from pa_core.storage.tensor_file import read_tensors, write_tensors
+from pa_core.storage.unchanged import LinkableFiles
 
 __all__ = [
     "CONSTANT",
@@ -104,7 +105,12 @@ class State:
 
 
 def write_state(
-    directory: str | Path, parts: Mapping[str, object] | Mapping[str, Encoded], summary: Mapping[str, JsonScalar]
+    directory: str | Path,
+    parts: Mapping[str, object] | Mapping[str, Encoded],
+    summary: Mapping[str, JsonScalar],
+    *,
+    constant: Collection[str] = (),
+    linkable: LinkableFiles | None = None,
 ) -> None:
     """Write a training state, whole or not at all.
 
@@ -119,6 +125,9 @@ def write_state(
             come to the host one at a time.
         summary: What can be known about the state without reading it: ``run``, ``sequence``, ``update``, ``epoch``
             and ``complete`` at least.
+        constant: The names of tensors that get files of their own, for those of an earlier state in the same folder to
+            be linked where they are equal.
+        linkable: What is known about these files; None for nothing.
 
     Raises:
         CheckpointError: Something else is at the path, a value cannot be stored, or the disk is full.
@@ -131,7 +140,8 @@ def write_state(
     try:
         _check_place(target)
         with staged(target, run) as folder:
-            _write_files(folder, encoded, summary)
+            files = LinkableFiles() if linkable is None else linkable
+            _write_files(folder, encoded, summary, _Constant(frozenset(constant), files, target.parent))
             publish(folder, target, run)
     except OSError as error:
         raise _cannot_write(target, error) from error
@@ -269,16 +279,50 @@ def _read_file(
     return content
 
 
-def _write_files(folder: Path, parts: Mapping[str, Encoded], summary: Mapping[str, JsonScalar]) -> None:
+@dataclass(frozen=True, slots=True)
+class _Constant:
+    """The tensors that may be linked: their names, and where to."""
+
+    names: frozenset[str]
+    linkable: LinkableFiles
+    folder: Path
+
+
+def _write_files(
+    folder: Path, parts: Mapping[str, Encoded], summary: Mapping[str, JsonScalar], constant: _Constant
+) -> None:
     """Write all files, the manifest last."""
     files: dict[str, FileEntry] = {}
     for name, part in parts.items():
-        if part.tensors:
-            tensors = part.tensors
+        linked = _link_or_write(folder / (name + CONSTANT + TENSORS), part.tensors, constant, files)
+        tensors = {one: tensor for one, tensor in part.tensors.items() if one not in linked}
+        if tensors:
             files[name + TENSORS] = _write_file(folder / (name + TENSORS), partial(write_tensors, tensors=tensors))
+    version = 2 if any(name.endswith(CONSTANT + TENSORS) for name in files) else 1
     files[DOCUMENTS] = _write_file(folder / DOCUMENTS, partial(_write_documents, parts=parts))
-    text = manifest_text(summary, files)
+    text = manifest_text(summary, files, version)
     _write_file(folder / MANIFEST, lambda file: file.write(text))
+
+
+def _link_or_write(
+    path: Path, tensors: Mapping[str, Tensor], constant: _Constant, files: dict[str, FileEntry]
+) -> Collection[str]:
+    """Share a file of constant tensors with an earlier state, or write it.
+
+    Returns:
+        The names of the tensors that are in it.
+    """
+    linkable = constant.linkable
+    linked = linkable.select(path.name, tensors, constant.names)
+    entry = linkable.link(path, linked, constant.folder) if linked else None
+    if linked and entry is None:
+        linked = linkable.leave_out_changed(path.name, linked)
+        if linked:
+            entry = _write_file(path, partial(write_tensors, tensors=linked))
+            linkable.note(path, entry)
+    if entry is not None:
+        files[path.name] = entry
+    return linked
 
 
 def _write_documents(file: DigestingWriter, parts: Mapping[str, Encoded]) -> None:

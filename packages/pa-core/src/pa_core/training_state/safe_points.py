@@ -369,6 +369,7 @@ class SafePoints:
         parts = capture(run, self._describe(run, self._run.progress.position(Phase.EPOCH)))
         optimizers = run.named_optimizers()
         check_storable(parts, optimizers)
+        self._writer.note_start(parts)
         self.unchecked_optimizers = set(optimizers)
 
     def check_optimizer(self, name: str, run: ResumableRun) -> None:

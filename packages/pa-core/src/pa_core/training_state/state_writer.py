@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from pa_core import distributed
 from pa_core.errors import CheckpointError
@@ -17,6 +18,7 @@ from pa_core.storage import StateFolder
 from pa_core.storage.background import BackgroundWriter, HostPool
 from pa_core.storage.encoding import Encoded, encode
 from pa_core.storage.state import write_state
+from pa_core.storage.unchanged import LinkableFiles, UnchangedTensors
 from pa_core.training_state.reserved_folders import ReservedFolders
 
 __all__ = ["StateRequest", "StateWriter", "raise_on_all"]
@@ -56,6 +58,7 @@ class StateWriter:
         self._writes_in_background = False
         self._pool: HostPool | None = None
         self._writer: BackgroundWriter | None = None
+        self._unchanged, self._linkable = UnchangedTensors(), LinkableFiles()
 
     @property
     def has_requests(self) -> bool:
@@ -70,6 +73,18 @@ class StateWriter:
         """
         self._requests.append((request, encode(dict(request.extras), "extras")))
         self._writes_in_background |= request.asynchronous
+
+    def note_start(self, parts: Mapping[str, Any]) -> None:
+        """Note the tensors as they are before training, to find in the first state those that have not changed.
+
+        Args:
+            parts: What a state would hold.
+
+        Raises:
+            CheckpointError: An entry cannot be stored.
+        """
+        if distributed.rank() == 0:
+            self._unchanged.note(_tensors({name: encode(part, name) for name, part in parts.items()}))
 
     def write(self, parts: Mapping[str, Any], position: Position, run: str) -> None:
         """Write every state that was asked for.
@@ -89,8 +104,9 @@ class StateWriter:
         if distributed.rank() == 0:
             try:
                 encoded = {name: encode(part, name) for name, part in parts.items()}
+                constant = self._unchanged.find(_tensors(encoded), _parameters(parts["models"]))
                 for request, extras in requests:
-                    self._write(request, {**encoded, "extras": extras}, position, run)
+                    self._write(request, {**encoded, "extras": extras}, constant, _summary(request, position, run))
             except (CheckpointError, OSError) as error:
                 problem = error
         raise_on_all(problem)
@@ -140,16 +156,20 @@ class StateWriter:
                 "safe point."
             )
 
-    def _write(self, request: StateRequest, parts: Mapping[str, Encoded], position: Position, run: str) -> None:
-        summary = _summary(request, position, run)
-
+    def _write(
+        self,
+        request: StateRequest,
+        parts: Mapping[str, Encoded],
+        constant: Collection[str],
+        summary: Mapping[str, str | int | bool],
+    ) -> None:
         def write(parts: Mapping[str, Encoded]) -> None:
             directory, folder = request.directory, request.directory.parent
             self._folders.check([folder])
             try:
                 if request.keeps_other_runs:
-                    directory = StateFolder(folder).path_for(directory.name, run)
-                write_state(directory, parts, summary)
+                    directory = StateFolder(folder).path_for(directory.name, str(summary["run"]))
+                write_state(directory, parts, summary, constant=constant, linkable=self._linkable)
                 if request.on_saved is not None:
                     request.on_saved(directory)
             except (CheckpointError, OSError):
@@ -164,6 +184,15 @@ class StateWriter:
         self._writer.wait()  # it reads the buffers that are filled next
         copied = self._pool.copy(parts)
         self._writer.submit(lambda: write(copied))
+
+
+def _tensors(parts: Mapping[str, Encoded]) -> dict[str, Tensor]:
+    return {name: tensor for part in parts.values() for name, tensor in part.tensors.items()}
+
+
+def _parameters(models: Mapping[str, Any]) -> set[str]:
+    """Return the names that parameters have in a state."""
+    return {f"models/{model}/weights/{name}" for model, captured in models.items() for name in captured["trainable"]}
 
 
 def _summary(request: StateRequest, position: Position, run: str) -> dict[str, str | int | bool]:
