@@ -205,7 +205,7 @@ class FailsOnRankOne(TrainerCallback):
 
 
 def test_a_request_of_one_process_stops_all_at_the_same_update() -> None:
-    """In mid-update, and what had been accumulated by then is not in the next run."""
+    """The update is not made, and its gradients are not in the next run."""
     model = sharded(tiny_transformer())
     trainer = trainer_of(model, FailsOnRankOne(StopTrainingError()))
     trainer.train(DATA, 1, per_device_batch_size=3, gradient_accumulation_steps=2)

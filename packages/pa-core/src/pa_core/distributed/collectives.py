@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from pa_core.errors import ArgumentTypeError, ConfigurationError
 from pa_core.module_tensors import buffers_of_module, parameters_of_module
+from pa_core.sharded_tensors import is_sharded, reshard
 from pa_core.types import TensorsT
 from pa_core.unwrapping import compiled_from
 
@@ -114,9 +115,11 @@ def broadcast_buffers(module: nn.Module) -> None:
 
 
 def broadcast_weights(module: nn.Module) -> None:
-    """Give every process the parameters and the buffers of rank zero."""
+    """Give every process the parameters and the buffers of rank zero; sharded ones, which it has not got, stay."""
     if num_processes() > 1:
-        broadcast_tensors([*parameters_of_module(module), *buffers_of_module(module)])
+        reshard(module)
+        tensors = (*parameters_of_module(module), *buffers_of_module(module))
+        broadcast_tensors([tensor for tensor in tensors if not is_sharded(tensor)])
 
 
 def broadcast_tensors(tensors: Iterable[Tensor]) -> None:

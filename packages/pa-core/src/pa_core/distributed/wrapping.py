@@ -156,6 +156,11 @@ class ModelWrapping(ABC):
             UnsupportedConfigurationError: The gradients were not exchanged, or cannot be.
         """
 
+    @property
+    def has_local_gradients(self) -> bool:
+        """Whether this process has gradients that parameters do not show before they are exchanged."""
+        return False
+
     @abstractmethod
     def start_epoch(self) -> None:
         """Forget an update whose gradients ``backward`` has exchanged, and which was not made."""

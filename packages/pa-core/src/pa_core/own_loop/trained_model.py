@@ -212,7 +212,8 @@ class TrainedModel:
 
     def has_gradients(self) -> bool:
         """Whether any parameter that the optimizer updates has a gradient; mostly the first one tells."""
-        return any(parameter.grad is not None for parameter in parameters_of(self.optimizer))
+        is_seen = any(parameter.grad is not None for parameter in parameters_of(self.optimizer))
+        return is_seen or self.wrapping.has_local_gradients
 
     def parameters(self) -> Iterator[Tensor]:
         """Iterate over the parameters that the optimizer updates."""

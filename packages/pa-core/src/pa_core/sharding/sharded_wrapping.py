@@ -166,6 +166,11 @@ class ShardedWrapping(ModelWrapping):
         if exchanges_gradients:
             self.finish_exchange()
 
+    @property
+    @override
+    def has_local_gradients(self) -> bool:
+        return self._modules.has_local_gradients()
+
     @override
     def start_epoch(self) -> None:
         if self._carrier is not None:

@@ -1,0 +1,143 @@
+"""A loop of one's own trains sharded models as one process would."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import SGD, AdamW
+from torch.utils.data import TensorDataset
+
+from pa_core import Run, StopTrainingError, gather_objects
+from pa_core.data import epoch_order
+from tests.support.sharded_models import sentences, sharded, tiny_transformer, whole_weights
+
+pytestmark = pytest.mark.runs_on("two_ranks")
+
+PER_UPDATE = 12
+DATA = TensorDataset(*sentences(2 * PER_UPDATE + 5))
+
+
+def whole_batches(seed: int | None) -> list[list[Tensor]]:
+    """The samples of each update, as one process would have them."""
+    assert seed is not None
+    order = epoch_order(len(DATA), seed=seed, epoch=0).indices(0, len(DATA))
+    return [[tensor[indices] for tensor in DATA.tensors] for indices in torch.split(order, PER_UPDATE)]
+
+
+def require_same(model: nn.Module, expected: nn.Module) -> None:
+    """Compare the weights of a sharded model with those of a plain one."""
+    torch.testing.assert_close(whole_weights(model), whole_weights(expected), rtol=0, atol=1e-12)
+
+
+def loss_of(model: nn.Module, words: Tensor, classes: Tensor) -> Tensor:
+    """The mean loss of a batch."""
+    return nn.functional.cross_entropy(model(words), classes)
+
+
+def test_updates_are_those_of_one_process() -> None:
+    """Batches of a group have several passes, one of them twice through a graph, and gradients are clipped."""
+    model, expected = sharded(tiny_transformer()), tiny_transformer()
+    optimizer = AdamW(model.parameters(), lr=0.01)
+    arguments: dict[str, Any] = {"per_device_batch_size": 3, "gradient_accumulation_steps": 2}
+    with Run(model, optimizer, DATA, num_epochs=1, gradient_clip_norm=0.1, **arguments) as run:
+        for update in run.updates():
+            for words, classes in update:
+                loss = loss_of(model, words, classes)
+                update.backward(loss, retain_graph=True)
+                update.backward(loss * 0.5)
+                update.backward(model(words).square().mean())
+            update.step()
+    optimizer = AdamW(expected.parameters(), lr=0.01)
+    for words, classes in whole_batches(run.run_config.seed):
+        loss = loss_of(expected, words, classes) * 1.5 + expected(words).square().mean()
+        torch.autograd.backward(loss)
+        nn.utils.clip_grad_norm_(expected.parameters(), 0.1)
+        optimizer.step()
+        optimizer.zero_grad()
+    assert run.num_updates_completed == 3
+    require_same(model, expected)
+
+
+def judged(critic: nn.Module, outputs: Tensor) -> Tensor:
+    """What a critic thinks of outputs."""
+    return nn.functional.softplus(critic(outputs)).mean()
+
+
+def critic() -> nn.Sequential:
+    """A critic of outputs, the same on each process."""
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1)).double()
+
+
+def test_sharded_models_are_trained_against_each_other() -> None:
+    """A pass through another model leaves the gradients of that alone, in graphs that both are in."""
+    from torch.distributed.fsdp import fully_shard
+
+    models: dict[str, Any] = {"maker": sharded(tiny_transformer()), "critic": fully_shard(critic())}
+    optimizers: dict[str, Any] = {name: SGD(model.parameters(), lr=0.1) for name, model in models.items()}
+    teacher = sharded(tiny_transformer(seed=5)).requires_grad_(False)
+    maker, judge = models["maker"], models["critic"]
+    with Run(
+        {**models, "teacher": teacher},
+        optimizers,
+        DATA,
+        num_epochs=1,
+        per_device_batch_size=3,
+        gradient_accumulation_steps=2,
+    ) as run:
+        for update in run.updates():
+            for words, _ in update:
+                made, taught = maker(words), teacher(words)
+                update.backward(judged(judge, made) - judged(judge, taught), model="critic", retain_graph=True)
+                update.backward(-judged(judge, made), model="maker")
+            update.step("critic")
+            update.step("maker")
+    expected = {"maker": tiny_transformer(), "critic": critic()}
+    optimizers = {name: SGD(model.parameters(), lr=0.1) for name, model in expected.items()}
+    plain_teacher = tiny_transformer(seed=5)
+    for words, _ in whole_batches(run.run_config.seed):
+        made, taught = expected["maker"](words), plain_teacher(words).detach()
+        loss = judged(expected["critic"], made) - judged(expected["critic"], taught)
+        torch.autograd.backward(loss, retain_graph=True, inputs=list(expected["critic"].parameters()))
+        torch.autograd.backward(-judged(expected["critic"], made), inputs=list(expected["maker"].parameters()))
+        for optimizer in optimizers.values():
+            optimizer.step()
+            optimizer.zero_grad()
+    for name, model in models.items():
+        require_same(model, expected[name])
+
+
+def test_a_request_of_one_process_stops_all_of_them() -> None:
+    """In mid-update; what was accumulated is gone, and the next run begins without it."""
+    model = sharded(tiny_transformer())
+    optimizer = SGD(model.parameters(), lr=0.1)
+    arguments: dict[str, Any] = {"num_epochs": 1, "per_device_batch_size": 2, "gradient_accumulation_steps": 2}
+    with Run(model, optimizer, DATA, **arguments) as run:
+        for update in run.updates():
+            for number, (words, classes) in enumerate(update):
+                update.backward(loss_of(model, words, classes))
+                if update.number == 2 and number == 0 and dist.get_rank() == 1:
+                    run.request_stop()
+            update.step()
+    assert gather_objects(run.num_updates_completed) == [1, 1]
+    with Run(model, optimizer, DATA, **arguments) as run:
+        for update in run.updates():
+            for words, classes in update:
+                update.backward(loss_of(model, words, classes))
+                raise StopTrainingError
+    before = whole_weights(model)
+    with Run(model, optimizer, DATA, num_epochs=1, per_device_batch_size=6, max_num_train_steps=1) as run:
+        for update in run.updates():
+            for words, classes in update:
+                update.backward(loss_of(model, words, classes))
+            update.step()
+    expected = tiny_transformer()
+    expected.load_state_dict(before)
+    optimizer = SGD(expected.parameters(), lr=0.1)
+    torch.autograd.backward(loss_of(expected, *whole_batches(run.run_config.seed)[0]))
+    optimizer.step()
+    require_same(model, expected)
