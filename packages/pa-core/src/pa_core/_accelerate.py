@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
 
@@ -420,8 +421,41 @@ def _patched_modules(model: nn.Module) -> list[nn.Module]:
     return [model] if inside is None else [model, inside]
 
 
+@dataclass(frozen=True)
+class Compilation:
+    """How accelerate compiles models.
+
+    Attributes:
+        arguments: Those of ``torch.compile``.
+        by_blocks: Whether repeated blocks are compiled, and not the model as a whole.
+    """
+
+    arguments: dict[str, Any]
+    by_blocks: bool
+
+
+def compilation(accelerator: AcceleratorLike) -> Compilation | None:
+    """Return how models are to be compiled; None where they are not."""
+    plugin: Any = cast("Any", accelerator).state.dynamo_plugin
+    if str(plugin.backend.value) == "NO":
+        return None
+    return Compilation(plugin.to_kwargs(), bool(plugin.use_regional_compilation))
+
+
+@contextmanager
+def _without_compilation(accelerator: AcceleratorLike) -> Generator[None]:
+    from accelerate.utils import DynamoBackend
+
+    plugin: Any = cast("Any", accelerator).state.dynamo_plugin
+    before, plugin.backend = plugin.backend, DynamoBackend.NO
+    try:
+        yield
+    finally:
+        plugin.backend = before
+
+
 def place_and_wrap(
-    accelerator: AcceleratorLike, model: nn.Module, *, for_training: bool
+    accelerator: AcceleratorLike, model: nn.Module, *, for_training: bool, compiles: bool = True
 ) -> tuple[nn.Module, Callable[[], None]]:
     """Place the module on the device, set its precision and, for training, wrap it for several processes.
 
@@ -429,6 +463,7 @@ def place_and_wrap(
         accelerator: The accelerator of the trainer.
         model: The user's module.
         for_training: False leaves out the wrapper that synchronises gradients.
+        compiles: False leaves out the compilation that accelerate was told of.
 
     Returns:
         The module to call, and a function that makes the user's module what it was: accelerate replaces its ``forward``
@@ -441,7 +476,8 @@ def place_and_wrap(
             _restore_forward(module, attributes)
 
     try:
-        wrapped = accelerator.prepare_model(model, evaluation_mode=not for_training)
+        with nullcontext() if compiles else _without_compilation(accelerator):
+            wrapped = accelerator.prepare_model(model, evaluation_mode=not for_training)
     except BaseException:
         undo()
         raise

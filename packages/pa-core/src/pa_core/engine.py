@@ -48,6 +48,7 @@ from pa_core.progress import Phase, Progress
 from pa_core.run_config import TrainerRunConfig, describe_run_config
 from pa_core.scheduler_stepping import SchedulerStepping
 from pa_core.sharded_tensors import reshard
+from pa_core.sharding.compiled_blocks import compile_in_place
 from pa_core.sharding.gradient_clipping import clip_gradient_norm, clip_gradient_values
 from pa_core.sharding.settings import ShardingSettings, read_settings
 from pa_core.sharding.shard_model import shard
@@ -317,9 +318,10 @@ class Engine(AnyTrainer):
 
     def _shard(self, *models: nn.Module) -> None:
         """Split models over the processes where that was asked for; from then on, the optimizers train the pieces."""
-        if self._sharding is not None:
-            for model in models:
+        for model in models:
+            if self._sharding is not None:
                 shard(model, self._sharding, self._accelerator, self.named_optimizers().values())
+            compile_in_place(model, self._accelerator)
 
     def _describe_parts(self) -> dict[str, str]:
         models = {**self.named_models(), **self._added.called()}

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = [
     "is_sharded",
     "is_sharded_module",
+    "is_unit",
     "local_piece",
     "local_pieces",
     "reshard",
@@ -32,10 +33,10 @@ def is_sharded(value: object) -> TypeGuard[DTensor]:
 
 def is_sharded_module(module: nn.Module) -> bool:
     """Whether some parameter of a module is split over processes, also where it is whole between two passes."""
-    return any(map(_is_unit, module.modules())) or any(map(is_sharded, module.parameters()))
+    return any(map(is_unit, module.modules())) or any(map(is_sharded, module.parameters()))
 
 
-def _is_unit(module: nn.Module) -> bool:
+def is_unit(module: nn.Module) -> bool:
     """Whether a module is one that ``fully_shard`` was called for."""
     fsdp: Any = sys.modules.get("torch.distributed.fsdp")
     return fsdp is not None and isinstance(module, fsdp.FSDPModule)
@@ -50,7 +51,7 @@ def reshard(module: nn.Module) -> None:
     Args:
         module: A module, sharded or not.
     """
-    for unit in filter(_is_unit, module.modules()):
+    for unit in filter(is_unit, module.modules()):
         cast("Any", unit).reshard()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -12,10 +12,12 @@ from torch.optim import Optimizer
 
 from pa_core import _accelerate
 from pa_core.distributed.collectives import broadcast_tensors
-from pa_core.sharded_tensors import is_sharded_module
+from pa_core.sharded_tensors import is_sharded, is_sharded_module
+from pa_core.sharding.checkpointed_blocks import checkpoint_activations
 from pa_core.sharding.remapped_optimizer import RemappedOptimizers
 from pa_core.sharding.settings import ShardingSettings
-from pa_core.sharding.sharding_plan import blocks_of, ignored_parameters, modules_of_block
+from pa_core.sharding.shardable import prepare_for_sharding, require_shardable
+from pa_core.sharding.sharding_plan import blocks_of, modules_of_block, whole_parameters
 from pa_core.unwrapping import unwrap_model
 
 if TYPE_CHECKING:
@@ -33,13 +35,18 @@ def shard(
 ) -> None:
     """Split the parameters of a model over all processes, in place, with the weights of rank zero.
 
-    Every process must call this. On one process, and where the model is sharded already, it stays as it is.
+    Every process must call this. On one process, and where the model is sharded already, it stays as it is. No more
+    than one block is whole on the device at a time.
 
     Args:
         model: The user's module.
         settings: How it is sharded.
         accelerator: The accelerator of the run.
         optimizers: Those that train the model. They get the pieces in place of the whole parameters.
+
+    Raises:
+        ConfigurationError: The settings name modules that the model does not have.
+        UnsupportedConfigurationError: The model has parameters that cannot be sharded.
     """
     module = unwrap_model(model, keep_torch_compile=False)
     if accelerator.num_processes == 1 or is_sharded_module(module):
@@ -48,15 +55,18 @@ def shard(
 
     device = _accelerate.device_of(accelerator)
     remapped = RemappedOptimizers(optimizers)
+    of_blocks, of_model = _precision(settings, accelerator)
+    whole = whole_parameters(module, settings, in_half_precision=of_blocks.param_dtype is not None)
     blocks = blocks_of(module, settings)
-    ignored = ignored_parameters(module, settings)
-    offloads = settings.offloads_to_cpu and device.type != "cpu"
+    require_shardable(module, blocks, whole)
+    if settings.checkpoints_activations:
+        checkpoint_activations(blocks, offloads=settings.offloads_activations)
     common: dict[str, Any] = {
         "mesh": _mesh(accelerator, settings),
-        "ignored_params": ignored,
-        "offload_policy": CPUOffloadPolicy() if offloads else OffloadPolicy(),
+        "ignored_params": whole,
+        # On a CPU, there is nowhere else to keep them.
+        "offload_policy": CPUOffloadPolicy() if settings.offloads_to_cpu and device.type != "cpu" else OffloadPolicy(),
     }
-    of_blocks, of_model = _precision(settings, accelerator)
     for block in blocks:
         with _replacing_parameters(modules_of_block(block, blocks), remapped, device):
             fully_shard(block, mp_policy=of_blocks, reshard_after_forward=settings.reshard_after_forward, **common)
@@ -98,10 +108,11 @@ def _replacing_parameters(
     buffers = [buffer for module in modules for buffer in module.buffers(recurse=False)]
     tensors: dict[int, Tensor] = {id(one): one for one in [*(one for _, _, one in before), *buffers]}
     for tensor in tensors.values():
-        tensor.data = tensor.data.to(device)
+        prepare_for_sharding(tensor, device)
     broadcast_tensors(tensors.values())
     yield
     for module, name, whole in before:
-        sharded = cast("Any", module.get_parameter(name))
-        if sharded is not whole:
+        sharded = module.get_parameter(name)
+        if is_sharded(sharded):
+            vars(sharded).update(vars(whole))  # what libraries have noted on a parameter
             remapped.replace(whole, sharded)

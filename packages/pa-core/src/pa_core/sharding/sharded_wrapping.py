@@ -68,7 +68,7 @@ class ShardedWrapping(ModelWrapping):
         if for_training:
             self._prepare_training(model, modules, num_carried)
         if not modules.computes_in_own_precision:
-            model, undo = _accelerate.place_and_wrap(self._accelerator, model, for_training=False)
+            model, undo = _accelerate.place_and_wrap(self._accelerator, model, for_training=False, compiles=False)
             self._wrapped.callback(undo)
         if self._accelerator.num_processes > 1:
             self._passes = ForwardPasses(model, _accelerate.device_of(self._accelerator))

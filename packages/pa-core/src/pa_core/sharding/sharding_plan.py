@@ -15,7 +15,7 @@ from pa_core.sharding.settings import ShardingSettings
 from pa_core.unwrapping import compiled_from
 from pa_core.user_warnings import warn_user
 
-__all__ = ["blocks_of", "ignored_parameters", "modules_of_block"]
+__all__ = ["blocks_of", "modules_of_block", "whole_parameters"]
 
 
 def blocks_of(model: nn.Module, settings: ShardingSettings) -> list[nn.Module]:
@@ -29,11 +29,11 @@ def blocks_of(model: nn.Module, settings: ShardingSettings) -> list[nn.Module]:
         ConfigurationError: The settings name a class that no module of the model has.
     """
     chosen = set(_chosen(model, settings))
-    usable = [module for module in _bottom_up(model) if module in chosen and _is_usable(module)]
-    blocks = _without_shared_parameters(model, [module for module in usable if module is not model])
-    if not blocks:
+    found = (module for module in _bottom_up(model) if module in chosen and module is not model)
+    usable = [module for module in found if _is_usable(module)]
+    if not usable:
         _warn_of_one_block(model)
-    return blocks
+    return _without_shared_parameters(model, usable)
 
 
 def _chosen(model: nn.Module, settings: ShardingSettings) -> Iterable[nn.Module]:
@@ -174,18 +174,35 @@ def _warn_of_one_block(model: nn.Module) -> None:
     )
 
 
-def ignored_parameters(model: nn.Module, settings: ShardingSettings) -> set[nn.Parameter]:
-    """Return the parameters that are to stay whole on each process.
+def whole_parameters(model: nn.Module, settings: ShardingSettings, *, in_half_precision: bool) -> set[nn.Parameter]:
+    """Return the parameters that stay whole on each process: what was asked for, and what cannot be split.
 
     Args:
         model: A module.
         settings: How it is sharded.
+        in_half_precision: Whether blocks are computed in another dtype than that of their parameters.
     """
+    chosen = _ignored_modules(model, settings)
+    if in_half_precision:
+        # Their statistics stay in fp32, and torch wants the weights to be alike.
+        chosen += [one for one in model.modules() if hasattr(one, "running_mean")]
+    scalars = {parameter for parameter in model.parameters() if not parameter.dim()}
+    return {parameter for module in chosen for parameter in module.parameters()} | scalars
+
+
+def _ignored_modules(model: nn.Module, settings: ShardingSettings) -> list[nn.Module]:
     if not isinstance(settings.ignored_modules, str):
-        return {parameter for module in settings.ignored_modules for parameter in module.parameters()}
+        return list(settings.ignored_modules)
     pattern = re.compile(settings.ignored_modules)
     chosen = [module for name, module in _named_modules(model) if pattern.fullmatch(name)]
-    return {parameter for module in chosen for parameter in module.parameters()}
+    if not chosen:
+        raise ConfigurationError(
+            "No module has a name that is ignored.",
+            given=f"ignored_modules={settings.ignored_modules!r}",
+            expected="a regular expression that matches whole names of modules",
+            do="Look at the names in model.named_modules().",
+        )
+    return chosen
 
 
 def _named_modules(model: nn.Module) -> Iterable[tuple[str, nn.Module]]:

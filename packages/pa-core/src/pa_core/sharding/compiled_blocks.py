@@ -1,0 +1,33 @@
+"""Compiling a sharded model where accelerate was told to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from pa_core import _accelerate
+from pa_core.sharded_tensors import is_sharded_module, is_unit
+from pa_core.unwrapping import compiled_from, unwrap_model
+
+__all__ = ["compile_in_place"]
+
+
+def compile_in_place(model: nn.Module, accelerator: _accelerate.AcceleratorLike) -> None:
+    """Compile a sharded model in place, or its blocks, as the Accelerator is told to; what is compiled stays as it is.
+
+    Accelerate itself would make other modules of them, which are called without gathering their weights first.
+
+    Args:
+        model: The user's module; one that is not sharded is left to accelerate.
+        accelerator: The accelerator of the run.
+    """
+    settings = _accelerate.compilation(accelerator)
+    if settings is None or compiled_from(model) is not None or not is_sharded_module(model):
+        return
+    module = unwrap_model(model)
+    blocks = [one for one in module.modules() if is_unit(one) and one is not module]
+    chosen: list[Any] = blocks if settings.by_blocks and blocks else [module]
+    for one in chosen:
+        if one._compiled_call_impl is None:
+            one.compile(**settings.arguments)
