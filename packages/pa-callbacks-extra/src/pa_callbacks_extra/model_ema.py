@@ -12,8 +12,10 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import TypeVar, override
 
+from pa_callbacks_extra.sharded_average import ShardedAverage, averaged_dtype
 from pa_callbacks_extra.tensor_pairs import TensorPairs, named_tensors
-from pa_core import ConfigurationError, unwrap_model
+from pa_core import ConfigurationError, gather_objects, unwrap_model
+from pa_core.sharded_tensors import is_sharded_module, local_piece, reshard
 
 __all__ = ["ModelEma", "check_decay"]
 
@@ -33,6 +35,9 @@ class ModelEma(nn.Module, Generic[ModelT_co]):
     are 0.4 % apart, an average with a slow decay would not move at all. The average of a model in bfloat16 is
     therefore a model in float32 of twice its size, and an update takes a temporary as large as one of its tensors.
     ``applied_to`` evaluates and saves it in the precision of the model.
+
+    Of a sharded model, each process averages its pieces, without any exchange. Every process must make the average, and
+    enter ``applied_to``. The copy then has the weights and not the code of the model, and cannot be called.
 
     Calling this module calls the copy, which is in eval mode and not trainable. Its state dict holds the average and
     what the next updates depend on.
@@ -78,8 +83,10 @@ class ModelEma(nn.Module, Generic[ModelT_co]):
         self.decay = decay
         self.warm_up = warm_up
         self.num_updates: int = 0
-        self.module: ModelT_co = cast("ModelT_co", _independent_copy(unwrap_model(model, keep_torch_compile=False)))
-        self._copied = _names_without_average(unwrap_model(model, keep_torch_compile=False))
+        inner = unwrap_model(model, keep_torch_compile=False)
+        reshard(inner)
+        self.module: ModelT_co = cast("ModelT_co", _independent_copy(inner))
+        self._copied = _names_without_average(inner)
         self._pairs: WeakKeyDictionary[nn.Module, TensorPairs] | None = None
 
     @override
@@ -109,9 +116,10 @@ class ModelEma(nn.Module, Generic[ModelT_co]):
         Raises:
             ConfigurationError: As for ``update``.
         """
+        inner = unwrap_model(model, keep_torch_compile=False)
         self._pairs_with(model).copy()
         self.num_updates = 0
-        self._copied = _names_without_average(unwrap_model(model, keep_torch_compile=False))
+        self._copied = _names_without_average(inner)
         self._pairs = None
 
     @contextmanager
@@ -119,7 +127,8 @@ class ModelEma(nn.Module, Generic[ModelT_co]):
         """Within the context the model has the averaged weights, for evaluating or saving it; do not train it there.
 
         The model's own weights are always restored. No weight is copied, unless the average has another
-        precision than the model. Gradients, modes, hooks and wrappers of the model are not touched.
+        precision than the model, or is sharded: each process then copies its pieces. Gradients, modes, hooks and
+        wrappers of the model are not touched.
 
         Args:
             model: The model that the average was made of, with or without wrappers.
@@ -128,7 +137,10 @@ class ModelEma(nn.Module, Generic[ModelT_co]):
             ConfigurationError: As for ``update``.
         """
         with self._pairs_with(model).averages_in_place():
-            yield
+            try:
+                yield
+            finally:
+                reshard(model)  # what was gathered of a sharded model has the averages
 
     @override
     def get_extra_state(self) -> dict[str, Any]:
@@ -164,6 +176,7 @@ class ModelEma(nn.Module, Generic[ModelT_co]):
         pairs = None if known is None else known.get(model) or known.get(unwrap_model(model, keep_torch_compile=False))
         if pairs is None or not pairs.are_current():
             inner = unwrap_model(model, keep_torch_compile=False)
+            reshard(inner)
             pairs = TensorPairs(self.module, inner, self._copied)
             self._pairs = WeakKeyDictionary({inner: pairs})
         return pairs
@@ -189,20 +202,24 @@ def check_decay(decay: float) -> None:
 
 def _independent_copy(model: nn.Module) -> nn.Module:
     """Copy a model so that no two of its tensors share memory, in at least the precision of float32."""
+    if is_sharded_module(model):
+        return ShardedAverage(model)
     duplicate = copy.deepcopy(model).eval().requires_grad_(False)
     for tensor in named_tensors(duplicate).values():
-        if tensor.is_floating_point() and tensor.element_size() < torch.float32.itemsize:
-            tensor.data = tensor.data.float()
+        if tensor.dtype != averaged_dtype(tensor):
+            tensor.data = tensor.data.to(averaged_dtype(tensor))
         elif not isinstance(tensor, nn.Parameter):
             tensor.data = tensor.data.clone()  # copied buffers share memory, or repeat it, where the originals do
     return duplicate
 
 
 def _names_without_average(model: nn.Module) -> frozenset[str]:
-    return frozenset(name for name, tensor in named_tensors(model).items() if not _has_an_average(tensor))
+    """Of a sharded model, what one process finds in its pieces holds for all."""
+    own = frozenset(name for name, tensor in named_tensors(model).items() if not _has_an_average(tensor))
+    return frozenset[str]().union(*gather_objects(own)) if is_sharded_module(model) else own
 
 
 def _has_an_average(tensor: Tensor) -> bool:
     if not (tensor.is_floating_point() or tensor.is_complex()):
         return False
-    return tensor.requires_grad or bool(tensor.isfinite().all())
+    return tensor.requires_grad or bool(local_piece(tensor).isfinite().all())

@@ -63,6 +63,8 @@ class ModelEmaCallback(SaveBestModelCallback):
     It belongs before callbacks that log or watch these metrics, such as those of ``DEFAULT_CALLBACKS``, which would
     otherwise get them an epoch late; where a ``LogMetricsCallback`` comes before it, a warning says so.
 
+    Where the model is sharded, each process averages its pieces, and the file has the whole average.
+
     On several processes the average is the same on all of them; its buffers, such as the running statistics of batch
     norm layers, are those of the first process.
 
@@ -177,6 +179,8 @@ class ModelEmaCallback(SaveBestModelCallback):
     @override
     def on_prepare_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         """Record what the model is made of, before its methods are replaced for mixed precision."""
+        if trainer.is_sharded:  # its average has no methods
+            return
         model = trainer.get_model(keep_torch_compile=False)
         self._users_model = copy.deepcopy(model, {id(tensor): tensor for tensor in named_tensors(model).values()})
         restore_layers(self._users_model)
@@ -200,9 +204,13 @@ class ModelEmaCallback(SaveBestModelCallback):
             )
         if self.evaluate_during_training:
             self._warn_of_loggers_before(trainer)
-        users_model = cast("nn.Module", self._users_model)  # on_prepare_start has set it
-        self._ema = self.model_ema(users_model, decay=self.decay**self.update_every_n_steps).to(trainer.device)
-        self._ema.reset(trainer.model)
+        decay = self.decay**self.update_every_n_steps
+        if trainer.is_sharded:
+            self._ema = self.model_ema(trainer.get_model(keep_torch_compile=False), decay=decay)
+        else:
+            users_model = cast("nn.Module", self._users_model)  # on_prepare_start has set it
+            self._ema = self.model_ema(users_model, decay=decay).to(trainer.device)
+            self._ema.reset(trainer.model)
         self._users_model = None
 
     @override

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from itertools import chain
 from operator import attrgetter, is_, methodcaller
 from typing import TypeAlias
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from pa_core import ConfigurationError
+from pa_core.sharded_tensors import is_sharded_module, local_pieces
 
 __all__ = ["TensorPairs", "named_tensors"]
 
@@ -30,8 +31,11 @@ class TensorPairs:
         model: The model, without wrappers.
         copied: The names of the tensors that are copied, not averaged, as ``named_tensors`` names them.
 
+    Of sharded models, each process works on its pieces, and nothing is exchanged.
+
     Raises:
-        ConfigurationError: The two have other tensors, tie others, or are on different devices.
+        ConfigurationError: The two have other tensors, tie others, or are on different devices; or only one of them is
+            sharded.
 
     Example:
         >>> average, model = nn.Linear(1, 1).requires_grad_(False), nn.Linear(1, 1)
@@ -46,6 +50,8 @@ class TensorPairs:
 
     def __init__(self, average: nn.Module, model: nn.Module, copied: frozenset[str]) -> None:
         _require_same_tensors(average, model)
+        _require_both_sharded(average, model)
+        self._is_sharded = is_sharded_module(model)
         averages, values = named_tensors(average), named_tensors(model)
         pairs = [(averages[name], values[name], name in copied) for name in averages]
         self._all: _Lists = _lists((average, value) for average, value, _ in pairs)
@@ -81,20 +87,37 @@ class TensorPairs:
         Args:
             weight: The fraction, from 0 to 1.
         """
-        for averages, values in self._fused:
+        for averages, values in map(self._pieces, self._fused):
             torch._foreach_lerp_(averages, values, weight)  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]  # no public one is fused
-        for average, value in zip(*self._converted, strict=True):
+        for average, value in zip(*self._pieces(self._converted), strict=True):
             average.lerp_(value.to(average.dtype), weight)
-        _copy(self._copied)
+        _copy(self._pieces(self._copied))
 
     @torch.no_grad()
     def copy(self) -> None:
         """Make each average equal to its value."""
-        _copy(self._all)
+        _copy(self._pieces(self._all))
+
+    def averages_in_place(self) -> AbstractContextManager[None]:
+        """Within the context, the tensors of the model have the values of their averages.
+
+        Only those of a sharded model are copied, since its processes gather what is in the memory of their pieces.
+        """
+        return self._copied_in() if self._is_sharded else self._exchanged()
 
     @contextmanager
-    def averages_in_place(self) -> Generator[None]:
-        """Within the context, the tensors of the model have the values of their averages, without a copy."""
+    def _copied_in(self) -> Generator[None]:
+        own = [value.clone() for value in self._pieces(self._all)[1]]
+        try:
+            with torch.no_grad():
+                _copy((self._pieces(self._all)[1], self._pieces(self._all)[0]))
+            yield
+        finally:
+            with torch.no_grad():
+                _copy((self._pieces(self._all)[1], own))
+
+    @contextmanager
+    def _exchanged(self) -> Generator[None]:
         own = [value.data for value in self._all[1]]
         contents = [dict(container) for container in self._containers]
         try:
@@ -108,6 +131,10 @@ class TensorPairs:
                 container.update(content)
             for value, data in zip(self._all[1], own, strict=True):
                 value.data = data
+
+    def _pieces(self, tensors: _Lists) -> _Lists:
+        """What this process has of tensors; preparing a run may have moved it."""
+        return (local_pieces(tensors[0]), local_pieces(tensors[1])) if self._is_sharded else tensors
 
 
 def named_tensors(module: nn.Module) -> dict[str, Tensor]:
@@ -158,6 +185,17 @@ def _require_same_tensors(average: nn.Module, model: nn.Module) -> None:
             given=_list_tensors(differing, given),
             expected=_list_tensors(differing, expected),
             do="Make a new ModelEma of the changed model; if only the device is another, move the ModelEma there.",
+        )
+
+
+def _require_both_sharded(average: nn.Module, model: nn.Module) -> None:
+    if is_sharded_module(average) != is_sharded_module(model):
+        kinds = {True: "sharded", False: "whole"}
+        raise ConfigurationError(
+            "The model was sharded, or put together, after the average was made of it.",
+            given=f"a model that is {kinds[is_sharded_module(model)]}, and an average that is not",
+            expected="an average of which each process has the same pieces as of the model",
+            do="Make the ModelEma of the model as it is trained: when a run starts, it is sharded.",
         )
 
 

@@ -34,6 +34,7 @@ from pa_core.private_parts import PrivateParts
 from pa_core.progress import Progress
 from pa_core.run_config import TrainerRunConfig
 from pa_core.sharded_tensors import is_sharded_module
+from pa_core.sharding.settings import ShardingSettings
 from pa_core.state_dicts import missing_methods
 from pa_core.tracking import LossTracker, MetricValue, RunHistory, StepMeans
 from pa_core.training_state import (
@@ -122,6 +123,7 @@ class AnyTrainer(ABC):
     _resumption: Resumption
     _safe_points: SafePoints
     _added: AddedModules
+    _sharding: ShardingSettings | None
     _running: Literal["train", "evaluate"] | None
     _run_contexts: ExitStack
     _private_parts: PrivateParts
@@ -244,6 +246,15 @@ class AnyTrainer(ABC):
     def local_main_process_first(self) -> processes.BlockOrDecorator:
         """Let the first process of each machine run a block before the others, as ``local_process_zero_first``."""
         return processes.local_process_zero_first()
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether the model is split over the processes, or is going to be when the run has been prepared.
+
+        Its parameters are then ``DTensor`` objects, of which each process has a piece. Every process must take part
+        where the model is called, saved or put together.
+        """
+        return (self._sharding is not None and self.num_processes > 1) or is_sharded_module(self.get_model())
 
     # Precision and device
 

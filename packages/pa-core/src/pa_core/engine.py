@@ -50,7 +50,7 @@ from pa_core.scheduler_stepping import SchedulerStepping
 from pa_core.sharded_tensors import reshard
 from pa_core.sharding.compiled_blocks import compile_in_place
 from pa_core.sharding.gradient_clipping import clip_gradient_norm, clip_gradient_values
-from pa_core.sharding.settings import ShardingSettings, read_settings
+from pa_core.sharding.settings import read_settings
 from pa_core.sharding.shard_model import shard
 from pa_core.step_output import no_sample_counted
 from pa_core.tracking import InMemoryRunHistory, LossTracker, RunHistory, StepMeans
@@ -84,7 +84,6 @@ class Engine(AnyTrainer):
     _gradient_clip_norm: float | None
     _checked_steps: set[str]
     _watch: RunWatch
-    _sharding: ShardingSettings | None
 
     def __init__(
         self,
