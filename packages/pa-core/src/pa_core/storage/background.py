@@ -119,8 +119,8 @@ class HostPool:
     def copy(self, encoded: Mapping[str, Encoded]) -> dict[str, Encoded]:
         """Copy all tensors; those that share their memory share it in the copy as well.
 
-        Of sharded tensors, those pieces are copied that are there. Returns when the copies are complete, so the
-        originals may change at once.
+        Of sharded tensors, those pieces are copied that this process writes. Returns when the copies are complete, so
+        the originals may change at once.
         """
         previous, self._buffers = self._buffers, {}
         copies: dict[Hashable, Tensor] = {}

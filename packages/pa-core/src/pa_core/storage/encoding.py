@@ -78,26 +78,25 @@ class Encoded:
     tensors: dict[str, Tensor]
     pieces: dict[str, ShardedPiece] = field(default_factory=dict[str, ShardedPiece])
 
+    def pieces_written_here(self) -> dict[str, Tensor]:
+        """Return the pieces that this process writes, by name."""
+        return {name: piece.tensor for name, piece in self.pieces.items() if piece.is_written_here}
+
     def all_tensors(self) -> dict[str, Tensor]:
-        """Return the tensors and the pieces of this process, by name."""
-        return {**self.tensors, **{name: piece.tensor for name, piece in self.pieces.items()}}
+        """Return the tensors and the pieces that this process writes, by name."""
+        return {**self.tensors, **self.pieces_written_here()}
 
-    def written_by(self, process: int) -> Encoded:
-        """Return what a process writes of a state that several write together: its pieces, the first one the rest.
-
-        Args:
-            process: Its rank, which must be that of this process.
-        """
-        written = {name: piece for name, piece in self.pieces.items() if piece.is_written_here}
-        return Encoded(self.document, self.tensors if process == 0 else {}, written)
+    def without_tensors(self) -> Encoded:
+        """Return what each process but the first writes of a state that several write together: pieces alone."""
+        return Encoded(self.document, {}, self.pieces)
 
     def with_copies(self, copies: Mapping[str, Tensor]) -> Encoded:
-        """Return the same with copies in the place of the tensors and the pieces of this process.
+        """Return the same with copies in the place of what this process writes.
 
         Args:
-            copies: One of each, by name.
+            copies: One for each of ``all_tensors()``, by name.
         """
-        pieces = {name: replace(piece, tensor=copies[name]) for name, piece in self.pieces.items()}
+        pieces = {name: replace(piece, tensor=copies.get(name, piece.tensor)) for name, piece in self.pieces.items()}
         return Encoded(self.document, {name: copies[name] for name in self.tensors}, pieces)
 
 

@@ -19,6 +19,8 @@ from pa_core.storage.encoding import JsonScalar
 from pa_core.storage.entries import Entry, damage
 
 __all__ = [
+    "FIRST_VERSION",
+    "LAST_VERSION",
     "MANIFEST",
     "FileEntry",
     "Manifest",
@@ -30,7 +32,8 @@ __all__ = [
 
 MANIFEST = "manifest.json"
 _FORMAT = "pa-core training state"
-_VERSION = 2
+FIRST_VERSION, LAST_VERSION = 1, 2
+"""The versions of the format: in the second one, a part may have several files of tensors."""
 _ZEROS = b"0" * 64
 _DIGEST = re.compile("[0-9a-f]{64}")
 _ENOUGH_TO_RECOGNIZE = 4096
@@ -93,7 +96,7 @@ def manifest_text(summary: Mapping[str, JsonScalar], files: Mapping[str, FileEnt
     Args:
         summary: What the writer says about the state.
         files: The other files by name.
-        version: That of the format: 1 where each part has one file of tensors at most, and 2 otherwise.
+        version: The lowest version of the format that has what is in the files.
     """
     content = {
         "format": _FORMAT,
@@ -129,7 +132,7 @@ def read_manifest(directory: Path) -> Manifest:
     if name != _FORMAT:
         raise damage(path, f"the format {reprlib.repr(name)}", f"the format {_FORMAT!r}")
     version = content.at("version").count(least=1)
-    if version > _VERSION:
+    if version > LAST_VERSION:
         raise _newer_version(directory, version)
     return Manifest(_summary(content.at("summary")), content.at("files").each(_file_entry), digest)
 
@@ -161,7 +164,7 @@ def _newer_version(directory: Path, version: object) -> CheckpointError:
     return CheckpointError(
         "The training state was written in a newer format than this version of pa-core can read.",
         given=f"{directory} in version {version} of the format",
-        expected=f"version {_VERSION}",
+        expected=f"version {LAST_VERSION} or lower",
         do="Install the version of pa-core that wrote it, or a newer one.",
     )
 

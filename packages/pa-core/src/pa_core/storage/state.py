@@ -22,6 +22,8 @@ from pa_core.storage.digested_file import DigestingReader, DigestingWriter
 from pa_core.storage.encoding import Encoded, JsonScalar, JsonValue, decode, encode
 from pa_core.storage.entries import damage
 from pa_core.storage.manifest import (
+    FIRST_VERSION,
+    LAST_VERSION,
     MANIFEST,
     FileEntry,
     Manifest,
@@ -31,6 +33,9 @@ from pa_core.storage.manifest import (
     read_manifest,
 )
 from pa_core.storage.piece_file import PieceFile, is_piece_file
+from pa_core.storage.piece_places import document_with_places, find_moved_pieces
+from pa_core.storage.pieces import file_of_pieces
+from pa_core.storage.shared_write import ShareOfFirst, ShareOfOther
 from pa_core.storage.staging import find, located, publish, staged
 from pa_core.storage.stored_values import resolved
 from pa_core.storage.tensor_file import read_tensors, write_tensors
@@ -46,6 +51,7 @@ __all__ = [
     "is_state",
     "open_state",
     "read_state",
+    "write_pieces",
     "write_state",
 ]
 
@@ -111,6 +117,7 @@ def write_state(
     *,
     constant: Collection[str] = (),
     linkable: LinkableFiles | None = None,
+    share: ShareOfFirst | None = None,
 ) -> None:
     """Write a training state, whole or not at all.
 
@@ -128,9 +135,11 @@ def write_state(
         constant: The names of tensors that get files of their own, for those of an earlier state in the same folder to
             be linked where they are equal.
         linkable: What is known about these files; None for nothing.
+        share: What this process does where others write the state with it, each with ``write_pieces``.
 
     Raises:
         CheckpointError: Something else is at the path, a value cannot be stored, or the disk is full.
+        OtherProcessError: Another process that writes a part of the state is gone.
     """
     target = Path(os.path.realpath(directory))
     check_summary(summary)
@@ -139,12 +148,50 @@ def write_state(
     run = str(summary["run"])
     try:
         _check_place(target)
-        with staged(target, run) as folder:
-            files = LinkableFiles() if linkable is None else linkable
-            _write_files(folder, encoded, summary, _Constant(frozenset(constant), files, target.parent))
+        linked = LinkableFiles() if linkable is None else linkable
+        constants = _Constant(frozenset(constant), linked, target.parent)
+        share = ShareOfFirst() if share is None else share
+        with staged(target, run) as folder, share.in_folder(folder):
+            files = _write_tensor_files(folder, encoded, share.rank, constants)
+            files |= share.files_of_others(folder)
+            _write_index(folder, encoded, files, summary)
             publish(folder, target, run)
     except OSError as error:
         raise _cannot_write(target, error) from error
+
+
+def write_pieces(
+    directory: str | Path,
+    parts: Mapping[str, Encoded],
+    share: ShareOfOther,
+    *,
+    constant: Collection[str] = (),
+    linkable: LinkableFiles | None = None,
+) -> None:
+    """Write what this process has of a state that the first process publishes.
+
+    Args:
+        directory: Where the state will be.
+        parts: What ``encode`` made of its parts, by name: the pieces of sharded tensors are written, and nothing else.
+        share: What this process does for the state.
+        constant: As for ``write_state``.
+        linkable: As for ``write_state``.
+
+    Raises:
+        CheckpointError: The pieces could not be written, or the first process did not begin.
+        OtherProcessError: The first process is gone.
+    """
+    without_tensors = {name: part.without_tensors() for name, part in parts.items()}
+    linked = LinkableFiles() if linkable is None else linkable
+
+    def write_files(folder: Path) -> dict[str, FileEntry]:
+        constants = _Constant(frozenset(constant), linked, folder.parent)
+        try:
+            return _write_tensor_files(folder, without_tensors, share.rank, constants)
+        except OSError as error:
+            raise _cannot_write(folder, error) from error
+
+    share.write(Path(directory), write_files)
 
 
 def read_state(directory: str | Path, *, verify: bool = True) -> State:
@@ -288,18 +335,39 @@ class _Constant:
     folder: Path
 
 
-def _write_files(
-    folder: Path, parts: Mapping[str, Encoded], summary: Mapping[str, JsonScalar], constant: _Constant
-) -> None:
-    """Write all files, the manifest last."""
+def _write_tensor_files(
+    folder: Path, parts: Mapping[str, Encoded], rank: int, constant: _Constant
+) -> dict[str, FileEntry]:
+    """Write the tensors of each part, and the pieces that this process has, and return what is in which file."""
     files: dict[str, FileEntry] = {}
     for name, part in parts.items():
-        linked = _link_or_write(folder / (name + CONSTANT + TENSORS), part.tensors, constant, files)
-        tensors = {one: tensor for one, tensor in part.tensors.items() if one not in linked}
-        if tensors:
-            files[name + TENSORS] = _write_file(folder / (name + TENSORS), partial(write_tensors, tensors=tensors))
-    version = 2 if any(name.endswith(CONSTANT + TENSORS) for name in files) else 1
-    files[DOCUMENTS] = _write_file(folder / DOCUMENTS, partial(_write_documents, parts=parts))
+        _write_or_link(folder / (name + TENSORS), folder / (name + CONSTANT + TENSORS), part.tensors, constant, files)
+        if pieces := part.pieces_written_here():
+            constant_file = folder / file_of_pieces(name, rank, constant=True)
+            _write_or_link(folder / file_of_pieces(name, rank), constant_file, pieces, constant, files)
+    return files
+
+
+def _write_or_link(
+    path: Path, constant_path: Path, tensors: Mapping[str, Tensor], constant: _Constant, files: dict[str, FileEntry]
+) -> None:
+    linked = _link_or_write(constant_path, tensors, constant, files)
+    written = {name: tensor for name, tensor in tensors.items() if name not in linked}
+    if written:
+        files[path.name] = _write_file(path, partial(write_tensors, tensors=written))
+
+
+def _write_index(
+    folder: Path, parts: Mapping[str, Encoded], files: dict[str, FileEntry], summary: Mapping[str, JsonScalar]
+) -> None:
+    """Write what tells where everything is, the manifest last."""
+    documents: dict[str, JsonValue] = {}
+    for name, part in parts.items():
+        documents[name] = document_with_places(part.document, find_moved_pieces(folder, name, part, files))
+    is_sharded = any(part.pieces for part in parts.values())
+    has_constants = any(name.endswith(CONSTANT + TENSORS) for name in files)
+    files[DOCUMENTS] = _write_file(folder / DOCUMENTS, partial(_write_documents, documents=documents))
+    version = LAST_VERSION if is_sharded or has_constants else FIRST_VERSION
     text = manifest_text(summary, files, version)
     _write_file(folder / MANIFEST, lambda file: file.write(text))
 
@@ -325,14 +393,14 @@ def _link_or_write(
     return linked
 
 
-def _write_documents(file: DigestingWriter, parts: Mapping[str, Encoded]) -> None:
+def _write_documents(file: DigestingWriter, documents: Mapping[str, JsonValue]) -> None:
     """One JSON object, with a line for each part."""
     opening = "{"
-    for name, part in parts.items():
-        text = json.dumps(part.document, ensure_ascii=False, allow_nan=False)
+    for name, document in documents.items():
+        text = json.dumps(document, ensure_ascii=False, allow_nan=False)
         file.write(f'{opening}\n"{name}": {text}'.encode())
         opening = ","
-    file.write(b"\n}\n" if parts else b"{}\n")
+    file.write(b"\n}\n" if documents else b"{}\n")
 
 
 def _write_file(path: Path, write: Callable[[DigestingWriter], None]) -> FileEntry:

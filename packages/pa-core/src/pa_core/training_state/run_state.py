@@ -91,8 +91,8 @@ def capture(run: Snapshotable, state: RunState) -> dict[str, Any]:
     models = run.named_models()
     for model in models.values():
         distributed.broadcast_buffers(model)
-    parameters = named_parameters(models)
     captured = {name: capture_model(model) for name, model in models.items()}
+    parameters = named_parameters(models)  # the state dicts have split again what fully_shard had put together
     if isinstance(run.loss_func, nn.Module):
         captured[_LOSS_FUNC] = capture_model(run.loss_func)
     return {

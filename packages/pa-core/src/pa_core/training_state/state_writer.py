@@ -1,10 +1,14 @@
-"""Writing training states: requested at any time, written by the first process, errors raised on all."""
+"""Writing training states: requested at any time, written by the first process, errors raised on all.
+
+Of sharded tensors, each process writes its pieces.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +16,15 @@ import torch
 from torch import Tensor
 
 from pa_core import distributed
-from pa_core.errors import CheckpointError
+from pa_core.distributed.mailbox import Mailbox
+from pa_core.errors import CheckpointError, OtherProcessError
 from pa_core.progress import Phase, Position
+from pa_core.sharded_tensors import is_sharded
 from pa_core.storage import StateFolder
 from pa_core.storage.background import BackgroundWriter, HostPool
 from pa_core.storage.encoding import Encoded, encode
-from pa_core.storage.state import write_state
+from pa_core.storage.shared_write import ShareOfFirst, ShareOfOther
+from pa_core.storage.state import write_pieces, write_state
 from pa_core.storage.unchanged import LinkableFiles, UnchangedTensors
 from pa_core.training_state.reserved_folders import ReservedFolders
 
@@ -46,7 +53,9 @@ class StateRequest:
 
 
 class StateWriter:
-    """Writes the states that were asked for; every process calls each method, and the first one writes.
+    """Writes the states that were asked for; every process calls each method.
+
+    The first one writes, and where the weights are sharded, each of them.
 
     Args:
         folders: The folders that the run has for itself, at which each write looks first.
@@ -83,7 +92,7 @@ class StateWriter:
         Raises:
             CheckpointError: An entry cannot be stored.
         """
-        if distributed.rank() == 0:
+        if distributed.rank() == 0 or _is_written_together(parts):
             self._unchanged.note(_tensors({name: encode(part, name) for name, part in parts.items()}))
 
     def write(self, parts: Mapping[str, Any], position: Position, run: str) -> None:
@@ -100,13 +109,24 @@ class StateWriter:
         """
         self.settle()
         requests, self._requests = self._requests, []
+        together = _is_written_together(parts)
+        encoded: dict[str, Encoded] = {}
         problem: Exception | None = None
-        if distributed.rank() == 0:
+        if distributed.rank() == 0 or together:
             try:
                 encoded = {name: encode(part, name) for name, part in parts.items()}
-                constant = self._unchanged.find(_tensors(encoded), _parameters(parts["models"]))
-                for request, extras in requests:
-                    self._write(request, {**encoded, "extras": extras}, constant, _summary(request, position, run))
+            except CheckpointError as error:
+                problem = error
+        if together:  # none begins to wait for what another one cannot write
+            raise_on_all(problem)
+        jobs = [
+            _Job(request, {**encoded, "extras": extras}, _summary(request, position, run), _share(together=together))
+            for request, extras in requests
+        ]
+        if encoded:
+            constant = self._unchanged.find(_tensors(encoded), _parameters(parts["models"]))
+            try:
+                self._write_all(jobs, constant)
             except (CheckpointError, OSError) as error:
                 problem = error
         raise_on_all(problem)
@@ -138,7 +158,7 @@ class StateWriter:
         try:
             if self._writer is not None:
                 self._writer.wait()
-        except (CheckpointError, OSError) as error:
+        except (CheckpointError, OtherProcessError, OSError) as error:
             failure.add_note(f"Besides, the last training state could not be written: {error}")
 
     def drop_requests(self, failure: BaseException | None = None) -> None:
@@ -156,38 +176,69 @@ class StateWriter:
                 "safe point."
             )
 
-    def _write(
-        self,
-        request: StateRequest,
-        parts: Mapping[str, Encoded],
-        constant: Collection[str],
-        summary: Mapping[str, str | int | bool],
-    ) -> None:
-        def write(parts: Mapping[str, Encoded]) -> None:
-            directory, folder = request.directory, request.directory.parent
-            self._folders.check([folder])
-            try:
-                if request.keeps_other_runs:
-                    directory = StateFolder(folder).path_for(directory.name, str(summary["run"]))
-                write_state(directory, parts, summary, constant=constant, linkable=self._linkable)
-                if request.on_saved is not None:
-                    request.on_saved(directory)
-            except (CheckpointError, OSError):
-                self._folders.check([folder])  # if it has gone meanwhile, that is the reason to tell
-                raise
+    def _write_all(self, jobs: Sequence[_Job], constant: Collection[str]) -> None:
+        try:
+            for job in jobs:
+                if not job.request.asynchronous:
+                    self._write(job, job.parts, constant)
+                    continue
+                if self._writer is None or self._pool is None:
+                    self._writer, self._pool = BackgroundWriter(), HostPool()
+                self._writer.wait()  # it reads the buffers that are filled next
+                copied = self._pool.copy(job.parts)
+                self._writer.submit(partial(self._write, job, copied, constant))
+        except BaseException:
+            for job in jobs:
+                job.share.call_off()
+            raise
 
-        if not request.asynchronous:
-            write(parts)
+    def _write(self, job: _Job, parts: Mapping[str, Encoded], constant: Collection[str]) -> None:
+        """Write the share of this process in a state, and on the first one publish the state."""
+        if isinstance(job.share, ShareOfOther):
+            write_pieces(job.request.directory, parts, job.share, constant=constant, linkable=self._linkable)
             return
-        if self._writer is None or self._pool is None:
-            self._writer, self._pool = BackgroundWriter(), HostPool()
-        self._writer.wait()  # it reads the buffers that are filled next
-        copied = self._pool.copy(parts)
-        self._writer.submit(lambda: write(copied))
+        directory, folder = job.request.directory, job.request.directory.parent
+        try:
+            self._folders.check([folder])
+            if job.request.keeps_other_runs:
+                directory = StateFolder(folder).path_for(directory.name, str(job.summary["run"]))
+            write_state(directory, parts, job.summary, constant=constant, linkable=self._linkable, share=job.share)
+            if job.request.on_saved is not None:
+                job.request.on_saved(directory)
+        except (CheckpointError, OSError):
+            self._folders.check([folder])  # if it has gone meanwhile, that is the reason to tell
+            raise
+        finally:
+            job.share.call_off()
+
+
+@dataclass(frozen=True)
+class _Job:
+    """A state to write, as far as this process has a share in it."""
+
+    request: StateRequest
+    parts: Mapping[str, Encoded]
+    summary: Mapping[str, str | int | bool]
+    share: ShareOfFirst | ShareOfOther
+
+
+def _is_written_together(parts: Mapping[str, Any]) -> bool:
+    """Whether weights are sharded over processes, which is the same on all of them."""
+    models = parts["models"].values()
+    return distributed.num_processes() > 1 and any(
+        is_sharded(tensor) for model in models for tensor in model["weights"].values()
+    )
+
+
+def _share(*, together: bool) -> ShareOfFirst | ShareOfOther:
+    if not together:
+        return ShareOfFirst()
+    mailbox = Mailbox()
+    return ShareOfFirst(mailbox) if mailbox.rank == 0 else ShareOfOther(mailbox)
 
 
 def _tensors(parts: Mapping[str, Encoded]) -> dict[str, Tensor]:
-    return {name: tensor for part in parts.values() for name, tensor in part.tensors.items()}
+    return {name: tensor for part in parts.values() for name, tensor in part.all_tensors().items()}
 
 
 def _parameters(models: Mapping[str, Any]) -> set[str]:

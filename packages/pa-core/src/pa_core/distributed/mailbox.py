@@ -1,0 +1,139 @@
+"""What processes tell each other by name, from any thread, while their main threads are busy with collectives."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, Store
+
+from pa_core.distributed import shared_errors
+from pa_core.distributed.sign_of_life import Sign, Signs
+from pa_core.errors import OtherProcessError
+
+__all__ = ["Mailbox"]
+
+_SECONDS_UNTIL_GONE = 15.0
+_SECONDS_BETWEEN_LOOKS: Final = (0.002, 0.1)
+"""At first and at most."""
+
+_topics = itertools.count(1)
+
+
+class Mailbox:
+    """Messages about one thing that the processes do together.
+
+    Every process makes as many mailboxes as the others, in the same order; only that, and nothing that follows, must
+    happen in the main thread. No process waits for a message with an open connection, so that the main thread is never
+    held up.
+    """
+
+    def __init__(self) -> None:
+        self.rank: int = dist.get_rank()
+        self.num_processes: int = dist.get_world_size()
+        # A connection of its own: other threads may be waiting in theirs. Torch does not annotate clone().
+        shared: Any = shared_errors.store_of_processes()
+        connection: Store = shared.clone()
+        self._store = PrefixStore(f"pa_core/mailbox/{next(_topics)}", connection)
+        self._signs = Signs(PrefixStore("pa_core/watch", connection), self.rank, self.num_processes)
+
+    def post(self, key: str, message: str) -> None:
+        """Leave a message for the others.
+
+        Args:
+            key: What it is called.
+            message: What it says.
+
+        Raises:
+            OtherProcessError: The process that keeps the messages is gone.
+        """
+        with _explained():
+            self._store.set(key, message)
+
+    def wait_for(self, key: str, rank: int) -> str:
+        """Return a message once it is there.
+
+        Args:
+            key: What it is called.
+            rank: The process that leaves it.
+
+        Raises:
+            OtherProcessError: That process gives no sign of life any more, or the one that keeps the messages is gone.
+        """
+        silence, pause = _Silence(), _SECONDS_BETWEEN_LOOKS[0]
+        while (message := self._find(key)) is None:
+            if silence.seconds(self._sign_of(rank)) > _SECONDS_UNTIL_GONE:
+                raise _gone(rank)
+            time.sleep(pause)
+            pause = min(2 * pause, _SECONDS_BETWEEN_LOOKS[1])
+        return message
+
+    def remove(self, key: str) -> None:
+        """Remove a message that everybody has read.
+
+        Args:
+            key: What it is called.
+
+        Raises:
+            OtherProcessError: The process that keeps the messages is gone.
+        """
+        with _explained():
+            self._store.delete_key(key)
+
+    def _find(self, key: str) -> str | None:
+        with _explained():
+            return self._store.get(key).decode() if self._store.check([key]) else None
+
+    def _sign_of(self, rank: int) -> Sign:
+        with _explained():
+            return self._signs.of_others().get(rank, Sign())
+
+
+class _Silence:
+    """For how long a process has given no new sign of life; a machine that was asleep has not waited."""
+
+    _LONGEST_LOOK = 1.0
+
+    def __init__(self) -> None:
+        self._beat = -1
+        self._seconds = 0.0
+        self._last_look = time.monotonic()
+
+    def seconds(self, sign: Sign) -> float:
+        """Note its last sign, and return the seconds; 0 for one that has never given any.
+
+        Args:
+            sign: The sign.
+        """
+        now = time.monotonic()
+        passed, self._last_look = now - self._last_look, now
+        is_new = sign.beat != self._beat
+        self._beat = sign.beat
+        self._seconds = 0.0 if is_new or sign == Sign() else self._seconds + min(passed, self._LONGEST_LOOK)
+        return self._seconds
+
+
+def _gone(rank: int) -> OtherProcessError:
+    return OtherProcessError(
+        "Another process is gone while this one waited for it.",
+        given=f"rank {rank}, which has given no sign of life for {_SECONDS_UNTIL_GONE:g} seconds",
+        expected="all processes in the run until it ends on all of them",
+        do=f"See what rank {rank} printed last.",
+    )
+
+
+@contextmanager
+def _explained() -> Generator[None]:
+    try:
+        yield
+    except RuntimeError as error:  # of the connection
+        raise OtherProcessError(
+            "The process that connects the others is gone.",
+            given=f"{type(error).__name__}: {error}",
+            expected="all processes in the run until it ends on all of them",
+            do="See what the other processes and the launcher printed last.",
+        ) from error
