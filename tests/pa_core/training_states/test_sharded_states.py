@@ -1,0 +1,129 @@
+"""Training states of a model that is sharded: each process writes its pieces, and the state is whole or not there."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.optim import AdamW
+from torch.utils.data import TensorDataset
+from typing_extensions import override
+
+from pa_core import AnyTrainer, CheckpointError, SaveTrainingStateCallback, Trainer, TrainerCallback
+from pa_core.sharded_tensors import whole_tensor
+from pa_core.storage import StateFolder, read_state
+from pa_core.storage.manifest import read_manifest
+from tests.support.sharded_models import sentences, sharded, tiny_transformer, whole_weights
+
+pytestmark = pytest.mark.runs_on("two_ranks")
+
+
+def make_trainer(*callbacks: TrainerCallback) -> Trainer:
+    """A trainer of a small transformer in two pieces."""
+    model = sharded(tiny_transformer())
+    return Trainer(model, nn.CrossEntropyLoss(), AdamW(model.parameters(), lr=0.01), callbacks=callbacks)
+
+
+def train(trainer: Trainer, num_epochs: int = 1) -> None:
+    """Five updates an epoch."""
+    data = TensorDataset(*sentences(20))
+    trainer.train(data, num_epochs, per_device_batch_size=2, eval_dataset=TensorDataset(*sentences(6)))
+
+
+@contextmanager
+def full_disk(rank: int) -> Generator[None]:
+    """No file of one process takes more than a few bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if dist.get_rank() == rank:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_each_process_writes_its_pieces_and_together_they_are_the_state(
+    shared_tmp_path: Path, asynchronous: bool
+) -> None:
+    """Weights and optimizer state, to the last bit; also after an evaluation, which leaves weights put together."""
+    saving = SaveTrainingStateCallback(
+        shared_tmp_path, save_every_n_steps=2, max_checkpoints=2, asynchronous=asynchronous
+    )
+    trainer = make_trainer(saving)
+    train(trainer)
+    weights = whole_weights(trainer.model)
+    states = trainer.optimizer.state_dict()["state"]
+    averages = {number: whole_tensor(state["exp_avg_sq"]) for number, state in states.items()}
+
+    assert sorted(entry.name for entry in shared_tmp_path.iterdir()) == ["final", "step_4"]
+    files = read_manifest(shared_tmp_path / "final").files
+    sizes = {name: entry.bytes for name, entry in files.items()}
+    assert 0.8 < sizes["optimizers.0-of-2.safetensors"] / sizes["optimizers.1-of-2.safetensors"] < 1.25
+    assert "models.safetensors" not in sizes
+    parts = read_state(shared_tmp_path / "final").parts
+    saved, optimizer = parts["models"]["model"]["weights"], parts["optimizers"]["optimizer"]
+    assert all(torch.equal(saved[name], weight) for name, weight in weights.items())
+    assert all(torch.equal(optimizer["state"]["state"][number]["exp_avg_sq"], one) for number, one in averages.items())
+    assert optimizer["parameters"] == [list(weights)]
+
+
+def save_twice(trainer: Trainer, path: Path, *, asynchronous: bool) -> None:
+    """What fails in the background is raised with the next state."""
+    for sequence in (2, 3):
+        trainer.save_training_state(path, asynchronous=asynchronous, sequence=sequence)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_what_one_process_cannot_write_is_an_error_on_all(shared_tmp_path: Path, rank: int, asynchronous: bool) -> None:
+    """The state before stays, nothing of the new one is left, and the next one is written once there is room again."""
+    trainer = make_trainer(SaveTrainingStateCallback(shared_tmp_path, save_every_n_steps=4, save_at_end=False))
+    train(trainer)
+    folder = shared_tmp_path
+    with full_disk(rank), pytest.raises(CheckpointError, match="could not be written") as caught:
+        save_twice(trainer, folder / "late", asynchronous=asynchronous)
+    assert "Free some space" in caught.value.do
+    assert caught.value.given.startswith("rank 1: ") == (rank == 1)
+    dist.barrier()
+    assert [entry.name for entry in folder.iterdir() if entry.name != ".in_use"] == ["step_4"]
+    trainer.save_training_state(folder / "late", sequence=4)
+    assert [record.problem for record in StateFolder(folder).records()] == [None, None]
+
+
+class SavesTwice(TrainerCallback):
+    """Asks for two states at once, the first of which cannot be written."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @override
+    def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
+        if update == 3:
+            (self.folder / "taken").touch()
+            trainer.save_training_state(self.folder / "taken")
+            trainer.save_training_state(self.folder / "free")
+
+
+def test_nobody_waits_for_a_state_that_is_not_begun(shared_tmp_path: Path) -> None:
+    """What the first process finds out before it makes a folder ends the run on all processes with the same error."""
+    with pytest.raises(CheckpointError, match="There is something else where a training state"):
+        train(make_trainer(SavesTwice(shared_tmp_path)))
+    assert [entry.name for entry in shared_tmp_path.iterdir()] == ["taken"]
+
+
+def test_a_folder_that_is_not_the_same_one_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes that save to folders of their own, as on machines that share no disk, hear what is wrong."""
+    trainer = make_trainer()
+    train(trainer)
+    monkeypatch.chdir(tmp_path)  # another one on each process
+    with pytest.raises(CheckpointError, match="do not see the same folder") as caught:
+        trainer.save_training_state("states/final")
+    assert "all machines share" in caught.value.do
