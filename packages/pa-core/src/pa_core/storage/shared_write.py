@@ -48,6 +48,23 @@ class Messages(Protocol):
         ...
 
 
+class _Nobody:
+    """The messages of a process that writes by itself."""
+
+    rank: int = 0
+    num_processes: int = 1
+
+    def post(self, key: str, message: str) -> None:
+        """Tell nobody."""
+
+    def wait_for(self, key: str, rank: int) -> str:
+        """Return what nobody says."""
+        raise LookupError(key, rank)
+
+    def remove(self, key: str) -> None:
+        """Leave everything as it is."""
+
+
 class ShareOfFirst:
     """What the first process does for a state, or the only one that writes it.
 
@@ -58,8 +75,8 @@ class ShareOfFirst:
     rank: int = 0
 
     def __init__(self, messages: Messages | None = None) -> None:
-        self._messages = messages
-        self._others = [] if messages is None else list(range(1, messages.num_processes))
+        self._messages = _Nobody() if messages is None else messages
+        self._others = list(range(1, self._messages.num_processes))
         self._is_announced = False
 
     def call_off(self) -> None:
@@ -100,17 +117,15 @@ class ShareOfFirst:
             for name, entry in written.items():
                 _require_visible(folder / name, entry, rank)
             files |= written
-        if self._messages is not None:
-            self._messages.remove(_FOLDER)
+        self._messages.remove(_FOLDER)
         return files
 
     def _announce(self, folder: str) -> None:
-        if self._messages is not None and not self._is_announced:
+        if not self._is_announced:
             self._is_announced = True
             self._messages.post(_FOLDER, folder)
 
     def _next_receipt(self) -> dict[str, FileEntry]:
-        assert self._messages is not None, "there are others"
         rank = self._others.pop(0)
         receipt: dict[str, Any] = json.loads(self._messages.wait_for(_receipt(rank), rank))
         self._messages.remove(_receipt(rank))

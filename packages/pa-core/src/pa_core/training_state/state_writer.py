@@ -179,12 +179,13 @@ class StateWriter:
     def _write_all(self, jobs: Sequence[_Job], constant: Collection[str]) -> None:
         try:
             for job in jobs:
+                if self._writer is not None:
+                    self._writer.wait()  # it reads the buffers that are filled next
                 if not job.request.asynchronous:
                     self._write(job, job.parts, constant)
                     continue
                 if self._writer is None or self._pool is None:
                     self._writer, self._pool = BackgroundWriter(), HostPool()
-                self._writer.wait()  # it reads the buffers that are filled next
                 copied = self._pool.copy(job.parts)
                 self._writer.submit(partial(self._write, job, copied, constant))
         except BaseException:

@@ -1,0 +1,57 @@
+"""Messages between processes that no main thread waits for."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
+
+from pa_core.distributed import mailbox, shared_errors
+from pa_core.distributed.mailbox import Mailbox
+from pa_core.distributed.sign_of_life import Sign, Signs
+from pa_core.errors import OtherProcessError
+
+pytestmark = pytest.mark.runs_on("two_ranks")
+
+
+def test_a_message_reaches_the_other_process_while_its_main_thread_is_in_a_collective() -> None:
+    """Each thing that processes do together has its own messages, which may have the same names."""
+    received: list[str] = []
+    boxes = [Mailbox(), Mailbox()]
+
+    def exchange() -> None:
+        other = 1 - dist.get_rank()
+        for box in reversed(boxes):
+            box.post(f"from {box.rank}", f"{boxes.index(box)} of {box.num_processes}")
+            received.append(box.wait_for(f"from {other}", other))
+
+    thread = threading.Thread(target=exchange)
+    thread.start()
+    dist.barrier()
+    thread.join()
+    assert received == ["1 of 2", "0 of 2"]
+
+
+@pytest.fixture
+def silent_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The second process has given a sign of life, and gives no more."""
+    shared = shared_errors.store_of_processes()
+    monkeypatch.setattr(shared_errors, "store_of_processes", lambda: PrefixStore("silent", shared))
+    monkeypatch.setattr(mailbox, "_SECONDS_UNTIL_GONE", 0.5)
+    if dist.get_rank() == 1:
+        Signs(PrefixStore("silent/pa_core/watch", shared), 1, 2).post(Sign(beat=3, run=1))
+    dist.barrier()
+    yield
+    dist.barrier()
+
+
+@pytest.mark.usefixtures("silent_process")
+def test_a_process_that_is_gone_is_not_waited_for() -> None:
+    """Whoever waits for it gives up, and names it."""
+    box = Mailbox()
+    if dist.get_rank() == 0:
+        with pytest.raises(OtherProcessError, match="rank 1, which has given no sign of life"):
+            box.wait_for("receipt", 1)
