@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from typing_extensions import override
 
 from pa_core.distributed.collectives import rank
-from pa_core.errors import ConfigurationError
+from pa_core.errors import ConfigurationError, RanksDifferError
 from pa_core.sharded_tensors import local_piece
 
 __all__ = ["CallsForAll", "differentiable", "zero_loss_of"]
@@ -84,6 +84,11 @@ class CallsForAll:
         self._outputs: list[Tensor] = []
         self._depth = 0
 
+    @property
+    def is_telling(self) -> bool:
+        """Whether calls of the model are sent to the processes without a sample now."""
+        return self._teller is not None
+
     @contextmanager
     def telling(self, teller: int) -> Generator[None]:
         """Within the context, calls of the model are sent to the processes without a sample.
@@ -112,7 +117,10 @@ class CallsForAll:
             loss: What the backward pass begins with; None without one.
         """
         teller = cast("int", self._teller)
-        self._send(teller, _End(_parts_in(loss, self._outputs)) if rank() == teller else None)
+        if rank() == teller:
+            self._send(teller, _End(_parts_in(loss, self._outputs)))
+        else:
+            self._require(self._receive(teller)[0], _End, "does not call the model any more in this step")
 
     def follow(self, teller: int) -> list[Tensor]:
         """Make the calls of the teller; return the outputs that have a part in its loss.
@@ -144,18 +152,24 @@ class CallsForAll:
         if rank() == teller:
             self._send(teller, *_take_apart(name, arguments, keywords))
         else:
-            self._send(teller, None)
+            self._require(self._receive(teller)[0], _Call, "calls the model once more in this step")
 
     def _after_call(self, _module: nn.Module, _arguments: object, output: object) -> None:
         self._depth -= 1
         if self._depth == 0:
             self._outputs += differentiable(output)
 
-    def _send(self, teller: int, message: _Call | _End | None, tensors: Sequence[Tensor] = ()) -> None:
-        """Send a message; a process that is not the teller has none, and only takes part."""
-        if message is None:
-            self._receive(teller)
-            return
+    def _require(self, message: _Call | _End, expected: type[_Call | _End], does: str) -> None:
+        """Refuse that a process with a sample does something else than the teller."""
+        if not isinstance(message, expected):
+            raise RanksDifferError(
+                "The processes do not call the model equally often in a step.",
+                given=f"rank {rank()} {does}, as rank {self._teller} does not",
+                expected="the same calls of a sharded model on each process, as each has only a piece of the weights",
+                do="Take the call of the model out of the condition that it depends on, in the step or in a callback.",
+            )
+
+    def _send(self, teller: int, message: _Call | _End, tensors: Sequence[Tensor] = ()) -> None:
         text = _as_bytes(torch.frombuffer(bytearray(pickle.dumps(message)), dtype=torch.uint8), self._device)
         _collectives.broadcast(torch.tensor([len(text)], device=self._device), src=teller)
         _collectives.broadcast(text, src=teller)

@@ -20,6 +20,7 @@ from pa_core.errors import UnsupportedConfigurationError
 from pa_core.module_tensors import buffers_of_module
 from pa_core.sharded_tensors import is_sharded_module, reshard
 from pa_core.sharding.calls_for_all import zero_loss_of
+from pa_core.sharding.calls_from_callbacks import CallsFromCallbacks
 from pa_core.sharding.forward_passes import ForwardPasses
 from pa_core.sharding.sharded_modules import ShardedModules
 from pa_core.unwrapping import unwrap_model
@@ -72,6 +73,7 @@ class ShardedWrapping(ModelWrapping):
             self._wrapped.callback(undo)
         if self._accelerator.num_processes > 1:
             self._passes = ForwardPasses(model, _accelerate.device_of(self._accelerator))
+            self._wrapped.callback(CallsFromCallbacks(model, self._passes).close)
         self._wrapped.callback(model.register_forward_hook(self._reshard_unless_backward_follows).remove)
         self._wrapped.callback(reshard, model)
         self.model, self._modules, self._is_wrapped = model, modules, True

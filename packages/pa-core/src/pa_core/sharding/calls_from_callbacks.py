@@ -1,0 +1,102 @@
+"""Finds a callback that calls a sharded model on some processes only, before the call mixes up what they exchange."""
+
+from __future__ import annotations
+
+import sys
+from types import FrameType
+from typing import Any, Final, NamedTuple
+
+from torch import nn
+from typing_extensions import override
+
+from pa_core.distributed.collectives import rank
+from pa_core.distributed.meeting import Absent, MeetingPoint
+from pa_core.errors import RanksDifferError
+from pa_core.events import EVENT_NAMES, TrainerCallback
+from pa_core.sharding.forward_passes import ForwardPasses
+
+__all__ = ["CallsFromCallbacks"]
+
+_STEPS: Final = frozenset(
+    ("calculate_train_batch_loss", "calculate_eval_batch_loss", "_run_train_step", "_run_eval_step")
+)
+"""In these, all processes call the model, as the loop sees to it; events are called from some of them."""
+
+
+class CallsFromCallbacks:
+    """Lets all processes come together before a callback calls a sharded model, and refuses a call on some of them.
+
+    Each has a piece of the weights only, so that all must call it. One that did so alone would exchange its call for
+    what the others exchange in their step: a crash without a word, or wrong values. Calls of a step cost a look at the
+    stack.
+
+    Args:
+        model: The sharded model.
+        passes: Tells whether processes that are in no event make the calls of this one.
+
+    Example:
+        >>> import torch
+        >>> model = torch.nn.Linear(1, 1)
+        >>> calls = CallsFromCallbacks(model, ForwardPasses(model, torch.device("cpu")))
+        >>> _ = model(torch.ones(1))
+        >>> calls.close()
+    """
+
+    def __init__(self, model: nn.Module, passes: ForwardPasses) -> None:
+        self._passes = passes
+        self._meeting = MeetingPoint()
+        # Before the module gathers its pieces.
+        self._hook = model.register_forward_pre_hook(self._before_call, prepend=True)
+
+    def close(self) -> None:
+        """Leave the model alone."""
+        self._hook.remove()
+
+    def _before_call(self, _module: nn.Module, _inputs: object) -> None:
+        event = None if self._passes.are_shared else _event_under_way()
+        if event is None:
+            return
+        try:
+            self._meeting.meet(f"calls the model in {event}")
+        except Absent as absent:
+            raise _called_alone(event, str(absent)) from None
+
+
+class _Event(NamedTuple):
+    """An event, and the class of the callback that it is called on."""
+
+    name: str
+    callback: str
+
+    @override
+    def __str__(self) -> str:
+        return f"{self.name} of {self.callback}"
+
+
+def _event_under_way() -> _Event | None:
+    """The event in which a callback is about to call the model; None in the steps of a loop, and outside of events."""
+    frame: FrameType | None = sys._getframe(2)  # pyright: ignore[reportPrivateUsage]  # documented in spite of its name
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name in EVENT_NAMES and code.co_argcount:
+            listener: Any = frame.f_locals[code.co_varnames[0]]
+            if _is_callback(listener):
+                return _Event(code.co_name, type(listener).__qualname__)
+        if code.co_name in _STEPS:
+            return None
+        frame = frame.f_back
+    return None
+
+
+def _is_callback(value: object) -> bool:
+    return isinstance(value, TrainerCallback)
+
+
+def _called_alone(event: _Event, others: str) -> RanksDifferError:
+    return RanksDifferError(
+        "A callback has called a sharded model on some of the processes only.",
+        given=f"rank {rank()} calls the model in {event}; {others}",
+        expected="the same call on every process, as each has only a piece of the weights",
+        do=f"In {event.callback}.{event.name}, call the model on all processes, "
+        "also where one alone needs what it returns.",
+    )
