@@ -11,7 +11,7 @@ from typing import BinaryIO
 
 from pa_core.errors import CheckpointError
 
-__all__ = ["atomic_write", "sync_folder"]
+__all__ = ["atomic_write", "sync_file", "sync_folder"]
 
 
 def atomic_write(path: str | Path, writer: Callable[[BinaryIO], object]) -> None:
@@ -58,6 +58,12 @@ def atomic_write(path: str | Path, writer: Callable[[BinaryIO], object]) -> None
         temporary.unlink(missing_ok=True)
         raise
     sync_folder(target.parent)
+
+
+def sync_file(path: Path) -> None:
+    """Have what is in a file reach the disk."""
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())
 
 
 def sync_folder(folder: Path) -> None:

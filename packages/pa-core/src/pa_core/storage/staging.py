@@ -25,6 +25,7 @@ __all__ = [
     "Found",
     "discard",
     "find",
+    "key_of",
     "leftovers",
     "located",
     "publish",
@@ -121,7 +122,7 @@ def shown_path(entry: Path) -> Path | None:
 
 def leftovers(folder: Path, run: str | None) -> list[Path]:
     """Return what the run, or any process that is gone, has begun to write, and what any run has begun to delete."""
-    key = None if run is None else _key(run)
+    key = None if run is None else key_of(run)
     named = [(entry, match) for entry in folder.iterdir() if (match := _HIDDEN.fullmatch(entry.name))]
     return sorted(
         entry
@@ -145,11 +146,11 @@ def _is_own_directory(entry: Path) -> bool:
 
 
 def _hidden(path: Path, run: str, kind: str) -> Path:
-    return path.with_name(f".{kind}.{_key(run)}.{secrets.token_hex(4)}")
+    return path.with_name(f".{kind}.{key_of(run)}.{secrets.token_hex(4)}")
 
 
-def _key(run: str) -> str:
-    """A part of a file name, whatever the run is called."""
+def key_of(run: str) -> str:
+    """Return what stands for a run in the names of files, whatever it is called."""
     return hashlib.sha256(run.encode("utf-8", "surrogatepass")).hexdigest()[:12]
 
 

@@ -6,7 +6,7 @@ import itertools
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar, cast
@@ -150,17 +150,23 @@ class StateFolder:
         paths = (self.path / one for one in names)
         return next(path for path in paths if not os.path.lexists(located(path)) or self._is_state_of(run, path))
 
-    def apply_retention(self, max_checkpoints: int, run: str) -> list[StateRecord]:
+    def apply_retention(self, max_checkpoints: int, run: str, keep: Collection[Path] = ()) -> list[StateRecord]:
         """Remove what ``states_to_remove`` chooses and return it; no half-removed state is ever found.
 
         Symbolic links neither count nor go, whatever they point to.
+
+        Args:
+            max_checkpoints: How many valid states of the run stay, at least 1.
+            run: The run whose states may be removed.
+            keep: States that are still needed, which stay for now.
 
         Raises:
             ConfigurationError: ``max_checkpoints`` is less than 1.
             CheckpointError: Some states cannot be removed; the others are.
         """
         records = [record for record in self.records() if not record.path.is_symlink()]
-        removed = states_to_remove(records, max_checkpoints, run)
+        chosen = states_to_remove(records, max_checkpoints, run)
+        removed = [record for record in chosen if record.path not in keep]
         self._remove([located(record.path) for record in removed], run)
         return removed
 
