@@ -152,7 +152,10 @@ class Cell:
 
 DISTRIBUTIONS = (
     Distribution(
-        "pa-core", "pa_core", extras=("examples", "plot", "stateful"), test_requirements=("pandas", "tensorboard")
+        "pa-core",
+        "pa_core",
+        extras=("examples", "fsspec", "plot", "stateful"),
+        test_requirements=("pandas", "tensorboard"),
     ),
     Distribution("pa-schedulers", "pa_schedulers", extras=("plot",)),
     Distribution("pa-finetuning", "pa_finetuning", test_requirements=("accelerate",)),
@@ -410,6 +413,13 @@ def several_machines(session: nox.Session) -> None:
     """Train on two network namespaces, kill one, pull its cable: four minutes."""
     pytest = ["pytest", "tests/several_machines", "--whole-proof", *session.posargs]
     everything(session).run("python", "-m", *pytest)
+
+
+@nox.session
+def upload_kills(session: nox.Session) -> None:
+    """Kill 200 runs that send their states to an unreliable object store; each ends as one that nothing hit."""
+    script = ["-m", "tests.pa_core.training_states.kills_during_uploads"]
+    everything(session).run("python", *script, *(session.posargs or ["200"]), env=CPU)
 
 
 @nox.session

@@ -86,8 +86,8 @@ class AnyTrainer(ABC):
         callback_handler: The registered callbacks.
         gradient_norm: The norm of all gradients before clipping at the last update, as a tensor on the
             device of the run; None unless the run clips by norm.
-        resume_from: The path given to ``train()`` that the current or last run was to resume from; None for one that
-            just begins.
+        resume_from: The path given to ``train()`` that the current or last run was to resume from; of a URL, the folder
+            into which states are fetched. None for a run that just begins.
         preemptible: Whether evaluation epochs look for a request to leave between their batches; a callback sets it
             on every process when a run starts, and a new run begins without.
 
@@ -590,7 +590,8 @@ class AnyTrainer(ABC):
         Every process must call this. Pass ``resume_from`` to ``train()`` to resume the run.
 
         Args:
-            input_dir: A training state, or a folder of them, of which the newest valid one is taken.
+            input_dir: A training state, or a folder of them, of which the newest valid one is taken; or the URL of one
+                of them in an object store.
 
         Returns:
             What was passed to ``save_training_state`` as ``checkpoint_kwargs``, and ``current_epoch``: the number of
@@ -600,12 +601,12 @@ class AnyTrainer(ABC):
             StateNotFoundError: There is no training state.
             CheckpointError: None is valid, or it is that of another model or optimizer.
         """
-        saved = training_state.find_saved_run(input_dir)
+        saved = training_state.find_saved_run(training_state.fetched(input_dir, {}, self.print))
         with asked_settings.not_asking(*self.named_optimizers().values()):
             saved.restore_training(self, self._accelerator.scaler)
         return {"current_epoch": saved.position.current_epoch, **saved.extras}
 
-    def reserve_state_folder(self, folder: str | Path) -> Path | None:
+    def reserve_state_folder(self, folder: str | Path, *, upload_to: str | None = None) -> Path | None:
         """Keep other runs from saving their states into a folder until this run is over, however it ends.
 
         Every process must call this, within a run, before it saves states there; ``SaveTrainingStateCallback`` does so
@@ -615,6 +616,8 @@ class AnyTrainer(ABC):
 
         Args:
             folder: The folder.
+            upload_to: The URL of an object store to which the states of the folder are sent. Where the saved run has a
+                newer state there, this one is another run.
 
         Returns:
             On the first process, the state that the run continues, if it is the newest one of the run in the folder;
@@ -623,7 +626,8 @@ class AnyTrainer(ABC):
         Raises:
             ConfigurationError: There is no run under way.
             FolderInUseError: A run that is alive saves its states there.
-            CheckpointError: Something is in the way of the file that says who uses the folder.
+            CheckpointError: Something is in the way of the file that says who uses the folder, or the object store
+                cannot be used.
             OSError: The folder cannot be made or written to.
 
         Example:
@@ -643,7 +647,7 @@ class AnyTrainer(ABC):
                 expected="a call while a run is under way, such as in on_training_run_start",
                 do="Call it in on_training_run_start.",
             )
-        return self._safe_points.reserve_folder(Path(os.path.realpath(folder)), self.print)
+        return self._safe_points.reserve_folder(Path(os.path.realpath(folder)), self.print, upload_to)
 
     def check_training_state(self) -> None:
         """Refuse, before any time is spent on training, what could not be saved in a training state.

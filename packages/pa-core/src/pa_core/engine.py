@@ -60,6 +60,8 @@ from pa_core.training_state import (
     RunParts,
     SafePoints,
     asked_settings,
+    folder_of,
+    homes_of,
 )
 from pa_core.types import (
     LossFunction,
@@ -277,6 +279,12 @@ class Engine(AnyTrainer):
         self._checked_steps = set()
         self.preemptible = False
         self.resume_from: Path | None = None
+
+    def _local_folder(self, resume_from: str | Path | None) -> Path | None:
+        """Where the states are that a run resumes from; of a URL, where they are put."""
+        if resume_from is None:
+            return None
+        return folder_of(resume_from, homes_of(self.callback_handler.callbacks))
 
     @abstractmethod
     def _accumulations(self) -> Mapping[str, Accumulation]:

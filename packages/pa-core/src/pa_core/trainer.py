@@ -78,14 +78,10 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         max_wait_seconds: For how long one of several processes waits for another one in a run, before all of them print
             where they are and end; at least ten times as long as the slowest update took. Ten minutes are as long as
             NCCL waits, without a word. None leaves it to the process group.
-        create_optimizer_fn: Called with the model, returns its optimizer, in place of ``optimizer``: once, when the
-            first training run begins, and the model is sharded if it is to be. An optimizer that was made before needs
-            no such function, unless it looks at the shapes of its parameters when it is made.
 
     Raises:
         ArgumentTypeError: An argument is another kind of thing, such as a class instead of an instance.
-        ConfigurationError: There is no such precision, or an overridden ``_create_accelerator`` set another one; or
-            there are both an optimizer and a function that makes one.
+        ConfigurationError: There is no such precision, or an overridden ``_create_accelerator`` set another one.
         UnsupportedConfigurationError: An earlier trainer of the process has another precision or device.
 
     Example:
@@ -112,7 +108,6 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
     run_config: TrainerRunConfig
     resume_from: Path | None
     _created_scheduler: SchedulerT | None
-    _create_optimizer_fn: Callable[[Any], Optimizer] | None
     _accumulation: Accumulation
     _wrapping: ModelWrapping
 
@@ -128,9 +123,7 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         mixed_precision: Literal["no", "bf16", "fp16"] | None = None,
         cpu: bool | None = None,
         max_wait_seconds: float | None = DEFAULT_MAX_WAIT_SECONDS,
-        create_optimizer_fn: Callable[[ModelT_co], Optimizer] | None = None,
     ) -> None:
-        input_checks.check_optimizer_factory(create_optimizer_fn, optimizer)
         super().__init__(
             model,
             loss_func,
@@ -142,7 +135,6 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             max_wait_seconds=max_wait_seconds,
         )
         self._created_scheduler = None
-        self._create_optimizer_fn = create_optimizer_fn
         self._stepping = SchedulerStepping()
         self._finish_init()
 
@@ -196,7 +188,8 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             reset_run_history: False keeps the metrics and the epoch count of the previous run, and continues them.
             collate_fn: Makes a batch of a list of samples, for both loaders.
             gradient_clip_norm: Scale all gradients to at most this norm; ``gradient_norm`` is what was measured.
-            resume_from: A training state to resume, or a folder of them, of which the newest valid one is taken.
+            resume_from: A training state to resume, or a folder of them, of which the newest valid one is taken; or the
+                URL of one of them in an object store, such as ``"s3://bucket/states"``.
                 ``num_epochs`` includes those before the interruption; a complete run is restored as it ended.
             resume_missing: ``"start"`` begins a new run where there is none, so that a job script may always pass both.
             resume_allow: Differences from the saved run that change what it means, and are refused unless they are
@@ -221,8 +214,7 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             check_run_arguments(*numbers, gradient_clip_norm)
             # A script may have replaced them.
             input_checks.check_trainer_arguments(self.model, self.loss_func, self.optimizer)
-            if not self._makes_optimizer:
-                input_checks.check_optimizer(self.model, self.optimizer)
+            input_checks.check_optimizer(self.model, self.optimizer)
             self._added.require_usable(self.get_model(), self.optimizer)
             training_state.check_resume_overrides(resume_allow)
             self._stepping = SchedulerStepping(step_scheduler, watch_metric)
@@ -253,7 +245,7 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             }
 
         with self._run("train", describe_arguments):
-            self.resume_from = None if resume_from is None else Path(resume_from)
+            self.resume_from = self._local_folder(resume_from)
             self._resumption.find(self, resume_from, resume_missing)
             train_dl = self._loaders.take(train_data, self.create_train_dataloader, per_device_batch_size)
             self.train_dataloader = cast("SizedIterable[BatchT]", train_dl)
@@ -716,26 +708,11 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         num_carried = 0 if runs_own_epochs else Agreement.NUM_VALUES
         wrapped = self._wrapping.wrap(self.model, for_training=is_training, num_carried=num_carried)
         self.model = cast("ModelT_co", wrapped)
-        if is_training and self._makes_optimizer:
-            self._make_optimizer()
         self._added.prepare(self._accelerator, self.optimizer, for_training=is_training)
         if is_training:
             self.train_dataloader = self._loaders.split_for_training(self.train_dataloader)
         if self.eval_dataloader is not None:
             self.eval_dataloader = self._loaders.split(self.eval_dataloader)
-
-    @property
-    def _makes_optimizer(self) -> bool:
-        return self._create_optimizer_fn is not None and cast("Optimizer | None", self.optimizer) is None
-
-    def _make_optimizer(self) -> None:
-        model = self.get_model(keep_torch_compile=False)
-        with showing_errors_once():
-            optimizer = cast("Callable[[Any], Optimizer]", self._create_optimizer_fn)(model)
-            input_checks.check_kind_of_optimizer(optimizer)
-            input_checks.check_optimizer(model, optimizer)
-        self.optimizer = optimizer
-        self._require_same_parts()
 
     @override
     def _release_models(self) -> None:

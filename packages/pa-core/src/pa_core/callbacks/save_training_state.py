@@ -6,12 +6,13 @@ import os
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from typing_extensions import override
 
 from pa_core import distributed
 from pa_core.any_trainer import AnyTrainer
+from pa_core.callbacks.run_uploads import RunUploads, check_upload_arguments
 from pa_core.callbacks.signal_watch import SignalWatch
 from pa_core.errors import CheckpointError, ConfigurationError, NonFiniteLossError
 from pa_core.events import TrainerCallback
@@ -47,9 +48,15 @@ class SaveTrainingStateCallback(TrainerCallback):
             machine's time: a state is saved after the update that is under way, or in the middle of an evaluation,
             and ``train()`` raises ``TrainingPreempted``, which ends a script with the status 75. Signals that follow
             wait until the process has ended. The default leaves all signals to the script.
+        upload_to: The URL of a folder in an object store, such as ``"s3://bucket/states"``, to which each state is
+            sent while the training continues; ``train(resume_from=...)`` takes the same URL. It needs ``fsspec``, and
+            its package for the kind of store. As many states stay there as in ``save_dir``. The run ends, also by a
+            signal, when the newest state is sent. A store that cannot be used is an error before the first step.
+        upload_errors: What becomes of a state that could not be sent, after some attempts. ``"warn"`` says so with the
+            next state, which is sent instead, or when the run ends; ``"raise"`` ends the run then.
 
     Raises:
-        ConfigurationError: An interval is not positive, or a signal is unknown.
+        ConfigurationError: An interval is not positive, a signal is unknown, or ``save_dir`` is a URL.
 
     Example:
         >>> import tempfile, torch
@@ -84,6 +91,8 @@ class SaveTrainingStateCallback(TrainerCallback):
         save_every_n_seconds: float | None = None,
         asynchronous: bool = False,
         stop_on_signals: Iterable[str | int] = (),
+        upload_to: str | None = None,
+        upload_errors: Literal["warn", "raise"] = "warn",
     ) -> None:
         counts = {
             "save_every_n_epochs": save_every_n_epochs,
@@ -100,6 +109,7 @@ class SaveTrainingStateCallback(TrainerCallback):
                 expected="a positive number, or None",
                 do="Pass save_every_n_seconds=600 to save every ten minutes, for example.",
             )
+        check_upload_arguments(save_dir, upload_to, upload_errors)
         self.save_dir: Path = Path(save_dir)
         self.save_every_n_epochs = save_every_n_epochs
         self.save_every_n_steps = save_every_n_steps
@@ -107,6 +117,8 @@ class SaveTrainingStateCallback(TrainerCallback):
         self.save_at_end = save_at_end
         self.max_checkpoints = max_checkpoints
         self.asynchronous = asynchronous
+        self.upload_to: str | None = upload_to
+        self.upload_errors: Literal["warn", "raise"] = upload_errors
         self._signals = tuple(stop_on_signals)
         SignalWatch(self._signals, lambda: None)  # refuses what is no signal
         self._folder: Path = self.save_dir
@@ -115,18 +127,23 @@ class SaveTrainingStateCallback(TrainerCallback):
         self._has_asked: bool = False
         self._has_warned: bool = False
         self._is_lost: bool = False
+        self._uploads: RunUploads | None = None
 
     @override
     def on_training_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         """Find out, before any time is spent, whether states can be saved, and begin to watch for signals."""
         self._has_asked = self._has_warned = self._is_lost = False
+        self._uploads = None
         self._folder = Path(os.path.realpath(self.save_dir))
-        continued = trainer.reserve_state_folder(self._folder)
+        continued = trainer.reserve_state_folder(self._folder, upload_to=self.upload_to)
         trainer.check_training_state()
         if distributed.rank() == 0:
             self._tidy_up_at_start(continued)
         self._last_save = time.monotonic()
         trainer.enter_run_context(SignalWatch(self._signals, trainer.request_preemption))
+        if self.upload_to is not None:
+            # Left before the signals are: none ends the process while it waits for the last state to be sent.
+            self._uploads = trainer.enter_run_context(self._begin_uploads(trainer, self.upload_to, continued))
         trainer.preemptible = bool(self._signals)
         if trainer.resume_from is not None and not trainer.was_complete:
             self._say_what_a_kill_would_lose(trainer)
@@ -185,6 +202,8 @@ class SaveTrainingStateCallback(TrainerCallback):
     def _save(self, trainer: AnyTrainer, name: str) -> None:
         self._last_save = time.monotonic()
         self._has_asked = False
+        if self._uploads is not None:
+            self._uploads.tell_problems()
         folder = StateFolder(self._folder)
         # The last one may still be on its way to the disk.
         self._last_sequence = max(self._last_sequence + 1, folder.next_sequence())
@@ -195,6 +214,11 @@ class SaveTrainingStateCallback(TrainerCallback):
             on_saved=self._tidy_up,
             keep_other_runs=True,
         )
+
+    def _begin_uploads(self, trainer: AnyTrainer, url: str, continued: Path | None) -> RunUploads:
+        uploads = RunUploads(url, self.max_checkpoints, self.upload_errors, trainer.print)
+        self._last_sequence = max(self._last_sequence, uploads.begin(self._folder, continued) - 1)
+        return uploads
 
     def _tidy_up_at_start(self, continued: Path | None) -> None:
         """Remove what a process that was killed has left; a complete run saves nothing any more that would do it."""
@@ -216,10 +240,13 @@ class SaveTrainingStateCallback(TrainerCallback):
                 expected="a folder from which nothing else removes training states while the run saves them",
                 do="Keep other programs from moving the folder, or set max_checkpoints instead of removing states.",
             )
+        if self._uploads is not None:
+            self._uploads.add(newest, run)
         try:
             folder.remove_leftovers(run)
             if self.max_checkpoints is not None:
-                folder.apply_retention(self.max_checkpoints, run)
+                unsent = () if self._uploads is None else self._uploads.unsent
+                folder.apply_retention(self.max_checkpoints, run, keep=unsent)
         except CheckpointError as error:
             self._warn_of_what_stays(error)
 

@@ -95,7 +95,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         collate_fn: Makes a batch of a list of samples, for all loaders.
         callbacks: Classes or instances; by default there are none, so that only the loop prints.
         run_history: Where metrics are recorded; None for an ``InMemoryRunHistory``.
-        resume_from: A training state to resume, or a folder of them; see ``Trainer.train``.
+        resume_from: A training state to resume, or a folder of them, or a URL; see ``Trainer.train``.
         resume_missing: ``"start"`` begins a new run where ``resume_from`` holds no state at all.
         resume_allow: Differences from the saved run that are accepted; see ``Trainer.train``.
         step_scheduler: When schedulers are stepped: after each update of their optimizer, or after each epoch.
@@ -265,7 +265,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         with ExitStack() as block:
             block.enter_context(_open_block())
             block.enter_context(self._run("train", self._describe_arguments))
-            self.resume_from = None if resume_from is None else Path(resume_from)
+            self.resume_from = self._local_folder(resume_from)
             self._resumption.find(self, resume_from, resume_missing)
             batch_size: int = self._sizes["per_device_batch_size"]
             loader = self._loaders.take(self._train_data, self._create_train_loader, batch_size)

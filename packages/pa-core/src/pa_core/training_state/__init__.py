@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pa_core.training_state import asked_settings
+from pa_core.training_state.fetched_states import fetched, folder_of, homes_of
 from pa_core.training_state.resumption import Resumption, find_saved_run
 from pa_core.training_state.run_settings import check_resume_overrides
 from pa_core.training_state.run_state import RunState, SavedRun, capture
@@ -23,5 +24,8 @@ __all__ = [
     "asked_settings",
     "capture",
     "check_resume_overrides",
+    "fetched",
     "find_saved_run",
+    "folder_of",
+    "homes_of",
 ]

@@ -11,6 +11,7 @@ from pa_core import distributed
 from pa_core.errors import CheckpointError
 from pa_core.storage import StateFolder, StateRecord, read_state
 from pa_core.storage.folder_lock import FolderLock
+from pa_core.storage.state_store import StateStore
 
 __all__ = ["ReservedFolders", "continues_run", "newest_state"]
 
@@ -21,17 +22,19 @@ class ReservedFolders:
     def __init__(self) -> None:
         self._locks: dict[Path, FolderLock] = {}
         self.paths: list[Path] = []
+        self.stores: list[StateStore] = []
 
-    def reserve(self, folder: Path, say: Callable[[str], object]) -> None:
+    def reserve(self, folder: Path, say: Callable[[str], object], upload_to: str | None = None) -> None:
         """Make a folder, see that it can be written to, and take it for this run.
 
         Args:
             folder: Its path without symbolic links. A folder that the run has already is no mistake.
             say: Told why it takes time, where it does.
+            upload_to: The URL of an object store to which its states are sent.
 
         Raises:
             FolderInUseError: Another run uses it.
-            CheckpointError: Its lock cannot be written.
+            CheckpointError: Its lock cannot be written, or the object store cannot be used.
             OSError: It cannot be made or written to.
         """
         if folder in self.paths:
@@ -40,6 +43,10 @@ class ReservedFolders:
             folder.mkdir(parents=True, exist_ok=True)
             tempfile.TemporaryFile(dir=folder).close()
             self._locks[folder] = FolderLock.acquire(folder, say)
+            if upload_to is not None:
+                store = StateStore(upload_to)
+                store.check()
+                self.stores.append(store)
         self.paths.append(folder)
 
     def check(self, folders: Iterable[Path] | None = None) -> None:
@@ -60,26 +67,33 @@ class ReservedFolders:
         for lock in self._locks.values():
             lock.release()
         self._locks.clear()
+        self.stores.clear()
         self.paths.clear()
 
 
-def continues_run(state: Path, run: str, folders: Collection[Path]) -> bool:
+def continues_run(state: Path, run: str, folders: Collection[Path], stores: Iterable[StateStore] = ()) -> bool:
     """Whether a run that resumes from a state continues the one that saved it, rather than branching off from it.
 
-    It does where the state is in one of the folders, and none of them has a valid state of the run that was saved
-    later.
+    It does where the state is in one of the folders, and neither these nor the object stores to which their states are
+    sent have a valid state of the run that was saved later.
 
     Args:
         state: The state to resume from.
         run: The name of the run that saved it.
         folders: Where the run that resumes saves its own states.
+        stores: Where it sends them.
+
+    Raises:
+        CheckpointError: A store cannot be asked.
     """
     places = {_real(state.parent), _real(state).parent}
     found = [(folder, record) for folder in map(_real, folders) for record in _states_of(run, folder)]
     own = next((record for folder, record in found if folder in places and _real(record.path) == _real(state)), None)
     if own is None:
         return False
-    return not any(_is_later(record, own, folder in places) and _is_valid(record.path) for folder, record in found)
+    if any(_is_later(record, own, folder in places) and _is_valid(record.path) for folder, record in found):
+        return False
+    return not any(store.has_later(run, own.sequence, own.update) for store in stores)
 
 
 def newest_state(folder: Path, run: str) -> Path | None:

@@ -16,7 +16,9 @@ from pa_core.progress import Phase, Progress
 from pa_core.storage import Skipped, read_state
 from pa_core.storage.accelerate_state import find_accelerate_state, refusal_of_accelerate_state
 from pa_core.storage.state_folder import newest_readable
+from pa_core.storage.state_store import StateStore
 from pa_core.training_state import asked_settings
+from pa_core.training_state.fetched_states import fetched, homes_of
 from pa_core.training_state.lengthened_schedule import with_schedule_lengths
 from pa_core.training_state.reserved_folders import continues_run
 from pa_core.training_state.resume_messages import describe_missing, describe_neighbours, describe_start
@@ -74,7 +76,7 @@ class Resumption:
 
         Args:
             run: The run.
-            resume_from: One state, or a folder of states; None for a new run.
+            resume_from: One state, or a folder of states, or the URL of one of them; None for a new run.
             resume_missing: ``"start"`` begins a new run where there is no state at all.
 
         Raises:
@@ -84,23 +86,28 @@ class Resumption:
         """
         if resume_from is None:
             return
-        self.saved = find_saved_run(resume_from, resume_missing)
+        place = fetched(resume_from, homes_of(run.callback_handler.callbacks), run.print)
+        self.saved = find_saved_run(place, resume_missing)
         if self.saved is None:
             run.print(describe_missing(resume_from))
         else:
             self.seed = self.saved.seed
             self.choose_name([self.saved.path.parent])
 
-    def choose_name(self, folders: Collection[Path]) -> None:
+    def choose_name(self, folders: Collection[Path], stores: Collection[StateStore] = ()) -> None:
         """Keep the name of the saved run where this one continues it; a run that branches off has a name of its own.
 
         So neither ever takes the states of the other for its own. The name matters on the first process.
 
         Args:
             folders: Where this run saves its states.
+            stores: The object stores to which it sends them.
+
+        Raises:
+            CheckpointError: A store cannot be asked.
         """
         if self.saved is not None and distributed.rank() == 0:
-            is_continued = continues_run(self.saved.path, self.saved.name, folders)
+            is_continued = continues_run(self.saved.path, self.saved.name, folders, stores)
             self.name = self.saved.name if is_continued else self._new_name
 
     @property

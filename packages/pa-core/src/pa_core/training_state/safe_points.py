@@ -284,26 +284,27 @@ class SafePoints:
 
     # States
 
-    def reserve_folder(self, folder: Path, say: Callable[[str], object]) -> Path | None:
+    def reserve_folder(self, folder: Path, say: Callable[[str], object], upload_to: str | None = None) -> Path | None:
         """Take a folder for this run until it is over.
 
         Args:
             folder: Its path without symbolic links.
             say: Told why it takes time, where it does.
+            upload_to: The URL of an object store to which the states of the folder are sent.
 
         Returns:
             As ``AnyTrainer.reserve_state_folder``.
 
         Raises:
             FolderInUseError: Another run uses it.
-            CheckpointError: Its lock cannot be written.
+            CheckpointError: Its lock cannot be written, or the object store cannot be used.
             OSError: It cannot be made or written to.
         """
         resumption = self._run.resumption
 
         def reserve() -> None:
-            self._folders.reserve(folder, say)
-            resumption.choose_name(self._folders.paths)
+            self._folders.reserve(folder, say, upload_to)
+            resumption.choose_name(self._folders.paths, self._folders.stores)
 
         self._on_all(reserve)
         state, newest = resumption.continued_state, newest_state(folder, resumption.name)
