@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from typing_extensions import override
 
 from pa_core import DEFAULT_CALLBACKS, AnyTrainer, Trainer, TrainerCallback
@@ -135,14 +136,29 @@ def test_one_more_read_in_a_callback_is_counted() -> None:
     assert reads_of_a_step(lambda steps: train(steps, *DEFAULT_CALLBACKS, ReadsTheLoss)) == {"item": 3}
 
 
+class Collectives(TorchDispatchMode):
+    """Counts the calls of collectives, by name."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # not annotated by torch
+        self.counts = Counter[str]()
+
+    @override
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func.namespace == "c10d":
+            self.counts[func._schema.name] += 1
+        return func(*args, **(kwargs or {}))
+
+
 def collectives_of_a_step(run: Callable[[int], object]) -> dict[str, float]:
     """How often each collective is called in a step of a run of so many steps."""
 
     def count(steps: int) -> Counter[str]:
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        with Collectives() as collectives:
             run(steps)
-        entries: Any = profile.key_averages()
-        return Counter({entry.key: entry.count for entry in entries if entry.key.startswith("c10d::")})
+        return collectives.counts
 
     return counts_of_a_step(count)
 
@@ -174,6 +190,48 @@ def test_a_step_of_several_processes_exchanges_nothing_of_its_own() -> None:
     assert by_hand == {"c10d::allreduce_": 1}
     assert collectives_of_a_step(train) == by_hand
     assert collectives_of_a_step(lambda steps: train(steps, *DEFAULT_CALLBACKS)) == by_hand
+
+
+def sharded_classifier() -> TinyClassifier:
+    """A small network, each layer of which is sharded."""
+    from torch.distributed.fsdp import fully_shard
+
+    model = TinyClassifier()
+    for layer in (model.layers[0], model.layers[3]):
+        fully_shard(layer)
+    fully_shard(model)
+    return model
+
+
+def train_sharded_by_hand(steps: int) -> None:
+    """The loop by hand over as many batches, with a sharded model."""
+    inputs, targets = make_classification(BATCH_SIZE).tensors
+    model = sharded_classifier()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    for _ in range(steps):
+        loss: Tensor = nn.functional.cross_entropy(model(inputs), targets)
+        torch.autograd.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def train_sharded(steps: int, *callbacks: CallbackLike, clip_norm: float | None = None) -> None:
+    """Train a sharded model for so many steps."""
+    model = sharded_classifier()
+    trainer = Trainer(model, nn.CrossEntropyLoss(), SGD(model.parameters(), lr=0.1), [*callbacks])
+    data = make_classification(2 * steps * BATCH_SIZE)
+    trainer.train(data, 1, per_device_batch_size=BATCH_SIZE, gradient_clip_norm=clip_norm, gradient_clip_value=1.0)
+
+
+@pytest.mark.runs_on("two_ranks")
+def test_a_step_of_a_sharded_model_has_one_small_exchange_of_its_own() -> None:
+    """The agreement, which starts before the backward pass; clipping by norm has one more, by value none."""
+    expected = Counter(collectives_of_a_step(train_sharded_by_hand))
+    assert expected["c10d::allgather_"] == 0
+    expected["c10d::allgather_"] = 1
+    assert collectives_of_a_step(lambda steps: train_sharded(steps, *DEFAULT_CALLBACKS)) == expected
+    expected["c10d::allgather_"] = 2
+    assert collectives_of_a_step(lambda steps: train_sharded(steps, clip_norm=0.1)) == expected
 
 
 def collectives_of_a_run(steps: int) -> Counter[str]:

@@ -50,6 +50,7 @@ class ShardedModules:
         self._modules: list[Any] = (
             [] if fsdp is None else [module for module in model.modules() if isinstance(module, fsdp.FSDPModule)]
         )
+        self._frozen_groups = [group for group in self._groups() if not _is_trained(group)]
 
     def require_trainable(self, num_processes: int) -> None:
         """Refuse what the weights of batches would be wrong for.
@@ -130,6 +131,18 @@ class ShardedModules:
         found = (_gathered(gathered.get(id(parameter)), parameter) for parameter in parameters)
         return [tensor for tensor in found if tensor is not None]
 
+    def follow_unfreezing(self) -> None:
+        """Let blocks that were frozen in the first forward pass exchange gradients once they are trained.
+
+        In mixed precision, torch has noted only of trainable ones in which kind of numbers they are to be exchanged.
+        """
+        if not self._frozen_groups:
+            return
+        for group in [*self._frozen_groups]:
+            if _is_trained(group):
+                group._init_mp_dtypes()
+                self._frozen_groups.remove(group)
+
     def has_local_gradients(self) -> bool:
         """Whether this process has gradients that were not exchanged yet."""
         return any(_has_local_gradient(one) for one in self._parameters())
@@ -158,6 +171,10 @@ class ShardedModules:
         """What torch knows of each sharded parameter."""
         for group in self._groups():
             yield from group.fsdp_params
+
+
+def _is_trained(group: Any) -> bool:
+    return any(one.sharded_param.requires_grad for one in group.fsdp_params)
 
 
 def _gathered(one: Any, parameter: Tensor) -> Tensor | None:

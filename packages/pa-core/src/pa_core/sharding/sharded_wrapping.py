@@ -127,6 +127,7 @@ class ShardedWrapping(ModelWrapping):
     def step(self, *, exchanges_gradients: bool) -> AbstractContextManager[object]:
         if self._broadcasts_buffers:
             broadcast_buffers(self.model)
+        self._modules.follow_unfreezing()
         return _NOTHING if exchanges_gradients else self._modules.keeping_gradients_local()
 
     @override
@@ -163,6 +164,7 @@ class ShardedWrapping(ModelWrapping):
     ) -> None:
         if inputs is not None:
             inputs = self._modules.unsharded(inputs)
+        self._modules.follow_unfreezing()
         with _NOTHING if exchanges_gradients else self._modules.keeping_gradients_local():
             _accelerate.backward(self._accelerator, loss, inputs=inputs, retain_graph=retain_graph)
         if exchanges_gradients:
