@@ -156,7 +156,8 @@ def collectives_of_a_step(run: Callable[[int], object]) -> dict[str, float]:
     """How often each collective is called in a step of a run of so many steps."""
 
     def count(steps: int) -> Counter[str]:
-        with Collectives() as collectives:
+        collectives = Collectives()
+        with collectives:
             run(steps)
         return collectives.counts
 
@@ -197,9 +198,8 @@ def sharded_classifier() -> TinyClassifier:
     from torch.distributed.fsdp import fully_shard
 
     model = TinyClassifier()
-    for layer in (model.layers[0], model.layers[3]):
+    for layer in (model.layers[0], model.layers[3], model):
         fully_shard(layer)
-    fully_shard(model)
     return model
 
 
@@ -215,12 +215,17 @@ def train_sharded_by_hand(steps: int) -> None:
         optimizer.zero_grad()
 
 
-def train_sharded(steps: int, *callbacks: CallbackLike, clip_norm: float | None = None) -> None:
+def train_sharded(steps: int, *callbacks: CallbackLike, accumulation: int = 1, clip_norm: float | None = None) -> None:
     """Train a sharded model for so many steps."""
     model = sharded_classifier()
-    trainer = Trainer(model, nn.CrossEntropyLoss(), SGD(model.parameters(), lr=0.1), [*callbacks])
-    data = make_classification(2 * steps * BATCH_SIZE)
-    trainer.train(data, 1, per_device_batch_size=BATCH_SIZE, gradient_clip_norm=clip_norm, gradient_clip_value=1.0)
+    Trainer(model, nn.CrossEntropyLoss(), SGD(model.parameters(), lr=0.1), callbacks).train(
+        make_classification(2 * steps * BATCH_SIZE),
+        1,
+        per_device_batch_size=BATCH_SIZE,
+        gradient_accumulation_steps=accumulation,
+        gradient_clip_norm=clip_norm,
+        gradient_clip_value=1.0,
+    )
 
 
 @pytest.mark.runs_on("two_ranks")
@@ -232,6 +237,16 @@ def test_a_step_of_a_sharded_model_has_one_small_exchange_of_its_own() -> None:
     assert collectives_of_a_step(lambda steps: train_sharded(steps, *DEFAULT_CALLBACKS)) == expected
     expected["c10d::allgather_"] = 2
     assert collectives_of_a_step(lambda steps: train_sharded(steps, clip_norm=0.1)) == expected
+
+
+@pytest.mark.runs_on("two_ranks")
+def test_gradients_of_a_sharded_model_are_exchanged_once_an_update() -> None:
+    """With the last of its batches, as is what the processes agree on."""
+    counts = collectives_of_a_step(lambda steps: train_sharded(steps, accumulation=2))
+    by_hand = collectives_of_a_step(train_sharded_by_hand)
+    assert counts["c10d::allgather_"] == 0.5
+    (scattering,) = (name for name in by_hand if "reduce_scatter" in name)
+    assert counts[scattering] == by_hand[scattering] / 2
 
 
 def collectives_of_a_run(steps: int) -> Counter[str]:

@@ -9,21 +9,33 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.optim import AdamW
+from torch.optim import SGD, AdamW
 from torch.utils.data import TensorDataset
 from typing_extensions import override
 
 from pa_core import (
     AnyTrainer,
     BatchOutput,
+    NonFiniteLossError,
+    RanksDifferError,
     StopTrainingError,
+    TerminateOnNaNCallback,
     Trainer,
     TrainerCallback,
+    UnsupportedConfigurationError,
     gather_objects,
 )
 from pa_core.data import epoch_order
 from pa_core.sharded_tensors import is_sharded
-from tests.support.sharded_models import TinyTransformer, sentences, sharded, tiny_transformer, whole_weights
+from tests.support.sharded_models import (
+    LENGTH,
+    WORDS,
+    TinyTransformer,
+    sentences,
+    sharded,
+    tiny_transformer,
+    whole_weights,
+)
 
 pytestmark = pytest.mark.runs_on("two_ranks")
 
@@ -216,3 +228,154 @@ def test_a_request_of_one_process_stops_all_at_the_same_update() -> None:
     expected = tiny_transformer()
     expected.load_state_dict(before)
     require_same(model, train_by_hand(expected, again.run_config.seed, updates=1))
+
+
+def test_a_block_that_is_unfrozen_in_mixed_precision_gets_gradients() -> None:
+    """Torch has noted of its parameters nothing that it needs to exchange their gradients, when they were frozen."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    torch.manual_seed(0)
+    model = TinyTransformer()
+    block = model.blocks[0].requires_grad_(False)
+    for one in (block, model):
+        fully_shard(one, mp_policy=MixedPrecisionPolicy(torch.bfloat16, torch.float32))
+    before = whole_weights(model)
+    trainer_of(model, Unfreezes(block, update=1)).train(DATA, 1, per_device_batch_size=6, max_num_train_steps=2)
+    after = whole_weights(model)
+    assert [name for name in after if after[name].equal(before[name])] == []
+
+
+class Unfreezes(TrainerCallback):
+    """Unfreezes a module after an update."""
+
+    def __init__(self, module: nn.Module, update: int) -> None:
+        self.module, self.update = module, update
+
+    @override
+    def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
+        if update == self.update:
+            self.module.requires_grad_(True)
+
+
+class Calls(TrainerCallback):
+    """Calls the model between two updates, and looks at its parameters."""
+
+    @override
+    def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
+        model = trainer.get_model()
+        with torch.no_grad():
+            model(DATA.tensors[0][:2])
+        assert all(map(is_sharded, model.parameters()))
+        with torch.no_grad():
+            model.get_parameter("head.bias").mul_(1)  # would be lost on what is gathered
+
+
+def test_calls_without_a_backward_pass_leave_nothing_gathered() -> None:
+    """Neither before the run, nor in a callback, nor in an evaluation, which has the weights of the last update."""
+    from torch.distributed.fsdp import fully_shard
+
+    model = tiny_transformer()
+    fully_shard(model)
+    trainer = trainer_of(model, Calls)
+    with torch.no_grad():
+        model(DATA.tensors[0][:2])
+    trainer.train(DATA, 1, DATA, per_device_batch_size=3, gradient_accumulation_steps=2)
+    expected = train_by_hand(tiny_transformer(), trainer.run_config.seed)
+    require_same(model, expected)
+    words, classes = DATA.tensors
+    loss = nn.functional.cross_entropy(expected(words), classes).item()
+    assert trainer.run_history.get_latest_metric("eval_loss_epoch") == pytest.approx(loss, rel=1e-12)
+
+
+def test_a_model_computes_in_the_precision_of_the_run() -> None:
+    """Where fully_shard was told none, by autocast; the weights stay what they are."""
+    model = sharded(TinyTransformer())
+    kinds: set[torch.dtype] = set()
+    model.blocks[0].get_submodule("feed.0").register_forward_hook(
+        lambda _layer, _inputs, output: kinds.add(output.dtype)
+    )
+    trainer_of(model, mixed_precision="bf16").train(DATA, 1, per_device_batch_size=3, max_num_train_steps=1)
+    assert kinds == {torch.bfloat16}
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+
+
+def test_a_loss_that_is_not_finite_on_one_process_ends_the_run_on_all() -> None:
+    """Before the update that it would spoil."""
+
+    class Spoils(Trainer):
+        @override
+        def calculate_train_batch_loss(self, batch: Any) -> Any:
+            output = super().calculate_train_batch_loss(batch)
+            if dist.get_rank() == 1 and self.num_updates_completed == 1:
+                output["loss"] = output["loss"] * float("nan")
+            return output
+
+    model = sharded(tiny_transformer())
+    trainer = Spoils(
+        model, nn.CrossEntropyLoss(), AdamW(model.parameters(), lr=0.01), callbacks=[TerminateOnNaNCallback]
+    )
+    with pytest.raises(NonFiniteLossError):
+        trainer.train(DATA, 1, per_device_batch_size=3, gradient_accumulation_steps=2)
+    assert trainer.num_updates_completed == 1
+    assert all(weights.isfinite().all() for weights in whole_weights(model).values())
+
+
+def with_batch_norm() -> nn.Sequential:
+    """A network whose running statistics change with each batch, the same on each process."""
+    torch.manual_seed(0)
+    size = LENGTH * 4
+    return nn.Sequential(nn.Embedding(WORDS, 4), nn.Flatten(), nn.BatchNorm1d(size), nn.Linear(size, 3)).double()
+
+
+def test_buffers_and_added_modules_are_as_beside_a_plain_model() -> None:
+    """Each step begins with the buffers of rank zero, and what is added is averaged, and clipped with the rest."""
+    from torch.distributed.fsdp import fully_shard
+
+    class WithHead(Trainer):
+        @override
+        def calculate_train_batch_loss(self, batch: Any) -> Any:
+            words, classes = batch
+            loss = nn.functional.cross_entropy(self.modules["head"](self.model(words)), classes)
+            return {"loss": loss, "model_outputs": None, "batch_size": len(words)}
+
+    results: list[dict[str, Tensor]] = []
+    for sharding in (True, False):
+        model, head = with_batch_norm(), nn.Linear(3, 3, dtype=torch.float64)
+        if sharding:
+            fully_shard(model)
+        trainer = WithHead(model, None, SGD(model.parameters(), lr=0.1), callbacks=[])
+        with torch.no_grad():
+            head.weight.copy_(torch.eye(3))
+            head.bias.zero_()
+        trainer.add_module("head", head, SGD(head.parameters(), lr=0.1))
+        torch.manual_seed(1)
+        train(trainer, gradient_clip_norm=0.1)
+        results.append(
+            {**whole_weights(model), **whole_weights(nn.ModuleDict({"head": head})), **dict(model.named_buffers())}
+        )
+    torch.testing.assert_close(*results, rtol=0, atol=1e-12)
+
+
+def test_what_would_not_be_averaged_over_all_processes_is_refused() -> None:
+    """A mesh of some of the processes, another divisor, and pieces that fully_shard does not know of."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("data", "tensor"))
+    of_some = tiny_transformer()
+    fully_shard(of_some, mesh=mesh["tensor"])
+    divided = tiny_transformer()
+    fully_shard(divided).set_gradient_divide_factor(1.0)
+    split = tiny_transformer()
+    split.head.weight = nn.Parameter(distribute_tensor(split.head.weight.detach(), mesh["data"], [Shard(0)]))
+    for model, given in ((of_some, "a mesh of 1 of 2"), (divided, "divide_factor"), (split, "DTensor")):
+        with pytest.raises(UnsupportedConfigurationError, match=given):
+            trainer_of(model).train(DATA, 1)
+
+
+def test_processes_with_other_models_are_told() -> None:
+    """Before they exchange anything that does not fit together."""
+    model = sharded(TinyTransformer(classes=3 + dist.get_rank()).double())
+    with pytest.raises(RanksDifferError, match="head"):
+        trainer_of(model).train(DATA, 1)

@@ -29,6 +29,7 @@ from pa_core.data.loader_checks import count_samples
 from pa_core.data.split_sampler import split_sampler
 from pa_core.module_tensors import parameters_of_module
 from pa_core.placeholders import PlaceholderExpression
+from pa_core.sharded_tensors import is_sharded
 from pa_core.training_state.optimizer_state import hyperparameters
 
 __all__ = [
@@ -199,7 +200,8 @@ def _describe_tensor(tensor: Tensor) -> str:
     if is_lazy(tensor):
         return "not initialized"
     frozen = ", frozen" if isinstance(tensor, nn.Parameter) and not tensor.requires_grad else ""
-    return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}{frozen}"
+    pieces = f", in pieces by {tensor.placements} of {tensor.device_mesh.shape}" if is_sharded(tensor) else ""
+    return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}{frozen}{pieces}"
 
 
 def describe_trained(models: Mapping[str, nn.Module]) -> dict[str, str]:

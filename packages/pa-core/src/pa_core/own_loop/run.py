@@ -39,6 +39,7 @@ from pa_core.own_loop.update import Update, UpdateHooks
 from pa_core.progress import Phase
 from pa_core.run_config import TrainerRunConfig, check_run_arguments
 from pa_core.scheduler_stepping import SchedulerStepping
+from pa_core.sharded_tensors import reshard
 from pa_core.step_output import require_count
 from pa_core.tracking import MetricValue, RunClock, RunHistory
 from pa_core.types import (
@@ -260,6 +261,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         if _block_is_open.get():
             raise mistakes.run_within_run()
         self._private_parts.check(self)
+        reshard(self.model)  # as when the run was made
         resume_from, resume_missing = self._resume_given
         self.train_dataset = cast("Dataset[Any]", self._train_data.dataset)
         with ExitStack() as block:

@@ -13,6 +13,7 @@ from pa_core.batch_structure import is_mapping
 from pa_core.errors import ConfigurationError
 from pa_core.input_checks import check_optimizer, check_trainer_arguments
 from pa_core.own_loop import mistakes
+from pa_core.sharded_tensors import reshard
 from pa_core.types import SchedulerFactory
 
 __all__ = ["RunModels"]
@@ -52,6 +53,7 @@ class RunModels:
         self._are_named = isinstance(optimizers, Mapping)
         for model in self.models.values():
             check_trainer_arguments(model, None, None)
+            reshard(model)  # a script may have called it, and the optimizer knows the pieces
         for optimizer in self.optimizers.values():
             check_trainer_arguments(next(iter(self.models.values())), None, optimizer)
         self.whole: nn.Module = models if isinstance(models, nn.Module) else nn.ModuleDict(self.models)
