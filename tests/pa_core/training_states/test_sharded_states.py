@@ -75,6 +75,32 @@ def test_each_process_writes_its_pieces_and_together_they_are_the_state(
     assert optimizer["parameters"] == [list(weights)]
 
 
+class LargeFrozenLayer(nn.Sequential):
+    """A megabyte for each process that is not trained."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(4, 512), nn.Linear(512, 1024), nn.Linear(1024, 3))
+        self[1].requires_grad_(False)
+
+
+def test_each_process_links_what_is_frozen(shared_tmp_path: Path) -> None:
+    """The pieces of frozen weights are written once for all states; the state says in which files they are."""
+    from torch.distributed.fsdp import fully_shard
+
+    model = LargeFrozenLayer()
+    fully_shard(model)
+    optimizer = AdamW([one for one in model.parameters() if one.requires_grad], lr=0.01)
+    saving = SaveTrainingStateCallback(shared_tmp_path, save_every_n_steps=1)
+    data = TensorDataset(torch.randn(12, 4), torch.arange(12) % 3)
+    Trainer(model, nn.CrossEntropyLoss(), optimizer, callbacks=[saving]).train(data, 1, per_device_batch_size=2)
+    weights = whole_weights(model)
+
+    links = [file.stat().st_nlink for file in (shared_tmp_path / "final").glob("models.constant.?-of-2.safetensors")]
+    assert links == [4, 4]  # of three steps and the end
+    saved = read_state(shared_tmp_path / "final").parts["models"]["model"]["weights"]
+    assert all(torch.equal(saved[name], weight) for name, weight in weights.items())
+
+
 def save_twice(trainer: Trainer, path: Path, *, asynchronous: bool) -> None:
     """What fails in the background is raised with the next state."""
     for sequence in (2, 3):

@@ -93,7 +93,8 @@ class StateWriter:
             CheckpointError: An entry cannot be stored.
         """
         if distributed.rank() == 0 or _is_written_together(parts):
-            self._unchanged.note(_tensors({name: encode(part, name) for name, part in parts.items()}))
+            encoded = {name: encode(part, name) for name, part in parts.items()}
+            self._unchanged.note(_tensors_that_tell_of_changes(encoded, parts["models"]))
 
     def write(self, parts: Mapping[str, Any], position: Position, run: str) -> None:
         """Write every state that was asked for.
@@ -124,7 +125,8 @@ class StateWriter:
             for request, extras in requests
         ]
         if encoded:
-            constant = self._unchanged.find(_tensors(encoded), _parameters(parts["models"]))
+            tensors = _tensors_that_tell_of_changes(encoded, parts["models"])
+            constant = self._unchanged.find(tensors, _parameters(parts["models"]))
             try:
                 self._write_all(jobs, constant)
             except (CheckpointError, OSError) as error:
@@ -238,13 +240,30 @@ def _share(*, together: bool) -> ShareOfFirst | ShareOfOther:
     return ShareOfFirst(mailbox) if mailbox.rank == 0 else ShareOfOther(mailbox)
 
 
-def _tensors(parts: Mapping[str, Encoded]) -> dict[str, Tensor]:
-    return {name: tensor for part in parts.values() for name, tensor in part.all_tensors().items()}
+def _tensors_that_tell_of_changes(parts: Mapping[str, Encoded], models: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return the tensors of which torch notes changes, by name.
+
+    It notes none where an optimizer changes many sharded ones at a time: of those, only what is frozen is here.
+    """
+    tensors = {name: tensor for part in parts.values() for name, tensor in part.tensors.items()}
+    frozen = _parameters(models, is_trained=False)
+    pieces = {name: piece for part in parts.values() for name, piece in part.pieces_written_here().items()}
+    return {**tensors, **{name: piece for name, piece in pieces.items() if name in frozen}}
 
 
-def _parameters(models: Mapping[str, Any]) -> set[str]:
-    """Return the names that parameters have in a state."""
-    return {f"models/{model}/weights/{name}" for model, captured in models.items() for name in captured["trainable"]}
+def _parameters(models: Mapping[str, Any], *, is_trained: bool | None = None) -> set[str]:
+    """Return the names that parameters have in a state.
+
+    Args:
+        models: What was captured of the models, by name.
+        is_trained: Whether those that are trained are wanted, or the others; None wants all.
+    """
+    return {
+        f"models/{model}/weights/{name}"
+        for model, captured in models.items()
+        for name, trained in captured["trainable"].items()
+        if is_trained in (None, trained)
+    }
 
 
 def _summary(request: StateRequest, position: Position, run: str) -> dict[str, str | int | bool]:
