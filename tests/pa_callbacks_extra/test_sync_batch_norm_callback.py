@@ -15,6 +15,7 @@ from typing_extensions import override
 
 from pa_callbacks_extra import ConvertSyncBatchNormCallback, ModelEmaCallback
 from pa_core import AnyTrainer, Run, StepBasedEvaluationCallback, StopTrainingError, Trainer, TrainerCallback
+from pa_core.sharded_tensors import whole_tensor
 from pa_core.testing import TinyClassifier, make_classification
 from tests.launching import Launch
 
@@ -114,6 +115,30 @@ def test_a_loop_of_ones_own_trains_as_one_process(samples: int) -> None:
             run.step()
 
     require_trained_as(run, train_on_one_process(data, accumulation=2))
+
+
+@pytest.mark.runs_on("two_ranks")
+@pytest.mark.parametrize("last_batch", [0, 2, 5])
+def test_a_sharded_model_trains_as_one_process(last_batch: int) -> None:
+    """Also where the second rank calls the model with a batch of the first one, having no sample of its own."""
+    from torch.distributed.fsdp import fully_shard
+
+    data, model = make_data(2 * GLOBAL_BATCH + last_batch), make_model()
+    for module in (model[0], model[3], model):
+        fully_shard(module)
+    trainer = make_trainer(model=model)
+
+    train(trainer, data, gradient_accumulation_steps=2)
+
+    expected = train_on_one_process(data, accumulation=2)
+    trained = {name: whole_tensor(value) for name, value in trainer.get_model().state_dict().items()}
+    of_others = () if trainer.is_main_process else ("num_batches_tracked", "running_mean", "running_var")
+    for name, value in expected.state_dict().items():
+        if not name.endswith(of_others):
+            torch.testing.assert_close(trained[name], value, rtol=0, atol=1e-12)
+    assert [type(module).__name__.removeprefix("FSDP") for module in model.modules()] == [
+        type(module).__name__ for module in expected.modules()
+    ]
 
 
 @pytest.mark.runs_on("two_ranks")
@@ -312,6 +337,7 @@ import torch
 from torch import nn
 from pa_callbacks_extra import ConvertSyncBatchNormCallback
 from pa_core import Trainer
+from pa_core.sharded_tensors import whole_tensor
 from pa_core.testing import TinyClassifier, make_classification
 
 dtypes = set()

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from torch import nn
 from typing_extensions import override
 
 from pa_callbacks_extra.sync_batch_norm_layers import Participants, restore_layers, synchronise_layers
-from pa_core import AnyTrainer, Run, TrainerCallback
+from pa_core import AnyTrainer, TrainerCallback
 from pa_core.data import DataLoaderSlice, KeyedDataLoader
 from pa_core.distributed import num_processes
 
@@ -63,8 +62,7 @@ class ConvertSyncBatchNormCallback(TrainerCallback):
         if num_processes() == 1:
             return
         has_accelerator = trainer.device.type != "cpu"
-        is_left_out = partial(_is_at_empty_batch, trainer)
-        participants = Participants(shares_group=has_accelerator, is_left_out=is_left_out)
+        participants = Participants(shares_group=has_accelerator, is_left_out=lambda: trainer.is_at_empty_batch)
         model = trainer.get_model(keep_torch_compile=False)
         synchronise_layers(model, participants, uses_torch=has_accelerator)
         self._participants, self._converted = participants, model
@@ -110,11 +108,6 @@ class ConvertSyncBatchNormCallback(TrainerCallback):
         if self._converted is not None:
             restore_layers(self._converted)
         self._participants = self._converted = None
-
-
-def _is_at_empty_batch(trainer: AnyTrainer) -> bool:
-    """Whether a loop of the user's own calls the model with a batch that only stands in for one."""
-    return isinstance(trainer, Run) and trainer.is_at_empty_batch
 
 
 def _processes_with_samples(trainer: AnyTrainer, step: int) -> int:

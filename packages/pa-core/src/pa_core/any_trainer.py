@@ -439,6 +439,18 @@ class AnyTrainer(ABC):
             with bars_hidden():
                 print(*args, **kwargs)  # noqa: T201  # printing is what this method is for
 
+    @property
+    def is_at_empty_batch(self) -> bool:
+        """Whether this process calls the model only because others still have samples; what it computes has no weight.
+
+        Ask this in a module that exchanges something with the other processes, or counts what it is called with.
+        """
+        return self._follows_another_process
+
+    @property
+    def _follows_another_process(self) -> bool:
+        return False
+
     @abstractmethod
     def run_evaluation_epoch(self, *, is_intermediate: bool = False) -> None:
         """Evaluate ``eval_dataset`` once in the middle of a training run, which then continues as before."""

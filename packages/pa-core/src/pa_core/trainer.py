@@ -694,6 +694,11 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
 
     @property
     @override
+    def _follows_another_process(self) -> bool:
+        return self._wrapping.follows_another_process
+
+    @property
+    @override
     def _steps_scheduler_itself(self) -> bool:
         return type(self).scheduler_step is not Trainer.scheduler_step
 

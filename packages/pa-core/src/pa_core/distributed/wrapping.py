@@ -58,6 +58,11 @@ class ModelWrapping(ABC):
     def carrier(self) -> Carrier | None:
         """What carries small numbers of all processes along with the gradients; None where nothing can."""
 
+    @property
+    def follows_another_process(self) -> bool:
+        """Whether the model is called as on another process now, because this one has no sample."""
+        return False
+
     @abstractmethod
     def wrap(self, model: nn.Module, *, for_training: bool, num_carried: int = 0) -> nn.Module:
         """Place the model on the device and, for training on several processes, wrap it; return what a step calls.

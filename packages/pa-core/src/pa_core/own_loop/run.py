@@ -595,6 +595,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
     # Metrics and evaluations
 
     @property
+    @override
     def is_at_empty_batch(self) -> bool:
         """Whether the current batch is there only because other processes still have samples, and weighs nothing.
 

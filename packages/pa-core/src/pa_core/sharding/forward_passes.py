@@ -60,6 +60,11 @@ class ForwardPasses:
         """Whether processes without a sample make the calls of this one now."""
         return self._calls.is_telling
 
+    @property
+    def follows(self) -> bool:
+        """Whether this process has no sample in the current step, and calls the model as another process does."""
+        return self._follows
+
     def close(self) -> None:
         """Leave the model alone."""
         self._hook.remove()

@@ -135,6 +135,11 @@ class ShardedWrapping(ModelWrapping):
         passes = self._passes
         return _NOTHING if passes is None else passes.step(is_empty=is_empty, some_are_empty=some_are_empty)
 
+    @property
+    @override
+    def follows_another_process(self) -> bool:
+        return self._passes is not None and self._passes.follows
+
     @override
     def end_forward_pass(self, loss: Tensor) -> None:
         if self._passes is not None:
