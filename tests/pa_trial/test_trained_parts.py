@@ -75,6 +75,17 @@ def test_what_is_no_model_is_refused(model: Any) -> None:
         Batches().parts.wrap_model(model)
 
 
+@pytest.mark.runs_on("two_ranks")
+def test_a_sharded_model_is_refused() -> None:
+    """The error says what trains it instead."""
+    from torch.distributed.fsdp import fully_shard
+
+    model = nn.Linear(2, 2)
+    fully_shard(model)
+    with pytest.raises(InvalidExperimentException, match=r"use pa_core\.Trainer"):
+        Batches().parts.wrap_model(model)
+
+
 @pytest.mark.parametrize("optimizer", [SGD, nn.Linear(1, 1), None])
 def test_what_is_no_optimizer_is_refused(optimizer: Any) -> None:
     """A class instead of an instance, a model, nothing."""

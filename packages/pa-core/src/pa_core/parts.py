@@ -54,6 +54,7 @@ from pa_core.rng import (
     restore_rng_state,
     seed_rng,
 )
+from pa_core.sharded_tensors import is_sharded_module
 from pa_core.state_dicts import differences_of_weights, list_differences
 from pa_core.state_misfits import misfit_of_optimizer, misfit_of_scheduler, without_foreign_entries
 from pa_core.storage.folder_lock import FolderLock
@@ -106,6 +107,7 @@ __all__ = [
     "fork_between_collectives",
     "index_list",
     "is_in_memory",
+    "is_sharded_module",
     "leave_processes_at_exit",
     "leftovers",
     "list_differences",

@@ -10,7 +10,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from pa_core import ArgumentTypeError
-from pa_core.parts import parameters_of, warn_user
+from pa_core.parts import is_sharded_module, parameters_of, warn_user
 from pa_trial.errors import InternalException, InvalidExperimentException
 
 __all__ = [
@@ -39,18 +39,30 @@ _SHOWN = 4
 
 
 def require_model(model: object) -> None:
-    """Refuse what is not a module.
+    """Refuse what is not a whole module.
 
     Raises:
-        ArgumentTypeError: It is not.
+        ArgumentTypeError: It is not a module.
+        InvalidExperimentException: Its parameters are split over the processes.
     """
     if isinstance(model, nn.Module):
+        if is_sharded_module(model):
+            raise _is_sharded(model)
         return
     raise ArgumentTypeError(
         "Only modules can be wrapped as models.",
         given=f"{_describe(model)} in wrap_model()",
         expected="an instance of torch.nn.Module",
         do="Create the module first: context.wrap_model(MyModel()).",
+    )
+
+
+def _is_sharded(model: nn.Module) -> InvalidExperimentException:
+    return InvalidExperimentException(
+        "A trial trains models that each process has as a whole.",
+        given=f"{type(model).__name__}, whose parameters fully_shard has split over the processes",
+        expected="a model that was not sharded",
+        do="Wrap the whole model; to train one that is larger than a device, use pa_core.Trainer or pa_core.Run.",
     )
 
 

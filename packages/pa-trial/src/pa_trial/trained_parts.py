@@ -107,7 +107,7 @@ class TrainedParts:
         Raises:
             ArgumentTypeError: It is not a module.
             InternalException: The training has begun.
-            InvalidExperimentException: It has parameters without a shape, on several processes.
+            InvalidExperimentException: It is sharded; or it has parameters without a shape, on several processes.
             RanksDifferError: The processes wrap models with other parameters.
         """
         part_checks.require_model(model)
