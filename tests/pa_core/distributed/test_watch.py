@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
 
 from pa_core import ConfigurationError, Trainer
-from pa_core.distributed.sign_of_life import Sign
+from pa_core.distributed import heartbeat
+from pa_core.distributed.shared_errors import store_of_processes
+from pa_core.distributed.sign_of_life import Sign, Signs
 from pa_core.distributed.stuck_processes import find_vain_wait
+from pa_core.distributed.watch import RunWatch
+from pa_core.progress import Progress
 from pa_core.testing import TinyClassifier
 from tests.launching import Launch, free_ports
 
@@ -145,3 +153,21 @@ def test_a_wait_that_is_not_a_time_is_refused(seconds: Any) -> None:
     with pytest.raises(ConfigurationError, match="max_wait_seconds"):
         Trainer(TinyClassifier(), None, None, callbacks=[], max_wait_seconds=seconds)
     Trainer(TinyClassifier(), None, None, callbacks=[], max_wait_seconds=None)
+
+
+@pytest.mark.runs_on("two_ranks")
+def test_exchanges_in_a_group_of_their_own_are_no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that does nothing but exchange in other groups than that of all processes gets on all the same."""
+    monkeypatch.setattr(heartbeat, "SECONDS_BETWEEN_BEATS", 0.02)
+    group = cast("Any", dist).new_group()
+    signs = Signs(PrefixStore("pa_core/watch", store_of_processes()), dist.get_rank(), dist.get_world_size())
+    seen: list[float] = []
+    started = time.monotonic()
+    with RunWatch(60.0).run(Progress()):
+        for _ in range(40):
+            for _ in range(100):
+                dist.all_reduce(torch.zeros(1), group=group)
+            seen += [sign.waiting for sign in signs.of_others().values()]
+        dist.barrier()
+    dist.destroy_process_group(group)
+    assert max(seen) < (time.monotonic() - started) / 2

@@ -155,7 +155,7 @@ class Heartbeat:
         self._beat += 1
         group: Any = _default_group()  # torch annotates it only in part
         collectives: int = group._get_sequence_number_for_group()
-        waited = self._waiting.note(collectives, self._thread_of_runs if run is None else run.thread, now)
+        waited = self._waiting.note(_begun_in_all_groups(), self._thread_of_runs if run is None else run.thread, now)
         if run is not None and run.place:
             self._steps.note(run, now)
         return Sign(
@@ -277,6 +277,16 @@ class _SlowestStep:
 
 def _default_group() -> ProcessGroup:
     return distributed_c10d._get_default_group()  # pyright: ignore[reportPrivateUsage]  # torch has no public way
+
+
+def _begun_in_all_groups() -> int:
+    """How many collectives were begun; those of models that are sharded and replicated have groups of their own."""
+    world: Any = distributed_c10d._world  # pyright: ignore[reportPrivateUsage]  # torch has no public way
+    number = 0
+    for group in list(world.pg_map):
+        with suppress(RuntimeError):  # a backend that does not count
+            number += group._get_sequence_number_for_group()
+    return number
 
 
 def _timeout(group: ProcessGroup) -> float:
