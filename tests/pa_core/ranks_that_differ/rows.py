@@ -30,7 +30,7 @@ from pa_core import (
     TrainerCallback,
 )
 from pa_core.testing import make_regression
-from tests.pa_core.ranks_that_differ.cases import Case, Door, layers
+from tests.pa_core.ranks_that_differ.cases import Case, Door, layers, momentum
 
 When: TypeAlias = Literal[
     "before the run begins",
@@ -295,6 +295,22 @@ FIRST_STEP: When = "before the first step"
 NEXT_EPOCH: When = "before the next epoch"
 AT_ONCE: When = "within seconds"
 END_OF_EPOCH: When = "at the end of the epoch"
+
+
+def shard(case: Case) -> None:
+    """Split the weights of the model over the processes, before the optimizer is made."""
+
+    def momentum_of_sharded(model: nn.Module) -> Optimizer:
+        from accelerate import PartialState
+        from torch.distributed.fsdp import fully_shard
+
+        PartialState(cpu=True)  # joins the other processes, as a script would do that shards its model itself
+        fully_shard(model)
+        return momentum(model)
+
+    case.optimizer = momentum_of_sharded
+
+
 TRAIN: tuple[Door, ...] = ("train",)
 EVALUATE: tuple[Door, ...] = ("evaluate",)
 OWN: tuple[Door, ...] = ("Run",)
@@ -712,6 +728,15 @@ MEANWHILE = [
         "after 10 seconds",
         error=APART,
         seconds=90.0,
+    ),
+    Row(
+        "a callback that calls a sharded model",
+        in_event("on_optimizer_step_end", lambda trainer: trainer.get_model()(torch.ones(2, 4))),
+        "rank 1 calls the model in on_optimizer_step_end of Meanwhile",
+        "within seconds",
+        both=shard,
+        error="RanksDifferError: A callback has called a sharded model on some of the processes only.",
+        seconds=60.0,
     ),
     Row(
         "a loop that is left by `StopTrainingError`",
