@@ -6,9 +6,10 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 from pa_core.storage.digested_file import DigestingWriter
@@ -21,7 +22,7 @@ SUMMARY: dict[str, JsonScalar] = {"run": "first", "sequence": 1, "update": 480, 
 
 
 def write_sharded_state(
-    path: Path, documents: Mapping[str, object], files: Mapping[str, Mapping[str, Tensor]], sequence: int = 1
+    path: Path, documents: Mapping[str, object], files: Mapping[str, Mapping[str, Tensor]], **summary: JsonScalar
 ) -> None:
     """Write a state that consists of documents and of files of tensors."""
     path.mkdir(parents=True)
@@ -31,7 +32,7 @@ def write_sharded_state(
             write_tensors(DigestingWriter(file), tensors)
     contents = {file.name: file.read_bytes() for file in sorted(path.iterdir())}
     entries = {name: FileEntry(len(content), hashlib.sha256(content).hexdigest()) for name, content in contents.items()}
-    (path / MANIFEST).write_bytes(manifest_text({**SUMMARY, "sequence": sequence}, entries, version=2))
+    (path / MANIFEST).write_bytes(manifest_text({**SUMMARY, **summary}, entries, version=2))
 
 
 def described(name: str, whole: Tensor, part: str, rows: list[int]) -> dict[str, Any]:
@@ -57,3 +58,33 @@ def files_of(part: str, tensors: Mapping[str, Tensor], rows: list[int]) -> dict[
         for process in range(len(rows))
         if rows[process]
     }
+
+
+def split_state(source: Path, target: Path, processes: int) -> None:
+    """Write a state again, with the tensors of its models and optimizers in the pieces of several processes."""
+    documents: dict[str, Any] = json.loads((source / DOCUMENTS).read_text())
+    files: dict[str, dict[str, Tensor]] = {}
+    for file_name in sorted(source.glob("*.safetensors")):
+        part = file_name.name.split(".")[0]
+        for name, tensor in load_file(file_name).items():
+            if part in ("models", "optimizers") and tensor.dim():
+                rows = [len(piece) for piece in tensor.chunk(processes)]
+                rows += [0] * (processes - len(rows))
+                documents[part] = _replaced(documents[part], name, described(name, tensor, part, rows))
+                for file, pieces in files_of(part, {name: tensor}, rows).items():
+                    files.setdefault(file, {}).update(pieces)
+            else:
+                files.setdefault(f"{part}.safetensors", {})[name] = tensor
+    summary = json.loads((source / MANIFEST).read_text())["summary"]
+    write_sharded_state(target, documents, files, **summary)
+
+
+def _replaced(document: Any, name: str, by: dict[str, Any]) -> Any:
+    """A document with what it says of a whole tensor replaced."""
+    if isinstance(document, list):
+        return [_replaced(item, name, by) for item in cast("list[object]", document)]
+    if not isinstance(document, dict):
+        return document
+    if document.get("$tensor") == name:
+        return by
+    return {key: _replaced(item, name, by) for key, item in cast("dict[str, Any]", document).items()}

@@ -29,7 +29,9 @@ def state_of(path: Path, weight: Tensor = WEIGHT, sequence: int = 1) -> Path:
     ordered = {"$ordered_dict": [["weight", document], ["buffer", {"$tensor": "model/buffer"}]]}
     whole: dict[str, dict[str, Tensor]] = {"model.safetensors": {"model/buffer": BUFFER}}
     files = whole | files_of("model", {"model/weight": weight}, rows)
-    write_sharded_state(path, {"model": {"weights": ordered, "tied": {"$tuple": [document, 3]}}}, files, sequence)
+    write_sharded_state(
+        path, {"model": {"weights": ordered, "tied": {"$tuple": [document, 3]}}}, files, sequence=sequence
+    )
     return path
 
 

@@ -84,10 +84,16 @@ class StoredTensor:
             raise ValueError(message)
 
     @classmethod
-    def of(cls, tensor: Tensor) -> StoredTensor:
-        """Return a tensor in memory as a stored one of a single piece."""
+    def of(cls, tensor: Tensor | StoredTensor) -> StoredTensor:
+        """Return a tensor in memory as a stored one of a single piece, and a stored one as it is."""
+        if isinstance(tensor, StoredTensor):
+            return tensor
         whole = StoredPiece((0,) * tensor.dim(), tuple(tensor.shape), _InMemory(tensor))
         return cls(tensor.shape, tensor.dtype, [whole])
+
+    def example(self) -> Tensor:
+        """Return a tensor of the same shape and dtype that takes no memory, to be compared with others."""
+        return torch.zeros((), dtype=self.dtype, device="cpu").expand(self.shape)
 
     def whole(self) -> Tensor:
         """Return all of it, on the CPU."""

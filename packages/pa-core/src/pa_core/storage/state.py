@@ -48,6 +48,7 @@ __all__ = [
     "Share",
     "State",
     "check_files",
+    "digest_of_pieces",
     "is_state",
     "open_state",
     "read_state",
@@ -233,6 +234,19 @@ def open_state(directory: str | Path, *, verify: bool = True, share: Share = _AL
             if found == before:
                 raise
         # it was replaced by another one while it was read
+
+
+def digest_of_pieces(directory: str | Path) -> str | None:
+    """Return the digest of a state that was saved in pieces; None for any other state, and where there is none.
+
+    Args:
+        directory: Its path.
+    """
+    try:
+        manifest = read_manifest(located(Path(directory)))
+    except CheckpointError:
+        return None
+    return manifest.digest if any(map(is_piece_file, manifest.files)) else None
 
 
 def is_state(path: str | Path) -> bool:

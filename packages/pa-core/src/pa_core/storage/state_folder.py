@@ -14,7 +14,7 @@ from typing import TypeVar, cast
 from pa_core.errors import CheckpointError, ConfigurationError
 from pa_core.storage.manifest import MANIFEST, read_manifest
 from pa_core.storage.staging import discard, leftovers, located, replaced, shown_path
-from pa_core.storage.state import DOCUMENTS, TENSORS, State, check_files, is_state, read_state
+from pa_core.storage.state import DOCUMENTS, TENSORS, State, check_files, is_state, open_state, read_state
 
 __all__ = [
     "Skipped",
@@ -282,7 +282,7 @@ def _damaged_of_unknown_age(older: Iterable[StateRecord], records: Sequence[Stat
         is_alone = places[record.run, record.sequence] < 2  # noqa: PLR2004  # one state has one place
         if not record.path.is_symlink() and not (is_alone and _name_confirms_place(record)):
             try:
-                read_state(record.path)
+                open_state(record.path)
             except CheckpointError as error:
                 skipped.append(Skipped(record.path, _reason(error)))
     return skipped

@@ -29,6 +29,9 @@ def resolved(value: Any, own: object = None) -> Any:
     return _Resolving().resolve(value, own)
 
 
+_WITHOUT_PARTS = frozenset({bool, int, float, str, type(None)})  # long lists of numbers are common
+
+
 class _Resolving:
     """One walk through a value."""
 
@@ -56,7 +59,10 @@ class _Resolving:
     def _items(self, items: Sequence[object], own: object) -> list[Any]:
         counterparts = cast("Sequence[object]", own) if isinstance(own, list | tuple) else ()
         is_alike = len(counterparts) == len(items)
-        return [self.resolve(item, counterparts[index] if is_alike else None) for index, item in enumerate(items)]
+        return [
+            item if type(item) in _WITHOUT_PARTS else self.resolve(item, counterparts[index] if is_alike else None)
+            for index, item in enumerate(items)
+        ]
 
     def _tensor(self, value: Tensor | StoredTensor, own: object) -> Tensor:
         """What is mentioned several times comes back as one tensor."""
@@ -65,7 +71,7 @@ class _Resolving:
             return value
         key = id(value), id(parameter)
         if key not in self._tensors:
-            stored = StoredTensor.of(value) if isinstance(value, Tensor) else value
+            stored = StoredTensor.of(value)
             made = stored.whole() if parameter is None else stored.like(parameter)
             self._tensors[key] = value, parameter, made  # no other object gets the number of one that is kept here
         return self._tensors[key][-1]

@@ -8,11 +8,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from pa_core.errors import CheckpointError
+from pa_core.sharded_tensors import is_sharded
 from pa_core.state_dicts import differences_of_weights, list_differences
+from pa_core.storage.sharded_tensor import StoredTensor
+from pa_core.storage.stored_values import resolved
 
 __all__ = [
     "SavedModel",
@@ -98,17 +100,31 @@ def restore_models(models: Mapping[str, nn.Module], saved: Mapping[str, SavedMod
     weights = [{name: value for name, value in one.weights.items() if name not in other} for _, one, other in restored]
     _load_extra_states([model for model, _, _ in restored], weights)
     for (model, one, misfits), matching in zip(restored, weights, strict=True):
-        model.load_state_dict(matching, strict=not misfits)
+        model.load_state_dict(_read(matching, model), strict=not misfits)
         _restore_rest(model, one)
+
+
+def _read(weights: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:
+    """Read weights that stay on disk, or that this process has only pieces of, into the memory of the model itself.
+
+    Its ``load_state_dict`` then gets them as those that it has already, in whatever form it keeps them.
+    """
+    own, read = model.state_dict(), dict(weights)
+    for name, value in weights.items():
+        if name.endswith(_EXTRA_STATE):
+            read[name] = resolved(value)
+        elif isinstance(value, StoredTensor) or is_sharded(own[name]):
+            StoredTensor.of(value).read_into(own[name])
+            read[name] = own[name]
+    return read
 
 
 def _restore_rest(model: nn.Module, saved: SavedModel) -> None:
     """Restore what a state dict leaves out."""
     buffers = dict(model.named_buffers())
-    with torch.no_grad():
-        for name, buffer in saved.other_buffers.items():
-            if name in buffers and buffers[name].shape == buffer.shape:
-                buffers[name].copy_(buffer)
+    for name, buffer in saved.other_buffers.items():
+        if name in buffers and buffers[name].shape == buffer.shape:
+            StoredTensor.of(buffer).read_into(buffers[name])
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(saved.trainable.get(name, parameter.requires_grad))
 
@@ -117,7 +133,7 @@ def _load_extra_states(models: Sequence[nn.Module], weights: Sequence[Mapping[st
     """Load what modules have returned from ``get_extra_state``: all of it or, where one refuses, none."""
     before: list[tuple[nn.Module, dict[str, Any]]] = []
     for model, of_model in zip(models, weights, strict=True):
-        extra = {name: value for name, value in of_model.items() if name.endswith(_EXTRA_STATE)}
+        extra = {name: resolved(value) for name, value in of_model.items() if name.endswith(_EXTRA_STATE)}
         if not extra:
             continue
         own = model.state_dict()
@@ -150,7 +166,10 @@ def _other_model(given: str, expected: str) -> CheckpointError:
 
 
 def _misfits(model: nn.Module, saved: SavedModel) -> dict[str, str]:
-    return differences_of_weights(model, saved.weights, "state")
+    weights = {
+        name: value.example() if isinstance(value, StoredTensor) else value for name, value in saved.weights.items()
+    }
+    return differences_of_weights(model, weights, "state")
 
 
 _EXTRA_STATE = "_extra_state"  # the last part of the name that torch gives it

@@ -7,13 +7,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from pa_core.errors import CheckpointError
 from pa_core.optimizer_parameters import parameters_of
+from pa_core.sharding.optimizer_state import split_like_parameters
 from pa_core.state_misfits import misfit_of_optimizer
+from pa_core.storage.sharded_tensor import StoredTensor
 from pa_core.types import StatefulScheduler
 
 __all__ = [
@@ -40,7 +41,7 @@ class SavedOptimizer:
 
     state: dict[str, Any]
     parameters: list[list[str | None]]
-    others: list[Tensor]
+    others: list[Tensor | StoredTensor]
 
 
 def capture_optimizer(optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -95,7 +96,7 @@ def _require_fitting_state(
         if unknown:
             raise _other_parameters(_list(list(parameters)), f"a group with {_list(unknown)}")
         groups.append([parameters[one] for one in names if one is not None])
-    misfit = misfit_of_optimizer(optimizer, saved.state, groups)
+    misfit = misfit_of_optimizer(optimizer, _with_examples(saved.state), groups)
     known = _names(parameters)
     others = [tuple(one.shape) for one in parameters_of(optimizer) if id(one) not in known]
     if misfit is None and [tuple(one.shape) for one in saved.others] != others:
@@ -127,7 +128,7 @@ def restore_optimizer(
     try:
         for names in saved.parameters[num_groups:]:
             optimizer.add_param_group({"params": [parameters[name] for name in names if name is not None]})
-        load_state(optimizer, saved.state)
+        load_state(optimizer, split_like_parameters(saved.state, optimizer))
         yield
     except BaseException:
         del groups[num_groups:]
@@ -147,9 +148,8 @@ def restore_parameters_beside_the_model(
     """
     known = _names(parameters)
     others = [parameter for parameter in parameters_of(optimizer) if id(parameter) not in known]
-    with torch.no_grad():
-        for parameter, one in zip(others, saved.others, strict=True):
-            parameter.copy_(one)
+    for parameter, one in zip(others, saved.others, strict=True):
+        StoredTensor.of(one).read_into(parameter)
 
 
 def load_state(optimizer: Optimizer, state: dict[str, Any]) -> None:
@@ -266,6 +266,23 @@ def _names(parameters: Mapping[str, Tensor]) -> dict[int, str]:
 def _group_names(optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> list[list[str | None]]:
     names = _names(parameters)
     return [[names.get(id(parameter)) for parameter in group["params"]] for group in optimizer.param_groups]
+
+
+def _with_examples(state: dict[str, Any]) -> dict[str, Any]:
+    """A state with tensors of the same shapes in the place of those that stay on disk."""
+    entries = state.get("state")
+    if not isinstance(entries, Mapping):
+        return state
+    examples = {
+        number: {
+            name: value.example() if isinstance(value, StoredTensor) else value
+            for name, value in cast("Mapping[str, object]", of_parameter).items()
+        }
+        if isinstance(of_parameter, Mapping)
+        else of_parameter
+        for number, of_parameter in cast("Mapping[object, object]", entries).items()
+    }
+    return {**state, "state": examples}
 
 
 def _is_setting(value: object) -> bool:

@@ -9,8 +9,9 @@ from pathlib import Path
 
 from pa_core import distributed
 from pa_core.errors import CheckpointError
-from pa_core.storage import StateFolder, StateRecord, read_state
+from pa_core.storage import StateFolder, StateRecord
 from pa_core.storage.folder_lock import FolderLock
+from pa_core.storage.state import open_state
 from pa_core.storage.state_store import StateStore
 
 __all__ = ["ReservedFolders", "continues_run", "newest_state"]
@@ -122,7 +123,7 @@ def _is_later(record: StateRecord, own: StateRecord, is_beside: bool) -> bool:
 
 def _is_valid(state: Path) -> bool:
     try:
-        read_state(state)
+        open_state(state)
     except CheckpointError:
         return False
     return True

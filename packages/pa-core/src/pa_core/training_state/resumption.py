@@ -13,8 +13,9 @@ from pa_core import distributed
 from pa_core.data.custom_loader import innermost, is_keyed, set_epoch
 from pa_core.errors import CheckpointError, ConfigurationError, StateNotFoundError
 from pa_core.progress import Phase, Progress
-from pa_core.storage import Skipped, read_state
+from pa_core.storage import Skipped
 from pa_core.storage.accelerate_state import find_accelerate_state, refusal_of_accelerate_state
+from pa_core.storage.state import open_state
 from pa_core.storage.state_folder import newest_readable
 from pa_core.storage.state_store import StateStore
 from pa_core.training_state import asked_settings
@@ -25,6 +26,7 @@ from pa_core.training_state.resume_messages import describe_missing, describe_ne
 from pa_core.training_state.run_loaders import RunLoaders
 from pa_core.training_state.run_settings import Difference, describe_differences, describe_settings
 from pa_core.training_state.run_state import SavedRun, schedules
+from pa_core.training_state.shared_verification import StateElsewhereError, help_to_verify, verify_together
 from pa_core.training_state.snapshotable import ResumableRun
 from pa_core.types import SizedIterable, SupportsStateDict
 from pa_core.user_warnings import warn_user
@@ -288,7 +290,8 @@ def find_saved_run(resume_from: str | Path, resume_missing: Literal["error", "st
 def find_saved_run(resume_from: str | Path, resume_missing: Literal["error", "start"] = "error") -> SavedRun | None:
     """Return the run of the state at a path, or of the newest valid one of a folder; every process must call this.
 
-    The first process chooses the state. Each process reads and verifies it, and all of them read the same one.
+    The first process chooses the state. Each process reads and verifies it, and all of them read the same one. What
+    several processes have saved in pieces is verified by all of them together.
 
     Args:
         resume_from: One state, or a folder of states.
@@ -307,8 +310,7 @@ def find_saved_run(resume_from: str | Path, resume_missing: Literal["error", "st
             expected='"error" or "start"',
             do='Pass "start" to begin a new run where there is nothing to resume from.',
         )
-    found = _newest_of_rank_zero(Path(resume_from)) if distributed.rank() == 0 else _Found()
-    chosen = distributed.gather_objects(found.choice())[0]
+    chosen, saved = _choose_on_rank_zero(Path(resume_from)) if distributed.rank() == 0 else help_to_verify()
     for one in chosen.skipped:
         warn_user(f"The training state {one.path} is passed over: {one.reason}")
     if chosen.problem is not None:
@@ -322,7 +324,10 @@ def find_saved_run(resume_from: str | Path, resume_missing: Literal["error", "st
             expected="a training state, or a folder with at least one",
             do='Check the path, or pass resume_missing="start" to begin a new run where there is none yet.',
         )
-    return _read_on_all(chosen.path, chosen.digest) if found.saved is None else _agreed_on_all(found.saved)
+    if saved is None or saved.digest != chosen.digest:
+        return _read_on_all(chosen.path, chosen.digest)
+    _raise_if_one_differs(None)
+    return saved
 
 
 class _Choice(NamedTuple):
@@ -339,14 +344,21 @@ class _Found(NamedTuple):
     skipped: Sequence[Skipped] = ()
     problem: CheckpointError | None = None
 
-    def choice(self) -> _Choice:
-        path, digest = (None, "") if self.saved is None else (self.saved.path, self.saved.digest)
-        return _Choice(path, digest, list(self.skipped), self.problem)
+
+def _choose_on_rank_zero(path: Path) -> tuple[_Choice, SavedRun | None]:
+    """Choose a state and tell the others, which are in ``help_to_verify``."""
+    saved, skipped, problem = _newest_of_rank_zero(path)
+    chosen, digest = (None, "") if saved is None else (saved.path, saved.digest)
+    choice = _Choice(chosen, digest, list(skipped), problem)
+    distributed.gather_objects(choice)
+    return choice, saved
 
 
 def _newest_of_rank_zero(path: Path) -> _Found:
     try:
-        saved, skipped = newest_readable(path, _read)
+        saved, skipped = newest_readable(path, verify_together)
+    except StateElsewhereError as error:
+        return _Found(problem=_not_on_all(str(error)))
     except CheckpointError as error:
         return _Found(problem=error)
     if saved is None and (foreign := find_accelerate_state(path)) is not None:
@@ -363,26 +375,16 @@ def _newest_of_rank_zero(path: Path) -> _Found:
     return _Found(problem=none_is_valid)
 
 
-def _read(path: Path) -> SavedRun:
-    return SavedRun(read_state(path))
-
-
 def _read_on_all(path: Path, digest: str) -> SavedRun:
     """Read, on a process other than the first one, the state that this one has chosen."""
     try:
-        saved = _read(path)
+        saved = SavedRun(open_state(path))
     except (OSError, CheckpointError) as error:
         reason = f"{error.problem} {error.given}" if isinstance(error, CheckpointError) else str(error)
         _raise_if_one_differs(reason)
         raise
     is_same = saved.digest == digest
     _raise_if_one_differs(None if is_same else f"{path} is another state, after update {saved.position.updates}")
-    return saved
-
-
-def _agreed_on_all(saved: SavedRun) -> SavedRun:
-    """Return what the first process has read, if the others have read it too."""
-    _raise_if_one_differs(None)
     return saved
 
 
@@ -393,9 +395,13 @@ def _raise_if_one_differs(problem: str | None) -> None:
     """
     problems = distributed.gather_objects(problem)
     if any(problems):
-        raise CheckpointError(
-            "The processes do not all have the training state that the first one resumes from; nothing was loaded.",
-            given="; ".join(f"{one} (rank {rank})" for rank, one in enumerate(problems) if one),
-            expected="the same whole state for every process",
-            do="Copy it from the machine of rank 0 to the others, or keep states in a folder that all machines share.",
-        )
+        raise _not_on_all("; ".join(f"{one} (rank {rank})" for rank, one in enumerate(problems) if one))
+
+
+def _not_on_all(given: str) -> CheckpointError:
+    return CheckpointError(
+        "The processes do not all have the training state that the first one resumes from; nothing was loaded.",
+        given=given,
+        expected="the same whole state for every process",
+        do="Copy it from the machine of rank 0 to the others, or keep states in a folder that all machines share.",
+    )

@@ -17,9 +17,11 @@ from pa_core import distributed
 from pa_core.errors import CheckpointError
 from pa_core.progress import Phase, Position
 from pa_core.rng import capture_rng_state, restore_rng_state, seed_rng_of_rank
+from pa_core.sharded_tensors import is_sharded_module
 from pa_core.state_dicts import supports_state_dict
 from pa_core.state_misfits import misfit_of_scheduler, without_foreign_entries
 from pa_core.storage import State
+from pa_core.storage.stored_values import resolved
 from pa_core.tracking import RunHistory
 from pa_core.training_state.extension import Extension
 from pa_core.training_state.model_state import (
@@ -292,12 +294,13 @@ class SavedRun:
 
     def restore_callbacks(self, run: Snapshotable) -> None:
         """Restore the states of callbacks; warn of callbacks without a state, and of states without a callback."""
-        saved = dict(self._parts.callbacks)
+        saved, is_sharded_run = dict(self._parts.callbacks), any(map(is_sharded_module, run.named_models().values()))
         for callback in _stateful(run.callback_handler.callbacks):
             name = _name(callback)
             if name in saved:
                 with refusals_explained(f"the callback {name}", self.path):
-                    callback.load_state_dict(saved.pop(name))
+                    own = callback.state_dict() if is_sharded_run else None
+                    callback.load_state_dict(resolved(saved.pop(name), own))
             else:
                 warn_user(f"The callback {name} has no state in {self.path}, and starts over.")
         for name in saved:

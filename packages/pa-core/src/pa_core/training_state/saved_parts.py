@@ -15,7 +15,9 @@ from pa_core.progress import Phase, Position
 from pa_core.rng import check_rng_state
 from pa_core.storage import State
 from pa_core.storage.entries import Entry
+from pa_core.storage.sharded_tensor import StoredTensor
 from pa_core.storage.state import DOCUMENTS
+from pa_core.storage.stored_values import resolved
 from pa_core.tracking import InMemoryRunHistory
 from pa_core.training_state.extension import Extension
 from pa_core.training_state.model_state import SavedModel
@@ -101,7 +103,7 @@ class SavedParts:
         objects: The objects that were registered, in order.
         run: What the run was asked for.
         processes: What each process has of its own, in the order of the ranks.
-        extras: Further entries of the script.
+        extras: Further entries of the script, with whole tensors.
     """
 
     models: dict[str, SavedModel]
@@ -136,7 +138,7 @@ def read_parts(state: State) -> SavedParts:
         objects=parts.at("objects").all(_object),
         run=_settings(parts.at("run")),
         processes=parts.at("ranks").all(_process),
-        extras=parts.at("extras").mapping(),
+        extras=resolved(parts.at("extras").mapping()),
     )
     _require_agreement(parts, state.summary, read)
     return read
@@ -166,7 +168,7 @@ def _optional(entry: Entry | None, read: Callable[[Entry], _T]) -> _T | None:
 def _model(entry: Entry) -> SavedModel:
     return SavedModel(
         weights=entry.at("weights").mapping(),
-        other_buffers=entry.at("other_buffers").each(Entry.tensor),
+        other_buffers=entry.at("other_buffers").each(_whole_tensor),
         trainable=entry.at("trainable").each(Entry.flag),
     )
 
@@ -175,8 +177,17 @@ def _optimizer(entry: Entry) -> SavedOptimizer:
     return SavedOptimizer(
         state=entry.at("state").mapping(),
         parameters=entry.at("parameters").all(lambda group: group.all(_name)),
-        others=entry.at("parameters_beside_the_model").all(Entry.tensor),
+        others=entry.at("parameters_beside_the_model").all(_tensor),
     )
+
+
+def _whole_tensor(entry: Entry) -> Tensor:
+    stored = _tensor(entry)
+    return stored.whole() if isinstance(stored, StoredTensor) else stored
+
+
+def _tensor(entry: Entry) -> Tensor | StoredTensor:
+    return entry.value if isinstance(entry.value, StoredTensor) else entry.tensor()
 
 
 def _name(entry: Entry) -> str | None:

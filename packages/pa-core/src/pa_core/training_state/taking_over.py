@@ -11,6 +11,7 @@ from torch import nn
 
 from pa_core.errors import CheckpointError, ExplainedError, StopTrainingError
 from pa_core.state_dicts import differences_of_weights, list_differences
+from pa_core.storage.stored_values import resolved
 from pa_core.types import SupportsStateDict
 
 __all__ = ["refusals_explained", "taken_over"]
@@ -47,7 +48,7 @@ def taken_over(target: SupportsStateDict, state: Any, what: str, path: Path) -> 
 
     Args:
         target: The object.
-        state: What its ``state_dict`` returned when it was saved.
+        state: What its ``state_dict`` returned when it was saved. Its tensors are split as those of the object are.
         what: What the object is.
         path: The training state.
 
@@ -55,9 +56,11 @@ def taken_over(target: SupportsStateDict, state: Any, what: str, path: Path) -> 
         CheckpointError: The object refuses the state.
     """
     named = f"{what}, {type(target).__name__}"
+    own = target.state_dict()
+    state = resolved(state, own)
     if isinstance(target, nn.Module):
         _require_fitting_weights(target, state, named, path)
-    before = _kept(target.state_dict())
+    before = _kept(own)
     try:
         with refusals_explained(named, path):
             target.load_state_dict(state)
