@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import resource
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -73,6 +75,42 @@ def test_each_process_writes_its_pieces_and_together_they_are_the_state(
     assert all(torch.equal(saved[name], weight) for name, weight in weights.items())
     assert all(torch.equal(optimizer["state"]["state"][number]["exp_avg_sq"], one) for number, one in averages.items())
     assert optimizer["parameters"] == [list(weights)]
+
+
+def test_the_page_of_the_format_tells_how_to_put_a_tensor_together(shared_tmp_path: Path) -> None:
+    """Its code reads with other tools what the processes wrote."""
+    page = Path(__file__).parents[3] / "docs" / "training-state-format.md"
+    code = next(code for code in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL) if "def whole" in code)
+    names: dict[str, Any] = {}
+    exec(code, names)
+    trainer = make_trainer(SaveTrainingStateCallback(shared_tmp_path))
+    train(trainer)
+    weights = whole_weights(trainer.model)
+    state = shared_tmp_path / "final"
+    documents = json.loads((state / "state.json").read_text())["models"]["model"]["weights"]
+    assert all(torch.equal(names["whole"](state, documents[name]), weight) for name, weight in weights.items())
+
+
+class OptimizerOfItsOwnForm(AdamW):
+    """Keeps its state as no other does."""
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        return {"own": super().state_dict()}
+
+    @override
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict["own"])
+
+
+def test_a_state_of_its_own_form_is_tried_on_sharded_weights(shared_tmp_path: Path) -> None:
+    """Before the first state is saved, an optimizer is asked whether it takes its state back."""
+    model = sharded(tiny_transformer())
+    optimizer = OptimizerOfItsOwnForm(model.parameters(), lr=0.01)
+    saving = SaveTrainingStateCallback(shared_tmp_path)
+    train(Trainer(model, nn.CrossEntropyLoss(), optimizer, callbacks=[saving]))
+    saved = read_state(shared_tmp_path / "final").parts["optimizers"]["optimizer"]["state"]["own"]["state"]
+    assert saved[0]["exp_avg"].shape == model.embed.weight.shape
 
 
 class LargeFrozenLayer(nn.Sequential):

@@ -80,15 +80,22 @@ def check_state_of_optimizer(optimizer: Optimizer) -> None:
             f"({type(error).__name__}: {error}). Resume a short run before you rely on it."
         )
         return
-    on_the_host = {name: tensor.to("cpu", copy=True) for name, tensor in encoded.tensors.items()}
     try:
-        load_state(copied, decode(encoded.document, on_the_host))
-        loaded = encode(copied.state_dict(), "optimizer")
+        load_state(copied, _copy_of_state(optimizer, encoded))
+        loaded = encode(copied.state_dict(), "optimizer").all_tensors()
     except Exception as error:
         raise _not_loaded(name, f"load_state_dict() raised {type(error).__name__}: {error}") from error
-    lost = [name for name, tensor in encoded.tensors.items() if _shape(loaded.tensors.get(name)) != _shape(tensor)]
+    lost = [name for name, tensor in encoded.all_tensors().items() if _shape(loaded.get(name)) != _shape(tensor)]
     if lost:
         raise _not_loaded(name, f"after load_state_dict(), state_dict() lacks {lost[0]}")
+
+
+def _copy_of_state(optimizer: Optimizer, encoded: Encoded) -> Any:
+    """The state as it would be read from a file; of sharded tensors, as this process has them."""
+    if encoded.pieces:
+        return copy.deepcopy(optimizer.state_dict())
+    on_the_host = {name: tensor.to("cpu", copy=True) for name, tensor in encoded.tensors.items()}
+    return decode(encoded.document, on_the_host)
 
 
 def _encode_optimizer(optimizer: Optimizer, state: object) -> Encoded:
