@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from torch import Tensor
 from torch.optim import Optimizer
 
-if TYPE_CHECKING:
-    from torch.distributed.tensor import DTensor
+from pa_core.sharded_tensors import is_sharded
 
 __all__ = ["RemappedOptimizers"]
 
@@ -21,10 +20,12 @@ class RemappedOptimizers:
         optimizers: Those that may hold the parameters.
 
     Example:
-        >>> from torch import nn
-        >>> whole = nn.Parameter(torch.ones(2))
-        >>> optimizer = torch.optim.SGD([whole], lr=0.1)
-        >>> remapped = RemappedOptimizers([optimizer])
+        >>> import torch
+        >>> before, after = torch.ones(2), torch.zeros(2)
+        >>> optimizer = torch.optim.SGD([before], lr=0.1)
+        >>> RemappedOptimizers([optimizer]).replace(before, after)
+        >>> optimizer.param_groups[0]["params"][0] is after
+        True
     """
 
     def __init__(self, optimizers: Iterable[Optimizer]) -> None:
@@ -36,24 +37,24 @@ class RemappedOptimizers:
                 for index, parameter in enumerate(parameters):
                     self._places.setdefault(id(parameter), []).append((optimizer, parameters, index))
 
-    def replace(self, whole: Tensor, sharded: DTensor) -> None:
+    def replace(self, before: Tensor, after: Tensor) -> None:
         """Let the optimizers update the pieces of a parameter, with their pieces of what was kept for it.
 
         Args:
-            whole: The parameter as it was.
-            sharded: The same one, split.
+            before: The parameter as it was.
+            after: The same one, perhaps split.
         """
-        for optimizer, parameters, index in self._places.pop(id(whole), ()):
-            parameters[index] = sharded
+        for optimizer, parameters, index in self._places.pop(id(before), ()):
+            parameters[index] = after
             state = cast("dict[Tensor, Any]", optimizer.state)
-            if whole in state:
-                kept = state.pop(whole)
-                state[sharded] = {key: _piece_of_state(value, sharded) for key, value in kept.items()}
+            if before in state:
+                kept = state.pop(before)
+                state[after] = {key: _piece_of_state(value, after) for key, value in kept.items()}
 
 
-def _piece_of_state(value: Any, parameter: DTensor) -> Any:
+def _piece_of_state(value: Any, parameter: Tensor) -> Any:
     """What an optimizer keeps for a parameter: split as the parameter is, or whole where it has another shape."""
-    if not isinstance(value, Tensor) or not value.dim():
+    if not isinstance(value, Tensor) or not value.dim() or not is_sharded(parameter):
         return value
     from torch.distributed.tensor import Replicate, distribute_tensor
 

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from pa_core import _accelerate
-from pa_core.distributed.collectives import broadcast_tensors
-from pa_core.sharded_tensors import is_sharded, is_sharded_module
+from pa_core.distributed.collectives import broadcast_tensors, num_processes
+from pa_core.sharded_tensors import is_sharded_module
 from pa_core.sharding.checkpointed_blocks import checkpoint_activations
+from pa_core.sharding.meta_weights import MetaWeights, NamedTensor, allocate, has_meta_tensors, tensors_of
 from pa_core.sharding.remapped_optimizer import RemappedOptimizers
 from pa_core.sharding.settings import ShardingSettings
 from pa_core.sharding.shardable import prepare_for_sharding, require_shardable
@@ -35,8 +36,8 @@ def shard(
 ) -> None:
     """Split the parameters of a model over all processes, in place, with the weights of rank zero.
 
-    Every process must call this. On one process, and where the model is sharded already, it stays as it is. No more
-    than one block is whole on the device at a time.
+    Every process must call this. A model that is sharded already stays as it is, and on one process nothing is split.
+    Weights on the meta device are made. No more than one block is whole on the device at a time.
 
     Args:
         model: The user's module.
@@ -49,12 +50,20 @@ def shard(
         UnsupportedConfigurationError: The model has parameters that cannot be sharded.
     """
     module = unwrap_model(model, keep_torch_compile=False)
-    if accelerator.num_processes == 1 or is_sharded_module(module):
+    on_one_process = accelerator.num_processes == 1
+    if is_sharded_module(module) or (on_one_process and not has_meta_tensors(module)):
+        return
+    device = _accelerate.device_of(accelerator)
+    replacing = _Replacing(module, device, RemappedOptimizers(optimizers))
+    if on_one_process:
+        # In the order of several processes, so that the weights are the same.
+        blocks = blocks_of(module, settings)
+        for block in [*blocks, module]:
+            with replacing.parameters_of(modules_of_block(block, blocks)):
+                pass
         return
     from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
 
-    device = _accelerate.device_of(accelerator)
-    remapped = RemappedOptimizers(optimizers)
     of_blocks, of_model = _precision(settings, accelerator)
     whole = whole_parameters(module, settings, in_half_precision=of_blocks.param_dtype is not None)
     blocks = blocks_of(module, settings)
@@ -68,9 +77,9 @@ def shard(
         "offload_policy": CPUOffloadPolicy() if settings.offloads_to_cpu and device.type != "cpu" else OffloadPolicy(),
     }
     for block in blocks:
-        with _replacing_parameters(modules_of_block(block, blocks), remapped, device):
+        with replacing.parameters_of(modules_of_block(block, blocks)):
             fully_shard(block, mp_policy=of_blocks, reshard_after_forward=settings.reshard_after_forward, **common)
-    with _replacing_parameters(modules_of_block(module, blocks), remapped, device):
+    with replacing.parameters_of(modules_of_block(module, blocks)):
         # Torch keeps what is left of the model whole after the forward pass: the backward pass begins with it.
         fully_shard(module, mp_policy=of_model, **common)
 
@@ -99,20 +108,57 @@ def _precision(
     return inside, MixedPrecisionPolicy(torch.bfloat16, torch.float32, output_dtype=torch.float32)
 
 
-@contextmanager
-def _replacing_parameters(
-    modules: Sequence[nn.Module], remapped: RemappedOptimizers, device: torch.device
-) -> Generator[None]:
-    """Give all processes the tensors of rank zero, and what is made of them within the context to the optimizers."""
-    before = [(module, name, one) for module in modules for name, one in module.named_parameters(recurse=False)]
-    buffers = [buffer for module in modules for buffer in module.buffers(recurse=False)]
-    tensors: dict[int, Tensor] = {id(one): one for one in [*(one for _, _, one in before), *buffers]}
-    for tensor in tensors.values():
-        prepare_for_sharding(tensor, device)
-    broadcast_tensors(tensors.values())
-    yield
-    for module, name, whole in before:
-        sharded = module.get_parameter(name)
-        if is_sharded(sharded):
-            vars(sharded).update(vars(whole))  # what libraries have noted on a parameter
-            remapped.replace(whole, sharded)
+class _Replacing:
+    """Replaces the tensors of modules on all processes alike.
+
+    Args:
+        model: The model that is sharded.
+        device: The device of the run.
+        remapped: The optimizers of the model.
+    """
+
+    def __init__(self, model: nn.Module, device: torch.device, remapped: RemappedOptimizers) -> None:
+        self._device = device
+        self._remapped = remapped
+        self._meta_weights = MetaWeights(model)
+        tensors = tensors_of(model.modules())
+        # What the first process has: others may have left the weights to it.
+        is_real = torch.tensor([not one.tensor.is_meta for one in tensors], dtype=torch.uint8, device=device)
+        _broadcast([is_real])
+        self._real = {id(one.tensor) for one, flag in zip(tensors, is_real, strict=True) if flag}
+
+    @contextmanager
+    def parameters_of(self, modules: Sequence[nn.Module]) -> Generator[None]:
+        """Give all processes the tensors of rank zero, and what is made of them within the context to the optimizers.
+
+        Args:
+            modules: Those that have the tensors themselves.
+        """
+        before = tensors_of(modules)
+        self._make_missing(before)
+        tensors = list({id(one.tensor): one.tensor for one in tensors_of(modules)}.values())
+        for tensor in tensors:
+            prepare_for_sharding(tensor, self._device)
+        _broadcast(tensors)
+        yield
+        for one in before:
+            after = vars(one.module)[one.kind][one.name]
+            if one.kind == "_parameters" and after is not one.tensor:
+                _copy_attributes(one.tensor, after)
+                self._remapped.replace(one.tensor, after)
+
+    def _make_missing(self, tensors: Sequence[NamedTensor]) -> None:
+        unmade = [one for one in tensors if id(one.tensor) not in self._real]
+        if unmade:
+            self._meta_weights.make(unmade, self._device)
+        allocate((one for one in tensors if id(one.tensor) in self._real and one.tensor.is_meta), self._device)
+
+
+def _broadcast(tensors: Sequence[Tensor]) -> None:
+    if num_processes() > 1:
+        broadcast_tensors(tensors)
+
+
+def _copy_attributes(before: object, after: object) -> None:
+    """Copy what libraries have noted on a parameter."""
+    vars(after).update(vars(before))

@@ -1,0 +1,190 @@
+"""The weights of models that were made on the meta device: without any memory for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+
+from pa_core.errors import ConfigurationError
+
+__all__ = ["MetaWeights", "NamedTensor", "allocate", "has_meta_tensors", "tensors_of"]
+
+
+class NamedTensor(NamedTuple):
+    """A parameter or buffer, and where a model has it.
+
+    Attributes:
+        module: The module that has it as an attribute.
+        kind: The dictionary of the module that it is in.
+        name: The name of the attribute.
+        tensor: The tensor that was found there.
+    """
+
+    module: nn.Module
+    kind: Literal["_parameters", "_buffers"]
+    name: str
+    tensor: Tensor
+
+    def put(self, tensor: Tensor) -> None:
+        """Put another tensor there."""
+        if type(self.module).__setattr__ is nn.Module.__setattr__:
+            vars(self.module)[self.kind][self.name] = tensor
+        else:  # recurrent layers keep a list of their weights
+            setattr(self.module, self.name, tensor)
+
+
+def tensors_of(modules: Iterable[nn.Module]) -> list[NamedTensor]:
+    """Return the parameters and buffers that modules have themselves, one for each attribute.
+
+    Args:
+        modules: Without those within them.
+    """
+    return [
+        NamedTensor(module, kind, name, tensor)
+        for module in modules
+        for kind in ("_parameters", "_buffers")
+        for name, tensor in vars(module)[kind].items()
+        if tensor is not None
+    ]
+
+
+def has_meta_tensors(model: nn.Module) -> bool:
+    """Whether a model has no memory for some of its parameters and buffers."""
+    return any(one.tensor.is_meta for one in tensors_of(model.modules()))
+
+
+class MetaWeights:
+    """Makes the weights of a model, a few of its modules at a time.
+
+    They are made by ``init_weights()`` of the model, which may use the weights of all of its modules: it is called for
+    each few of them, while the others stay on the meta device, where nothing is computed. A model without this method
+    is made by ``reset_parameters()`` of its modules.
+
+    Args:
+        model: The whole model.
+
+    Example:
+        >>> with torch.device("meta"):
+        ...     model = nn.Sequential(nn.Linear(2, 1), nn.ReLU())
+        >>> MetaWeights(model).make(tensors_of(model.modules()), torch.device("cpu"))
+        >>> model(torch.zeros(1, 2)).shape
+        torch.Size([1, 1])
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._on_meta: dict[int, Tensor] = {}
+
+    def make(self, missing: Sequence[NamedTensor], device: torch.device) -> None:
+        """Put real tensors in the place of some on the meta device, and let the model fill them.
+
+        Args:
+            missing: The tensors that are on the meta device.
+            device: Where they are made.
+
+        Raises:
+            ConfigurationError: Nothing in the model makes one of them.
+        """
+        allocate(missing, device)
+        with self._others_on_meta(missing), torch.no_grad():
+            if hasattr(self._model, "init_weights"):
+                self._call_init_weights()
+            else:
+                for module in dict.fromkeys(one.module for one in missing):
+                    self._reset(module)
+        # What a module has assigned anew is real as well.
+        for one in missing:
+            tensor = vars(one.module)[one.kind][one.name]
+            if tensor.is_meta or _is_unmade(tensor):
+                raise self._not_made(one)
+
+    def _call_init_weights(self) -> None:
+        init_weights: Callable[[], object] = cast("Any", self._model).init_weights
+        try:
+            init_weights()
+        except NotImplementedError as error:
+            if "meta tensor" not in str(error):
+                raise
+            raise ConfigurationError(
+                "The weights of a model on the meta device are made a few modules at a time.",
+                given=f"{type(self._model).__name__}.init_weights(), which reads weights that are not there yet",
+                expected="weights that are made without looking at those of other modules",
+                do="Tie weights instead of copying them.",
+            ) from error
+
+    def _reset(self, module: nn.Module) -> None:
+        """Some modules of torch have the method under a private name."""
+        for name in ("reset_parameters", "_reset_parameters"):
+            if hasattr(module, name):
+                getattr(module, name)()
+                return
+
+    @contextmanager
+    def _others_on_meta(self, missing: Sequence[NamedTensor]) -> Generator[None]:
+        """Hide all other tensors of the model, so that none of them is changed."""
+        ours = {(id(one.module), one.kind, one.name) for one in missing}
+        others = [one for one in tensors_of(self._model.modules()) if (id(one.module), one.kind, one.name) not in ours]
+        for one in others:
+            one.put(self._hidden(one))
+        try:
+            yield
+        finally:
+            for one in others:
+                one.put(one.tensor)
+
+    def _hidden(self, one: NamedTensor) -> Tensor:
+        tensor = one.tensor
+        if id(tensor) not in self._on_meta:
+            plain = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+            is_parameter = one.kind == "_parameters"
+            self._on_meta[id(tensor)] = nn.Parameter(plain, tensor.requires_grad) if is_parameter else plain
+        return self._on_meta[id(tensor)]
+
+    def _not_made(self, one: NamedTensor) -> ConfigurationError:
+        names = cast("Iterable[tuple[str, nn.Module]]", self._model.named_modules())
+        path = next(name for name, module in names if module is one.module)
+        kind = "parameter" if one.kind == "_parameters" else "buffer"
+        maker = (
+            f"{type(self._model).__name__}.init_weights()"
+            if hasattr(self._model, "init_weights")
+            else f"{type(one.module).__name__}.reset_parameters()"
+        )
+        return ConfigurationError(
+            f"A {kind} of a model on the meta device has no values.",
+            given=f"{f'{path}.{one.name}'.lstrip('.')}, of which {maker} makes nothing",
+            expected="values for all parameters and buffers",
+            do=f"Set it in {maker}.",
+        )
+
+
+def allocate(missing: Iterable[NamedTensor], device: torch.device) -> None:
+    """Put real tensors in the place of those on the meta device, full of values that nobody sets.
+
+    Args:
+        missing: The tensors, some of which may be one tensor under several names.
+        device: Where the real ones are.
+    """
+    made: dict[int, Tensor] = {}
+    for one in missing:
+        if id(one.tensor) not in made:
+            real = torch.full(one.tensor.shape, _unset(one.tensor.dtype), dtype=one.tensor.dtype, device=device)
+            if one.kind == "_parameters":
+                real = nn.Parameter(real, one.tensor.requires_grad)
+            made[id(one.tensor)] = real
+        one.put(made[id(one.tensor)])
+
+
+def _unset(dtype: torch.dtype) -> float:
+    if dtype.is_floating_point or dtype.is_complex:
+        return float("nan")
+    return 0 if dtype == torch.bool else torch.iinfo(dtype).max
+
+
+def _is_unmade(tensor: Tensor) -> bool:
+    if tensor.is_floating_point() or tensor.is_complex():
+        return bool(tensor.isnan().any())
+    return tensor.dtype != torch.bool and bool((tensor == _unset(tensor.dtype)).all()) and tensor.numel() > 0
