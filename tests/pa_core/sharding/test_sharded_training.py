@@ -379,3 +379,20 @@ def test_processes_with_other_models_are_told() -> None:
     model = sharded(TinyTransformer(classes=3 + dist.get_rank()).double())
     with pytest.raises(RanksDifferError, match="head"):
         trainer_of(model).train(DATA, 1)
+
+
+def test_a_step_that_goes_round_the_model_is_told_what_to_do() -> None:
+    """Torch's own error about mixed tensors does not say that a layer was called by itself."""
+
+    class GoesRound(Trainer):
+        @override
+        def calculate_train_batch_loss(self, batch: Any) -> Any:
+            words, classes = batch
+            hidden = self.get_model().get_submodule("embed")(words).mean(dim=1)
+            loss = nn.functional.cross_entropy(self.get_model().get_submodule("head")(hidden), classes)
+            return {"loss": loss, "model_outputs": None, "batch_size": len(words)}
+
+    model = sharded(tiny_transformer())
+    trainer = GoesRound(model, None, SGD(model.parameters(), lr=0.1), callbacks=[])
+    with pytest.raises(UnsupportedConfigurationError, match="register_fsdp_forward_method"):
+        trainer.train(DATA, 1)

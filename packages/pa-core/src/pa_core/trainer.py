@@ -511,7 +511,7 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             require_one_trained_module(vars(self), self.get_model(), self.modules.values())
         self._resume_steps(train_dl)
         count = self._loaders.count_batches(train_dl, "training")
-        with self._wrapping.naming_unused_parameters():
+        with self._wrapping.explaining_errors():
             # No name for the iterator: the traceback of an error would keep it alive, and the workers with it.
             for part, batch in self._remaining_steps(train_dl, count):
                 with self._step_means.step():

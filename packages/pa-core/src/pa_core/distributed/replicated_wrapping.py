@@ -200,7 +200,7 @@ class ReplicatedWrapping(ModelWrapping):
             self._exchange.check(self.model)
 
     @override
-    def naming_unused_parameters(self) -> AbstractContextManager[object]:
+    def explaining_errors(self) -> AbstractContextManager[object]:
         return _NOTHING if self._exchange is None else self._exchange.naming_unused_parameters()
 
 

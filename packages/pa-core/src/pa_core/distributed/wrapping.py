@@ -188,10 +188,10 @@ class ModelWrapping(ABC):
             UnsupportedConfigurationError: They were not, or not all of them.
         """
 
-    def naming_unused_parameters(self) -> AbstractContextManager[object]:
-        """Return a context that explains torch's error about parameters without a gradient, and names them.
+    def explaining_errors(self) -> AbstractContextManager[object]:
+        """Return a context that explains errors of torch which are about how the model is wrapped.
 
         Raises:
-            UnsupportedConfigurationError: Torch found such parameters.
+            UnsupportedConfigurationError: There was one.
         """
         return nullcontext()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import TypeVar
 
 import torch
@@ -30,6 +30,7 @@ __all__ = ["ShardedWrapping", "wrapping_for"]
 _T = TypeVar("_T")
 
 _NOTHING = nullcontext[None]()
+_MIXED = "got mixed torch.Tensor and DTensor"
 
 
 def wrapping_for(model: nn.Module, accelerator: _accelerate.AcceleratorLike) -> ModelWrapping:
@@ -189,11 +190,32 @@ class ShardedWrapping(ModelWrapping):
     def check_update(self) -> None: ...
 
     @override
+    def explaining_errors(self) -> AbstractContextManager[object]:
+        return _explaining_calls_of_pieces()
+
+    @override
     def finish_exchange(self) -> None:
         """Exchange the gradients of what nobody has sharded, which ``fully_shard`` leaves alone."""
         plain = {str(number): one for number, one in enumerate(self._plain) if one.requires_grad}
         if plain:
             average_gradients(plain)
+
+
+@contextmanager
+def _explaining_calls_of_pieces() -> Generator[None]:
+    """Explain what torch says where a layer computes with its piece, as nobody has gathered its weights."""
+    try:
+        yield
+    except RuntimeError as error:
+        if _MIXED not in str(error):
+            raise
+        raise UnsupportedConfigurationError(
+            "A layer of the sharded model was called while each process had only its piece of the weights.",
+            given="a call of a layer, or of a method other than forward, from outside of the model",
+            expected="calls of the model itself, which gathers the weights",
+            do="Call self.model in the step; for another method, call "
+            'torch.distributed.fsdp.register_fsdp_forward_method(model, "NAME") once.',
+        ) from error
 
 
 def _fp16() -> UnsupportedConfigurationError:
