@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
+import torch
 from torch import nn
 
 from pa_core import _accelerate
@@ -27,7 +28,15 @@ def compile_in_place(model: nn.Module, accelerator: _accelerate.AcceleratorLike)
         return
     module = unwrap_model(model)
     blocks = [one for one in module.modules() if is_unit(one) and one is not module]
-    chosen: list[Any] = blocks if settings.by_blocks and blocks else [module]
-    for one in chosen:
-        if one._compiled_call_impl is None:
-            one.compile(**settings.arguments)
+    for one in blocks if settings.by_blocks and blocks else [module]:
+        if not _is_compiled(one):
+            # Not the call, of which the hooks that gather the weights are a part: they cannot be compiled.
+            one.forward = _compile(one.forward, **settings.arguments)
+
+
+_compile: Any = torch.compile  # annotated in part
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    by_compile_method: object = cast("Any", module)._compiled_call_impl
+    return by_compile_method is not None or hasattr(module.forward, "_torchdynamo_orig_callable")
