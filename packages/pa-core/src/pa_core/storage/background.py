@@ -6,13 +6,14 @@ import atexit
 import signal
 import threading
 import traceback
-from collections.abc import Callable, Generator, Hashable, Mapping
+from collections.abc import Callable, Collection, Generator, Hashable, Mapping
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
 from pa_core.storage.encoding import Encoded
+from pa_core.storage.late_copies import LateCopies
 from pa_core.storage.tensor_memory import memory_of
 
 __all__ = ["BackgroundWriter", "HostPool"]
@@ -122,25 +123,57 @@ class HostPool:
         Of sharded tensors, those pieces are copied that this process writes. Returns when the copies are complete, so
         the originals may change at once.
         """
+        snapshot, late = self.begin(encoded)
+        late.finish()
+        return snapshot
+
+    def begin(
+        self,
+        encoded: Mapping[str, Encoded],
+        *,
+        late: Collection[str] = (),
+        live: Collection[str] = (),
+        probed: Collection[str] = (),
+    ) -> tuple[dict[str, Encoded], LateCopies]:
+        """Copy tensors, but for some that nobody changes for a while.
+
+        Args:
+            encoded: The parts of a state.
+            late: The names of tensors on the CPU that are copied by what is returned with the snapshot.
+            live: The names of tensors on the CPU that are not copied at all, and are in the snapshot themselves.
+            probed: The names of parts of whose tensors samples are kept, to see whether anything changes them.
+
+        Returns:
+            The snapshot, and what is to be copied later.
+        """
         previous, self._buffers = self._buffers, {}
         copies: dict[Hashable, Tensor] = {}
         snapshot: dict[str, Encoded] = {}
+        pairs: list[tuple[Tensor, Tensor]] = []
+        samples: list[Tensor] = []
         for part, value in encoded.items():
             tensors: dict[str, Tensor] = {}
             for name, tensor in value.all_tensors().items():
+                if name in live:
+                    tensors[name] = tensor
+                    continue
                 memory = memory_of(tensor)
                 if memory not in copies:
                     buffer = _buffer_for(tensor, previous.get((part, name)))
                     self._buffers[part, name] = buffer
                     size = tensor.numel() * tensor.element_size()
                     copies[memory] = buffer[:size].view(tensor.dtype).view(tensor.shape)
-                    copies[memory].copy_(tensor, non_blocking=_is_on_cuda(tensor))
+                    if name in late:
+                        pairs.append((tensor, copies[memory]))
+                        samples += [tensor] if part in probed else []
+                    else:
+                        copies[memory].copy_(tensor, non_blocking=_is_on_cuda(tensor))
                 tensors[name] = copies[memory]
             snapshot[part] = value.with_copies(tensors)
         for device in {tensor.device for value in encoded.values() for tensor in value.all_tensors().values()}:
             if device.type == "cuda":
                 torch.cuda.current_stream(device).synchronize()
-        return snapshot
+        return snapshot, LateCopies(pairs, samples)
 
 
 def _buffer_for(tensor: Tensor, buffer: Tensor | None) -> Tensor:

@@ -20,7 +20,7 @@ from pa_core.storage.tensor_memory import memory_of
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
-__all__ = ["LinkableFiles", "UnchangedTensors"]
+__all__ = ["ChangedMeanwhileError", "LinkableFiles", "UnchangedTensors"]
 
 _WORTH_A_FILE = 1 << 20
 """Bytes of a part below which its tensors stay in one file, which older versions can read too."""
@@ -113,6 +113,10 @@ class _Inode:
         return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
 
+class ChangedMeanwhileError(Exception):
+    """Tensors that were read in place have changed, so that nobody knows any more what they were."""
+
+
 class LinkableFiles:
     """Files of tensors that new states share with earlier ones, as far as they are equal byte by byte.
 
@@ -124,6 +128,28 @@ class LinkableFiles:
         self._whole: dict[_Inode, str] = {}
         self._digests: dict[str, dict[str, str]] = {}
         self._restless: set[str] = set()
+        self._proven: dict[str, tuple[frozenset[str], FileEntry]] = {}
+        self._live: frozenset[str] = frozenset()
+
+    def proven(self, constant: Collection[str]) -> frozenset[str]:
+        """Return the names of tensors that the next state may read in place, without a copy.
+
+        They have been equal in two states, and are compared with that again. They are meant until this is called again.
+
+        Args:
+            constant: The names of those that have probably not changed.
+        """
+        self._live = frozenset(
+            name
+            for file, (names, _) in self._proven.items()
+            if names == self._candidates(file, constant)
+            for name in names
+        )
+        return self._live
+
+    def _candidates(self, file: str, constant: Collection[str]) -> frozenset[str]:
+        part = file.split(".", maxsplit=1)[0]
+        return frozenset(name for name in constant if name.split("/")[0] == part and name not in self._restless)
 
     def select(self, file: str, tensors: Mapping[str, Tensor], constant: Collection[str]) -> dict[str, Tensor]:
         """Return the tensors for a file that may be linked.
@@ -148,8 +174,14 @@ class LinkableFiles:
 
         Returns:
             Its size and digest; None where it has to be written, also because the file system has no links.
+
+        Raises:
+            ChangedMeanwhileError: What is read in place is not what it was in the states before.
         """
-        entry: FileEntry | None = None
+        is_live = not self._live.isdisjoint(tensors)
+        entry = _entry_of(tensors) if is_live else None
+        if is_live and entry != self._proven[path.name][1]:
+            raise ChangedMeanwhileError
         size = len(header_of(tensors)[1]) + sum(one.numel() * one.element_size() for one in tensors.values())
         for earlier, noted in _earlier_files(folder, path.name):
             if noted.bytes != size:
@@ -158,9 +190,10 @@ class LinkableFiles:
             try:
                 if noted == entry and self._is_whole(earlier, entry):
                     path.hardlink_to(earlier)
+                    self._proven[path.name] = frozenset(tensors), entry
                     return entry
             except (OSError, NotImplementedError):
-                return None
+                break
         return None
 
     def leave_out_changed(self, file: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -180,7 +213,15 @@ class LinkableFiles:
         Args:
             path: Its path.
             entry: Its size and digest.
+
+        Raises:
+            ChangedMeanwhileError: What was read in place is not what it was in the states before.
         """
+        names, proven = self._proven.get(path.name, (frozenset[str](), entry))
+        if entry != proven and not self._live.isdisjoint(names):
+            raise ChangedMeanwhileError
+        if entry != proven:
+            del self._proven[path.name]
         self._whole[_Inode.of(path)] = entry.sha256
 
     def _is_whole(self, path: Path, entry: FileEntry) -> bool:

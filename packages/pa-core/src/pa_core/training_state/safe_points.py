@@ -27,6 +27,7 @@ from pa_core.training_state.run_state import RunState, capture
 from pa_core.training_state.snapshotable import ResumableRun
 from pa_core.training_state.state_writer import StateRequest, StateWriter, raise_on_all
 from pa_core.types import SupportsStateDict
+from pa_core.user_warnings import warn_user
 
 __all__ = ["CallEvent", "EvaluationInterrupted", "RunParts", "SafePoints"]
 
@@ -116,7 +117,7 @@ class SafePoints:
         self.ended_by: type[BaseException] | None = None
         self.unchecked_optimizers: set[str] = set()
         self._folders = ReservedFolders()
-        self._writer = StateWriter(self._folders)
+        self._writer = StateWriter(self._folders, self._ask_again)
         self._run = parts
         self._has_trained = False
         self._phase: Phase | None = None
@@ -184,7 +185,7 @@ class SafePoints:
         if is_preempted:
             call(TrainerCallback.on_preemption)
         if self._writer.has_requests:
-            self._save_requested(phase, run, call)
+            self._save_requested(phase, run, call, goes_on=not is_preempted)
         if is_preempted:
             self.settle()
             raise TrainingPreempted
@@ -200,6 +201,10 @@ class SafePoints:
         self.ended_by = type(exception)
         if self._phase is not None:
             self._rng_state = capture_rng_state(device)
+
+    def finish_copying(self) -> None:
+        """Complete what is copied for a state in the background, before something may change the weights."""
+        self._writer.finish_copying()
 
     def settle(self) -> None:
         """Wait for a state that is written in the background, and see that the folders are still this run's.
@@ -354,7 +359,7 @@ class SafePoints:
         self._require_training()
         phase = self._require_phase()
         self._writer.request(request)
-        self._save_requested(phase, run, call)
+        self._save_requested(phase, run, call, goes_on=False)
 
     def check(self, run: ResumableRun) -> None:
         """Refuse what could not be saved in a training state; optimizers are checked again after their first update.
@@ -396,12 +401,22 @@ class SafePoints:
                 do="Call save_checkpoint() to save a model that was not trained here.",
             )
 
-    def _save_requested(self, phase: Phase, run: ResumableRun, call: CallEvent) -> None:
+    def _save_requested(self, phase: Phase, run: ResumableRun, call: CallEvent, *, goes_on: bool) -> None:
         if phase is not Phase.COMPLETE:
             with self._run.agreement.together():
                 call(TrainerCallback.on_training_state_save)
         position = self._run.progress.position(phase if self._interrupted is None else self._interrupted.phase)
-        self._writer.write(capture(run, self._describe(run, position)), position, self._run.resumption.name)
+        steppers = run.named_optimizers().values() if goes_on and phase is not Phase.COMPLETE else ()
+        parts = capture(run, self._describe(run, position))
+        self._writer.write(parts, position, self._run.resumption.name, steppers)
+
+    def _ask_again(self) -> None:
+        """Have another state saved for one that is lost."""
+        warn_user(
+            "A training state is not saved: weights changed between an update and the next optimizer step, while they "
+            "were copied. Another one is saved after the next update, and from now on the run waits for each copy."
+        )
+        self._run.agreement.save.is_asked = True
 
     def _describe(self, run: ResumableRun, position: Position) -> RunState:
         parts, resumption = self._run, self._run.resumption

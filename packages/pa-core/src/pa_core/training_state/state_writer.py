@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from pa_core import distributed
 from pa_core.distributed.mailbox import Mailbox
@@ -21,12 +22,14 @@ from pa_core.errors import CheckpointError, OtherProcessError
 from pa_core.progress import Phase, Position
 from pa_core.sharded_tensors import is_sharded
 from pa_core.storage import StateFolder
-from pa_core.storage.background import BackgroundWriter, HostPool
+from pa_core.storage.background import BackgroundWriter
 from pa_core.storage.encoding import Encoded, encode
+from pa_core.storage.late_copies import LateCopies
 from pa_core.storage.shared_write import ShareOfFirst, ShareOfOther
 from pa_core.storage.state import write_pieces, write_state
-from pa_core.storage.unchanged import LinkableFiles, UnchangedTensors
+from pa_core.storage.unchanged import ChangedMeanwhileError, LinkableFiles, UnchangedTensors
 from pa_core.training_state.reserved_folders import ReservedFolders
+from pa_core.training_state.snapshots import Snapshots
 
 __all__ = ["StateRequest", "StateWriter", "raise_on_all"]
 
@@ -59,14 +62,17 @@ class StateWriter:
 
     Args:
         folders: The folders that the run has for itself, at which each write looks first.
+        report_lost: Called on a process that could not write a state in the background, because tensors changed where
+            nothing but an optimizer should have changed them. The next ones are copied at once.
     """
 
-    def __init__(self, folders: ReservedFolders) -> None:
+    def __init__(self, folders: ReservedFolders, report_lost: Callable[[], object]) -> None:
         self._folders = folders
         self._requests: list[tuple[StateRequest, Encoded]] = []
         self._writes_in_background = False
-        self._pool: HostPool | None = None
+        self._snapshots = Snapshots(report_lost)
         self._writer: BackgroundWriter | None = None
+        self._has_lost_one = False
         self._unchanged, self._linkable = UnchangedTensors(), LinkableFiles()
 
     @property
@@ -96,13 +102,16 @@ class StateWriter:
             encoded = {name: encode(part, name) for name, part in parts.items()}
             self._unchanged.note(_tensors_that_tell_of_changes(encoded, parts["models"]))
 
-    def write(self, parts: Mapping[str, Any], position: Position, run: str) -> None:
+    def write(
+        self, parts: Mapping[str, Any], position: Position, run: str, optimizers: Collection[Optimizer] = ()
+    ) -> None:
         """Write every state that was asked for.
 
         Args:
             parts: What the state holds.
             position: Where the run stands.
             run: The name of the run, which tells its states from those of others in the same folder.
+            optimizers: The optimizers, if training goes on until the next step of one of them.
 
         Raises:
             CheckpointError: It could not be written, or the one before it, in the background, could not.
@@ -128,7 +137,7 @@ class StateWriter:
             tensors = _tensors_that_tell_of_changes(encoded, parts["models"])
             constant = self._unchanged.find(tensors, _parameters(parts["models"]))
             try:
-                self._write_all(jobs, constant)
+                self._write_all(jobs, constant, () if together else optimizers)
             except (CheckpointError, OSError) as error:
                 problem = error
         raise_on_all(problem)
@@ -144,8 +153,7 @@ class StateWriter:
             return
         problem: Exception | None = None
         try:
-            if self._writer is not None:
-                self._writer.wait()
+            self._wait()
         except (CheckpointError, OSError) as error:
             problem = error
         raise_on_all(problem)
@@ -158,8 +166,7 @@ class StateWriter:
         """
         self.drop_requests(failure)
         try:
-            if self._writer is not None:
-                self._writer.wait()
+            self._wait()
         except (CheckpointError, OtherProcessError, OSError) as error:
             failure.add_note(f"Besides, the last training state could not be written: {error}")
 
@@ -178,22 +185,46 @@ class StateWriter:
                 "safe point."
             )
 
-    def _write_all(self, jobs: Sequence[_Job], constant: Collection[str]) -> None:
+    def finish_copying(self) -> None:
+        """Complete what is copied in the background, before something may change the tensors."""
+        self._snapshots.finish()
+
+    def _wait(self) -> None:
+        """Wait until the background thread has written."""
+        self.finish_copying()
+        if self._writer is not None:
+            self._writer.wait()
+        if self._has_lost_one:
+            self._has_lost_one = False
+            self._snapshots.distrust()
+
+    def _write_all(self, jobs: Sequence[_Job], constant: Collection[str], optimizers: Collection[Optimizer]) -> None:
         try:
             for job in jobs:
-                if self._writer is not None:
-                    self._writer.wait()  # it reads the buffers that are filled next
+                self._wait()  # it reads the buffers that are filled next
+                is_late = job.request.asynchronous and self._snapshots.trusts(optimizers)
+                live = self._linkable.proven(constant if is_late else ())
                 if not job.request.asynchronous:
                     self._write(job, job.parts, constant)
                     continue
-                if self._writer is None or self._pool is None:
-                    self._writer, self._pool = BackgroundWriter(), HostPool()
-                copied = self._pool.copy(job.parts)
-                self._writer.submit(partial(self._write, job, copied, constant))
+                if self._writer is None:
+                    self._writer = BackgroundWriter()
+                copied, copies = self._snapshots.take(job.parts, optimizers, live)
+                self._writer.submit(partial(self._write_when_copied, copies, job, copied, constant))
         except BaseException:
             for job in jobs:
                 job.share.call_off()
             raise
+
+    def _write_when_copied(
+        self, copies: LateCopies, job: _Job, parts: Mapping[str, Encoded], constant: Collection[str]
+    ) -> None:
+        if not copies.wait():
+            return
+        try:
+            self._write(job, parts, constant)
+        except ChangedMeanwhileError:
+            self._has_lost_one = True
 
     def _write(self, job: _Job, parts: Mapping[str, Encoded], constant: Collection[str]) -> None:
         """Write the share of this process in a state, and on the first one publish the state."""
