@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.optim import AdamW
+from torch.optim import SGD, AdamW
 from torch.utils.data import TensorDataset
 from typing_extensions import override
 
@@ -111,6 +111,30 @@ def test_a_state_of_its_own_form_is_tried_on_sharded_weights(shared_tmp_path: Pa
     train(Trainer(model, nn.CrossEntropyLoss(), optimizer, callbacks=[saving]))
     saved = read_state(shared_tmp_path / "final").parts["optimizers"]["optimizer"]["state"]["own"]["state"]
     assert saved[0]["exp_avg"].shape == model.embed.weight.shape
+
+
+def peak_memory() -> float:
+    """The most memory in MiB that this process has used since the peak was forgotten."""
+    status = Path("/proc/self/status").read_text()
+    return int(re.findall(r"VmHWM:\s+(\d+) kB", status)[0]) / 1024
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux")
+def test_writing_takes_no_memory_beyond_the_pieces(shared_tmp_path: Path) -> None:
+    """Nothing is gathered, and nothing copied: the peak on each process is less than a piece of one weight."""
+    from torch.distributed.fsdp import fully_shard
+
+    model = nn.Linear(4096, 2048)  # 16 MiB for each process
+    fully_shard(model)
+    optimizer = SGD(model.parameters(), lr=0.01)
+    trainer = Trainer(model, nn.CrossEntropyLoss(), optimizer, callbacks=[])
+    trainer.train(TensorDataset(torch.randn(2, 4096), torch.arange(2)), 1, per_device_batch_size=1)
+    trainer.save_training_state(shared_tmp_path / "first")  # what torch allocates once
+
+    Path("/proc/self/clear_refs").write_text("5")
+    before = peak_memory()
+    trainer.save_training_state(shared_tmp_path / "second")
+    assert peak_memory() - before < 8
 
 
 class LargeFrozenLayer(nn.Sequential):
