@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 from types import FrameType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
+import torch
 from torch import nn
 from typing_extensions import override
 
@@ -45,8 +46,9 @@ class CallsFromCallbacks:
     def __init__(self, model: nn.Module, passes: ForwardPasses) -> None:
         self._passes = passes
         self._meeting = MeetingPoint()
-        # Before the module gathers its pieces.
-        self._hook = model.register_forward_pre_hook(self._before_call, prepend=True)
+        # Before the module gathers its pieces; outside of compiled graphs, as the hooks of torch that gather them.
+        hook = cast("Any", torch.compiler).disable(self._before_call)
+        self._hook = model.register_forward_pre_hook(hook, prepend=True)
 
     def close(self) -> None:
         """Leave the model alone."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -75,7 +75,9 @@ class ShardedWrapping(ModelWrapping):
         if self._accelerator.num_processes > 1:
             self._passes = ForwardPasses(model, _accelerate.device_of(self._accelerator))
             self._wrapped.callback(CallsFromCallbacks(model, self._passes).close)
-        self._wrapped.callback(model.register_forward_hook(self._reshard_unless_backward_follows).remove)
+        # Outside of compiled graphs, as the hooks of torch that gather the pieces.
+        after_call = cast("Any", torch.compiler).disable(self._reshard_unless_backward_follows)
+        self._wrapped.callback(model.register_forward_hook(after_call).remove)
         self._wrapped.callback(reshard, model)
         self.model, self._modules, self._is_wrapped = model, modules, True
         return model
