@@ -26,10 +26,11 @@ from pa_core import (
     distributed,
 )
 from pa_core.storage import StateFolder
-from pa_core.storage.object_store import ObjectStore
+from pa_core.storage.object_store import ObjectStore, ObjectStoreError
 from pa_core.storage.state_store import StateStore
+from pa_core.storage.state_uploads import StateUploads
 from pa_core.training_state import fetched_states
-from tests.pa_core.storage.faulty_store import Faults, store_url, use_faults
+from tests.pa_core.storage.faulty_store import Faults, FaultyFileSystem, Refused, store_url, use_faults
 from tests.pa_core.training_states.small_runs import InterruptAt, Interrupted, make_trainer, train
 
 if TYPE_CHECKING:
@@ -102,6 +103,30 @@ def test_a_state_that_was_not_sent_before_the_kill_is_not_lost(tmp_path: Path, f
     assert train(make_trainer(saving(states, url)), resume_from=url) == expected
 
 
+def test_a_run_that_was_killed_before_its_first_state_was_sent_is_not_lost(tmp_path: Path) -> None:
+    """The store knows the run once it has begun to send."""
+    url, states = store_url(tmp_path / "store"), tmp_path / "states"
+    with pytest.raises(Interrupted):
+        train(make_trainer(saving(states, url), InterruptAt("on_optimizer_step_end", 4)))
+    shutil.rmtree(tmp_path / "store" / "states")
+    resumed = make_trainer(saving(states, url), InterruptAt("on_train_step_start", 3))
+    with pytest.raises(Interrupted):
+        train(resumed, resume_from=url, resume_missing="start")
+    assert resumed.num_updates_completed == 3
+    assert updates_in(url) == [3]
+
+
+def test_the_run_that_was_started_last_is_the_one_that_is_resumed(tmp_path: Path) -> None:
+    """Of several in a store, each on a machine that has nothing of the others; all of their states stay."""
+    url = store_url(tmp_path / "store")
+    train(make_trainer(saving(tmp_path / "first", url)), num_epochs=2)
+    train(make_trainer(saving(tmp_path / "second", url)), num_epochs=1)
+    assert updates_in(url) == [12, 14, 6, 7]
+    resumed = make_trainer()
+    train(resumed, num_epochs=1, resume_from=url)
+    assert resumed.num_updates_completed == 7
+
+
 def test_states_of_another_run_in_the_folder_are_not_taken_for_those_of_the_store(tmp_path: Path) -> None:
     """A store that has nothing is where a new run begins, whatever is in the folder from before."""
     train(make_trainer(SaveTrainingStateCallback(tmp_path / "states")), num_epochs=1)
@@ -130,19 +155,35 @@ def test_one_state_of_a_store_is_loaded_by_its_name(tmp_path: Path, monkeypatch:
     """Also without a folder of one's own, into one for temporary files, where one state at a time stays."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
     (tmp_path / "temporary").mkdir()
-    url = store_url(tmp_path / "store")
-    train(make_trainer(saving(tmp_path / "states", url, max_checkpoints=None)), num_epochs=1)
+    url, states = store_url(tmp_path / "store"), tmp_path / "states"
+    train(make_trainer(saving(states, url, max_checkpoints=None, save_at_end=False)), num_epochs=1)
     trainer = make_trainer(seed=2)
     assert trainer.load_training_state(f"{url}/step_3")["current_epoch"] == 1
     assert trainer.load_training_state(url)["current_epoch"] == 1
     again = make_trainer(seed=3)
-    train(again, num_epochs=1, resume_from=f"{url}/step_6")
+    train(again, num_epochs=1, resume_from=f"{url}/step_3")
     assert again.num_updates_completed == 7
+
+    train(make_trainer(saving(states, url, max_checkpoints=None)), num_epochs=1, resume_from=url)
     assert updates_in(url) == [3, 6, 7]
-    train(make_trainer(saving(tmp_path / "states", url, max_checkpoints=None)), num_epochs=2, resume_from=url)
-    make_trainer().load_training_state(url)
-    kept = list((tmp_path / "temporary").glob("pa_core_states_*/*/*"))
-    assert len(kept) == len({path.parent for path in kept}) == 3  # of two states, and of the store
+    trainer.load_training_state(url)
+    kept = (tmp_path / "temporary").glob("pa_core_states_*/*/*")
+    assert sorted(path.name for path in kept) == ["final", "step_3"]  # of the store, and of one state
+
+
+def test_a_store_that_fails_is_not_taken_for_one_whose_states_are_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run does not continue from what could be reached, but says what could not."""
+    url = store_url(tmp_path / "store")
+    train(make_trainer(saving(tmp_path / "states", url)), num_epochs=1)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise Refused("try again later")
+
+    monkeypatch.setattr(FaultyFileSystem, "get_file", refuse)
+    with pytest.raises(ObjectStoreError, match="Refused"):
+        train(make_trainer(), resume_from=url)
 
 
 def test_a_run_from_an_older_state_is_another_run(tmp_path: Path) -> None:
@@ -193,6 +234,22 @@ class Slowly(TrainerCallback):
     @override
     def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
         time.sleep(0.03)
+
+
+def test_the_last_state_of_a_run_is_sent_again_before_the_run_ends(
+    tmp_path: Path, faults: Faults, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store that was away for a moment has it; nothing is warned of."""
+    retry = StateUploads.retry
+
+    def come_back(uploads: StateUploads) -> None:
+        faults.broken = False
+        retry(uploads)
+
+    monkeypatch.setattr(StateUploads, "retry", come_back)
+    callback = saving(tmp_path / "states", store_url(tmp_path / "store"), save_every_n_steps=None)
+    train(make_trainer(LoseStoreFrom(faults, 5), callback), num_epochs=1)
+    assert updates_in(store_url(tmp_path / "store")) == [7]
 
 
 def test_the_end_of_a_run_says_that_its_last_state_was_not_sent(tmp_path: Path, faults: Faults) -> None:
