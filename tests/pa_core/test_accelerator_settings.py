@@ -35,10 +35,11 @@ from torch.utils.data import TensorDataset
 from typing_extensions import override
 
 from pa_core import Trainer, UnsupportedConfigurationError
+from pa_core.sharding.settings import ShardingSettings
 from tests.launching import Launch
 
 DOCS = Path(__file__).parents[2] / "docs" / "beyond-ddp.md"
-IN_PARTS = {"dataloader_config", "gradient_accumulation_plugin", "kwargs_handlers"}
+IN_PARTS = {"dataloader_config", "fsdp_plugin", "gradient_accumulation_plugin", "kwargs_handlers"}
 NOT_HANDLERS = {"GradientAccumulationPlugin", "TorchDynamoPlugin"}  # by class only; accelerate takes them elsewhere
 """Arguments whose fields or classes have rows of their own."""
 
@@ -81,11 +82,9 @@ def handling(handler: KwargsHandler, **kwargs: Any) -> Any:
     return on_cpu(kwargs_handlers=[handler], **kwargs)
 
 
-def sharding() -> Any:
-    """An Accelerator whose parallelism splits the model, which no CPU can run through accelerate."""
-    accelerator = on_cpu()
-    accelerator.state.parallelism_config = ParallelismConfig(dp_shard_size=2)
-    return accelerator
+def in_tensor_parallel() -> Any:
+    """An Accelerator whose processes compute the same samples together."""
+    return on_cpu(parallelism_config=ParallelismConfig(cp_size=2))
 
 
 SETTINGS: dict[str, Callable[[], Any]] = {
@@ -93,7 +92,6 @@ SETTINGS: dict[str, Callable[[], Any]] = {
     "mixed_precision": partial(on_cpu, mixed_precision="bf16"),
     "gradient_accumulation_steps": partial(on_cpu, gradient_accumulation_steps=2),
     "cpu": on_cpu,
-    "fsdp_plugin": lambda: on_cpu(fsdp_plugin=FullyShardedDataParallelPlugin()),
     "rng_types": partial(on_cpu, rng_types=["torch"]),
     "log_with": partial(on_cpu, log_with="tensorboard", project_dir="runs"),
     "project_dir": partial(on_cpu, project_dir="runs"),
@@ -101,8 +99,8 @@ SETTINGS: dict[str, Callable[[], Any]] = {
     "step_scheduler_with_optimizer": partial(on_cpu, step_scheduler_with_optimizer=False),
     "dynamo_backend": partial(on_cpu, dynamo_backend="aot_eager"),
     "dynamo_plugin": lambda: on_cpu(dynamo_plugin=TorchDynamoPlugin(backend=DynamoBackend.AOT_EAGER)),
-    "parallelism_config": sharding,
-    "torch_tp_plugin": sharding,
+    "parallelism_config": lambda: on_cpu(parallelism_config=ParallelismConfig(dp_shard_size=1)),
+    "torch_tp_plugin": in_tensor_parallel,
     "DataLoaderConfiguration.dispatch_batches": partial(loading, dispatch_batches=False),
     "DataLoaderConfiguration.even_batches": partial(loading, even_batches=False),
     "DataLoaderConfiguration.use_seedable_sampler": partial(loading, use_seedable_sampler=True),
@@ -292,3 +290,118 @@ def test_split_batches_on_one_process() -> None:
     trainer = Splitting(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1), callbacks=[])
     trainer.train(**inputs, num_epochs=1, per_device_batch_size=4)
     assert trainer.num_updates_completed == 2
+
+
+def plugin_table() -> dict[str, str]:
+    """The rows of the table of the plugin for sharding: a field, and what becomes of it."""
+    text = next(part for part in DOCS.read_text().split("\n\n") if part.startswith("| field | is"))
+    return dict(re.findall(r"^\| `([\w.]+)` \| ([a-z ]+) \|", text, re.MULTILINE))
+
+
+def policy_of_torch() -> Any:
+    """In which dtype to compute, as FSDP2 is told."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    return MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+
+
+PLUGIN_FIELDS: dict[str, Callable[[], dict[str, Any]]] = {
+    "fsdp_version": lambda: {"fsdp_version": 1},
+    "auto_wrap_policy": lambda: {"auto_wrap_policy": callable},
+    "transformer_cls_names_to_wrap": lambda: {
+        "auto_wrap_policy": "transformer_based_wrap",
+        "transformer_cls_names_to_wrap": ["Linear"],
+    },
+    "min_num_params": lambda: {"auto_wrap_policy": "size_based_wrap", "min_num_params": 7},
+    "reshard_after_forward": lambda: {"reshard_after_forward": False},
+    "mixed_precision_policy": lambda: {"mixed_precision_policy": policy_of_torch()},
+    "cpu_offload": lambda: {"cpu_offload": True},
+    "ignored_modules": lambda: {"ignored_modules": "head"},
+    "activation_checkpointing": lambda: {"activation_checkpointing": True},
+    "activation_checkpointing_offload": lambda: {
+        "activation_checkpointing": True,
+        "activation_checkpointing_offload": True,
+    },
+    "cpu_ram_efficient_loading": lambda: {"cpu_ram_efficient_loading": True},
+    "sync_module_states": lambda: {"sync_module_states": True},
+    "use_orig_params": lambda: {"use_orig_params": True},
+    "backward_prefetch": lambda: {"backward_prefetch": "BACKWARD_PRE"},
+    "limit_all_gathers": lambda: {"limit_all_gathers": False},
+    "state_dict_type": lambda: {"state_dict_type": "FULL_STATE_DICT"},
+    "state_dict_config": lambda: {"state_dict_config": object()},
+    "optim_state_dict_config": lambda: {"optim_state_dict_config": object()},
+    "param_init_fn": lambda: {"param_init_fn": print},
+    "sharding_strategy": lambda: {"sharding_strategy": "FULL_SHARD"},
+    "forward_prefetch": lambda: {"forward_prefetch": True},
+}
+"""How to ask for each field of the plugin."""
+
+
+def sharding_trainer(**asked: Any) -> Trainer:
+    """A trainer whose Accelerator has a plugin with these fields."""
+
+    class Sharding(Trainer):
+        @override
+        def _create_accelerator(self) -> Any:
+            fields_of_plugin: Any = {"fsdp_version": 2, **asked}
+            return on_cpu(fsdp_plugin=FullyShardedDataParallelPlugin(**fields_of_plugin))
+
+    return Sharding(nn.Linear(1, 1), None, None, callbacks=[])
+
+
+def settings_of(trainer: Any) -> ShardingSettings | None:
+    """How a trainer shards its model, None where it does not: on one process, nothing public tells."""
+    settings: ShardingSettings | None = trainer._sharding
+    return settings
+
+
+def test_the_table_names_each_field_of_the_plugin() -> None:
+    """A new field of the plugin has to be looked at before this is green again; each row has a test."""
+    assert {field.name for field in fields(FullyShardedDataParallelPlugin)} - plugin_table().keys() == set()
+    assert plugin_table().keys() == PLUGIN_FIELDS.keys()
+
+
+@pytest.mark.parametrize("name", PLUGIN_FIELDS)
+def test_fields_of_the_plugin(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is honoured changes how models are sharded, and the rest does not; what is refused raises."""
+    monkeypatch.setenv("FSDP_CPU_RAM_EFFICIENT_LOADING", "false")  # the plugin changes it
+    outcome, default = plugin_table()[name], settings_of(sharding_trainer())
+    asked = PLUGIN_FIELDS[name]()
+    if outcome == "refused":
+        with pytest.raises(
+            (ValueError, UnsupportedConfigurationError), match=f"{name}|fsdp_version=1|reshard_after_forward"
+        ):
+            sharding_trainer(**asked)
+    elif outcome == "warned of":
+        with pytest.warns(UserWarning, match=f"{name} has no effect"):
+            sharding_trainer(**asked)
+    else:
+        assert (settings_of(sharding_trainer(**asked)) == default) == (outcome == "no consequence")
+
+
+@pytest.mark.usefixtures("environment_as_it_was")
+def test_a_plugin_is_that_of_its_trainer_alone() -> None:
+    """Accelerate would tell all later Accelerators of the process to shard, with the first version of FSDP."""
+    sharding_trainer()
+    assert os.environ.get("ACCELERATE_USE_FSDP", "false") == "false"
+    assert settings_of(trainer_of("cpu")) is None
+
+
+def test_what_a_launcher_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`accelerate launch --use_fsdp --fsdp_version 2` and its other arguments come as variables."""
+    launched = {
+        "ACCELERATE_USE_FSDP": "true",
+        "FSDP_VERSION": "2",
+        "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
+        "FSDP_TRANSFORMER_CLS_TO_WRAP": "Block,Other",
+        "FSDP_ACTIVATION_CHECKPOINTING": "true",
+    }
+    for variable, value in launched.items():
+        monkeypatch.setenv(variable, value)
+    settings = settings_of(trainer_of("cpu"))
+    assert settings is not None
+    assert settings.block_classes == ("Block", "Other")
+    assert settings.checkpoints_activations
+    monkeypatch.setenv("FSDP_VERSION", "1")
+    with pytest.raises(UnsupportedConfigurationError, match="FSDP_VERSION=1"):
+        trainer_of("cpu")

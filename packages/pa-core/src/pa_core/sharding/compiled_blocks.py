@@ -34,7 +34,7 @@ def compile_in_place(model: nn.Module, accelerator: _accelerate.AcceleratorLike)
             one.forward = _compile(one.forward, **settings.arguments)
 
 
-_compile: Any = torch.compile  # annotated in part
+_compile: Any = cast("Any", torch).compile  # annotated in part
 
 
 def _is_compiled(module: nn.Module) -> bool:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from pa_core import _accelerate
+from pa_core.user_warnings import warn_user
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import MixedPrecisionPolicy
@@ -69,6 +70,11 @@ def _settings_of_plugin(plugin: Any, num_replicas: int) -> ShardingSettings:
     from torch.distributed.fsdp import CPUOffloadPolicy
     from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy, transformer_auto_wrap_policy
 
+    if plugin.param_init_fn is not None:
+        warn_user(
+            "param_init_fn has no effect. Weights on the meta device are made by init_weights() of the model, or by "
+            "reset_parameters() of its modules."
+        )
     policy: Any = plugin.auto_wrap_policy
     function: Any = getattr(policy, "func", policy)  # of a functools.partial
     by_class, by_size = function is transformer_auto_wrap_policy, function is size_based_auto_wrap_policy
