@@ -55,7 +55,7 @@ def full_disk(rank: int) -> Generator[None]:
 def test_each_process_writes_its_pieces_and_together_they_are_the_state(
     shared_tmp_path: Path, asynchronous: bool
 ) -> None:
-    """Weights and optimizer state, to the last bit; also after an evaluation, which leaves weights put together."""
+    """Weights and optimizer state, to the last bit, by the names of the parameters; also after an evaluation."""
     saving = SaveTrainingStateCallback(
         shared_tmp_path, save_every_n_steps=2, max_checkpoints=2, asynchronous=asynchronous
     )
