@@ -396,3 +396,34 @@ def test_a_step_that_goes_round_the_model_is_told_what_to_do() -> None:
     trainer = GoesRound(model, None, SGD(model.parameters(), lr=0.1), callbacks=[])
     with pytest.raises(UnsupportedConfigurationError, match="register_fsdp_forward_method"):
         trainer.train(DATA, 1)
+
+
+class UsesOnRankZero(nn.Sequential):
+    """A network whose second layer takes part on one process only."""
+
+    @override
+    def forward(self, input: Tensor) -> Tensor:
+        outputs: Tensor = self[0](input)
+        return outputs + self[1](input) if dist.get_rank() == 0 else outputs
+
+
+def test_parameters_may_be_unused_on_some_processes_where_accelerate_is_told_so() -> None:
+    """A process that leaves some out exchanges zeros for them, so that all exchange the same."""
+    from accelerate import Accelerator, DistributedDataParallelKwargs
+    from torch.distributed.fsdp import fully_shard
+
+    class Finds(Trainer):
+        @override
+        def _create_accelerator(self) -> Any:
+            return Accelerator(cpu=True, kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)])
+
+    torch.manual_seed(0)
+    model = UsesOnRankZero(nn.Linear(2, 1), nn.Linear(2, 1)).double()
+    fully_shard(model)
+    before = whole_weights(model)
+    inputs = torch.ones(4, 2, dtype=torch.float64)
+    trainer = Finds(model, nn.L1Loss(), SGD(model.parameters(), lr=0.1), callbacks=[])
+    trainer.train(TensorDataset(inputs, torch.full((4, 1), -9.0, dtype=torch.float64)), 1, per_device_batch_size=2)
+    moved = {name: before[name] - weights for name, weights in whole_weights(model).items()}
+    assert moved["0.bias"].item() == pytest.approx(0.1)  # by the mean of the gradients of all samples, 1
+    assert moved["1.bias"].item() == pytest.approx(0.05)  # by that of half of them

@@ -34,6 +34,7 @@ __all__ = [
     "explain_dispatching",
     "fetching_loader",
     "files_of_export",
+    "finds_unused_parameters",
     "forget_prepared_objects",
     "installed_trackers",
     "is_dispatched",
@@ -397,6 +398,12 @@ def broadcasts_buffers(accelerator: AcceleratorLike) -> bool:
     """Whether all processes are to have the buffers of the first one in each step, as they have by default."""
     handler: Any = getattr(accelerator, "ddp_handler", None)
     return handler is None or bool(handler.broadcast_buffers)
+
+
+def finds_unused_parameters(accelerator: AcceleratorLike) -> bool:
+    """Whether a backward pass may leave out parameters, on some processes or on all of them."""
+    handler: Any = getattr(accelerator, "ddp_handler", None)
+    return handler is not None and bool(handler.find_unused_parameters)
 
 
 def keep_gradients_local(accelerator: AcceleratorLike, model: nn.Module) -> AbstractContextManager[None]:

@@ -110,6 +110,25 @@ class ShardedModules:
             module.set_requires_gradient_sync(True, recurse=False)
             module.set_requires_all_reduce(True, recurse=False)
 
+    def allow_unused_parameters(self) -> None:
+        """Let a process exchange zeros for parameters that its backward pass has left out.
+
+        Otherwise processes that leave out different ones exchange what does not fit together. Not always: an optimizer
+        would see a gradient of zero where it sees none on one process.
+
+        Raises:
+            UnsupportedConfigurationError: This version of torch cannot.
+        """
+        for module in self._modules:
+            if not hasattr(module, "set_reduce_scatter_unused_params"):
+                raise UnsupportedConfigurationError(
+                    "This version of torch cannot leave parameters of a sharded model unused on some processes.",
+                    given="find_unused_parameters=True",
+                    expected="torch 2.13 or newer, or a model whose parameters are all used in each step",
+                    do="Update torch, or leave find_unused_parameters out.",
+                )
+            module.set_reduce_scatter_unused_params(True, recurse=False)
+
     @contextmanager
     def keeping_gradients_local(self) -> Generator[None]:
         """Let backward passes within the context accumulate the gradients of this process, for a later exchange."""

@@ -88,6 +88,8 @@ class ShardedWrapping(ModelWrapping):
             raise _fp16()
         modules.require_trainable(self._accelerator.num_processes)
         modules.exchange_gradients()
+        if _accelerate.finds_unused_parameters(self._accelerator):
+            modules.allow_unused_parameters()
         modules.make_replicas_alike()
         self._plain = modules.plain_parameters()
         if self._accelerator.num_processes == 1:
