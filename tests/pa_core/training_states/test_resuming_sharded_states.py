@@ -14,15 +14,16 @@ from torch.optim import SGD, AdamW, Optimizer
 from torch.utils.data import TensorDataset
 from typing_extensions import override
 
-from pa_core import AnyTrainer, Trainer, TrainerCallback
+from pa_core import AnyTrainer, CheckpointError, Trainer, TrainerCallback
 from pa_core.sharded_tensors import is_sharded
+from pa_core.training_state import find_saved_run
 from tests.pa_core.storage.sharded_states import split_state
 from tests.pa_core.training_states.small_runs import make_trainer, train
 from tests.support.sharded_models import sentences, sharded, tiny_transformer, whole_weights
 
 
 class SaveAt(TrainerCallback):
-    """Saves a state after an update, whose number is that of the run."""
+    """Saves a state after the step that follows a number of updates."""
 
     def __init__(self, path: Path, update: int) -> None:
         self.path, self.update = path, update
@@ -30,7 +31,11 @@ class SaveAt(TrainerCallback):
     @override
     def on_train_step_end(self, trainer: AnyTrainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
         if trainer.num_updates_completed == self.update:
-            trainer.save_training_state(self.path)
+            trainer.save_training_state(self.path, sequence=self.update)
+
+
+class SaveAgainAt(SaveAt):
+    """The second one of a run."""
 
 
 @pytest.mark.parametrize("processes", [1, 3])
@@ -144,3 +149,39 @@ def test_a_plain_run_goes_on_from_a_sharded_one(shared_tmp_path: Path, make_opti
     path = shared_tmp_path / "state"
     resumed = run(tiny_transformer(seed=5), make_optimizer, shared_tmp_path / "other", resume_from=path)
     torch.testing.assert_close(whole_state(resumed), whole_state(expected), rtol=0, atol=1e-12)
+
+
+def two_states(folder: Path) -> tuple[Path, Path]:
+    """An older and a newer state of a sharded run."""
+    older, newer = folder / "older", folder / "newer"
+    model = sharded(tiny_transformer())
+    callbacks = [SaveAt(older, 1), SaveAgainAt(newer, 2)]
+    trainer = Trainer(model, nn.CrossEntropyLoss(), adamw(list(model.parameters())), callbacks=callbacks)
+    trainer.train(DATA, 1, per_device_batch_size=6, max_num_train_steps=3)
+    return older, newer
+
+
+@pytest.mark.runs_on("two_ranks")
+@pytest.mark.parametrize("number", [0, 1])
+def test_damage_that_one_process_finds_lets_all_fall_back(shared_tmp_path: Path, number: int) -> None:
+    """Each process reads some of the pieces to verify them; whichever finds damage, all resume from the older state."""
+    older, newer = two_states(shared_tmp_path)
+    damaged = newer / f"models.{number}-of-2.safetensors"
+    if dist.get_rank() == 0:
+        content = bytearray(damaged.read_bytes())
+        content[-1] ^= 1
+        damaged.write_bytes(content)
+    with pytest.warns(UserWarning, match=f"passed over.*{damaged.name}"):
+        saved = find_saved_run(shared_tmp_path)
+    assert (saved.path, saved.position.updates) == (older, 2)
+
+
+@pytest.mark.runs_on("two_ranks")
+def test_a_state_that_is_only_on_the_first_machine_is_an_error_on_all(
+    shared_tmp_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Work that one machine has is not given up because another one does not see it."""
+    two_states(shared_tmp_path)
+    monkeypatch.chdir(shared_tmp_path if dist.get_rank() == 0 else tmp_path)
+    with pytest.raises(CheckpointError, match=r"newer.*\(rank 1\)"):
+        find_saved_run("newer")
