@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from pa_core import ConfigurationError
-from pa_core.sharded_tensors import is_sharded
-from pa_core.storage.sharded_tensor import StoredTensor
+from pa_core.parts import is_sharded, split_like
 
 __all__ = ["ShardedAverage", "averaged_dtype"]
 
@@ -78,4 +77,4 @@ def _take_pieces(module: nn.Module, state_dict: dict[str, Any], prefix: str, *_a
     for name, own in module.state_dict().items():
         saved = state_dict.get(prefix + name)
         if is_sharded(own) and isinstance(saved, Tensor) and not is_sharded(saved):
-            state_dict[prefix + name] = StoredTensor.of(saved).like(own)
+            state_dict[prefix + name] = split_like(saved, own)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from pa_core import ConfigurationError
-from pa_core.sharded_tensors import is_sharded_module, local_pieces
+from pa_core.parts import is_sharded_module, local_pieces
 
 __all__ = ["TensorPairs", "named_tensors"]
 

@@ -54,7 +54,8 @@ from pa_core.rng import (
     restore_rng_state,
     seed_rng,
 )
-from pa_core.sharded_tensors import is_sharded_module
+from pa_core.sharded_tensors import is_sharded, is_sharded_module, local_piece, local_pieces, reshard
+from pa_core.sharding.whole_states import split_like
 from pa_core.state_dicts import differences_of_weights, list_differences
 from pa_core.state_misfits import misfit_of_optimizer, misfit_of_scheduler, without_foreign_entries
 from pa_core.storage.folder_lock import FolderLock
@@ -107,12 +108,15 @@ __all__ = [
     "fork_between_collectives",
     "index_list",
     "is_in_memory",
+    "is_sharded",
     "is_sharded_module",
     "leave_processes_at_exit",
     "leftovers",
     "list_differences",
     "load_optimizer_state",
     "loader_parts",
+    "local_piece",
+    "local_pieces",
     "misfit_of_optimizer",
     "misfit_of_scheduler",
     "mix",
@@ -126,6 +130,7 @@ __all__ = [
     "rebuilt_mapping",
     "rebuilt_sequence",
     "require_alike",
+    "reshard",
     "restore_models",
     "restore_rng_state",
     "runs_on_gloo",
@@ -133,6 +138,7 @@ __all__ = [
     "set_epoch",
     "showing_errors_once",
     "sigterm_held_back",
+    "split_like",
     "staged",
     "store_of_processes",
     "values_of_all",

@@ -14,7 +14,7 @@ from pa_core.optimizer_parameters import parameters_of
 from pa_core.sharded_tensors import is_sharded
 from pa_core.storage.sharded_tensor import StoredTensor
 
-__all__ = ["load_whole_weights", "split_optimizer_state"]
+__all__ = ["load_whole_weights", "split_like", "split_optimizer_state"]
 
 
 def load_whole_weights(model: nn.Module, weights: Mapping[str, Any]) -> None:
@@ -30,6 +30,16 @@ def load_whole_weights(model: nn.Module, weights: Mapping[str, Any]) -> None:
     model.load_state_dict({name: value for name, value in weights.items() if name not in split}, strict=False)
     for name, value in split.items():
         StoredTensor.of(weights[name]).read_into(value)
+
+
+def split_like(whole: Tensor, tensor: Tensor) -> Tensor:
+    """Return what each process has of a whole tensor, split as another one of the same shape; nothing is exchanged.
+
+    Args:
+        whole: On every process, with the same values.
+        tensor: Split over the processes, or a plain one.
+    """
+    return StoredTensor.of(whole).like(tensor)
 
 
 def split_optimizer_state(optimizer: Optimizer, state: Mapping[str, Any]) -> dict[str, Any]:
@@ -54,8 +64,6 @@ def _split_entries(entries: Any, parameter: Tensor | None) -> Any:
     if parameter is None or not is_sharded(parameter):
         return copy.deepcopy(entries)
     return {
-        name: StoredTensor.of(value).like(parameter)
-        if isinstance(value, Tensor) and value.dim() > 0
-        else copy.deepcopy(value)
+        name: split_like(value, parameter) if isinstance(value, Tensor) and value.dim() > 0 else copy.deepcopy(value)
         for name, value in entries.items()
     }
