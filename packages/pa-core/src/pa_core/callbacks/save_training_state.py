@@ -43,7 +43,8 @@ class SaveTrainingStateCallback(TrainerCallback):
             in the folder are never removed, nor those of a run from whose older state this one has resumed.
         save_every_n_seconds: Save when so much time has passed since the last state, by the clock of the first process.
         asynchronous: Copy what is saved to host memory, which takes as much of it again, and write the files while
-            the training continues. An error in writing is raised with the next state, or when the run ends.
+            the training continues. On a CPU the next optimizer step waits for the copy, and nothing before it. An error
+            in writing is raised with the next state, or when the run ends.
         stop_on_signals: Signals or their names, such as ``("SIGTERM", "SIGUSR1")``, that announce the end of the
             machine's time: a state is saved after the update that is under way, or in the middle of an evaluation,
             and ``train()`` raises ``TrainingPreempted``, which ends a script with the status 75. Signals that follow

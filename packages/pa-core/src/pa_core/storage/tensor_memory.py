@@ -55,9 +55,19 @@ def memory_of_piece(piece: Tensor, whole: Sequence[int]) -> Hashable:
 def recorded_strides(tensor: Tensor) -> tuple[int, ...] | None:
     """Return the strides where they are not the usual ones; None too where elements overlap in memory."""
     strides = tensor.stride()
-    if strides == torch.empty(tensor.shape, device="meta").stride() or _reach(tensor.shape, strides) is None:
+    if strides == _usual_strides(tensor.shape) or _reach(tensor.shape, strides) is None:
         return None
     return strides
+
+
+def _usual_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Those of a new tensor, which torch takes ten times as long to tell."""
+    strides: list[int] = []
+    step = 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
 
 
 def size_of_gaps(tensor: Tensor, strides: Sequence[int]) -> int:
