@@ -84,6 +84,15 @@ def test_a_state_costs_what_changed(tmp_path: Path, asynchronous: bool) -> None:
     assert _num_files(states) == 1
 
 
+def test_a_second_state_of_an_update_links_what_the_first_one_does(tmp_path: Path) -> None:
+    """That trained weights are as in the state before, since both are of one update, has nothing written again."""
+    model = _model()
+    save = SaveTrainingStateCallback(tmp_path, save_every_n_steps=2)
+    trainer = Trainer(model, nn.CrossEntropyLoss(), torch.optim.AdamW(model.parameters()), callbacks=[save])
+    trainer.train(SAMPLES, 1, per_device_batch_size=16)
+    assert _num_files([tmp_path / "step_2", tmp_path / "step_4", tmp_path / "final"]) == 1
+
+
 def test_what_is_unfrozen_is_written(tmp_path: Path) -> None:
     """A layer that is trained from an update on is in each state as it was then; the others are still linked."""
     model = _model(frozen_layers=2)

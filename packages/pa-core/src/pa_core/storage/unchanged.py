@@ -54,6 +54,7 @@ class UnchangedTensors:
     def __init__(self) -> None:
         self._noted: dict[str, Hashable] = {}
         self._constant: frozenset[str] = frozenset()
+        self._update: int | None = None
 
     def note(self, tensors: Mapping[str, Tensor]) -> None:
         """Note how tensors are.
@@ -62,20 +63,27 @@ class UnchangedTensors:
             tensors: Those of a state, by names that begin with that of the part.
         """
         self._noted = {name: _version(tensor) for name, tensor in tensors.items()}
+        self._update = None
 
-    def find(self, tensors: Mapping[str, Tensor], parameters: Collection[str] = ()) -> frozenset[str]:
+    def find(
+        self, tensors: Mapping[str, Tensor], parameters: Collection[str] = (), update: int | None = None
+    ) -> frozenset[str]:
         """Return the names of the tensors that belong into files to be linked, and note how all of them are.
 
         Args:
             tensors: As for ``note``.
             parameters: The names of those that are parameters.
+            update: The number of the update that the state is of; in a second state of the same update nothing joins.
         """
-        before = self._noted
+        before, is_of_same_update = self._noted, update is not None and update == self._update
         self.note(tensors)
+        self._update = update
         by_part: dict[str, list[str]] = {}
         for name, noted in self._noted.items():
             if before.get(name, _UNKNOWN) == noted and (name in parameters or tensors[name].nbytes >= _SMALL):
                 by_part.setdefault(name.split("/")[0], []).append(name)
+        if is_of_same_update:  # what is trained has not changed either
+            by_part = {part: [name for name in names if name in self._constant] for part, names in by_part.items()}
         self._constant = frozenset(name for names in by_part.values() for name in self._worth_linking(names, tensors))
         return self._constant
 

@@ -135,7 +135,7 @@ class StateWriter:
         ]
         if encoded:
             tensors = _tensors_that_tell_of_changes(encoded, parts["models"])
-            constant = self._unchanged.find(tensors, _parameters(parts["models"]))
+            constant = self._unchanged.find(tensors, _parameters(parts["models"]), position.updates)
             try:
                 self._write_all(jobs, constant, () if together else optimizers)
             except (CheckpointError, OSError) as error:
