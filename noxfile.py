@@ -416,6 +416,13 @@ def several_machines(session: nox.Session) -> None:
 
 
 @nox.session
+def elastic(session: nox.Session) -> None:
+    """Kill a sharded run five times; each time it goes on on another number of processes, and it ends the same."""
+    pytest = ["pytest", "tests/pa_core/training_states/test_elastic_sharded_states.py", "--whole-proof"]
+    everything(session).run("python", "-m", *pytest, *session.posargs, env=CPU)
+
+
+@nox.session
 def upload_kills(session: nox.Session) -> None:
     """Kill 200 runs that send their states to an unreliable object store; each ends as one that nothing hit."""
     script = ["-m", "tests.pa_core.training_states.kills_during_uploads"]
