@@ -6,7 +6,7 @@ nothing is downloaded. Start it in several processes; on one, the model is not s
     torchrun --nproc-per-node 2 examples/train_sharded_transformer.py
     accelerate launch --use_fsdp --fsdp_version 2 --num_processes 2 examples/train_sharded_transformer.py
 
-Start it again with the same `--output` after it was killed, on as many processes as you like: it goes on from its last
+Start it again with the same `--output` after it was killed, also on one process or on four: it goes on from its last
 training state. Without GPUs, set ACCELERATE_USE_CPU=true.
 """
 
@@ -30,6 +30,7 @@ from pa_core import DEFAULT_CALLBACKS, AnyTrainer, SaveTrainingStateCallback, Tr
 MODULES = "argparse", "calendar", "datetime", "difflib", "functools", "heapq", "inspect", "random", "statistics"
 CHARACTERS = "\n" + "".join(map(chr, range(32, 127)))
 CONTEXT = 64
+SAMPLES_PER_UPDATE = 64
 
 
 class Block(nn.Module):
@@ -145,7 +146,7 @@ def main(output: str = "characters", epochs: int = 10, length: int | None = None
         Excerpts(text[:end]),
         epochs,
         eval_dataset=Excerpts(text[end:]),
-        per_device_batch_size=32,
+        per_device_batch_size=SAMPLES_PER_UPDATE // trainer.num_processes,
         gradient_clip_norm=1.0,
         resume_from=states,
         resume_missing="start",
