@@ -24,6 +24,7 @@ class Configuration:
         asynchronous: Whether they are written in the background.
         max_states: How many are kept; None keeps all.
         loop: The name of a loop of the script's own; None for that of the trainer.
+        is_sharded: Whether the weights are split over the processes.
         others: Further arguments.
     """
 
@@ -35,6 +36,7 @@ class Configuration:
     asynchronous: bool = False
     max_states: int | None = None
     loop: str | None = None
+    is_sharded: bool = False
     others: tuple[str, ...] = ()
 
     @override
@@ -44,7 +46,8 @@ class Configuration:
         kept = f"{self.max_states} kept" if self.max_states else "all kept"
         how = "asynchronous" if self.asynchronous else "synchronous"
         split = f"{self.ranks} ranks, {self.accumulation} accumulated, {self.workers} workers, {self.precision}"
-        return f"{split}, {every}, {how}, {kept}" + (f", own loop of {self.loop}" if self.loop else "")
+        sharded = ", sharded" if self.is_sharded else ""
+        return f"{split}, {every}, {how}, {kept}{sharded}" + (f", own loop of {self.loop}" if self.loop else "")
 
     def arguments(self) -> list[str]:
         """Return the arguments of the script."""
@@ -57,6 +60,16 @@ class Configuration:
             *([f"--loop={self.loop}"] if self.loop else []),
             *self.others,
         ]
+
+    def environment(self) -> dict[str, str]:
+        """Return the variables that accelerate's launcher would set."""
+        sharding = {
+            "ACCELERATE_USE_FSDP": "true",
+            "FSDP_VERSION": "2",
+            "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
+            "FSDP_TRANSFORMER_CLS_TO_WRAP": "Linear",
+        }
+        return {"ACCELERATE_MIXED_PRECISION": self.precision, **(sharding if self.is_sharded else {})}
 
     def uninterrupted(self) -> Configuration:
         """Return that of the run to compare with: it saves no states, and loads its data by itself."""

@@ -154,10 +154,7 @@ class Run:
         attempt = Attempt(
             folder=str(self.folder),
             arguments=configuration.arguments(),
-            environment={
-                "ACCELERATE_MIXED_PRECISION": configuration.precision,
-                "ATTEMPT": str(len(self._story) + 1),
-            },
+            environment={**configuration.environment(), "ATTEMPT": str(len(self._story) + 1)},
             ranks=configuration.ranks,
             strike=strike,
             is_watched=is_watched,

@@ -16,6 +16,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from pa_core import AnyTrainer, InMemoryRunHistory, TrainerCallback
+from pa_core.sharded_tensors import local_piece
 
 __all__ = ["Recorder", "digest", "digests", "outcome_path", "samples_path"]
 
@@ -118,8 +119,9 @@ def digest(value: object) -> str:
 
 def _add(hasher: hashlib._Hash, value: Any) -> None:  # pyright: ignore[reportPrivateUsage]  # it has no public name
     if isinstance(value, Tensor):
+        value = local_piece(value.detach())
         hasher.update(f"{value.dtype} {tuple(value.shape)}".encode())
-        hasher.update(value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        hasher.update(value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     elif isinstance(value, np.ndarray):
         _add(hasher, value.tolist())
     elif isinstance(value, Mapping):

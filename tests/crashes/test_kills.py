@@ -20,6 +20,9 @@ SAMPLE = [
     Configuration(precision="bf16", every=(STEPS,), max_states=1),
     Configuration(ranks=2, accumulation=3, every=(SECONDS,)),
 ]
+SHARDED_SAMPLE = [
+    Configuration(ranks=2, accumulation=3, every=(STEPS,), asynchronous=True, max_states=2, is_sharded=True),
+]
 OWN_LOOPS_SAMPLE = [
     Configuration(accumulation=3, workers=1, every=(STEPS, EPOCHS), asynchronous=True, max_states=2, loop="one model"),
     Configuration(ranks=2, every=(STEPS,), loop="adversaries"),
@@ -28,6 +31,7 @@ OWN_LOOPS_SAMPLE = [
 WHOLE = [
     *SAMPLE,
     *OWN_LOOPS_SAMPLE,
+    *SHARDED_SAMPLE,
     Configuration(every=(SECONDS,), asynchronous=True),
     Configuration(workers=1, every=(EPOCHS,), others=("--max-updates=37",)),
     Configuration(workers=2, every=(STEPS, EPOCHS), max_states=2),
@@ -76,6 +80,14 @@ def _ends_as_if_never_killed(lab: CrashLab, configuration: Configuration, number
 def test_a_run_that_was_killed_ends_as_if_it_never_had_been(lab: CrashLab, configuration: Configuration) -> None:
     """Weights, optimizer, schedule, history, callbacks, random streams, samples and draws: all are the same."""
     _ends_as_if_never_killed(lab, configuration, number=4)
+
+
+@pytest.mark.parametrize("configuration", SHARDED_SAMPLE, ids=str)
+def test_a_sharded_run_that_was_killed_ends_as_if_it_never_had_been(
+    lab: CrashLab, configuration: Configuration
+) -> None:
+    """As above, where each process writes its pieces of the weights, and reads them again."""
+    _ends_as_if_never_killed(lab, configuration, number=1)
 
 
 @pytest.mark.parametrize("configuration", OWN_LOOPS_SAMPLE, ids=str)
