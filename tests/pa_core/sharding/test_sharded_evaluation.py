@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 from typing_extensions import override
 
-from pa_core import AnyTrainer, BatchOutput, Trainer, TrainerCallback
+from pa_core import AnyTrainer, Trainer, TrainerCallback
 from pa_core.types import SizedIterable
 from tests.support.sharded_models import TinyTransformer, sentences, sharded, tiny_transformer
 
 pytestmark = pytest.mark.runs_on("two_ranks")
 
-SIZES, BATCH_SIZES = (2, 3, 5, 8, 13, 24), (1, 2, 5)
+SIZES, BATCH_SIZES = (2, 3, 8, 13), (1, 2, 5)
 
 
 class Predictions(TrainerCallback):
@@ -36,7 +36,7 @@ class CountsErrors(Trainer):
     """Logs a metric of its own in each evaluation step."""
 
     @override
-    def calculate_eval_batch_loss(self, batch: Any) -> BatchOutput:
+    def calculate_eval_batch_loss(self, batch: Any) -> dict[str, Any]:
         output = super().calculate_eval_batch_loss(batch)
         self.log("errors", (output["model_outputs"].argmax(-1) != batch[1]).double().mean())
         return output
@@ -50,6 +50,13 @@ class OwnBatches:
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         return (sentences(3, seed=10 * dist.get_rank() + number) for number in range(len(self)))
+
+
+def all_own_batches() -> tuple[Tensor, Tensor]:
+    """Those of both processes."""
+    batches = [sentences(3, seed=seed) for seed in (0, 10, 11, 12)]
+    words, classes = zip(*batches, strict=True)
+    return torch.cat(words), torch.cat(classes)
 
 
 class OwnLoader(CountsErrors):
@@ -91,8 +98,6 @@ def test_loaders_of_different_lengths() -> None:
     model, plain = sharded(tiny_transformer()), tiny_transformer()
     trainer = OwnLoader(model, nn.CrossEntropyLoss(), None, callbacks=[])
     trainer.evaluate(TensorDataset(*sentences(4)))
-    batches = [sentences(3, seed=seed) for seed in (0, 10, 11, 12)]
-    words, classes = (torch.cat(tensors) for tensors in zip(*batches, strict=True))
-    _, loss, errors = expected_metrics(plain, words, classes)
+    _, loss, errors = expected_metrics(plain, *all_own_batches())
     assert trainer.run_history.get_latest_metric("evaluation_loss") == pytest.approx(loss, abs=1e-7)
     assert trainer.run_history.get_latest_metric("evaluation_errors") == pytest.approx(errors, abs=1e-7)

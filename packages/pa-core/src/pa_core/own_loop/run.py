@@ -807,6 +807,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
             self._loss_tracker,
             self._step_means,
             self._call_event,
+            self._trained_models.call_for_all,
             has_one_optimizer=self._trained_models.has_one_optimizer,
         )
         self._hooks = UpdateHooks(

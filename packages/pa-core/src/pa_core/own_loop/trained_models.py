@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+
+from torch import nn
 
 from pa_core import _accelerate, compatibility, distributed
 from pa_core.accumulation import Accumulation
@@ -11,6 +13,8 @@ from pa_core.distributed.wrapping import ModelWrapping
 from pa_core.own_loop.run_models import RunModels
 from pa_core.own_loop.trained_model import TrainedModel
 from pa_core.placeholders import create_scheduler
+from pa_core.sharded_tensors import is_sharded_module
+from pa_core.sharding.calls_for_all import CallsForAll
 from pa_core.sharding.sharded_wrapping import wrapping_for
 from pa_core.types import StatefulScheduler
 
@@ -70,6 +74,24 @@ class TrainedModels:
         """
         for name, factory in self._given.factories.items():
             self.by_name[name].scheduler = create_scheduler(factory, self._given.optimizers[name], values)
+
+    def call_for_all(self, call: Callable[[], None], *, is_empty: bool) -> None:
+        """Call something in a step in which processes have no sample: they make its calls of sharded models, too.
+
+        Args:
+            call: What is called on the processes with a sample, such as the listeners of an event.
+            is_empty: Whether this process has none.
+        """
+        sharded = [model for model in self._given.models.values() if is_sharded_module(model)]
+        calls = CallsForAll(nn.ModuleList(sharded), _accelerate.device_of(self._accelerator))
+        if not sharded and not is_empty:
+            call()
+        elif sharded and is_empty:
+            calls.follow(teller=0)
+        elif sharded:
+            with calls.telling(teller=0):
+                call()
+                calls.end()
 
     def start_epoch(self) -> None:
         """Forget updates that were not finished."""

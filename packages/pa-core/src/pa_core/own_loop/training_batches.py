@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Generic, cast
+from collections.abc import Callable
+from typing import Generic, Protocol, cast
 
 from pa_core.accumulation import MicroBatch
 from pa_core.any_trainer import AnyTrainer
@@ -18,6 +19,13 @@ from pa_core.types import BatchT
 __all__ = ["TrainingBatches"]
 
 
+class CallForAll(Protocol):
+    """Calls something where some processes have no sample."""
+
+    def __call__(self, call: Callable[[], None], *, is_empty: bool) -> None:
+        """Call it on a process with a sample, and make up for its calls of sharded models on others."""
+
+
 class TrainingBatches(Generic[BatchT]):
     """Counts the training batches of a run, keeps their losses, and calls the events of each step.
 
@@ -30,6 +38,7 @@ class TrainingBatches(Generic[BatchT]):
         losses: The losses of the training epoch.
         step_means: What its steps log.
         call_event: Calls the listeners of an event.
+        call_for_all: Calls something in a step in which some processes have no sample, or makes up for it on those.
         has_one_optimizer: Whether one optimizer trains all that is trained; the losses of several are logged by name.
     """
 
@@ -40,6 +49,7 @@ class TrainingBatches(Generic[BatchT]):
         losses: LossTracker,
         step_means: StepMeans,
         call_event: CallEvent,
+        call_for_all: CallForAll,
         *,
         has_one_optimizer: bool,
     ) -> None:
@@ -48,6 +58,7 @@ class TrainingBatches(Generic[BatchT]):
         self._losses = losses
         self._step_means = step_means
         self._call_event = call_event
+        self._call_for_all = call_for_all
         self._has_one_optimizer = has_one_optimizer
         self._first_step = 0
         self._last: BatchT | None = None
@@ -71,9 +82,12 @@ class TrainingBatches(Generic[BatchT]):
             UnsupportedConfigurationError: No batch can stand in for that of a process without a sample.
         """
         self._step_means.start_step()
+        if part.some_are_empty:
+            self._call_for_all(lambda: self._call_event(TrainerCallback.on_train_step_start), is_empty=part.is_empty)
+        elif not part.is_empty:
+            self._call_event(TrainerCallback.on_train_step_start)
         if part.is_empty:
             return self._stand_in(part)
-        self._call_event(TrainerCallback.on_train_step_start)
         if not is_keyed(innermost(self._run.train_dataloader)):
             self._last = batch
         return batch
@@ -99,6 +113,8 @@ class TrainingBatches(Generic[BatchT]):
         part = finished.part
         self._progress.count_samples(part.global_samples or finished.samples * self._run.num_processes)
         if part.is_empty:
+            if part.some_are_empty:
+                self._call_for_all(lambda: None, is_empty=True)
             return
         loss = finished.loss()
         if not self._has_one_optimizer:
@@ -108,4 +124,10 @@ class TrainingBatches(Generic[BatchT]):
             self._losses.update(loss, max(report.weight for report in finished.reports.values()))
         self._step_means.count_samples(finished.samples)
         output = {"loss": loss, "model_outputs": None, "batch_size": finished.samples}
-        self._call_event(TrainerCallback.on_train_step_end, batch=finished.batch, batch_output=output, step=part.step)
+        end, batch = TrainerCallback.on_train_step_end, finished.batch
+        if part.some_are_empty:
+            self._call_for_all(
+                lambda: self._call_event(end, batch=batch, batch_output=output, step=part.step), is_empty=False
+            )
+        else:
+            self._call_event(end, batch=batch, batch_output=output, step=part.step)

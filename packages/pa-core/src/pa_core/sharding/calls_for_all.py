@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, cast
+from typing import Any, Final, TypeVar, cast
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -20,11 +21,36 @@ from pa_core.distributed.collectives import rank
 from pa_core.errors import ConfigurationError, RanksDifferError
 from pa_core.sharded_tensors import local_piece
 
-__all__ = ["CallsForAll", "differentiable", "zero_loss_of"]
+__all__ = ["CallsForAll", "differentiable", "is_told", "not_compiled", "zero_loss_of"]
 
 # torch annotates its collectives, and the trees of outputs, only in part
 _collectives: Any = dist
 _pytree: Any = pytree
+
+
+_HookT = TypeVar("_HookT", bound=Callable[..., Any])
+
+_told: Final[WeakSet[nn.Module]] = WeakSet()
+
+
+def not_compiled(hook: _HookT) -> _HookT:
+    """Return a hook that stays outside of compiled graphs, as the hooks of torch that gather the pieces.
+
+    Args:
+        hook: What a module is to call.
+    """
+    compiler: Any = torch.compiler  # torch annotates it only in part
+    disabled: _HookT = compiler.disable(hook)
+    return disabled
+
+
+def is_told(module: nn.Module) -> bool:
+    """Whether processes without a sample make the same calls of a module now as this one.
+
+    Args:
+        module: A sharded model, or a part of one.
+    """
+    return module in _told
 
 
 @dataclass(frozen=True)
@@ -64,7 +90,7 @@ class CallsForAll:
     go through the same modules in the backward pass, in the same order.
 
     Args:
-        model: The sharded model, as a step calls it.
+        model: The sharded model, as a step calls it, or a module of several.
         device: The device of the run.
 
     Example:
@@ -84,11 +110,6 @@ class CallsForAll:
         self._outputs: list[Tensor] = []
         self._depth = 0
 
-    @property
-    def is_telling(self) -> bool:
-        """Whether calls of the model are sent to the processes without a sample now."""
-        return self._teller is not None
-
     @contextmanager
     def telling(self, teller: int) -> Generator[None]:
         """Within the context, calls of the model are sent to the processes without a sample.
@@ -101,7 +122,9 @@ class CallsForAll:
         self._teller, self._outputs, self._depth = teller, [], 0
         with ExitStack() as hooks:
             for name, module in self._called_modules():
-                before, after = partial(self._before_call, name), self._after_call
+                _told.add(module)
+                hooks.callback(_told.discard, module)
+                before, after = not_compiled(partial(self._before_call, name)), not_compiled(self._after_call)
                 # Before the module gathers its pieces, in which the others take part once they have been told.
                 hooks.callback(module.register_forward_pre_hook(before, with_kwargs=True, prepend=True).remove)
                 hooks.callback(module.register_forward_hook(after, always_call=True).remove)

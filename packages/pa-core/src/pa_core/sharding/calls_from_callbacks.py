@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import sys
 from types import FrameType
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple
 
-import torch
 from torch import nn
 from typing_extensions import override
 
@@ -14,7 +13,7 @@ from pa_core.distributed.collectives import rank
 from pa_core.distributed.meeting import Absent, MeetingPoint
 from pa_core.errors import RanksDifferError
 from pa_core.events import EVENT_NAMES, TrainerCallback
-from pa_core.sharding.forward_passes import ForwardPasses
+from pa_core.sharding.calls_for_all import is_told, not_compiled
 
 __all__ = ["CallsFromCallbacks"]
 
@@ -33,29 +32,26 @@ class CallsFromCallbacks:
 
     Args:
         model: The sharded model.
-        passes: Tells whether processes that are in no event make the calls of this one.
 
     Example:
         >>> import torch
         >>> model = torch.nn.Linear(1, 1)
-        >>> calls = CallsFromCallbacks(model, ForwardPasses(model, torch.device("cpu")))
+        >>> calls = CallsFromCallbacks(model)  # on one process, there is nothing to find
         >>> _ = model(torch.ones(1))
         >>> calls.close()
     """
 
-    def __init__(self, model: nn.Module, passes: ForwardPasses) -> None:
-        self._passes = passes
+    def __init__(self, model: nn.Module) -> None:
         self._meeting = MeetingPoint()
-        # Before the module gathers its pieces; outside of compiled graphs, as the hooks of torch that gather them.
-        hook = cast("Any", torch.compiler).disable(self._before_call)
-        self._hook = model.register_forward_pre_hook(hook, prepend=True)
+        # Before the module gathers its pieces.
+        self._hook = model.register_forward_pre_hook(not_compiled(self._before_call), prepend=True)
 
     def close(self) -> None:
         """Leave the model alone."""
         self._hook.remove()
 
-    def _before_call(self, _module: nn.Module, _inputs: object) -> None:
-        event = None if self._passes.are_shared else _event_under_way()
+    def _before_call(self, module: nn.Module, _inputs: object) -> None:
+        event = None if is_told(module) else _event_under_way()
         if event is None:
             return
         try:

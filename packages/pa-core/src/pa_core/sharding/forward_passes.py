@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from pa_core.distributed.collectives import values_of_all
 from pa_core.errors import UnsupportedConfigurationError
-from pa_core.sharding.calls_for_all import CallsForAll, differentiable, zero_loss_of
+from pa_core.sharding.calls_for_all import CallsForAll, differentiable, not_compiled, zero_loss_of
 
 __all__ = ["ForwardPasses"]
 
@@ -53,12 +53,7 @@ class ForwardPasses:
         self._calls_of_step = 1
         self._last_inputs: tuple[tuple[Any, ...], dict[str, Any]] | None = None
         self._first_inputs: tuple[tuple[Any, ...], dict[str, Any]] | None = None
-        self._hook = model.register_forward_hook(self._note, with_kwargs=True)
-
-    @property
-    def are_shared(self) -> bool:
-        """Whether processes without a sample make the calls of this one now."""
-        return self._calls.is_telling
+        self._hook = model.register_forward_hook(not_compiled(self._note), with_kwargs=True)
 
     @property
     def follows(self) -> bool:

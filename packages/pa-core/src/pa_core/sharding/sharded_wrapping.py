@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from typing import Any, TypeVar, cast
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ from pa_core.distributed.wrapping import ModelWrapping
 from pa_core.errors import UnsupportedConfigurationError
 from pa_core.module_tensors import buffers_of_module
 from pa_core.sharded_tensors import is_sharded_module, reshard
-from pa_core.sharding.calls_for_all import zero_loss_of
+from pa_core.sharding.calls_for_all import not_compiled, zero_loss_of
 from pa_core.sharding.calls_from_callbacks import CallsFromCallbacks
 from pa_core.sharding.forward_passes import ForwardPasses
 from pa_core.sharding.sharded_modules import ShardedModules
@@ -74,9 +74,8 @@ class ShardedWrapping(ModelWrapping):
             self._wrapped.callback(undo)
         if self._accelerator.num_processes > 1:
             self._passes = ForwardPasses(model, _accelerate.device_of(self._accelerator))
-            self._wrapped.callback(CallsFromCallbacks(model, self._passes).close)
-        # Outside of compiled graphs, as the hooks of torch that gather the pieces.
-        after_call = cast("Any", torch.compiler).disable(self._reshard_unless_backward_follows)
+            self._wrapped.callback(CallsFromCallbacks(model).close)
+        after_call = not_compiled(self._reshard_unless_backward_follows)
         self._wrapped.callback(model.register_forward_hook(after_call).remove)
         self._wrapped.callback(reshard, model)
         self.model, self._modules, self._is_wrapped = model, modules, True
