@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from pa_core import AnyTrainer, InMemoryRunHistory, TrainerCallback
+from pa_core import AnyTrainer, InMemoryRunHistory, TrainerCallback, gather_objects
 from pa_core.sharded_tensors import local_piece
 
 __all__ = ["Recorder", "digest", "digests", "outcome_path", "samples_path"]
@@ -66,6 +66,11 @@ class Recorder(TrainerCallback):
             "draws": draws.tolist(),
         }
         os.write(self._lines, (json.dumps(line) + "\n").encode())  # in one piece, however the process ends
+
+    @override
+    def on_train_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        """Count the last batch of the epoch also where other ranks had its only samples: a state has one number."""
+        self.batches = max(gather_objects(self.batches))
 
     @override
     def on_training_run_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:

@@ -21,7 +21,7 @@ SAMPLE = [
     Configuration(ranks=2, accumulation=3, every=(SECONDS,)),
 ]
 SHARDED_SAMPLE = [
-    Configuration(ranks=2, accumulation=3, every=(STEPS,), asynchronous=True, max_states=2, is_sharded=True),
+    Configuration(ranks=2, every=(STEPS,), asynchronous=True, max_states=2, is_sharded=True, others=("--epochs=2",)),
 ]
 OWN_LOOPS_SAMPLE = [
     Configuration(accumulation=3, workers=1, every=(STEPS, EPOCHS), asynchronous=True, max_states=2, loop="one model"),
@@ -56,6 +56,14 @@ WHOLE = [
     Configuration(accumulation=3, every=(EPOCHS, SECONDS), asynchronous=True, max_states=2, loop="distillation"),
     Configuration(ranks=2, accumulation=3, every=(STEPS,), max_states=1, loop="distillation"),
     Configuration(ranks=2, workers=2, every=(SECONDS,), asynchronous=True, loop="distillation"),
+    Configuration(ranks=2, accumulation=3, every=(STEPS,), asynchronous=True, max_states=2, is_sharded=True),
+    Configuration(ranks=2, every=(STEPS, EPOCHS), max_states=1, is_sharded=True),
+    Configuration(ranks=2, precision="bf16", workers=1, every=(SECONDS,), asynchronous=True, is_sharded=True),
+    Configuration(ranks=3, accumulation=3, every=(STEPS,), is_sharded=True, others=("--keep-last",)),
+    Configuration(ranks=2, every=(STEPS,), max_states=2, loop="one model", is_sharded=True),
+    Configuration(ranks=2, accumulation=3, every=(SECONDS,), asynchronous=True, loop="one model", is_sharded=True),
+    Configuration(ranks=2, every=(STEPS,), asynchronous=True, max_states=1, loop="adversaries", is_sharded=True),
+    Configuration(ranks=2, accumulation=3, every=(EPOCHS,), loop="distillation", is_sharded=True),
 ]
 
 
