@@ -84,8 +84,8 @@ class Diary:
 def keep_diary(diary: Diary) -> None:
     """Have this process note down each state that it writes or removes."""
 
-    def write(directory: str | Path, *arguments: Any) -> None:
-        write_state(directory, *arguments)
+    def write(directory: str | Path, *arguments: Any, **options: Any) -> None:
+        write_state(directory, *arguments, **options)
         diary.note("wrote", Path(directory))
 
     def remove(directory: Path, run: str) -> None:
