@@ -15,7 +15,8 @@ from torch.optim import Optimizer
 from pa_core.checkpoint import MODEL, MODULES, OPTIMIZER, SCHEDULER, Trained, apart
 from pa_core.errors import CheckpointError, ConfigurationError
 from pa_core.sharded_tensors import local_piece
-from pa_core.sharding.whole_states import load_whole_weights, split_optimizer_state
+from pa_core.sharding.optimizer_state import split_like_parameters
+from pa_core.sharding.whole_states import load_whole_weights
 from pa_core.state_dicts import differences_of_weights, list_differences
 from pa_core.state_misfits import has_own_form, misfit_of_optimizer, misfit_of_scheduler, without_foreign_entries
 
@@ -145,7 +146,7 @@ def _load(part: Trained, states: Mapping[str, Any], source: str | Path, undo: Ex
 
 
 def _own_copy(part: Trained, state: dict[str, Any]) -> dict[str, Any]:
-    return split_optimizer_state(part.optimizer, state) if part.is_sharded and part.optimizer else copy.deepcopy(state)
+    return copy.deepcopy(split_like_parameters(state, part.optimizer) if part.is_sharded and part.optimizer else state)
 
 
 def _with_notes_of_schedulers(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:

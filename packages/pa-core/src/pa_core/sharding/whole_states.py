@@ -1,20 +1,16 @@
-"""Loads whole weights, and the whole state of an optimizer, of which each process takes its pieces."""
+"""Whole tensors, of which each process takes its pieces."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
-from itertools import chain
 from typing import Any
 
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
-from pa_core.optimizer_parameters import parameters_of
 from pa_core.sharded_tensors import is_sharded
 from pa_core.storage.sharded_tensor import StoredTensor
 
-__all__ = ["load_whole_weights", "split_like", "split_optimizer_state"]
+__all__ = ["load_whole_weights", "split_like"]
 
 
 def load_whole_weights(model: nn.Module, weights: Mapping[str, Any]) -> None:
@@ -40,30 +36,3 @@ def split_like(whole: Tensor, tensor: Tensor) -> Tensor:
         tensor: Split over the processes, or a plain one.
     """
     return StoredTensor.of(whole).like(tensor)
-
-
-def split_optimizer_state(optimizer: Optimizer, state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the state of an optimizer with the pieces of this process instead of whole tensors; a copy.
-
-    Args:
-        optimizer: One whose state has the form of torch's, of sharded parameters.
-        state: What the ``state_dict`` of such an optimizer returned, with whole tensors.
-    """
-    numbers = chain.from_iterable(group["params"] for group in state["param_groups"])
-    parameters = dict(zip(numbers, parameters_of(optimizer), strict=True))
-    entries = {
-        number: _split_entries(of_parameter, parameters[number])
-        if number in parameters
-        else copy.deepcopy(of_parameter)
-        for number, of_parameter in state["state"].items()
-    }
-    return {**{name: copy.deepcopy(value) for name, value in state.items() if name != "state"}, "state": entries}
-
-
-def _split_entries(entries: Any, parameter: Tensor | None) -> Any:
-    if parameter is None or not is_sharded(parameter):
-        return copy.deepcopy(entries)
-    return {
-        name: split_like(value, parameter) if isinstance(value, Tensor) and value.dim() > 0 else copy.deepcopy(value)
-        for name, value in entries.items()
-    }
