@@ -423,6 +423,13 @@ def elastic(session: nox.Session) -> None:
 
 
 @nox.session
+def limited_memory(session: nox.Session) -> None:
+    """Train a model on two processes, each of which has less memory than its training takes on one: a minute."""
+    pytest = ["pytest", "tests/pa_core/sharding/test_limited_memory.py", "--whole-proof", *session.posargs]
+    everything(session).run("python", "-m", *pytest, env=CPU)
+
+
+@nox.session
 def upload_kills(session: nox.Session) -> None:
     """Kill 200 runs that send their states to an unreliable object store; each ends as one that nothing hit."""
     script = ["-m", "tests.pa_core.training_states.kills_during_uploads"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
 from typing import cast
@@ -104,14 +105,16 @@ def _of_policy(model: nn.Module, policy: Callable[..., bool]) -> list[nn.Module]
 def _repeated(module: nn.Module) -> list[nn.Module]:
     """The outermost layers of one class in a row, as transformers and deep convolutional networks have them."""
     children = list(module.children())
-    if isinstance(module, (nn.ModuleList, nn.Sequential)) and _are_alike(children):
-        return children
-    return [block for child in children for block in _repeated(child)]
+    is_row = isinstance(module, (nn.ModuleList, nn.Sequential))
+    counts = Counter(_class_of(child) for child in children if is_row and _has_parts(child))
+    found: list[nn.Module] = []
+    for child in children:
+        found += [child] if counts[_class_of(child)] > 1 and _has_parts(child) else _repeated(child)
+    return found
 
 
-def _are_alike(layers: list[nn.Module]) -> bool:
-    of_one_class = len(layers) > 1 and len({_class_of(layer) for layer in layers}) == 1
-    return of_one_class and all(_is_usable(layer) and any(True for _ in layer.children()) for layer in layers)
+def _has_parts(layer: nn.Module) -> bool:
+    return _is_usable(layer) and any(True for _ in layer.children())
 
 
 def _is_usable(module: nn.Module) -> bool:
