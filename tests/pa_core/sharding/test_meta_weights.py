@@ -86,6 +86,28 @@ def test_weights_are_made(kind: type[TinyTransformer]) -> None:
     assert not torch.equal(whole_weights(model)["head.weight"], weights["head.weight"])
 
 
+class Scaled(MakesItsWeights):
+    """A transformer with a parameter that cannot be split."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(1.0))
+
+    @override
+    def init_weights(self) -> None:
+        super().init_weights()
+        nn.init.ones_(self.scale)
+
+
+@pytest.mark.runs_on("two_ranks")
+def test_what_stays_whole() -> None:
+    """Scalars and ignored modules do, although the parameters that the plugin was asked about had no memory."""
+    model = on_meta(Scaled)
+    trainer = sharding(model, AdamW(model.parameters(), lr=0.01), ignored_modules="embed")
+    trainer.train(TensorDataset(*sentences(8)), 1)
+    assert {name for name, one in model.named_parameters() if not is_sharded(one)} == {"scale", "embed.weight"}
+
+
 class Forgetful(MakesItsWeights):
     """A transformer that makes all of its weights but one."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -56,32 +57,29 @@ def shard(
     device = _accelerate.device_of(accelerator)
     replacing = _Replacing(module, device, RemappedOptimizers(optimizers))
     if on_one_process:
-        # In the order of several processes, so that the weights are the same.
-        blocks = blocks_of(module, settings)
-        for block in [*blocks, module]:
-            with replacing.parameters_of(modules_of_block(block, blocks)):
-                pass
+        replacing.all_parameters(blocks_of(module, settings))
         return
     from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
 
     of_blocks, of_model = _precision(settings, accelerator)
-    whole = whole_parameters(module, settings, in_half_precision=of_blocks.param_dtype is not None)
+    # Asked anew for each block: parameters on the meta device are replaced.
+    whole = partial(whole_parameters, module, settings, in_half_precision=of_blocks.param_dtype is not None)
     blocks = blocks_of(module, settings)
-    require_shardable(module, blocks, whole)
+    require_shardable(module, blocks, whole())
     if settings.checkpoints_activations:
         checkpoint_activations(blocks, offloads=settings.offloads_activations)
     common: dict[str, Any] = {
         "mesh": _mesh(accelerator, settings),
-        "ignored_params": whole,
         # On a CPU, there is nowhere else to keep them.
         "offload_policy": CPUOffloadPolicy() if settings.offloads_to_cpu and device.type != "cpu" else OffloadPolicy(),
     }
     for block in blocks:
         with replacing.parameters_of(modules_of_block(block, blocks)):
-            fully_shard(block, mp_policy=of_blocks, reshard_after_forward=settings.reshard_after_forward, **common)
+            reshard = settings.reshard_after_forward
+            fully_shard(block, mp_policy=of_blocks, reshard_after_forward=reshard, ignored_params=whole(), **common)
     with replacing.parameters_of(modules_of_block(module, blocks)):
         # Torch keeps what is left of the model whole after the forward pass: the backward pass begins with it.
-        fully_shard(module, mp_policy=of_model, **common)
+        fully_shard(module, mp_policy=of_model, ignored_params=whole(), **common)
 
 
 def _mesh(accelerator: _accelerate.AcceleratorLike, settings: ShardingSettings) -> DeviceMesh:
@@ -118,6 +116,7 @@ class _Replacing:
     """
 
     def __init__(self, model: nn.Module, device: torch.device, remapped: RemappedOptimizers) -> None:
+        self._model = model
         self._device = device
         self._remapped = remapped
         self._meta_weights = MetaWeights(model)
@@ -126,6 +125,16 @@ class _Replacing:
         is_real = torch.tensor([not one.tensor.is_meta for one in tensors], dtype=torch.uint8, device=device)
         _broadcast([is_real])
         self._real = {id(one.tensor) for one, flag in zip(tensors, is_real, strict=True) if flag}
+
+    def all_parameters(self, blocks: Sequence[nn.Module]) -> None:
+        """Make the weights of all blocks, in the order of several processes, so that they are the same.
+
+        Args:
+            blocks: Those of the model.
+        """
+        for block in [*blocks, self._model]:
+            with self.parameters_of(modules_of_block(block, blocks)):
+                pass
 
     @contextmanager
     def parameters_of(self, modules: Sequence[nn.Module]) -> Generator[None]:
