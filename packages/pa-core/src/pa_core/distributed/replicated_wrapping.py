@@ -19,7 +19,7 @@ from pa_core.distributed.gradient_agreement import (
     synchronises_every_parameter,
 )
 from pa_core.distributed.gradient_exchange import GradientExchange, never_used
-from pa_core.distributed.wrapping import ModelWrapping
+from pa_core.distributed.wrapping import Carrier, ModelWrapping
 from pa_core.distributed.zero_pass import CallsOfStep, zero_pass
 from pa_core.errors import UnsupportedConfigurationError
 from pa_core.module_tensors import parameters_of_module
@@ -59,17 +59,12 @@ class ReplicatedWrapping(ModelWrapping):
     """
 
     def __init__(self, accelerator: _accelerate.AcceleratorLike) -> None:
-        self._carrier: GradientAgreement | None = None
+        self.carrier: Carrier | None = None
         self._accelerator = accelerator
         self._unwrapped: _Unwrapped | None = None
         self._calls: CallsOfStep | None = None
         self._exchange: GradientExchange | None = None
         self._zero_only: set[str] = set()
-
-    @property
-    @override
-    def carrier(self) -> GradientAgreement | None:
-        return self._carrier
 
     @override
     def wrap(self, model: nn.Module, *, for_training: bool, num_carried: int = 0) -> nn.Module:
@@ -88,7 +83,7 @@ class ReplicatedWrapping(ModelWrapping):
             self._calls, self._exchange = CallsOfStep(wrapped), exchange
         if carrier is not None and synchronises_every_parameter(wrapped):
             carrier.join_backward_passes_of(wrapped)
-            self._carrier = carrier
+            self.carrier = carrier
         return wrapped
 
     def _create_carrier(self, plain_model: nn.Module, num_values: int) -> GradientAgreement | None:
@@ -121,7 +116,7 @@ class ReplicatedWrapping(ModelWrapping):
         if before is not None:
             before.undo()
             del self.model
-        self._carrier = self._calls = self._exchange = None
+        self.carrier = self._calls = self._exchange = None
         _accelerate.forget_prepared_objects(self._accelerator)
         return None if before is None else before.model
 
@@ -172,8 +167,8 @@ class ReplicatedWrapping(ModelWrapping):
             return
         if wrapper.static_graph:
             raise _static_graph()
-        if inputs is not None and self._carrier is not None:
-            inputs = [*inputs, self._carrier.parameter]
+        if inputs is not None and isinstance(self.carrier, GradientAgreement):
+            inputs = [*inputs, self.carrier.parameter]
         # The same as the wrapper does in its forward pass; torch has no public way to ask for it.
         reducer: Any = cast("Any", wrapper).reducer
         reducer._rebuild_buckets()
@@ -185,8 +180,8 @@ class ReplicatedWrapping(ModelWrapping):
     @override
     def start_epoch(self) -> None:
         self._zero_only.clear()
-        if self._carrier is not None:
-            self._carrier.sums()
+        if self.carrier is not None:
+            self.carrier.sums()
 
     @override
     def check_update(self) -> None:

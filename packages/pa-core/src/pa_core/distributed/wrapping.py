@@ -49,14 +49,11 @@ class ModelWrapping(ABC):
 
     Attributes:
         model: The model as a training step calls it. ``wrap`` sets it; who wraps a model in another way assigns it.
+        carrier: What carries small numbers of all processes along with the gradients; None where nothing can.
     """
 
     model: nn.Module
-
-    @property
-    @abstractmethod
-    def carrier(self) -> Carrier | None:
-        """What carries small numbers of all processes along with the gradients; None where nothing can."""
+    carrier: Carrier | None
 
     @property
     def follows_another_process(self) -> bool:

@@ -15,7 +15,7 @@ from pa_core.distributed.collectives import broadcast_buffers, broadcast_tensors
 from pa_core.distributed.gradient_averaging import average_gradients
 from pa_core.distributed.replicated_wrapping import ReplicatedWrapping
 from pa_core.distributed.small_exchange import SmallExchange
-from pa_core.distributed.wrapping import ModelWrapping
+from pa_core.distributed.wrapping import Carrier, ModelWrapping
 from pa_core.errors import UnsupportedConfigurationError
 from pa_core.module_tensors import buffers_of_module
 from pa_core.sharded_tensors import is_sharded_module, reshard
@@ -51,17 +51,12 @@ class ShardedWrapping(ModelWrapping):
     """
 
     def __init__(self, accelerator: _accelerate.AcceleratorLike) -> None:
-        self._carrier: SmallExchange | None = None
+        self.carrier: Carrier | None = None
         self._accelerator = accelerator
         self._wrapped = ExitStack()
         self._plain: list[nn.Parameter] = []
         self._is_wrapped = self._broadcasts_buffers = False
         self._passes: ForwardPasses | None = None
-
-    @property
-    @override
-    def carrier(self) -> SmallExchange | None:
-        return self._carrier
 
     @override
     def wrap(self, model: nn.Module, *, for_training: bool, num_carried: int = 0) -> nn.Module:
@@ -98,7 +93,7 @@ class ShardedWrapping(ModelWrapping):
         self._broadcasts_buffers = bool(buffers) and _accelerate.broadcasts_buffers(self._accelerator)
         if num_carried:
             device = _accelerate.device_of(self._accelerator)
-            self._carrier = SmallExchange(num_carried, device, _kind_of_numbers(model))
+            self.carrier = SmallExchange(num_carried, device, _kind_of_numbers(model))
 
     def _reshard_unless_backward_follows(self, *_call: object) -> None:
         """What stays gathered would not follow the weights, and hide the pieces of the optimizer."""
@@ -119,7 +114,7 @@ class ShardedWrapping(ModelWrapping):
         if not self._is_wrapped:
             return None
         self._wrapped.close()
-        model, self._carrier, self._is_wrapped = self.model, None, False
+        model, self.carrier, self._is_wrapped = self.model, None, False
         if self._passes is not None:
             self._passes.close()
             self._passes = None
@@ -186,8 +181,8 @@ class ShardedWrapping(ModelWrapping):
 
     @override
     def start_epoch(self) -> None:
-        if self._carrier is not None:
-            self._carrier.sums()
+        if self.carrier is not None:
+            self.carrier.sums()
 
     @override
     def check_update(self) -> None: ...
