@@ -167,17 +167,24 @@ DISTRIBUTIONS = (
 )
 ON_TORCH_ALONE = (
     "pa_core/damage/test_damaged_checkpoints.py",
+    "pa_core/damage/test_damaged_states.py",
     "pa_core/damage/test_misfitting_checkpoints.py",
     "pa_core/data",
     "pa_core/distributed/test_comparison.py",
     "pa_core/distributed/test_fail_fast.py",
     "pa_core/distributed/test_shared_errors.py",
     "pa_core/distributed/test_watch.py",
+    "pa_core/sharding/test_replicated_pieces.py",
     "pa_core/storage",
     "pa_core/test_beginners_mistakes.py",
+    "pa_core/test_runs_within_runs.py",
     "pa_core/test_state_misfits.py",
+    "pa_core/training_states/test_endings.py",
     "pa_core/training_states/test_repeated_signals.py",
+    "pa_core/training_states/test_resuming_in_one_trainer.py",
     "pa_core/training_states/test_runs_in_one_folder.py",
+    "pa_core/training_states/test_saving_states.py",
+    "pa_core/training_states/test_snapshots.py",
     "pa_finetuning/test_gradual_unfreezing.py",
     "pa_finetuning/test_layer_groups.py",
     "pa_finetuning/test_model_freezer.py",
@@ -309,7 +316,7 @@ def floors(session: nox.Session) -> None:
     torch stays at the version of tests/constraints.txt, because builds of its floor are not at hand
     everywhere; where one is, write its version there and run this session. Left out is what stands on torch alone, so
     that none of the packages that are oldest here has a part in it: data loading, storage, layer groups, the formulas
-    of schedules, messages about mistakes, and how processes fail.
+    of schedules, messages about mistakes, how processes fail, and how states are saved and runs end.
     """
     required = map(split_requirement, {line for one in DISTRIBUTIONS for line in one.requirements()})
     fixed = {"torch", *(one.name for one in DISTRIBUTIONS)}

@@ -52,7 +52,17 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+COVERED_BY_OTHERS = {"accelerate launch, bf16", "accelerate launch on two ranks"}
+"""What is tried with each of the other ways: bf16 by the launcher, and two ranks that it starts."""
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        pytest.param(way, id=name, marks=[pytest.mark.whole_proof] if name in COVERED_BY_OTHERS else [])
+        for name, way in WAYS.items()
+    ],
+)
 def test_the_first_example_runs_in_every_way(way: Way, tmp_path: Path) -> None:
     """It reaches its result once, on the processes and in the precision that were asked for."""
     port = [f"--main_process_port={free_port()}"] if "--multi_gpu" in way.command else []

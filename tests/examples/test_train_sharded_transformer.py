@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 import runpy
-import sys
 import sysconfig
 from pathlib import Path
 from typing import Any
@@ -13,17 +12,9 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from tests.launching import free_port, run_command
+from tests.launching import Launch, free_port, run_command
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "train_sharded_transformer.py"
-TORCHRUN = [
-    sys.executable,
-    "-m",
-    "torch.distributed.run",
-    "--standalone",
-    "--local-addr=127.0.0.1",
-    "--nproc-per-node=2",
-]
 ACCELERATE = [
     *(str(Path(sysconfig.get_path("scripts"), "accelerate")), "launch", "--use_fsdp", "--fsdp_version=2"),
     *("--num_processes=2", "--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no"),
@@ -36,10 +27,10 @@ def losses(output: str) -> list[float]:
     return [float(one) for one in re.findall(r"^eval_loss_epoch: ([\d.]+)", output, re.MULTILINE)]
 
 
-def test_it_is_launched_by_torchrun_and_goes_on_under_accelerate(tmp_path: Path) -> None:
+def test_it_is_launched_by_torchrun_and_goes_on_under_accelerate(launch: Launch, tmp_path: Path) -> None:
     """The loss falls; each process has half of the model; the weights are those of a whole one, which writes alike."""
     arguments = ["--length=20000", "--output=here"]
-    first = run_command([*TORCHRUN, str(EXAMPLE), "--epochs=2", *arguments], folder=tmp_path, env=ON_CPU)
+    first = launch(EXAMPLE, "--epochs=2", *arguments, ranks=2)
     assert first.status == 0
     port = f"--main_process_port={free_port()}"
     second = run_command([*ACCELERATE, port, str(EXAMPLE), "--epochs=3", *arguments], folder=tmp_path, env=ON_CPU)

@@ -88,6 +88,8 @@ def test_a_state_that_was_not_sent_before_the_kill_is_not_lost(tmp_path: Path, f
     class LoseStore(TrainerCallback):
         @override
         def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
+            while update == 4 and updates_in(url) != [3]:  # a thread sends it
+                time.sleep(0.01)
             faults.broken = update > 4
 
     with pytest.raises(Interrupted) as interrupted:
