@@ -13,7 +13,7 @@ from torch.optim import AdamW, Optimizer
 from torch.utils.data import TensorDataset
 from typing_extensions import override
 
-from pa_core import ConfigurationError, Run, Trainer, UnsupportedConfigurationError
+from pa_core import ArgumentTypeError, ConfigurationError, Run, Trainer, UnsupportedConfigurationError
 from pa_core.data import epoch_order
 from pa_core.sharded_tensors import is_sharded, is_unit
 from tests.cells import forget_accelerate_state
@@ -21,7 +21,7 @@ from tests.support.sharded_models import Block, TinyTransformer, sentences, tiny
 
 pytestmark = pytest.mark.runs_on("two_ranks")
 
-BY_CLASS = {"auto_wrap_policy": "transformer_based_wrap", "transformer_cls_names_to_wrap": ["Block"]}
+BY_CLASS: dict[str, Any] = {"auto_wrap_policy": "transformer_based_wrap", "transformer_cls_names_to_wrap": ["Block"]}
 
 
 def accelerator_with(**settings: Any) -> Any:
@@ -33,7 +33,12 @@ def accelerator_with(**settings: Any) -> Any:
     return Accelerator(cpu=True, fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2, **settings), **others)
 
 
-def sharding(model: nn.Module, optimizer: Optimizer | None, **settings: Any) -> Trainer[nn.Module]:
+def sharding(
+    model: nn.Module,
+    optimizer: Optimizer | None,
+    create_optimizer_fn: Callable[[nn.Module], Optimizer] | None = None,
+    **settings: Any,
+) -> Trainer[nn.Module]:
     """A trainer whose Accelerator has a plugin."""
 
     class Sharding(Trainer[nn.Module]):
@@ -41,7 +46,7 @@ def sharding(model: nn.Module, optimizer: Optimizer | None, **settings: Any) -> 
         def _create_accelerator(self) -> Any:
             return accelerator_with(**settings)
 
-    return Sharding(model, nn.CrossEntropyLoss(), optimizer, callbacks=[])
+    return Sharding(model, nn.CrossEntropyLoss(), optimizer, [], create_optimizer_fn=create_optimizer_fn)
 
 
 def updated_by_hand(model: TinyTransformer, data: TensorDataset, seed: int | None) -> Mapping[str, Tensor]:
@@ -293,3 +298,38 @@ def test_names_that_the_model_does_not_have(settings: dict[str, Any]) -> None:
     """They are refused, and not trained without."""
     with pytest.raises(ConfigurationError):
         trained(tiny_transformer(), **settings)
+
+
+def test_an_optimizer_that_is_made_of_the_pieces() -> None:
+    """A function makes it once, of the sharded model, and training is that of an optimizer that was made before."""
+    data = TensorDataset(*sentences(20))
+    model, made = tiny_transformer(), list[Optimizer]()
+
+    def create(given: nn.Module) -> Optimizer:
+        assert given is model
+        assert all(is_sharded(parameter) for parameter in given.parameters())
+        made.append(AdamW(given.parameters(), lr=0.01))
+        return made[-1]
+
+    trainer = sharding(model, None, create)
+    trainer.evaluate(data, per_device_batch_size=4)
+    trainer.train(data, 1, per_device_batch_size=4)
+    by_hand = updated_by_hand(tiny_transformer(), data, trainer.run_config.seed)
+    torch.testing.assert_close(whole_weights(model), by_hand, rtol=0, atol=1e-12)
+    trainer.train(data, 1, per_device_batch_size=4)
+    assert made == [trainer.optimizer]
+
+
+@pytest.mark.runs_on("one_process")
+def test_an_optimizer_that_is_made_without_sharding() -> None:
+    """The function is called alike on one process, so that one script does for both."""
+    model = tiny_transformer()
+    trainer = Trainer(
+        model, nn.CrossEntropyLoss(), None, [], create_optimizer_fn=lambda model: AdamW(model.parameters(), lr=0.01)
+    )
+    trainer.train(TensorDataset(*sentences(8)), 1)
+    assert isinstance(trainer.optimizer, AdamW)
+    with pytest.raises(ConfigurationError, match="one of them"):
+        Trainer(model, None, trainer.optimizer, create_optimizer_fn=lambda model: AdamW(model.parameters()))
+    with pytest.raises(ArgumentTypeError, match=r"lambda model: AdamW\(model.parameters\(\)"):
+        Trainer(model, None, None, create_optimizer_fn=cast("Any", AdamW))

@@ -14,6 +14,7 @@ __all__ = [
     "check_kind_of_module",
     "check_kind_of_optimizer",
     "check_optimizer",
+    "check_optimizer_factory",
     "check_optimizer_of_scheduler",
     "check_precision_and_device",
     "check_scheduler",
@@ -151,6 +152,38 @@ def check_optimizer(model: nn.Module, optimizer: Optimizer | None) -> None:
             expected=f"parameters of {type(model).__name__}",
             do="Create the optimizer from the parameters of the model that is trained: after replacing parts of the "
             "model, not before.",
+        )
+
+
+def check_optimizer_factory(factory: object, optimizer: Optimizer | None) -> None:
+    """Refuse an optimizer in the place of a function that makes one, and both of them.
+
+    Args:
+        factory: What was given as ``create_optimizer_fn``, or None.
+        optimizer: What was given as ``optimizer``, or None.
+
+    Raises:
+        ArgumentTypeError: It is not a function.
+        ConfigurationError: There is an optimizer already.
+    """
+    if factory is None:
+        return
+    if _is_optimizer(factory) or not callable(factory):
+        name = (factory if isinstance(factory, type) else type(factory)).__name__
+        raise ArgumentTypeError(
+            "create_optimizer_fn is not a function of the model.",
+            given=f"the class {name}" if isinstance(factory, type) else f"an instance of {name}",
+            expected="a function that takes the model and returns an optimizer",
+            do=f"Pass lambda model: {name}(model.parameters(), ...), or the optimizer as optimizer."
+            if _is_optimizer(factory)
+            else "Pass lambda model: torch.optim.AdamW(model.parameters()), or an optimizer as optimizer.",
+        )
+    if optimizer is not None:
+        raise ConfigurationError(
+            "There are an optimizer and a function that makes one.",
+            given=f"optimizer={type(optimizer).__name__}(...) and create_optimizer_fn",
+            expected="one of them",
+            do="Pass optimizer=None, or leave create_optimizer_fn out.",
         )
 
 

@@ -78,10 +78,14 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         max_wait_seconds: For how long one of several processes waits for another one in a run, before all of them print
             where they are and end; at least ten times as long as the slowest update took. Ten minutes are as long as
             NCCL waits, without a word. None leaves it to the process group.
+        create_optimizer_fn: Called with the model, returns its optimizer, in place of ``optimizer``: once, when the
+            first training run begins, and the model is sharded if it is to be. An optimizer that was made before needs
+            no such function, unless it looks at the shapes of its parameters when it is made.
 
     Raises:
         ArgumentTypeError: An argument is another kind of thing, such as a class instead of an instance.
-        ConfigurationError: There is no such precision, or an overridden ``_create_accelerator`` set another one.
+        ConfigurationError: There is no such precision, or an overridden ``_create_accelerator`` set another one; or
+            there are both an optimizer and a function that makes one.
         UnsupportedConfigurationError: An earlier trainer of the process has another precision or device.
 
     Example:
@@ -108,6 +112,7 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
     run_config: TrainerRunConfig
     resume_from: Path | None
     _created_scheduler: SchedulerT | None
+    _create_optimizer_fn: Callable[[Any], Optimizer] | None
     _accumulation: Accumulation
     _wrapping: ModelWrapping
 
@@ -123,7 +128,9 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         mixed_precision: Literal["no", "bf16", "fp16"] | None = None,
         cpu: bool | None = None,
         max_wait_seconds: float | None = DEFAULT_MAX_WAIT_SECONDS,
+        create_optimizer_fn: Callable[[ModelT_co], Optimizer] | None = None,
     ) -> None:
+        input_checks.check_optimizer_factory(create_optimizer_fn, optimizer)
         super().__init__(
             model,
             loss_func,
@@ -135,6 +142,7 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             max_wait_seconds=max_wait_seconds,
         )
         self._created_scheduler = None
+        self._create_optimizer_fn = create_optimizer_fn
         self._stepping = SchedulerStepping()
         self._finish_init()
 
@@ -214,7 +222,8 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             check_run_arguments(*numbers, gradient_clip_norm)
             # A script may have replaced them.
             input_checks.check_trainer_arguments(self.model, self.loss_func, self.optimizer)
-            input_checks.check_optimizer(self.model, self.optimizer)
+            if not self._makes_optimizer:
+                input_checks.check_optimizer(self.model, self.optimizer)
             self._added.require_usable(self.get_model(), self.optimizer)
             training_state.check_resume_overrides(resume_allow)
             self._stepping = SchedulerStepping(step_scheduler, watch_metric)
@@ -715,11 +724,26 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         num_carried = 0 if runs_own_epochs else Agreement.NUM_VALUES
         wrapped = self._wrapping.wrap(self.model, for_training=is_training, num_carried=num_carried)
         self.model = cast("ModelT_co", wrapped)
+        if is_training and self._makes_optimizer:
+            self._make_optimizer()
         self._added.prepare(self._accelerator, self.optimizer, for_training=is_training)
         if is_training:
             self.train_dataloader = self._loaders.split_for_training(self.train_dataloader)
         if self.eval_dataloader is not None:
             self.eval_dataloader = self._loaders.split(self.eval_dataloader)
+
+    @property
+    def _makes_optimizer(self) -> bool:
+        return self._create_optimizer_fn is not None and cast("Optimizer | None", self.optimizer) is None
+
+    def _make_optimizer(self) -> None:
+        model = self.get_model(keep_torch_compile=False)
+        with showing_errors_once():
+            optimizer = cast("Callable[[Any], Optimizer]", self._create_optimizer_fn)(model)
+            input_checks.check_kind_of_optimizer(optimizer)
+            input_checks.check_optimizer(model, optimizer)
+        self.optimizer = optimizer
+        self._require_same_parts()
 
     @override
     def _release_models(self) -> None:
