@@ -509,8 +509,8 @@ class AnyTrainer(ABC):
 
         Raises:
             StateNotFoundError: There is no such file.
-            CheckpointError: The file is damaged, needs code to be unpickled, or is that of another model; nothing was
-                loaded.
+            CheckpointError: The file is damaged, needs code to be unpickled, or is that of another model; or
+                ``create_optimizer_fn`` has not made the optimizer yet, whose state is to be loaded. Nothing was loaded.
         """
         self._accelerator.wait_for_everyone()
         self._safe_points.finish_copying()
@@ -524,9 +524,15 @@ class AnyTrainer(ABC):
                 content,
                 trained,
                 needs_optimizer=load_optimizer,
+                makes_optimizer=self._makes_optimizer,
                 source=checkpoint_path,
             )
         return content
+
+    @property
+    def _makes_optimizer(self) -> bool:
+        """Whether the optimizer is still to be made, when the first training run begins."""
+        return False
 
     def _trained(self, with_optimizers: bool, with_schedulers: bool) -> dict[str, checkpoint.Trained]:
         """What a checkpoint holds: the model, and the modules that are trained beside it."""

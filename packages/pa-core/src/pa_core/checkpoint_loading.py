@@ -28,6 +28,7 @@ def load_checkpoint_into(
     trained: Mapping[str, Trained],
     *,
     needs_optimizer: bool,
+    makes_optimizer: bool,
     source: str | Path,
 ) -> None:
     """Load what a checkpoint holds, all of it or, when something does not fit, nothing.
@@ -40,6 +41,7 @@ def load_checkpoint_into(
         trained: What takes over the states, by name; first the model itself. An optimizer or a scheduler takes over
             what the file has of it, if anything. Further modules in the file are left out.
         needs_optimizer: Whether the state of the model's optimizer in the file has to be loaded.
+        makes_optimizer: Whether a function makes this optimizer when the first training run begins.
         source: The file, for messages.
 
     Raises:
@@ -49,7 +51,7 @@ def load_checkpoint_into(
     saved = _states_by_name(content, modules, source)
     parts = [(own, content), *((one, saved[name]) for name, one in modules.items())]
     if needs_optimizer and own.optimizer is None and OPTIMIZER in content:
-        raise _no_optimizer(source)
+        raise _optimizer_to_come(source) if makes_optimizer else _no_optimizer(source)
     for part, states in parts:
         _check(part, states, source)
     with ExitStack() as undo:
@@ -237,6 +239,15 @@ def _cannot_be_split(optimizer: Optimizer, source: str | Path) -> CheckpointErro
         given=f"{source} for a sharded model, and a {kind} whose state has a form of its own",
         expected="a state as that of torch's optimizers, with the tensors of each parameter",
         do="Pass load_optimizer=False.",
+    )
+
+
+def _optimizer_to_come(source: str | Path) -> CheckpointError:
+    return CheckpointError(
+        "The checkpoint has the state of an optimizer that is still to be made; nothing was loaded.",
+        given=f"{source} with {OPTIMIZER}, before create_optimizer_fn was called",
+        expected="an optimizer, which is there once the first training run has begun",
+        do="Load it in on_training_run_start() of a callback; with a Run, in its block.",
     )
 
 

@@ -155,7 +155,7 @@ def check_optimizer(model: nn.Module, optimizer: Optimizer | None) -> None:
         )
 
 
-def check_optimizer_factory(factory: object, optimizer: Optimizer | None) -> None:
+def check_optimizer_factory(factory: object, optimizer: object) -> None:
     """Refuse an optimizer in the place of a function that makes one, and both of them.
 
     Args:

@@ -733,6 +733,7 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             self.eval_dataloader = self._loaders.split(self.eval_dataloader)
 
     @property
+    @override
     def _makes_optimizer(self) -> bool:
         return self._create_optimizer_fn is not None and cast("Optimizer | None", self.optimizer) is None
 

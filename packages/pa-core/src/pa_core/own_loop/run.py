@@ -82,6 +82,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         model: The module to train, or several by name: ``{"generator": generator, "discriminator": discriminator}``.
         optimizer: Its optimizer. Of several models, one optimizer of all of them, or optimizers by the names of the
             models that they train. Models without an optimizer are placed on the device and saved in training states.
+            None where ``create_optimizer_fn`` makes it.
         train_dataset: The samples to train on, or a ``DataLoader`` that is used as it is.
         num_epochs: How often to go over them.
         max_num_train_steps: Updates after which the run ends, also mid-epoch; overrides ``num_epochs``.
@@ -104,10 +105,14 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         mixed_precision: "no", "bf16" or "fp16"; None for what the script was launched with.
         cpu: True for the CPU; None for the device that the script was launched on.
         max_wait_seconds: See ``Trainer``.
+        create_optimizer_fn: Called with the model, returns its optimizer, in place of ``optimizer``: once, when the
+            block is entered, and the model is sharded if it is to be. One function for several models is called with an
+            ``nn.ModuleDict`` of them. Functions by the names of the models where each has an optimizer of its own.
 
     Raises:
         ArgumentTypeError: An argument is another kind of thing, such as a class instead of an instance.
-        ConfigurationError: An argument cannot work, or names do not fit together.
+        ConfigurationError: An argument cannot work, or names do not fit together; or there are both an optimizer and a
+            function that makes one.
 
     Example:
         >>> import torch
@@ -138,7 +143,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
     def __init__(
         self,
         model: ModelT_co | Mapping[str, nn.Module],
-        optimizer: Optimizer | Mapping[str, Optimizer],
+        optimizer: Optimizer | Mapping[str, Optimizer] | None,
         train_dataset: Dataset[Any] | DataLoader[Any],
         *,
         num_epochs: int | None = None,
@@ -160,12 +165,13 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         mixed_precision: Literal["no", "bf16", "fp16"] | None = None,
         cpu: bool | None = None,
         max_wait_seconds: float | None = DEFAULT_MAX_WAIT_SECONDS,
+        create_optimizer_fn: Callable[[ModelT_co], Optimizer] | Mapping[str, Callable[[Any], Optimizer]] | None = None,
     ) -> None:
-        self._given = RunModels(model, optimizer, create_scheduler_fn)
+        self._given = RunModels(model, optimizer, create_scheduler_fn, create_optimizer_fn)
         super().__init__(
             self._given.whole,
             None,
-            next(iter(self._given.optimizers.values())),
+            next(iter(self._given.optimizers.values()), None),
             callbacks,
             run_history,
             mixed_precision=mixed_precision,
@@ -190,7 +196,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
                 train_dataset, "train_dataset", train_dataloader_kwargs, is_made_by_method=False
             )
             self._check_data([self._train_data], per_device_batch_size, collate_fn)
-            if self._accelerator.scaler is not None and len(self._given.optimizers) > 1:
+            if self._accelerator.scaler is not None and len(self._given.optimizer_names) > 1:
                 raise mistakes.scaler_of_several()
         self.collate_fn = collate_fn
         self._gradient_clip_norm = gradient_clip_norm
@@ -223,7 +229,10 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
 
     @property
     def optimizers(self) -> Mapping[str, Optimizer]:
-        """The optimizers by name; that of a run of one optimizer is called "optimizer"."""
+        """The optimizers by name; that of a run of one optimizer is called "optimizer".
+
+        Those that ``create_optimizer_fn`` makes are there once the block is entered.
+        """
         return self._given.optimizers
 
     @property
@@ -277,6 +286,9 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
             self._require_same_parts()
             self._shard(*self._given.models.values())
             self._trained_models.place()
+            if self._makes_optimizer:
+                self._make_optimizers()
+            self._trained_models.watch_steps()
             self.train_dataloader = self._loaders.split_for_training(self.train_dataloader)
             self.run_config = self._create_run_config(**self._sizes)
             self._create_schedulers()
@@ -337,6 +349,17 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         if self._resumption.saved is None:
             self._reset_run_history()
         self._call_event_together(TrainerCallback.on_training_run_start, self._describe_start)
+
+    @property
+    @override
+    def _makes_optimizer(self) -> bool:
+        return not self._given.optimizers
+
+    def _make_optimizers(self) -> None:
+        with showing_errors_once():
+            self._trained_models.make_optimizers()
+        self.optimizer = next(iter(self.optimizers.values()))
+        self._require_same_parts()
 
     def _create_schedulers(self) -> None:
         self._resumption.note_hyperparameters(self)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from torch import nn
@@ -11,7 +11,12 @@ from torch.optim import Optimizer
 
 from pa_core.batch_structure import is_mapping
 from pa_core.errors import ConfigurationError
-from pa_core.input_checks import check_optimizer, check_trainer_arguments
+from pa_core.input_checks import (
+    check_kind_of_optimizer,
+    check_optimizer,
+    check_optimizer_factory,
+    check_trainer_arguments,
+)
 from pa_core.own_loop import mistakes
 from pa_core.sharded_tensors import reshard
 from pa_core.types import SchedulerFactory
@@ -27,13 +32,17 @@ class RunModels:
 
     Args:
         models: A module, or several by name.
-        optimizers: An optimizer of all of them, or several, each by the name of the model that it trains.
+        optimizers: An optimizer of all of them, or several, each by the name of the model that it trains; None where
+            factories make them.
         factories: What creates their schedulers: a factory for the one optimizer, or several by name.
+        optimizer_factories: What makes the optimizers, as they would be given.
 
     Attributes:
         models: The modules by name.
-        optimizers: The optimizers by name.
+        optimizers: The optimizers by name; without those that are still to be made.
         factories: The factories of schedulers by the name of the optimizer.
+        optimizer_factories: The factories of optimizers by the name of the optimizer.
+        optimizer_names: The names of all optimizers, in their order.
         whole: The one module, or a module of all of them.
 
     Raises:
@@ -44,13 +53,22 @@ class RunModels:
     def __init__(
         self,
         models: nn.Module | Mapping[str, nn.Module],
-        optimizers: Optimizer | Mapping[str, Optimizer],
+        optimizers: Optimizer | Mapping[str, Optimizer] | None,
         factories: SchedulerFactory[Any] | Mapping[str, SchedulerFactory[Any]] | None,
+        optimizer_factories: Callable[[Any], Optimizer] | Mapping[str, Callable[[Any], Optimizer]] | None = None,
     ) -> None:
         self.models: dict[str, nn.Module] = _by_name(models, MODEL)
-        self.optimizers: dict[str, Optimizer] = _by_name(optimizers, OPTIMIZER)
         self.factories: dict[str, SchedulerFactory[Any]] = {}
-        self._are_named = isinstance(optimizers, Mapping)
+        self.optimizers: dict[str, Optimizer] = {}
+        self.optimizer_factories: dict[str, Callable[[Any], Optimizer]] = {}
+        if optimizer_factories is None:
+            self.optimizers = _by_name(optimizers, OPTIMIZER)
+        else:
+            self.optimizer_factories = _by_name(optimizer_factories, OPTIMIZER)
+            for factory in self.optimizer_factories.values():
+                check_optimizer_factory(factory, optimizers)
+        self.optimizer_names: list[str] = [*self.optimizers, *self.optimizer_factories]
+        self._are_named = isinstance(optimizers if optimizer_factories is None else optimizer_factories, Mapping)
         for model in self.models.values():
             check_trainer_arguments(model, None, None)
             reshard(model)  # a script may have called it, and the optimizer knows the pieces
@@ -58,16 +76,32 @@ class RunModels:
             check_trainer_arguments(next(iter(self.models.values())), None, optimizer)
         self.whole: nn.Module = models if isinstance(models, nn.Module) else nn.ModuleDict(self.models)
         if self._are_named:
-            _require_known("optimizer", self.optimizers, "model", self.models)
+            _require_known("optimizer", self.optimizer_names, "model", self.models)
         for name, optimizer in self.optimizers.items():
-            check_optimizer(self.trained_by(name), optimizer)
-            if _needs_arguments(optimizer.step):
-                raise mistakes.needs_closure(optimizer)
+            self._check_optimizer(name, optimizer)
         if factories is not None:
-            if len(self.optimizers) > 1 and not isinstance(factories, Mapping):
-                raise mistakes.scheduler_of_several(self.optimizers)
-            self.factories = _by_name(factories, next(iter(self.optimizers)))
-            _require_known("scheduler", self.factories, "optimizer", self.optimizers)
+            if len(self.optimizer_names) > 1 and not isinstance(factories, Mapping):
+                raise mistakes.scheduler_of_several(self.optimizer_names)
+            self.factories = _by_name(factories, self.optimizer_names[0])
+            _require_known("scheduler", self.factories, "optimizer", self.optimizer_names)
+
+    def _check_optimizer(self, name: str, optimizer: Optimizer) -> None:
+        check_optimizer(self.trained_by(name), optimizer)
+        if _needs_arguments(optimizer.step):
+            raise mistakes.needs_closure(optimizer)
+
+    def make_optimizers(self) -> None:
+        """Make the optimizers that factories are for, of the models as they are now.
+
+        Raises:
+            ArgumentTypeError: A factory returned something else than an optimizer.
+            ConfigurationError: An optimizer would train nothing or needs a closure.
+        """
+        for name, factory in self.optimizer_factories.items():
+            optimizer = factory(self.trained_by(name))
+            check_kind_of_optimizer(optimizer)
+            self._check_optimizer(name, optimizer)
+            self.optimizers[name] = optimizer
 
     def trained_by(self, name: str) -> nn.Module:
         """Return what an optimizer trains: the model of its name; the one optimizer of a run trains all models."""
@@ -98,7 +132,7 @@ def _needs_arguments(function: Callable[..., object]) -> bool:
     return any(one.default is inspect.Parameter.empty and one.kind in needed for one in parameters)
 
 
-def _require_known(kind: str, named: Mapping[str, object], owner: str, known: Mapping[str, object]) -> None:
+def _require_known(kind: str, named: Iterable[str], owner: str, known: Collection[str]) -> None:
     unknown = [name for name in named if name not in known]
     if unknown:
         raise ConfigurationError(

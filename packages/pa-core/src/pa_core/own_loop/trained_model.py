@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import cast
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -31,14 +32,14 @@ class TrainedModel:
     Args:
         name: The name of the optimizer.
         module: What it trains.
-        optimizer: The optimizer.
+        optimizer: The optimizer, None where it is made when the model is placed.
         accelerator: The accelerator of the run.
         is_only_model: Whether the run has no other model, whose gradients a backward pass would have to leave alone.
 
     Attributes:
         name: As passed.
         module: As passed.
-        optimizer: As passed.
+        optimizer: As passed, or as it was made.
         scheduler: The scheduler of the optimizer, None without one.
         accumulation: What the batches weigh in its updates.
         wrapping: What places the module, and wraps it on several processes.
@@ -48,14 +49,14 @@ class TrainedModel:
         self,
         name: str,
         module: nn.Module,
-        optimizer: Optimizer,
+        optimizer: Optimizer | None,
         accelerator: _accelerate.AcceleratorLike,
         *,
         is_only_model: bool,
     ) -> None:
         self.name = name
         self.module = module
-        self.optimizer = optimizer
+        self.optimizer: Optimizer = cast("Optimizer", optimizer)
         self.scheduler: StatefulScheduler | None = None
         self.accumulation: Accumulation = Accumulation(accelerator.num_processes, counted_by="num_items")
         self.wrapping: ModelWrapping = wrapping_for(module, accelerator)

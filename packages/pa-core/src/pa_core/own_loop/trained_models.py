@@ -39,8 +39,10 @@ class TrainedModels:
         self._placed: list[ModelWrapping] = []
         is_only_model = len(given.models) == 1
         self.by_name: dict[str, TrainedModel] = {
-            name: TrainedModel(name, given.trained_by(name), optimizer, accelerator, is_only_model=is_only_model)
-            for name, optimizer in given.optimizers.items()
+            name: TrainedModel(
+                name, given.trained_by(name), given.optimizers.get(name), accelerator, is_only_model=is_only_model
+            )
+            for name in given.optimizer_names
         }
         self.has_one_optimizer: bool = len(self.by_name) == 1
 
@@ -64,6 +66,16 @@ class TrainedModels:
                 distributed.broadcast_weights(model)
         for one in self.by_name.values():
             one.wrap(num_carried=Agreement.NUM_VALUES)
+
+    def make_optimizers(self) -> None:
+        """Make the optimizers that factories are for, once what they train is placed."""
+        self._given.make_optimizers()
+        for name, one in self.by_name.items():
+            one.optimizer = self._given.optimizers[name]
+
+    def watch_steps(self) -> None:
+        """From here on, refuse steps of the optimizers that the run does not make."""
+        for one in self.by_name.values():
             one.watch_steps()
 
     def create_schedulers(self, values: Mapping[str, float]) -> None:
