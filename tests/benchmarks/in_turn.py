@@ -1,7 +1,8 @@
 """Microseconds of a training step on several processes, of all loops in turn in the same processes.
 
-Runs as ``python -m tests.benchmarks.in_turn TASK LOOP ...`` in each process. Collectives of processes that share cores
-take between one and ten times as long from one moment to the next: only runs that follow each other compare.
+Runs as ``python -m tests.benchmarks.in_turn CLOCK TASK LOOP ...`` in each process. Collectives of processes
+that share cores take between one and ten times as long from one moment to the next: only runs that follow each other
+compare.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import io
 import os
 import statistics
 import sys
-from collections.abc import Generator, Iterator, Sequence
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
 
 import torch
 import torch.distributed as dist
@@ -23,6 +25,8 @@ from tests.benchmarks.tasks import TASKS
 __all__ = ["is_first_process", "side_by_side", "turns"]
 
 ROUNDS = 9
+CLOCKS: dict[str, Callable[[], float]] = {"clock": time.perf_counter, "processor": time.process_time}
+"""The time that passes, and the processor time of all threads of this process."""
 
 
 @contextlib.contextmanager
@@ -52,12 +56,12 @@ def is_first_process() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def main(task: str, *loops: str) -> None:
+def main(clock: str, task: str, *loops: str) -> None:
     """Publish the medians."""
     times: dict[str, list[float]] = {loop: [] for loop in loops}
     with side_by_side():
         for _, loop in turns(loops, ROUNDS):
-            times[loop].append(time_of_step(TASKS[task](), loop_named(loop).train))
+            times[loop].append(time_of_step(TASKS[task](), loop_named(loop).train, CLOCKS[clock]))
     if is_first_process():
         publish(**{loop: statistics.median(taken[1:]) for loop, taken in times.items()})
 

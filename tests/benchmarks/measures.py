@@ -22,7 +22,7 @@ import torch
 from tests.benchmarks.processes import publish
 from tests.benchmarks.tasks import TASKS, Task
 
-__all__ = ["MEASURES", "loop_named", "steps_of_epoch", "time_of_step"]
+__all__ = ["MEASURES", "loop_named", "memory", "steps_of_epoch", "time_of_step"]
 
 REPEATS = 3
 
@@ -57,11 +57,11 @@ def _median_of_step(make_task: Callable[[], Task], run: Callable[[Task, int], No
     return statistics.median(time_of_step(make_task(), run) for _ in range(REPEATS))
 
 
-def time_of_step(task: Task, run: Callable[[Task, int], None]) -> float:
+def time_of_step(task: Task, run: Callable[[Task, int], None], clock: Callable[[], float] = time.perf_counter) -> float:
     """Microseconds of a step of one run over the epochs of the task."""
-    start = time.perf_counter()
+    start = clock()
     run(task, task.num_epochs)
-    return (time.perf_counter() - start) / (task.num_epochs * steps_of_epoch(task)) * 1e6
+    return (clock() - start) / (task.num_epochs * steps_of_epoch(task)) * 1e6
 
 
 def steps_of_epoch(task: Task) -> int:

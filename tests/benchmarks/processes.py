@@ -43,6 +43,7 @@ def measure(comparison: Comparison, variant: str | None, python: str = sys.execu
         "OMP_NUM_THREADS": "1",
         "PYTHONDONTWRITEBYTECODE": "",  # as everyone's, but for machines that switch it off
         "PYTHONWARNINGS": "ignore",
+        **comparison.env,
     }
     ended = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
     published = [line for line in ended.stdout.splitlines() if line.startswith(FIGURES)]

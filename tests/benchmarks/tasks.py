@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
-from torch.utils.data import DataLoader, Dataset, Sampler, TensorDataset
+from torch.utils.data import DataLoader, Dataset, Sampler, Subset, TensorDataset
 from typing_extensions import override
 
-__all__ = ["TASKS", "AdversarialTask", "Task", "training_loader"]
+__all__ = ["TASKS", "AdversarialTask", "Task", "layers_of", "training_loader"]
 
 
 @dataclass(frozen=True)
@@ -113,12 +113,12 @@ def images_in_workers() -> Task:
 class SmallTransformer(nn.Module):
     """Predicts the next token."""
 
-    def __init__(self, vocabulary: int = 256, width: int = 128, length: int = 64) -> None:
+    def __init__(self, vocabulary: int = 256, width: int = 128, length: int = 64, depth: int = 2) -> None:
         super().__init__()
         self.tokens = nn.Embedding(vocabulary, width)
         self.places = nn.Parameter(torch.zeros(length, width))
         layer = nn.TransformerEncoderLayer(width, 4, 4 * width, dropout=0.1, batch_first=True, norm_first=True)
-        self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.layers = nn.TransformerEncoder(layer, depth, enable_nested_tensor=False)
         self.head = nn.Linear(width, vocabulary)
         self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(length))
 
@@ -137,6 +137,31 @@ def text() -> Task:
     dataset = TensorDataset(tokens[:, :-1], tokens[:, 1:])
     optimizer = AdamW(model.parameters(), lr=1e-3)
     return Task(model, optimizer, nn.CrossEntropyLoss(), dataset, batch_size=8, num_epochs=1, accumulation=4)
+
+
+def layers_of(model: nn.Module) -> list[nn.Module]:
+    """Return the layers of a transformer, which are its blocks when it is sharded."""
+    return [module for module in model.modules() if isinstance(module, nn.TransformerEncoderLayer)]
+
+
+def sharded_text() -> Task:
+    """The transformer with an update for each batch, so that every step gathers the blocks and shares the gradients."""
+    task = text()
+    return replace(task, dataset=Subset(task.dataset, range(128)), batch_size=4, num_epochs=2, accumulation=1)
+
+
+def sharded_wide_text() -> Task:
+    """A transformer of 50 MB, of which a copy would be noticed, and little to compute."""
+    tokens = torch.randint(256, (8, 65))
+    model = SmallTransformer(width=512, depth=4)
+    return replace(
+        text(),
+        model=model,
+        optimizer=AdamW(model.parameters(), lr=1e-3),
+        dataset=TensorDataset(tokens[:, :-1], tokens[:, 1:]),
+        batch_size=1,
+        accumulation=1,
+    )
 
 
 def gan() -> AdversarialTask:
@@ -163,5 +188,7 @@ TASKS: dict[str, Callable[[], Task]] = {
     "gan": gan,
     "images": images,
     "images_in_workers": images_in_workers,
+    "sharded_text": sharded_text,
+    "sharded_wide_text": sharded_wide_text,
     "text": text,
 }
