@@ -29,6 +29,25 @@ TESTED_IN = {
     "weighted": "test_guarantees.py::test_what_is_not_exact_differs_between_splits",
     "sampler": "test_training.py::test_a_plain_loader_with_an_uneven_last_batch_weighs_what_it_holds",
     "padded": "test_two_ranks.py::test_a_loader_of_the_users_own_says_that_it_is_padded",
+    "tails": "sharding/test_processes_without_samples.py::test_last_step_with_a_sample_on_one_process_only",
+    "accumulated": "sharding/test_sharded_training.py::test_five_updates_are_those_of_one_process",
+    "by_norm": "sharding/test_sharded_training.py::test_gradients_are_clipped_by_the_norm_of_all_pieces",
+    "by_value": "sharding/test_sharded_training.py::test_gradients_are_clipped_by_value",
+    "weights": "sharding/test_sharded_training.py::test_updates_are_means_over_items",
+    "own_loop": "sharding/test_sharded_own_loop.py::test_updates_are_those_of_one_process",
+    "guard": "sharding/test_sharded_training.py::test_a_step_that_goes_round_the_model_is_told_what_to_do",
+    "stop": "sharding/test_sharded_training.py::test_a_request_of_one_process_stops_all_at_the_same_update",
+    "not_finite": "sharding/test_sharded_training.py::"
+    "test_a_loss_that_is_not_finite_on_one_process_ends_the_run_on_all",
+    "evaluated": "sharding/test_sharded_evaluation.py::test_every_sample_counts_once",
+    "averages": "../pa_callbacks_extra/test_sharded_average.py::test_an_average_of_pieces_is_that_of_the_whole",
+    "best": "sharding/test_sharded_checkpoints.py::test_the_best_model_is_loaded_at_the_end",
+    "checkpoint": "sharding/test_sharded_checkpoints.py::test_a_checkpoint_is_that_of_the_whole_model",
+    "exported": "sharding/test_sharded_checkpoints.py::test_an_export_is_that_of_the_whole_model",
+    "resumed": "training_states/test_resuming_sharded_states.py::test_a_sharded_run_goes_on_to_the_last_bit",
+    "elastic": "training_states/test_elastic_sharded_states.py::"
+    "test_a_run_ends_the_same_on_whatever_number_of_processes_it_goes_on",
+    "alone": "ranks_that_differ/test_ranks_that_differ.py::test_both_ranks_are_told_what_differs",
 }
 HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs" / "guarantees.md"
