@@ -47,7 +47,7 @@ TESTED_IN = {
     "resumed": "training_states/test_resuming_sharded_states.py::test_a_sharded_run_goes_on_to_the_last_bit",
     "elastic": "training_states/test_elastic_sharded_states.py::"
     "test_a_run_ends_the_same_on_whatever_number_of_processes_it_goes_on",
-    "alone": "ranks_that_differ/test_ranks_that_differ.py::test_both_ranks_are_told_what_differs",
+    "alone": "ranks_that_differ/test_ranks_that_differ.py::test_processes_end_soon",
 }
 HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs" / "guarantees.md"
