@@ -427,3 +427,14 @@ def test_parameters_may_be_unused_on_some_processes_where_accelerate_is_told_so(
     moved = {name: before[name] - weights for name, weights in whole_weights(model).items()}
     assert moved["0.bias"].item() == pytest.approx(0.1)  # by the mean of the gradients of all samples, 1
     assert moved["1.bias"].item() == pytest.approx(0.05)  # by that of half of them
+
+
+def test_an_optimizer_that_was_made_before_its_model_was_sharded_by_hand() -> None:
+    """The error says when to make it, also where it holds a parameter that stayed the same."""
+    model = tiny_transformer()
+    optimizer, scale = SGD(model.parameters(), lr=0.1), nn.Parameter(torch.ones(()))
+    optimizer.add_param_group({"params": [scale]})
+    sharded(model).register_parameter("scale", scale)
+    trainer = Trainer(model, nn.CrossEntropyLoss(), optimizer, callbacks=[])
+    with pytest.raises(UnsupportedConfigurationError, match="Create it after the calls of fully_shard"):
+        trainer.train(TensorDataset(*sentences(8)), 1)

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from pa_core.errors import UnsupportedConfigurationError
 from pa_core.module_tensors import parameters_of_module
 from pa_core.optimizer_parameters import parameters_of
+from pa_core.sharded_tensors import is_sharded_module
 
 __all__ = ["named_modules_of", "require_one_trained_module"]
 
@@ -63,7 +64,7 @@ def require_one_trained_module(
     for name, item in found:
         own = [one for one in _trainable_parameters(item) if id(one) not in synchronised]
         if own:
-            raise _not_synchronised(name, item, own)
+            raise _not_synchronised(name, item, own, model)
 
 
 def _is_copy(module: nn.Module, model: nn.Module) -> bool:
@@ -107,13 +108,15 @@ def _trainable_parameters(item: object) -> list[Tensor]:
     return [parameter for parameter in parameters if parameter.requires_grad]
 
 
-def _not_synchronised(name: str, item: object, own: list[Tensor]) -> UnsupportedConfigurationError:
+def _not_synchronised(name: str, item: object, own: list[Tensor], model: nn.Module) -> UnsupportedConfigurationError:
     number = f"{len(own)} trainable parameter{'' if len(own) == 1 else 's'}"
     if isinstance(item, nn.Module):
         do = (
             f"Pass it and its optimizer to trainer.add_module({_short(name)!r}, ...) before train(); or, if it is not "
             f"to be trained, call self.{name}.requires_grad_(False)."
         )
+    elif isinstance(item, Optimizer) and is_sharded_module(model):
+        do = "Create it after the calls of fully_shard, which puts new parameters in the place of those before."
     else:
         do = "Make what it trains a part of the model, or of a module that is given to trainer.add_module()."
     return UnsupportedConfigurationError(
