@@ -149,6 +149,20 @@ def test_a_state_that_lacks_a_file_does_not_count_as_one_that_stays(tmp_path: Pa
     assert [state.name for state in store.states()] == ["step_2", "step_3"]
 
 
+def test_a_state_that_is_saved_again_under_its_name_counts_once(tmp_path: Path, faults: Faults) -> None:
+    """As on the disk, where it takes the place of the one before: a preempted run often saves an update twice."""
+    store = StateStore(store_url(tmp_path / "store"))
+    for update in range(1, 4):
+        store.upload(save(tmp_path / "states", update))
+    again: dict[str, JsonScalar] = {"run": "first", "sequence": 4, "update": 30, "epoch": 1, "complete": False}
+    write_state(tmp_path / "states" / "step_3", {"position": 4}, again)
+    store.upload(tmp_path / "states" / "step_3")
+    store.apply_retention(2, "first")
+    assert [(state.name, state.sequence) for state in store.states()] == [("step_2", 2), ("step_3", 4)]
+    fetched = [read_state(store.download(state, tmp_path / "elsewhere")) for state in store.states()]
+    assert [state.parts["position"] for state in fetched] == [2, 4]
+
+
 def test_what_was_left_half_sent_goes_after_a_while(
     tmp_path: Path, faults: Faults, monkeypatch: pytest.MonkeyPatch
 ) -> None:

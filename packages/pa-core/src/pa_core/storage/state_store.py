@@ -19,7 +19,7 @@ import secrets
 import socket
 import tempfile
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -248,6 +248,7 @@ class StateStore:
     def apply_retention(self, max_checkpoints: int, run: str) -> list[StoredState]:
         """Remove the states of a run but the newest ones that are whole, and the files that none of the others needs.
 
+        Of states with the same name, only the newest whole one counts, as in a folder.
         States of other runs, and their files, stay. Only the process that sends the states of the run may call this.
 
         Args:
@@ -266,7 +267,9 @@ class StateStore:
         own = {state.object_name: state for state in self.states() if state.key == key}
         sizes = self._store.sizes(f"{_FILES}/{key}")
         records = [record for state in own.values() if (record := self._record(state, run, sizes)) is not None]
-        removed = [own[record.path.name] for record in states_to_remove(records, max_checkpoints, run)]
+        replaced = _replaced(own, records)
+        remaining = [record for record in records if own[record.path.name] not in replaced]
+        removed = [*replaced, *(own[one.path.name] for one in states_to_remove(remaining, max_checkpoints, run))]
         for state in removed:
             self._store.remove(f"{_STATES}/{state.object_name}")
         given_up = {
@@ -417,6 +420,14 @@ def verified_digest(directory: Path) -> str:
     except OSError as error:
         raise damage(folder, str(error)) from error
     return manifest.digest
+
+
+def _replaced(states: Mapping[str, StoredState], records: Sequence[StateRecord]) -> list[StoredState]:
+    """Return those of which a later whole one has the name; both arguments have the oldest first."""
+    whole = [states[record.path.name] for record in records if record.problem is None]
+    newest = {state.name: state for state in whole}
+    found = [states[record.path.name] for record in records]
+    return [state for state in found if state.age < newest.get(state.name, state).age]
 
 
 def _state(object_name: str) -> StoredState | None:
