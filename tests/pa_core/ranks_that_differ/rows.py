@@ -735,7 +735,7 @@ MEANWHILE = [
         "rank 1 calls the model in on_optimizer_step_end of Meanwhile",
         "within seconds",
         both=shard,
-        error="RanksDifferError: A callback has called a sharded model on some of the processes only.",
+        error="RanksDifferError: A callback has used a sharded model on some of the processes only.",
         seconds=60.0,
     ),
     Row(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -78,4 +79,27 @@ def test_calls_of_different_callbacks_are_refused(loop: Any) -> None:
     own, other = ("Looks", "LooksToo") if dist.get_rank() == 0 else ("LooksToo", "Looks")
     assert f"calls the model in on_train_step_end of {own};" in caught.value.given
     assert caught.value.given.endswith(f"calls the model in on_train_step_end of {other}")
-    assert f"In {own}.on_train_step_end, call the model on all processes" in caught.value.do
+    assert f"In {own}.on_train_step_end, use the model on all processes" in caught.value.do
+
+
+class SavesAlone(TrainerCallback):
+    """Exports the model on the first process, which the others do not know of."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @override
+    def on_train_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        if trainer.is_main_process:
+            trainer.save_model(self.folder / "exported")
+        else:
+            Looks(1).look(trainer)
+
+
+def test_a_model_that_is_saved_on_one_process_is_refused(shared_tmp_path: Path) -> None:
+    """Before anything is exchanged, with the name of the callback."""
+    with pytest.raises(RanksDifferError) as caught:
+        train(SavesAlone(shared_tmp_path))
+    saves = "rank 0 brings the weights together in on_train_epoch_end of SavesAlone"
+    assert saves in caught.value.given
+    assert not (shared_tmp_path / "exported").exists()

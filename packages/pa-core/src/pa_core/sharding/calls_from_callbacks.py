@@ -1,4 +1,4 @@
-"""Finds a callback that calls a sharded model on some processes only, before the call mixes up what they exchange."""
+"""Finds a callback that uses a sharded model on some processes only, before that mixes up what they exchange."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pa_core.errors import RanksDifferError
 from pa_core.events import EVENT_NAMES, TrainerCallback
 from pa_core.sharding.calls_for_all import is_told, not_compiled
 
-__all__ = ["CallsFromCallbacks"]
+__all__ = ["CallsFromCallbacks", "come_together"]
 
 _STEPS: Final = frozenset(
     ("calculate_train_batch_loss", "calculate_eval_batch_loss", "_run_train_step", "_run_eval_step")
@@ -52,12 +52,19 @@ class CallsFromCallbacks:
 
     def _before_call(self, module: nn.Module, _inputs: object) -> None:
         event = None if is_told(module) else _event_under_way()
-        if event is None:
-            return
-        try:
-            self._meeting.meet(f"calls the model in {event}")
-        except Absent as absent:
-            raise _called_alone(event, str(absent)) from None
+        if event is not None:
+            _meet(self._meeting, "calls the model", event)
+
+
+def come_together() -> None:
+    """Let all processes come together before a callback brings the weights of a sharded model together.
+
+    Raises:
+        RanksDifferError: It does so on some of the processes only.
+    """
+    event = _event_under_way()
+    if event is not None:
+        _meet(MeetingPoint(), "brings the weights together", event)
 
 
 class _Event(NamedTuple):
@@ -90,11 +97,14 @@ def _is_callback(value: object) -> bool:
     return isinstance(value, TrainerCallback)
 
 
-def _called_alone(event: _Event, others: str) -> RanksDifferError:
-    return RanksDifferError(
-        "A callback has called a sharded model on some of the processes only.",
-        given=f"rank {rank()} calls the model in {event}; {others}",
-        expected="the same call on every process, as each has only a piece of the weights",
-        do=f"In {event.callback}.{event.name}, call the model on all processes, "
-        "also where one alone needs what it returns.",
-    )
+def _meet(meeting: MeetingPoint, does: str, event: _Event) -> None:
+    try:
+        meeting.meet(f"{does} in {event}")
+    except Absent as absent:
+        raise RanksDifferError(
+            "A callback has used a sharded model on some of the processes only.",
+            given=f"rank {rank()} {does} in {event}; {absent}",
+            expected="the same on every process, as each has only a piece of the weights",
+            do=f"In {event.callback}.{event.name}, use the model on all processes, also where one alone needs what "
+            "comes of it.",
+        ) from None
