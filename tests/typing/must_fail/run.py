@@ -15,7 +15,7 @@ optimizer = make_optimizer(net)
 run = Run(net, optimizer, make_data(), num_epochs=1, collate_fn=collate)
 
 wrong_model: Run[OtherNet, Batch] = Run(net, optimizer, make_data(), num_epochs=1, collate_fn=collate)  # type: ignore[arg-type]  # pyright: ignore[reportAssignmentType]  # pa_core.Run[ModelT_co]: a run of another model
-no_optimizer = Run(net, None, make_data(), num_epochs=1)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # pa_core.Run.optimizer: nothing would be trained
+no_optimizer = Run(net, net, make_data(), num_epochs=1)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # pa_core.Run.optimizer: a module does not train another one
 no_name = Run({"net": net}, {1: optimizer}, make_data(), num_epochs=1)  # type: ignore[dict-item]  # pyright: ignore[reportArgumentType]  # pa_core.Run.optimizers: names are text
 positional = Run(net, optimizer, make_data(), 1)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]  # pa_core.Run: a named argument
 precision = Run(net, optimizer, make_data(), num_epochs=1, mixed_precision="fp32")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # pa_core.Run.mixed_precision: it is called no

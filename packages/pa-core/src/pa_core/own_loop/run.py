@@ -131,6 +131,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
     """
 
     model: ModelT_co  # pyright: ignore[reportIncompatibleVariableOverride]  # narrower than any module
+    optimizer: Optimizer
     scheduler: StatefulScheduler | None
     train_dataset: Dataset[Any]
     eval_dataset: Dataset[Any] | None

@@ -61,7 +61,6 @@ class TrainedModel:
         self.accumulation: Accumulation = Accumulation(accelerator.num_processes, counted_by="num_items")
         self.wrapping: ModelWrapping = wrapping_for(module, accelerator)
         self._accelerator = accelerator
-        self._accelerator = accelerator
         self._is_only_model = is_only_model
         self._precision = _accelerate.computed_precision(accelerator)
         self._has_checked_precision = self._precision == "no"
@@ -105,7 +104,6 @@ class TrainedModel:
         Args:
             num_carried: How many numbers travel with the gradients.
         """
-        self.wrapping = wrapping_for(self.module, self._accelerator)
         self.wrapping = wrapping_for(self.module, self._accelerator)
         wrapped = self.wrapping.wrap(self.module, for_training=True, num_carried=num_carried)
         if compiled_from(wrapped) is not None and compiled_from(self.module) is None:

@@ -73,7 +73,8 @@ class ShardedWrapping(ModelWrapping):
         after_call = not_compiled(self._reshard_unless_backward_follows)
         self._wrapped.callback(model.register_forward_hook(after_call).remove)
         self._wrapped.callback(reshard, model)
-        self.model, self._modules, self._is_wrapped = model, modules, True
+        self.model = model
+        self._modules, self._is_wrapped = modules, True
         return model
 
     def _prepare_training(self, model: nn.Module, modules: ShardedModules, num_carried: int) -> None:
