@@ -327,7 +327,7 @@ def test_round_the_wrapper() -> None:
 
 @pytest.mark.parametrize("variable", ["ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_FSDP", "ACCELERATE_USE_MEGATRON_LM"])
 def test_sharded(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A script that was launched with other sharding than that of FSDP2 ends before the first step, and is told of it."""
+    """A script that was launched with other sharding than FSDP2 ends before the first step, and is told of it."""
     monkeypatch.setenv(variable, "true")
     with pytest.raises(UnsupportedConfigurationError, match="--fsdp_version 2"):
         make_trainer()
