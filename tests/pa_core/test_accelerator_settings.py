@@ -367,6 +367,8 @@ def test_fields_of_the_plugin(name: str, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("FSDP_CPU_RAM_EFFICIENT_LOADING", "false")  # the plugin changes it
     outcome, default = plugin_table()[name], settings_of(sharding_trainer())
     asked = PLUGIN_FIELDS[name]()
+    if name not in {field.name for field in fields(FullyShardedDataParallelPlugin)}:
+        pytest.skip("newer than this version of accelerate")
     if outcome == "refused":
         with pytest.raises(
             (ValueError, UnsupportedConfigurationError), match=f"{name}|fsdp_version=1|reshard_after_forward"

@@ -267,6 +267,6 @@ def test_a_folder_that_is_replaced_after_the_last_state_is_an_error_when_the_run
     """Even where nothing more is to be saved."""
     states = tmp_path / "states"
     saving = SaveTrainingStateCallback(states, save_every_n_steps=2, save_at_end=False, asynchronous=True)
-    with pytest.raises(CheckpointError, match=r"moved, replaced or removed while[\s\S]*where nothing is"):
+    with pytest.raises(CheckpointError, match="moved, replaced or removed while"):
         train(make_trainer(saving, At(7, lambda: states.rename(tmp_path / "kept"))), num_epochs=1)
     assert newest_valid(tmp_path / "kept")[0] is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import threading
@@ -105,6 +106,23 @@ def test_each_signal_that_was_named_is_heeded_and_given_back(tmp_path: Path, num
         assert signal.getsignal(number) is handle
     finally:
         signal.signal(number, before)
+
+
+def test_a_handler_that_the_script_sets_after_a_preemption_stays(tmp_path: Path) -> None:
+    """Also when the exception, which is kept until then, is forgotten."""
+
+    def handle(_number: int, _frame: FrameType | None) -> None: ...
+
+    before = signal.getsignal(signal.SIGUSR1)
+    try:
+        with pytest.raises(TrainingPreempted) as preempted:
+            train(make_trainer(preemptible(tmp_path), SignalAt("on_train_step_end", 3, signal.SIGUSR1)))
+        signal.signal(signal.SIGUSR1, handle)
+        del preempted
+        gc.collect()
+        assert signal.getsignal(signal.SIGUSR1) is handle
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 def test_signals_are_the_scripts_own_unless_they_were_named(tmp_path: Path) -> None:

@@ -122,7 +122,8 @@ class SignalWatch:
     def _give_back(self) -> None:
         atexit.unregister(self._ignore)
         for one, handler in self._before.items():
-            signal.signal(one, signal.SIG_DFL if handler is None else handler)
+            if signal.getsignal(one) == self._handle:  # the script may have set another one meanwhile
+                signal.signal(one, signal.SIG_DFL if handler is None else handler)
         self._before.clear()
 
     def _ignore(self) -> None:
