@@ -28,7 +28,6 @@ from pa_core.data.fetching import (
     can_fetch_batch,
     is_in_memory,
 )
-from pa_core.data.order import index_list
 from pa_core.data.workers import WorkerStart, explaining_failed_start, sigterm_held_back
 from pa_core.device_reads import LateReader
 from pa_core.distributed.collectives import (
@@ -44,6 +43,7 @@ from pa_core.distributed.shared_errors import showing_errors_once, store_of_proc
 from pa_core.distributed.watch import DEFAULT_MAX_WAIT_SECONDS, Place, RunWatch
 from pa_core.module_tensors import buffers_of_module, parameters_of_module
 from pa_core.optimizer_parameters import parameters_of
+from pa_core.orders.epoch_order import index_list
 from pa_core.progress import Progress
 from pa_core.rng import (
     capture_rng_state,

@@ -248,7 +248,7 @@ class _ListFetcher:
     whole: bool
     keyed: bool
 
-    def __call__(self, key: int, indices: Any) -> Any:
+    def __call__(self, key: int, indices: Any, draws: Sequence[int] | None = None) -> Any:
         """Return the batch of the samples at ``indices``."""
         indices = _listed(indices)
         if self.whole:
@@ -271,9 +271,8 @@ class _ListsInWorker(WorkerDataset):
     """What workers index where a user's sampler asks."""
 
     @override
-    def __getitem__(self, index: BatchRequest) -> Any:
-        key, indices = index
-        return self.fetcher(key, indices)
+    def __getitem__(self, index: tuple[Any, ...]) -> Any:
+        return self.fetcher(*index)
 
 
 def _as_positions(indices: Sequence[Any], num_samples: int) -> Tensor | None:

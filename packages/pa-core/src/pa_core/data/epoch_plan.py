@@ -11,12 +11,13 @@ from torch.utils.data import Sampler
 from typing_extensions import override
 
 from pa_core.data.fetching import BatchRequest
-from pa_core.data.order import EpochOrder, epoch_order, index_list
 from pa_core.data.split import Split
-from pa_core.rng import mix
+from pa_core.orders.epoch_order import EpochOrder, index_list
+from pa_core.rng import extend_key
 
 __all__ = ["EpochBatches", "EpochPlan", "WorkerRequests"]
 
+_POSITIONS = -2  # extends the key of an epoch whose draws are keyed by position
 _STEPS_AT_ONCE = 64
 _POSITIONS_AT_ONCE = 65_536
 
@@ -26,40 +27,21 @@ class EpochPlan:
     """Everything that decides the batches of one process in one epoch.
 
     Attributes:
+        order: The order of the epoch.
         split: What each process takes in each step.
         rank: The number of this process.
-        shuffle: Whether the epoch has a random order of its own.
-        seed: The seed of the run.
-        epoch: The number of the epoch.
-        algorithm: The name of the order to reproduce, or None for the default.
+        epoch_key: The key of the epoch, see `pa_core.rng.mix`.
     """
 
+    order: EpochOrder
     split: Split
     rank: int
-    shuffle: bool
-    seed: int
-    epoch: int
-    algorithm: str | None
-
-    def __post_init__(self) -> None:
-        """Refuse an unknown algorithm now and not with the first batch."""
-        _ = self.order
-
-    @cached_property
-    def order(self) -> EpochOrder:
-        """The order of the epoch."""
-        return epoch_order(
-            self.split.num_samples,
-            seed=self.seed,
-            epoch=self.epoch,
-            shuffle=self.shuffle,
-            algorithm=self.algorithm,
-        )
+    epoch_key: int
 
     @cached_property
     def key(self) -> int:
-        """The key of the epoch's random draws, to be extended by the index of a sample."""
-        return mix(self.seed, self.epoch)
+        """The key of the epoch's random draws, to be extended by the index of a sample, or by its position."""
+        return extend_key(self.epoch_key, _POSITIONS) if self.order.repeats else self.epoch_key
 
     @property
     def num_batches(self) -> int:
@@ -69,8 +51,17 @@ class EpochPlan:
             return num_steps - 1
         return num_steps
 
-    def batches(self) -> Iterator[Tensor]:
-        """Yield the dataset indices of each batch; a step in which this process takes nothing is left out."""
+    def batches(self) -> Iterator[tuple[Tensor, range | None]]:
+        """Yield the dataset indices of each batch, and what keys the draws of its samples if not the indices do.
+
+        A step in which this process takes nothing is left out.
+        """
+        if not self.order.repeats:
+            return ((indices, None) for indices in self._indices())
+        pieces = (self.split.piece(step, self.rank) for step in range(self.num_batches))
+        return zip(self._indices(), pieces, strict=True)
+
+    def _indices(self) -> Iterator[Tensor]:
         num_full_steps = self.split.num_full_steps
         global_batch = self.split.batch_size * self.split.num_processes
         at_once = max(1, min(_STEPS_AT_ONCE, _POSITIONS_AT_ONCE // global_batch))
@@ -98,19 +89,20 @@ class EpochBatches(Sampler[list[int]]):
 
     Attributes:
         plan: The plan of the chosen epoch, from the chosen position on.
+        whole_epoch: The plan of the chosen epoch from its first position on.
     """
 
     def __init__(self, plan: EpochPlan) -> None:
         self.plan: EpochPlan = plan
-        self._batches_per_epoch = plan.num_batches
+        self.whole_epoch: EpochPlan = plan
 
     def __len__(self) -> int:
-        """Return the number of batches of a whole epoch."""
-        return self._batches_per_epoch
+        """Return the number of batches of the whole of the chosen epoch."""
+        return self.whole_epoch.num_batches
 
     @override
     def __iter__(self) -> Iterator[list[int]]:
-        return (index_list(indices) for indices in self.plan.batches())
+        return (index_list(indices) for indices, _ in self.plan.batches())
 
 
 class WorkerRequests(Sampler[BatchRequest]):
@@ -121,5 +113,5 @@ class WorkerRequests(Sampler[BatchRequest]):
 
     @override
     def __iter__(self) -> Iterator[BatchRequest]:
-        key = self._batches.plan.key
-        return ((key, indices) for indices in self._batches)
+        plan = self._batches.plan
+        return ((plan.key, index_list(indices), draws) for indices, draws in plan.batches())

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 from typing_extensions import TypeVar, override
 
-from pa_core.data.order import index_list
 from pa_core.data.sample_notes import describe_collation, describe_samples
+from pa_core.orders.epoch_order import index_list
 from pa_core.rng import extend_key, seed_rng
 
 __all__ = [
@@ -27,8 +27,8 @@ __all__ = [
     "is_in_memory",
 ]
 
-BatchRequest: TypeAlias = tuple[int, list[int]]
-"""What a worker is sent: the key of the epoch and the indices of the samples.
+BatchRequest: TypeAlias = tuple[int, list[int]] | tuple[int, list[int], Sequence[int] | None]
+"""What a worker is sent: the key of the epoch, the indices of the samples, and what keys their draws if not those.
 
 The epoch travels with every batch, so workers that live for several epochs never draw from an old one.
 """
@@ -37,8 +37,14 @@ The epoch travels with every batch, so workers that live for several epochs neve
 class BatchFetcher(Protocol):
     """Makes the batch of some samples."""
 
-    def __call__(self, key: int, indices: Tensor) -> Any:
-        """Return the batch of the samples at ``indices`` in the epoch with this key."""
+    def __call__(self, key: int, indices: Tensor, draws: Sequence[int] | None = None) -> Any:
+        """Return the batch of some samples.
+
+        Args:
+            key: The key of the epoch.
+            indices: The samples.
+            draws: What extends the key for each of them; None for the indices.
+        """
         ...
 
 
@@ -57,29 +63,29 @@ class SampleFetcher:
     collate_fn: Callable[[list[Any]], Any]
     keyed: bool
 
-    def __call__(self, key: int, indices: Tensor) -> Any:
+    def __call__(self, key: int, indices: Tensor, draws: Sequence[int] | None = None) -> Any:
         """Return the batch of the samples at ``indices`` in the epoch with this key."""
         chosen = index_list(indices)
-        samples = self._samples(key, chosen)
+        samples = self._samples(key, chosen, chosen if draws is None else draws)
         try:
             return self.collate_fn(samples)
         except Exception as error:
             error.add_note(describe_collation(self.dataset, chosen, samples))
             raise
 
-    def _samples(self, key: int, chosen: list[int]) -> list[Any]:
+    def _samples(self, key: int, chosen: list[int], draws: Sequence[int]) -> list[Any]:
         get_samples = None if self.keyed else getattr(self.dataset, "__getitems__", None)
         if get_samples is None:
-            return [self._sample(key, index) for index in chosen]
+            return [self._sample(key, index, draw) for index, draw in zip(chosen, draws, strict=True)]
         try:
             return cast("list[Any]", get_samples(chosen))
         except Exception as error:
             error.add_note(describe_samples(self.dataset, chosen))
             raise
 
-    def _sample(self, key: int, index: int) -> Any:
+    def _sample(self, key: int, index: int, draw: int) -> Any:
         if self.keyed:
-            seed_rng(extend_key(key, index))
+            seed_rng(extend_key(key, draw))
         try:
             return self.dataset[index]
         except Exception as error:
@@ -97,7 +103,7 @@ class WholeBatchFetcher:
 
     dataset: Dataset[Any]
 
-    def __call__(self, key: int, indices: Tensor) -> Any:
+    def __call__(self, key: int, indices: Tensor, draws: Sequence[int] | None = None) -> Any:
         """Return the batch of the samples at ``indices``."""
         try:
             return fetch_batch(self.dataset, indices)
@@ -115,8 +121,8 @@ class WorkerDataset(Dataset[Any]):
 
     @override
     def __getitem__(self, index: BatchRequest) -> Any:
-        key, indices = index
-        return self.fetcher(key, torch.tensor(indices))
+        key, indices, *draws = index
+        return self.fetcher(key, torch.tensor(indices), *draws)
 
 
 _BatchT_co = TypeVar("_BatchT_co", covariant=True, default=Any)

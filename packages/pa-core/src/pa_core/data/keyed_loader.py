@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from multiprocessing.context import BaseContext
 from typing import Any, Literal, TypeVar
 
@@ -23,11 +24,11 @@ from pa_core.data.loader_checks import (
     count_samples,
     decide_whole_batches,
 )
-from pa_core.data.order import EpochOrder
 from pa_core.data.split import EvalSplit, Split, TrainSplit
 from pa_core.data.workers import WorkerStart, explaining_failed_start, sigterm_held_back
 from pa_core.errors import ConfigurationError, UnsupportedConfigurationError
-from pa_core.rng import extend_key, preserve_rng_state
+from pa_core.orders import EpochOrder, Order, Sequential, Shuffled
+from pa_core.rng import extend_key, mix, preserve_rng_state
 
 __all__ = ["KeyedDataLoader"]
 
@@ -73,6 +74,7 @@ class KeyedDataLoader(DataLoader[_SampleT_co]):
         whole_batches: ``True`` insists on fetching whole batches, ``False`` forbids it. By default batches
             are fetched whole where the dataset can and there is no ``collate_fn``.
         algorithm: The name of the order to reproduce, see `epoch_order`.
+        order: The order of the epochs; None for ``Shuffled()`` or ``Sequential()``, as ``shuffle`` says.
         pin_memory: Copies each batch into pinned memory first, so that moving it does not block. On CUDA it is then
             moved one batch ahead, while the device computes.
         timeout: The number of seconds to wait for a worker; 0 waits forever.
@@ -90,6 +92,7 @@ class KeyedDataLoader(DataLoader[_SampleT_co]):
         device: Where the tensors of each batch are moved.
         rank: The number of this process.
         num_processes: The number of processes that share each global batch.
+        given_order: The order of all epochs.
         keyed_augmentation: Whether the RNGs are seeded for each sample.
         whole_batches: Whether batches are fetched whole.
 
@@ -123,6 +126,7 @@ class KeyedDataLoader(DataLoader[_SampleT_co]):
         keyed_augmentation: bool = True,
         whole_batches: bool | None = None,
         algorithm: str | None = None,
+        order: Order | None = None,
         pin_memory: bool = False,
         timeout: float = 0,
         worker_init_fn: Callable[[int], None] | None = None,
@@ -134,17 +138,21 @@ class KeyedDataLoader(DataLoader[_SampleT_co]):
         in_order: bool = True,
     ) -> None:
         check_options(rank, num_processes, num_workers, timeout, in_order)
-        self._whole_epoch = _split_epoch(
-            split, count_samples(dataset), check_batch_size(batch_size), num_processes, drop_last
+        size = check_batch_size(batch_size)
+        self._split_epoch = partial(
+            _split_epoch, split, batch_size=size, num_processes=num_processes, drop_last=drop_last
         )
-        check_epoch(self._whole_epoch)
+        self._num_samples = count_samples(dataset)
+        self.given_order: Order = order or (Shuffled(algorithm) if shuffle or algorithm else Sequential())
+        self._seed, self._epoch = seed, 0
         self.rank: int = rank
         self.num_processes: int = num_processes
         self.shuffle: bool = shuffle
         self.device: torch.device | None = None if device is None else torch.device(device)
         self.keyed_augmentation: bool = keyed_augmentation
         self.whole_batches: bool = decide_whole_batches(dataset, collate_fn, whole_batches)
-        self._batches = EpochBatches(EpochPlan(self._whole_epoch, rank, shuffle, seed, 0, algorithm))
+        self._batches = EpochBatches(self._plan_of_whole_epoch(0))
+        check_epoch(self.split)
         self._own_generator = torch.Generator()
         self._options: dict[str, Any] = {
             "num_workers": num_workers,
@@ -177,25 +185,32 @@ class KeyedDataLoader(DataLoader[_SampleT_co]):
     @property
     def seed(self) -> int:
         """The seed of the run; setting it takes effect with the next iterator."""
-        return self._batches.plan.seed
+        return self._seed
 
     @seed.setter
     def seed(self, seed: int) -> None:
-        self._batches.plan = replace(self._batches.plan, seed=seed)
+        self._seed = seed
+        self.start_epoch(self._epoch, self.position)
 
     @property
     def algorithm(self) -> str | None:
         """The name of the order to reproduce, None for the default; setting it is for the next iterator."""
-        return self._batches.plan.algorithm
+        return self.given_order.algorithm if isinstance(self.given_order, Shuffled) else None
 
     @algorithm.setter
     def algorithm(self, algorithm: str | None) -> None:
-        self._batches.plan = replace(self._batches.plan, algorithm=algorithm)
+        before = self.given_order
+        self.given_order = Shuffled(algorithm) if self.shuffle or algorithm else Sequential()
+        try:
+            self.start_epoch(self._epoch, self.position)
+        except ConfigurationError:
+            self.given_order = before
+            raise
 
     @property
     def epoch(self) -> int:
         """The chosen epoch."""
-        return self._batches.plan.epoch
+        return self._epoch
 
     @property
     def position(self) -> int:
@@ -223,17 +238,22 @@ class KeyedDataLoader(DataLoader[_SampleT_co]):
         Raises:
             ConfigurationError: If the position is not within the epoch, or is not 0 in an evaluation.
         """
-        split = self._whole_epoch
+        plan = whole_epoch = self._plan_of_whole_epoch(epoch)
         if position != 0:
-            if not isinstance(split, TrainSplit):
+            if not isinstance(plan.split, TrainSplit):
                 raise ConfigurationError(
                     "An evaluation always begins at its first sample.",
                     given=f"position={position}",
                     expected="position=0",
                     do="Call start_epoch(epoch) without a position.",
                 )
-            split = replace(split, start=position)
-        self._batches.plan = replace(self._batches.plan, epoch=epoch, split=split)
+            plan = replace(plan, split=replace(plan.split, start=position))
+        self._epoch = epoch
+        self._batches.plan, self._batches.whole_epoch = plan, whole_epoch
+
+    def _plan_of_whole_epoch(self, epoch: int) -> EpochPlan:
+        order = self.given_order.epoch_order(self._num_samples, seed=self._seed, epoch=epoch)
+        return EpochPlan(order, self._split_epoch(order.num_samples), self.rank, mix(self._seed, epoch))
 
     def fetch_for(self, step: int, rank: int) -> Any:
         """Return the batch that a process takes in a step, fetched here and now.
@@ -245,7 +265,8 @@ class KeyedDataLoader(DataLoader[_SampleT_co]):
         plan = replace(self._batches.plan, rank=rank)
         piece = plan.split.piece(step, rank)
         with preserve_rng_state():
-            batch = self._fetcher(plan.key, plan.order.indices(piece.start, piece.stop))
+            indices = plan.order.indices(piece.start, piece.stop)
+            batch = self._fetcher(plan.key, indices, piece if plan.order.repeats else None)
         return batch if self.device is None else move_to_device(batch, self.device)
 
     def close(self) -> None:
@@ -260,7 +281,7 @@ class KeyedDataLoader(DataLoader[_SampleT_co]):
         Raises:
             ConfigurationError: The dataset has another length than when the loader was made.
         """
-        check_length(self.dataset, self._whole_epoch.num_samples)
+        check_length(self.dataset, self._num_samples)
         plan = self._batches.plan
         batches = self._load_here(plan) if self.num_workers == 0 else self._load_in_workers(plan)
         if self.device is None:
@@ -276,12 +297,12 @@ class KeyedDataLoader(DataLoader[_SampleT_co]):
     def _fetch_here(self, plan: EpochPlan) -> Iterator[Any]:
         key, fetch = plan.key, self._fetcher
         if self.whole_batches or not self.keyed_augmentation:
-            for indices in plan.batches():
-                yield fetch(key, indices)
+            for indices, draws in plan.batches():
+                yield fetch(key, indices, draws)
             return
-        for indices in plan.batches():
+        for indices, draws in plan.batches():
             with preserve_rng_state():
-                batch = fetch(key, indices)
+                batch = fetch(key, indices, draws)
             yield batch
 
     def _load_in_workers(self, plan: EpochPlan) -> Iterator[Any]:
@@ -330,7 +351,7 @@ class KeyedDataLoader(DataLoader[_SampleT_co]):
 
 
 def _split_epoch(
-    kind: Literal["train", "eval"], num_samples: int, batch_size: int, num_processes: int, drop_last: bool
+    kind: Literal["train", "eval"], num_samples: int, *, batch_size: int, num_processes: int, drop_last: bool
 ) -> TrainSplit | EvalSplit:
     if kind == "train":
         return TrainSplit(num_samples, batch_size, num_processes, drop_last=drop_last)

@@ -9,8 +9,8 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor
 
-from pa_core.data.order import ALGORITHMS
 from pa_core.errors import CheckpointError
+from pa_core.orders.epoch_order import ALGORITHMS
 from pa_core.progress import Phase, Position
 from pa_core.rng import check_rng_state
 from pa_core.storage import State

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pa_core.data import epoch_order
-from pa_core.data.order import RANDPERM_LIMIT
 from pa_core.errors import ConfigurationError
+from pa_core.orders.epoch_order import RANDPERM_LIMIT
 from pa_core.rng import extend_key, mix
 
 ALGORITHMS = ["identity", "randperm-v1", "feistel-v1"]

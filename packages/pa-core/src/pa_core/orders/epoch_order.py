@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from functools import cached_property
 from typing import ClassVar, cast
 
@@ -28,7 +29,9 @@ class EpochOrder(ABC):
     Attributes:
         algorithm: The versioned name of the function that gives the order. What a name means never changes:
             passed back to `epoch_order` with the same seed and epoch, it gives the same order again.
-        num_samples: The number of samples of the dataset, each of which is visited once.
+        repeats: Whether a sample may come more than once. Random draws for it then follow from its position in the
+            epoch, so that they differ.
+        num_samples: The number of samples that the epoch visits.
 
     Example:
         >>> order = epoch_order(10, seed=1, epoch=0)
@@ -40,6 +43,7 @@ class EpochOrder(ABC):
     """
 
     algorithm: ClassVar[str]
+    repeats: ClassVar[bool] = False
 
     def __init__(self, num_samples: int, *, seed: int, epoch: int) -> None:
         self.num_samples: int = num_samples
@@ -64,6 +68,25 @@ class EpochOrder(ABC):
 
     @abstractmethod
     def _indices(self, start: int, stop: int) -> Tensor: ...
+
+    @property
+    def batch_ends(self) -> Tensor | None:
+        """The positions at which batches end that belong together, int64, the last one ``num_samples``.
+
+        None where batches may be cut anywhere, as many samples each as the loader is asked for.
+        """
+        return None
+
+    def shares(self, stop: int) -> Mapping[str, float]:
+        """Return how large a part of the positions before ``stop`` each source of the data has, by its name.
+
+        Args:
+            stop: The position after the last one that counts.
+
+        Returns:
+            Nothing where the data has one source only.
+        """
+        return {}
 
 
 class _IdentityOrder(EpochOrder):

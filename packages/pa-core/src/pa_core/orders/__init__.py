@@ -1,0 +1,9 @@
+"""Orders: which samples each epoch visits, and when, as a pure function of the seed and the epoch."""
+
+from __future__ import annotations
+
+from pa_core.orders.epoch_order import EpochOrder, epoch_order
+from pa_core.orders.order import Order
+from pa_core.orders.shuffled import Sequential, Shuffled
+
+__all__ = ["EpochOrder", "Order", "Sequential", "Shuffled", "epoch_order"]

@@ -1,0 +1,66 @@
+"""What every order is: a recipe that gives the order of any epoch, and an identity by which a run is resumed."""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import ClassVar
+
+from torch import Tensor
+
+from pa_core.orders.epoch_order import EpochOrder
+
+__all__ = ["Order"]
+
+_DIGITS = 12
+
+
+class Order(ABC):
+    """The order in which a run visits the samples of a dataset, epoch by epoch.
+
+    An order holds no state of a run: what it returns depends on its parameters, the seed and the epoch alone. So any
+    process can ask for any part of any epoch, at any time.
+
+    Attributes:
+        name: The versioned name of what it does, such as ``"shuffled-v1"``. What a name means never changes.
+
+    Example:
+        >>> from pa_core.orders import Shuffled
+        >>> sorted(Shuffled().epoch_order(4, seed=0, epoch=2).indices(0, 4).tolist())
+        [0, 1, 2, 3]
+    """
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def epoch_order(self, num_samples: int, *, seed: int, epoch: int) -> EpochOrder:
+        """Return the order of one epoch.
+
+        Args:
+            num_samples: The number of samples of the dataset.
+            seed: The seed of the run.
+            epoch: The number of the epoch, from 0.
+        """
+
+    def parameters(self) -> Mapping[str, object]:
+        """Return what the order was made with and depends on, by name: tensors, numbers, strings, and lists of them."""
+        return {}
+
+    @property
+    def identity(self) -> str:
+        """The name, and a digest of the parameters: two orders with the same identity give the same epochs."""
+        parameters = self.parameters()
+        if not parameters:
+            return self.name
+        whole = hashlib.sha256()
+        for name, value in sorted(parameters.items()):
+            whole.update(name.encode())
+            whole.update(_bytes_of(value))
+        return f"{self.name} {whole.hexdigest()[:_DIGITS]}"
+
+
+def _bytes_of(value: object) -> bytes:
+    if isinstance(value, Tensor):
+        return repr((value.dtype, tuple(value.shape))).encode() + value.detach().cpu().contiguous().numpy().tobytes()
+    return repr(value).encode()
