@@ -25,6 +25,7 @@ from torch.optim import Optimizer
 from pa_core import _accelerate
 from pa_core.data.custom_loader import batches_of_slices, innermost, is_dataloader, is_keyed
 from pa_core.data.given_data import GivenData
+from pa_core.data.given_order import has_plain_order
 from pa_core.data.loader_checks import count_samples
 from pa_core.data.split_sampler import split_sampler
 from pa_core.module_tensors import parameters_of_module
@@ -130,6 +131,8 @@ def describe_data(given: Iterable[GivenData]) -> dict[str, str]:
         texts[one.argument] = "None" if one.data is None else kind
         kwargs = {name: value for name, value in (one.kwargs or {}).items() if name not in _OWN_TO_A_PROCESS}
         texts |= {f"{one.argument}, {name}": describe_value(kwargs[name]) for name in sorted(kwargs)}
+        if one.order is not None:
+            texts["order"] = one.order.identity
     return texts
 
 
@@ -303,6 +306,8 @@ def describe_loader(purpose: str, loader: object) -> dict[str, str]:
             f"{name}, drop_last": describe_value(own.drop_last),
             f"{name}, shuffle": describe_value(own.shuffle),
         }
+        if not has_plain_order(own.given_order):
+            texts[f"{name}, order"] = own.given_order.identity
     elif kind == _SPLIT:
         texts[f"{name}, length"] = describe_value(len(cast("Sequence[object]", own)))
     return texts

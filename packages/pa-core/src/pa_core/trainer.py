@@ -27,6 +27,7 @@ from pa_core.distributed.wrapping import ModelWrapping
 from pa_core.engine import Engine
 from pa_core.errors import StopTrainingError
 from pa_core.events import CallbackHandler, CallbackLike, TrainerCallback
+from pa_core.orders import Order
 from pa_core.placeholders import create_scheduler
 from pa_core.progress import Phase
 from pa_core.run_config import TrainerRunConfig, check_count, check_run_arguments
@@ -169,6 +170,7 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         resume_allow: Collection[str] = (),
         step_scheduler: Literal["update", "epoch"] = "update",
         watch_metric: str | None = None,
+        order: Order | None = None,
     ) -> None:
         """Run a training run: epochs of training, each followed by an evaluation if there is a dataset for it.
 
@@ -201,13 +203,16 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
                 ``num_epochs`` includes those before the interruption; a complete run is restored as it ended.
             resume_missing: ``"start"`` begins a new run where there is none, so that a job script may always pass both.
             resume_allow: Differences from the saved run that change what it means, and are refused unless they are
-                named here: of "samples_per_update", "dataset_length", "shuffle", "drop_last", "loader", "model",
-                "optimizer" and "scheduler".
+                named here: of "samples_per_update", "dataset_length", "shuffle", "order", "drop_last", "loader",
+                "model", "optimizer" and "scheduler".
             step_scheduler: When the scheduler is stepped: after each update, which is what most schedules for training
                 by updates count, or after each epoch and its evaluation.
             watch_metric: The metric that ``ReduceLROnPlateau`` and others like it are stepped with, after each epoch.
+            order: Which samples an epoch visits, and when: an object from ``pa_core.orders``. None for the order that
+                the dataset brings, if it brings one, and otherwise each sample once in a random order.
 
         Raises:
+            ArgumentTypeError: An argument is another kind of thing.
             ConfigurationError: An argument cannot work.
             MetricNotFoundError: ``watch_metric`` was not recorded by the end of the first epoch.
             StateNotFoundError: There is no training state to resume.
@@ -227,7 +232,7 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             self._added.require_usable(self.get_model(), self.optimizer)
             training_state.check_resume_overrides(resume_allow)
             self._stepping = SchedulerStepping(step_scheduler, watch_metric)
-            train_data = GivenData(train_dataset, "train_dataset", train_dataloader_kwargs)
+            train_data = GivenData(train_dataset, "train_dataset", train_dataloader_kwargs, order=order)
             eval_data = GivenData(eval_dataset, "eval_dataset", eval_dataloader_kwargs)
             self._check_data([train_data, eval_data], per_device_batch_size, collate_fn)
         self.train_dataset = cast("Dataset[Any]", train_data.dataset)

@@ -11,7 +11,9 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from pa_core.batch_structure import describe_batch, is_array, keys_of
 from pa_core.data.custom_loader import describe_loader, is_dataloader, is_keyed
+from pa_core.data.given_order import check_given_order, without_effect_on_loader
 from pa_core.errors import ConfigurationError
+from pa_core.orders import Order
 
 __all__ = ["DEFAULT_BATCH_SIZE", "GivenData", "batch_size_of", "check_arguments_of_loaders"]
 
@@ -28,8 +30,10 @@ class GivenData:
         argument: The name of the argument.
         kwargs: The arguments for its loader, if there are any.
         is_made_by_method: Whether a method that can be overridden makes the loader of a dataset.
+        order: The order of the samples, if one was passed.
 
     Raises:
+        ArgumentTypeError: The order is something else.
         ConfigurationError: It is neither a dataset nor a DataLoader, or it is a DataLoader that needs no arguments.
     """
 
@@ -37,6 +41,7 @@ class GivenData:
     argument: str
     kwargs: dict[str, Any] | None
     is_made_by_method: bool = True
+    order: Order | None = None
 
     def __post_init__(self) -> None:
         if self.loader is None:
@@ -44,6 +49,9 @@ class GivenData:
         elif self.kwargs:
             name = {"train_dataset": "train_dataloader_kwargs", "eval_dataset": "eval_dataloader_kwargs"}
             raise _without_effect(name.get(self.argument, "dataloader_kwargs"), self.kwargs, self)
+        check_given_order(self.order, self.data, self.argument, self.kwargs or {})
+        if self.order is not None and self.loader is not None:
+            raise without_effect_on_loader(self.order, f"{describe_loader(self.data)} as {self.argument}")
 
     @property
     def loader(self) -> DataLoader[Any] | None:

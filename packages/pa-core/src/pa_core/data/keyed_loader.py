@@ -16,11 +16,13 @@ from typing_extensions import override
 from pa_core.data.device import can_pin_memory, move_to_device, pin_memory, prefetched
 from pa_core.data.epoch_plan import EpochBatches, EpochPlan, WorkerRequests
 from pa_core.data.fetching import BatchFetcher, SampleFetcher, WholeBatchFetcher, WorkerDataset
+from pa_core.data.given_order import has_plain_order, order_of_dataset
 from pa_core.data.loader_checks import (
     check_batch_size,
     check_epoch,
     check_length,
     check_options,
+    check_order,
     count_samples,
     decide_whole_batches,
 )
@@ -58,7 +60,8 @@ class KeyedDataLoader(DataLoader[_SampleT_co]):
     Args:
         dataset: A dataset with a length and integer indices. It is what ``loader.dataset`` returns.
         batch_size: The number of samples that this process takes in a full step.
-        shuffle: Whether each epoch has a random order of its own.
+        shuffle: Whether each epoch has a random order of its own: in training that of the dataset, if it brings one as
+            its ``default_order``.
         split: How a global batch is shared, and what happens to the last one: ``"train"`` or ``"eval"``.
         seed: The seed of the run; the same on every process.
         rank: The number of this process.
@@ -74,7 +77,7 @@ class KeyedDataLoader(DataLoader[_SampleT_co]):
         whole_batches: ``True`` insists on fetching whole batches, ``False`` forbids it. By default batches
             are fetched whole where the dataset can and there is no ``collate_fn``.
         algorithm: The name of the order to reproduce, see `epoch_order`.
-        order: The order of the epochs; None for ``Shuffled()`` or ``Sequential()``, as ``shuffle`` says.
+        order: The order of the epochs, instead of ``shuffle``; None for what ``shuffle`` says.
         pin_memory: Copies each batch into pinned memory first, so that moving it does not block. On CUDA it is then
             moved one batch ahead, while the device computes.
         timeout: The number of seconds to wait for a worker; 0 waits forever.
@@ -97,7 +100,8 @@ class KeyedDataLoader(DataLoader[_SampleT_co]):
         whole_batches: Whether batches are fetched whole.
 
     Raises:
-        ConfigurationError: If an option is out of its range, or the dataset has no length.
+        ArgumentTypeError: If the order is something else.
+        ConfigurationError: If an option is out of its range, or the dataset has no length, or there are two orders.
         EmptyDatasetError: If there is no sample, or ``drop_last`` leaves none.
 
     Example:
@@ -143,11 +147,14 @@ class KeyedDataLoader(DataLoader[_SampleT_co]):
             _split_epoch, split, batch_size=size, num_processes=num_processes, drop_last=drop_last
         )
         self._num_samples = count_samples(dataset)
-        self.given_order: Order = order or (Shuffled(algorithm) if shuffle or algorithm else Sequential())
+        check_order(order, algorithm)
+        if order is None and shuffle and split == "train" and algorithm is None:
+            order = order_of_dataset(dataset)
+        self.given_order: Order = _plain_order(shuffle, algorithm) if order is None else order
         self._seed, self._epoch = seed, 0
         self.rank: int = rank
         self.num_processes: int = num_processes
-        self.shuffle: bool = shuffle
+        self.shuffle: bool = shuffle if order is None else not isinstance(order, Sequential)
         self.device: torch.device | None = None if device is None else torch.device(device)
         self.keyed_augmentation: bool = keyed_augmentation
         self.whole_batches: bool = decide_whole_batches(dataset, collate_fn, whole_batches)
@@ -200,7 +207,10 @@ class KeyedDataLoader(DataLoader[_SampleT_co]):
     @algorithm.setter
     def algorithm(self, algorithm: str | None) -> None:
         before = self.given_order
-        self.given_order = Shuffled(algorithm) if self.shuffle or algorithm else Sequential()
+        if not has_plain_order(before):
+            check_order(before, algorithm)
+            return
+        self.given_order = _plain_order(self.shuffle, algorithm)
         try:
             self.start_epoch(self._epoch, self.position)
         except ConfigurationError:
@@ -348,6 +358,10 @@ class KeyedDataLoader(DataLoader[_SampleT_co]):
             worker_init_fn=WorkerStart(self.worker_init_fn),
             **self._options,
         )
+
+
+def _plain_order(shuffle: bool, algorithm: str | None) -> Order:
+    return Shuffled(algorithm) if shuffle or algorithm else Sequential()
 
 
 def _split_epoch(

@@ -8,14 +8,17 @@ from typing import Any, cast
 from torch.utils.data import Dataset, IterableDataset
 
 from pa_core.data.fetching import can_fetch_batch
+from pa_core.data.given_order import check_kind_of_order
 from pa_core.data.split import Split
 from pa_core.errors import ConfigurationError, EmptyDatasetError
+from pa_core.orders import Order
 
 __all__ = [
     "check_batch_size",
     "check_epoch",
     "check_length",
     "check_options",
+    "check_order",
     "count_samples",
     "decide_whole_batches",
 ]
@@ -98,6 +101,23 @@ def check_options(rank: int, num_processes: int, num_workers: int, timeout: floa
             given="in_order=False",
             expected="in_order=True",
             do="Leave the option out, or use a torch.utils.data.DataLoader of your own.",
+        )
+
+
+def check_order(order: Order | None, algorithm: str | None) -> None:
+    """Refuse what is not an order, and an order beside the name of another.
+
+    Raises:
+        ArgumentTypeError: If it is not an order.
+        ConfigurationError: If there is an algorithm, too.
+    """
+    check_kind_of_order(order)
+    if order is not None and algorithm is not None:
+        raise ConfigurationError(
+            "Two orders are asked for.",
+            given=f"order={type(order).__name__}(...), algorithm={algorithm!r}",
+            expected="one of them",
+            do=f"Leave the order out, or pass order=Shuffled({algorithm!r}).",
         )
 
 

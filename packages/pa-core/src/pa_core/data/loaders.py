@@ -15,6 +15,7 @@ from pa_core.data.batch_limit import DataLoaderSlice
 from pa_core.data.custom_loader import (
     batches_of_slices,
     check_loader,
+    describe_loader,
     innermost,
     is_dataloader,
     is_keyed,
@@ -24,11 +25,13 @@ from pa_core.data.custom_loader import (
 from pa_core.data.device import move_to_device
 from pa_core.data.fetching import is_in_memory
 from pa_core.data.given_data import GivenData, batch_size_of
+from pa_core.data.given_order import has_plain_order, without_effect_on_loader
 from pa_core.data.keyed_loader import KeyedDataLoader
 from pa_core.data.loader_checks import count_samples
 from pa_core.data.split_sampler import check_share, split_sampler, warn_of_filling_up, warn_of_repeated_samples
 from pa_core.data.workers import start_method
 from pa_core.distributed import collectives
+from pa_core.orders import Order, Shuffled
 from pa_core.run_config import LoaderSettings
 from pa_core.types import SizedIterable
 
@@ -105,6 +108,7 @@ class Loaders:
         self._accelerator = accelerator
         self._kwargs: dict[Purpose, dict[str, Any]] = {"train": {}, "eval": {}}
         self._given: dict[Purpose, DataLoader[Any] | None] = {"train": None, "eval": None}
+        self._order: Order | None = None
         self._said: set[str] = set()
 
     def start_run(self) -> None:
@@ -135,14 +139,17 @@ class Loaders:
             batch_size: Samples in a batch of one process.
 
         Raises:
-            ConfigurationError: The loader has no length.
+            ConfigurationError: The loader has no length, or does not follow the order that was given.
             EmptyDatasetError: It has no batch.
         """
         self._kwargs[data.purpose], self._given[data.purpose] = {}, data.loader
+        if data.purpose == "train":
+            self._order = data.order
         if data.data is None and data.purpose == "eval":
             return None
         loader = create(batch_size, data.kwargs) if data.loader is None else data.loader
         check_loader(loader, data.origin)
+        _require_order(loader, data)
         return loader
 
     def last_given(self, dataset: Dataset[Any] | None) -> Dataset[Any] | DataLoader[Any] | None:
@@ -193,6 +200,10 @@ class Loaders:
         if isinstance(dataset, IterableDataset) or not kwargs.keys().isdisjoint(("sampler", "batch_sampler")):
             return plain_dataloader(dataset, kwargs)
         kwargs = {"persistent_workers": kwargs["num_workers"] > 0, **kwargs}
+        if purpose == "train":
+            kwargs["order"] = self._order
+        elif kwargs.get("shuffle"):
+            kwargs["order"] = Shuffled(kwargs.pop("algorithm", None))
         has_too_few = allows_empty_shares and count_samples(dataset) < self._accelerator.num_processes
         return KeyedDataLoader(
             dataset,
@@ -212,7 +223,9 @@ class Loaders:
             loader: The loader, None where there is none.
             per_device_batch_size: Samples in a batch of one process, where the loader does not say.
         """
-        kwargs = self._kwargs[purpose]
+        kwargs, keyed = self._kwargs[purpose], innermost(loader)
+        if purpose == "train" and is_keyed(keyed) and not has_plain_order(keyed.given_order):
+            kwargs = {**kwargs, "order": keyed.given_order.identity}
         return LoaderSettings(batch_size_of(loader, kwargs, per_device_batch_size), kwargs)
 
     def split(self, loader: SizedIterable[Any]) -> SizedIterable[Any]:
@@ -329,6 +342,13 @@ def end_workers(*loaders: object) -> None:
     for loader in map(innermost, loaders):
         if is_keyed(loader):
             loader.close()
+
+
+def _require_order(loader: object, data: GivenData) -> None:
+    """Refuse a loader that a method of the trainer made without the order that was given."""
+    own = innermost(loader)
+    if data.order is not None and not (is_keyed(own) and own.given_order is data.order):
+        raise without_effect_on_loader(data.order, f"{describe_loader(own)} from {data.origin}")
 
 
 def _usable_cores() -> int:

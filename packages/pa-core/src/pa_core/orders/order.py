@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from functools import cached_property
 from typing import ClassVar
 
 from torch import Tensor
@@ -50,6 +51,10 @@ class Order(ABC):
     @property
     def identity(self) -> str:
         """The name, and a digest of the parameters: two orders with the same identity give the same epochs."""
+        return self._identity
+
+    @cached_property
+    def _identity(self) -> str:
         parameters = self.parameters()
         if not parameters:
             return self.name

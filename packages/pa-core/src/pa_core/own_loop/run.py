@@ -28,6 +28,7 @@ from pa_core.distributed.watch import DEFAULT_MAX_WAIT_SECONDS
 from pa_core.engine import Engine
 from pa_core.errors import StopTrainingError
 from pa_core.events import CallbackHandler, CallbackLike, TrainerCallback
+from pa_core.orders import Order
 from pa_core.own_loop import mistakes
 from pa_core.own_loop.evaluations import EvaluationHooks, Evaluations
 from pa_core.own_loop.run_models import RunModels
@@ -108,6 +109,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         create_optimizer_fn: Called with the model, returns its optimizer, in place of ``optimizer``: once, when the
             block is entered, and the model is sharded if it is to be. One function for several models is called with an
             ``nn.ModuleDict`` of them. Functions by the names of the models where each has an optimizer of its own.
+        order: Which samples an epoch visits, and when; see ``Trainer.train``.
 
     Raises:
         ArgumentTypeError: An argument is another kind of thing, such as a class instead of an instance.
@@ -167,6 +169,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         cpu: bool | None = None,
         max_wait_seconds: float | None = DEFAULT_MAX_WAIT_SECONDS,
         create_optimizer_fn: Callable[[ModelT_co], Optimizer] | Mapping[str, Callable[[Any], Optimizer]] | None = None,
+        order: Order | None = None,
     ) -> None:
         self._given = RunModels(model, optimizer, create_scheduler_fn, create_optimizer_fn)
         super().__init__(
@@ -194,7 +197,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
             training_state.check_resume_overrides(resume_allow)
             self._stepping = SchedulerStepping(step_scheduler, watch_metric, asked_of="Run")
             self._train_data = GivenData(
-                train_dataset, "train_dataset", train_dataloader_kwargs, is_made_by_method=False
+                train_dataset, "train_dataset", train_dataloader_kwargs, is_made_by_method=False, order=order
             )
             self._check_data([self._train_data], per_device_batch_size, collate_fn)
             if self._accelerator.scaler is not None and len(self._given.optimizer_names) > 1:

@@ -11,6 +11,7 @@ import torch
 
 from pa_core import distributed
 from pa_core.data.custom_loader import innermost, is_keyed, set_epoch
+from pa_core.data.given_order import has_plain_order
 from pa_core.errors import CheckpointError, ConfigurationError, StateNotFoundError
 from pa_core.progress import Phase, Progress
 from pa_core.storage import Skipped
@@ -191,7 +192,9 @@ class Resumption:
     @staticmethod
     def _restore_order(run: ResumableRun, saved: SavedRun) -> None:
         loader = innermost(run.train_dataloader)
-        if is_keyed(loader) and loader.shuffle == saved.settings["shuffle"]:
+        if not is_keyed(loader) or not has_plain_order(loader.given_order) or "order" in saved.settings:
+            return
+        if loader.shuffle == saved.settings["shuffle"]:
             loader.algorithm = saved.algorithm
 
     # While it runs

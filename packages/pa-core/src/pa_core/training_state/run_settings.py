@@ -9,6 +9,7 @@ from typing import Any
 from torch.optim import Optimizer
 
 from pa_core.data.custom_loader import describe_loader, is_keyed, length_of_dataset
+from pa_core.data.given_order import has_plain_order
 from pa_core.errors import CheckpointError, ConfigurationError
 from pa_core.run_config import TrainerRunConfig
 
@@ -27,6 +28,7 @@ RESUME_OVERRIDES = {
     "samples_per_update": "the updates of an epoch would lie elsewhere, and schedules count updates",
     "dataset_length": "the order of the samples is another one, and a position in it means other samples",
     "shuffle": "the order of the samples is another one, and some would be seen twice and others never",
+    "order": "a position in one order means other samples in another, so some would be seen twice and others never",
     "drop_last": "other samples are left out at the end of an epoch",
     "loader": "a position in the order of one loader means nothing in that of another",
     "model": "weights that the state does not have, or has in another shape, stay as the script made them",
@@ -59,6 +61,7 @@ def describe_settings(
         num_scheduler_steps: How often the whole run steps each.
     """
     keyed = loader if is_keyed(loader) else None
+    order = None if keyed is None or has_plain_order(keyed.given_order) else keyed.given_order
     global_batch = config.train_per_device_batch_size * config.num_processes
     processes = f"{config.num_processes} process{'es' if config.num_processes > 1 else ''}"
     return {
@@ -70,6 +73,7 @@ def describe_settings(
         "samples_per_update": config.train_total_batch_size,
         "dataset_length": length_of_dataset(loader) if keyed is None else keyed.split.num_samples,
         "shuffle": None if keyed is None else keyed.shuffle,
+        **({} if order is None else {"order": order.identity}),
         "drop_last": f"from batches of {global_batch}" if keyed is not None and keyed.drop_last else False,
         "loader": "keyed" if keyed else f"{describe_loader(loader)}, on {processes}",
         "num_update_steps_per_epoch": config.num_update_steps_per_epoch,

@@ -58,7 +58,8 @@ class RunState:
     Attributes:
         position: Where it stands.
         seed: The number that the order of the data and the augmentation follow from.
-        algorithm: The name of the order of the data; None for a custom data loader.
+        algorithm: The name of the permutation of ``Shuffled`` or ``Sequential``; None for other orders and
+            for a custom data loader.
         settings: What the run was asked for, as plain values.
         hyperparameters: What was asked of each optimizer when the run began, by name.
         nominal_items: The nominal number of items of an update of each optimizer, by name; None where samples are

@@ -13,6 +13,7 @@ import torch
 
 from pa_core import distributed
 from pa_core.data.custom_loader import innermost, is_dataloader, is_keyed
+from pa_core.data.given_order import has_plain_order
 from pa_core.data.loaders import count_steps
 from pa_core.distributed.agreement import Agreement
 from pa_core.errors import CheckpointError, ConfigurationError, NonFiniteLossError, TrainingPreempted
@@ -425,7 +426,7 @@ class SafePoints:
         return RunState(
             position=position,
             seed=resumption.seed,
-            algorithm=loader.order.algorithm if is_keyed(loader) else None,
+            algorithm=loader.order.algorithm if is_keyed(loader) and has_plain_order(loader.given_order) else None,
             settings=resumption.settings or {},
             hyperparameters=resumption.hyperparameters,
             nominal_items={name: one.nominal for name, one in parts.accumulations.items()},

@@ -1,0 +1,119 @@
+"""The order that a run is given, or that its dataset brings, and what is refused beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch.utils.data import IterableDataset
+
+from pa_core.errors import ArgumentTypeError, ConfigurationError
+from pa_core.orders import Order, Sequential, Shuffled
+
+__all__ = [
+    "check_given_order",
+    "check_kind_of_order",
+    "has_plain_order",
+    "order_of_dataset",
+    "without_effect_on_loader",
+]
+
+_DECIDES_THE_ORDER = "shuffle", "sampler", "batch_sampler", "algorithm"
+
+
+def order_of_dataset(dataset: object) -> Order | None:
+    """Return the order that a dataset brings as its ``default_order``, as a mixture does; None for most of them.
+
+    Args:
+        dataset: Any dataset.
+    """
+    order: object = getattr(dataset, "default_order", None)
+    return order if isinstance(order, Order) else None
+
+
+def has_plain_order(order: Order) -> bool:
+    """Whether an order is one that ``shuffle`` asks for: each sample once, shuffled or in sequence."""
+    return isinstance(order, (Shuffled, Sequential))
+
+
+def check_kind_of_order(order: object) -> None:
+    """Refuse what is not an order.
+
+    Raises:
+        ArgumentTypeError: It is something else, such as a class or a sampler.
+    """
+    if order is None or isinstance(order, Order):
+        return
+    raise ArgumentTypeError(
+        "This is not an order.",
+        given=f"order={_describe(order)}",
+        expected="an object from pa_core.orders such as Shuffled(), or one of a class that derives from Order",
+        do=_what_to_pass(order),
+    )
+
+
+def check_given_order(order: Order | None, data: object, argument: str, kwargs: Mapping[str, Any]) -> None:
+    """Refuse an order that is none, or that would have no effect on the data of a run.
+
+    Args:
+        order: As passed to the run.
+        data: The dataset or the ``DataLoader``.
+        argument: The name of the argument for the data.
+        kwargs: The arguments for the loader.
+
+    Raises:
+        ArgumentTypeError: It is not an order.
+        ConfigurationError: The data, or an argument of its loader, decides the order already.
+    """
+    check_kind_of_order(order)
+    if "order" in kwargs:
+        raise ConfigurationError(
+            "The order of the samples is not an argument of a loader.",
+            given=f"order={_describe(kwargs['order'])} among the arguments for the loader of {argument}",
+            expected="an order for the training as an argument of the run; evaluations go in the order of the dataset",
+            do="Pass it beside train_dataset: order=....",
+        )
+    if order is None:
+        return
+    for name in _DECIDES_THE_ORDER:
+        if kwargs.get(name) is not None:
+            raise _without_effect(order, f"{name}={_describe(kwargs[name])}", f"Leave {name} out, or the order.")
+    kind = type(data).__name__
+    if isinstance(data, IterableDataset):
+        do = "Leave the order out, or pass a dataset with __len__ and __getitem__."
+        raise _without_effect(order, f"a {kind} as {argument}, which yields its samples in an order of its own", do)
+    own = order_of_dataset(data)
+    if own is not None and not has_plain_order(order):
+        do = f"Leave the order out, or pass a dataset of another kind than {kind}."
+        raise _without_effect(order, f"a {kind} as {argument}, which brings the order {own.name}", do)
+
+
+def without_effect_on_loader(order: Order, loader: str) -> ConfigurationError:
+    """Return the error that refuses an order beside a loader, which has one already.
+
+    Args:
+        order: The order.
+        loader: What the loader is, and where it comes from.
+    """
+    return _without_effect(order, loader, "Leave the order out, or pass a dataset and leave its loader to the trainer.")
+
+
+def _without_effect(order: Order, other: str, do: str) -> ConfigurationError:
+    return ConfigurationError(
+        "The order of the samples is given twice.",
+        given=f"order={type(order).__name__}(...), and {other}",
+        expected="one of them",
+        do=do,
+    )
+
+
+def _describe(value: object) -> str:
+    if isinstance(value, (type, str, bool, int)):
+        return value.__name__ if isinstance(value, type) else repr(value)
+    return f"a {type(value).__name__}"
+
+
+def _what_to_pass(order: object) -> str:
+    if isinstance(order, type) and issubclass(order, Order):
+        return f"Pass an instance: {order.__name__}(...)."
+    return "Pass Shuffled() from pa_core.orders, or leave it out, for each sample once in a random order."
