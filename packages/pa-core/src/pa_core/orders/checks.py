@@ -1,0 +1,79 @@
+"""What orders refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pa_core.errors import ArgumentTypeError, ConfigurationError
+
+__all__ = ["check_one_for_each_sample", "check_size_of_epoch", "column"]
+
+
+def column(name: str, values: Tensor | Sequence[Any], dtype: torch.dtype | None = None) -> Tensor:
+    """Return numbers that were given for the samples of a dataset as a tensor on the CPU.
+
+    Args:
+        name: The name of the argument.
+        values: What was passed for it.
+        dtype: What to convert them to; None for what they are.
+
+    Raises:
+        ArgumentTypeError: They are not numbers in one dimension.
+    """
+    try:
+        given = torch.as_tensor(values, dtype=dtype).detach().cpu()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ArgumentTypeError(
+            f"An order takes its {name} as numbers.",
+            given=f"{name} of type {type(values).__name__}: {error}",
+            expected="a tensor of one dimension, or a sequence of numbers, with one for each sample of the dataset",
+            do=f"Pass {name}=torch.tensor([...]).",
+        ) from error
+    if given.dim() != 1:
+        raise ArgumentTypeError(
+            f"An order takes its {name} in one dimension.",
+            given=f"{name} of shape {tuple(given.shape)}",
+            expected="one number for each sample of the dataset",
+            do=f"Pass {name}.flatten(), if that has one number for each sample.",
+        )
+    return given
+
+
+def check_size_of_epoch(num_samples: object) -> None:
+    """Refuse a number of samples of an epoch that is not positive.
+
+    Raises:
+        ConfigurationError: It is not an integer of at least 1, nor None.
+    """
+    if num_samples is None or (isinstance(num_samples, int) and num_samples >= 1 and num_samples is not True):
+        return
+    raise ConfigurationError(
+        "An epoch has at least one sample.",
+        given=f"num_samples={num_samples!r}",
+        expected="an integer of at least 1, or None for the default",
+        do="Pass how many samples an epoch is to have, or leave it out.",
+    )
+
+
+def check_one_for_each_sample(name: str, number: int, num_samples: int) -> None:
+    """Refuse values that were made for another dataset.
+
+    Args:
+        name: The name of the argument that has them.
+        number: How many there are.
+        num_samples: The number of samples of the dataset.
+
+    Raises:
+        ConfigurationError: The numbers differ.
+    """
+    if number != num_samples:
+        raise ConfigurationError(
+            "The order was made for another dataset.",
+            given=f"{number} {name} and a dataset of {num_samples} samples",
+            expected=f"one of the {name} for each sample, in the order of the dataset",
+            do=f"Make the {name} from the dataset that is trained on; for a Subset, pick those of its indices.",
+        )
