@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import repeat
 
 from torch import Tensor
 from torch.utils.data import Sampler
@@ -57,7 +58,7 @@ class EpochPlan:
         A step in which this process takes nothing is left out.
         """
         if not self.order.repeats:
-            return ((indices, None) for indices in self._indices())
+            return zip(self._indices(), repeat(None), strict=False)
         pieces = (self.split.piece(step, self.rank) for step in range(self.num_batches))
         return zip(self._indices(), pieces, strict=True)
 
