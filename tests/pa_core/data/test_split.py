@@ -5,10 +5,11 @@ from __future__ import annotations
 import itertools
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pa_core.data import EvalSplit, Split, TrainSplit
+from pa_core.data import BatchSplit, EvalSplit, Split, TrainSplit
 from pa_core.errors import ConfigurationError
 
 # Every combination: 70 lengths x 6 batch sizes x 7 numbers of processes.
@@ -200,3 +201,28 @@ def test_steps_and_ranks_that_do_not_exist_are_refused(split: Split) -> None:
         split.size(-1)
     with pytest.raises(IndexError, match="rank 2"):
         split.piece(0, 2)
+
+
+def test_batches_of_an_order_are_dealt_in_turn() -> None:
+    """Each step has the next batch of the order for each process; in the last one the first ranks have the rest."""
+    ends = [3, 4, 9, 11, 12]
+    for processes in range(1, 7):
+        split = BatchSplit(torch.tensor(ends), processes)
+        pieces = [split.piece(step, rank) for step in range(len(split)) for rank in range(processes)]
+        assert [piece.stop for piece in pieces[:5]] == ends
+        assert [index for piece in pieces for index in piece] == list(range(12))
+        assert [split.size(step) for step in range(len(split))] == [
+            sum(map(len, pieces[step * processes : (step + 1) * processes])) for step in range(len(split))
+        ]
+
+
+def test_another_number_of_processes_goes_on_at_the_same_batch() -> None:
+    """A split that begins where a batch ends has the rest of them, and refuses to begin within one."""
+    ends = torch.tensor([3, 4, 9, 11, 12])
+    for done, start in enumerate((0, 3, 4, 9, 11, 12)):
+        split = BatchSplit(ends, 2, start=start)
+        assert len(split) == (5 - done + 1) // 2
+        assert sum(split.size(step) for step in range(len(split))) == 12 - start
+    for start in (-1, 1, 10, 13):
+        with pytest.raises(ConfigurationError, match=f"start={start}"):
+            BatchSplit(ends, 2, start=start)

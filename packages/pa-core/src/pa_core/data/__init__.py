@@ -6,12 +6,13 @@ from pa_core.data.batch_limit import DataLoaderSlice
 from pa_core.data.device import move_to_device
 from pa_core.data.fetching import SupportsFetchBatch
 from pa_core.data.keyed_loader import KeyedDataLoader
-from pa_core.data.split import EvalSplit, Split, TrainSplit
+from pa_core.data.split import BatchSplit, EvalSplit, Split, TrainSplit
 from pa_core.data.workers import worker_init_fn
 from pa_core.distributed.padding import remove_padding
 from pa_core.orders import EpochOrder, epoch_order
 
 __all__ = [
+    "BatchSplit",
     "DataLoaderSlice",
     "EpochOrder",
     "EvalSplit",

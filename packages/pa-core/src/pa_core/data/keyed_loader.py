@@ -19,14 +19,16 @@ from pa_core.data.fetching import BatchFetcher, SampleFetcher, WholeBatchFetcher
 from pa_core.data.given_order import has_plain_order, order_of_dataset
 from pa_core.data.loader_checks import (
     check_batch_size,
+    check_batches_of_order,
     check_epoch,
     check_length,
     check_options,
     check_order,
     count_samples,
     decide_whole_batches,
+    require_batch_ends,
 )
-from pa_core.data.split import EvalSplit, Split, TrainSplit
+from pa_core.data.split import BatchSplit, EvalSplit, Split, TrainSplit
 from pa_core.data.workers import WorkerStart, explaining_failed_start, sigterm_held_back
 from pa_core.errors import ConfigurationError, UnsupportedConfigurationError
 from pa_core.orders import EpochOrder, Order, Sequential, Shuffled
@@ -43,8 +45,8 @@ class KeyedDataLoader(DataLoader[_SampleT_co]):
     """A `torch.utils.data.DataLoader` that can begin any epoch at any sample, with the same batches.
 
     The order of an epoch depends on ``(seed, epoch)`` alone, and which part of it this process takes in which
-    step on the split (`TrainSplit` or `EvalSplit`), so an interrupted epoch resumes at the next sample on any
-    number of processes. With keyed augmentation the global RNGs of Python, NumPy and torch are
+    step on the split (`TrainSplit`, `BatchSplit` or `EvalSplit`), so an interrupted epoch resumes at the next
+    sample on any number of processes. With keyed augmentation the global RNGs of Python, NumPy and torch are
     seeded from ``(seed, epoch, sample index)`` before the dataset is asked for a sample: what is drawn
     depends neither on the number of workers nor on where the iteration began. After each batch the main
     process's own RNG states are as they were, and making an iterator draws nothing from them. Generators that a
@@ -59,7 +61,8 @@ class KeyedDataLoader(DataLoader[_SampleT_co]):
 
     Args:
         dataset: A dataset with a length and integer indices. It is what ``loader.dataset`` returns.
-        batch_size: The number of samples that this process takes in a full step.
+        batch_size: The number of samples that this process takes in a full step; None or left out for an order that
+            makes the batches.
         shuffle: Whether each epoch has a random order of its own: in training that of the dataset, if it brings one as
             its ``default_order``.
         split: How a global batch is shared, and what happens to the last one: ``"train"`` or ``"eval"``.
@@ -142,15 +145,20 @@ class KeyedDataLoader(DataLoader[_SampleT_co]):
         in_order: bool = True,
     ) -> None:
         check_options(rank, num_processes, num_workers, timeout, in_order)
-        size = check_batch_size(batch_size)
-        self._split_epoch = partial(
-            _split_epoch, split, batch_size=size, num_processes=num_processes, drop_last=drop_last
-        )
-        self._num_samples = count_samples(dataset)
         check_order(order, algorithm)
         if order is None and shuffle and split == "train" and algorithm is None:
             order = order_of_dataset(dataset)
         self.given_order: Order = _plain_order(shuffle, algorithm) if order is None else order
+        if self.given_order.makes_batches:
+            check_batches_of_order(self.given_order, batch_size, drop_last, split)
+            batch_size = None
+            self._split_epoch: Callable[[EpochOrder], Split] = partial(_split_batches, num_processes=num_processes)
+        else:
+            size = check_batch_size(batch_size)
+            self._split_epoch = partial(
+                _split_epoch, split, batch_size=size, num_processes=num_processes, drop_last=drop_last
+            )
+        self._num_samples = count_samples(dataset)
         self._seed, self._epoch = seed, 0
         self.rank: int = rank
         self.num_processes: int = num_processes
@@ -226,7 +234,7 @@ class KeyedDataLoader(DataLoader[_SampleT_co]):
     def position(self) -> int:
         """The number of samples of the chosen epoch, over all processes, that the iterator leaves out."""
         split = self.split
-        return split.start if isinstance(split, TrainSplit) else 0
+        return split.start if isinstance(split, TrainSplit | BatchSplit) else 0
 
     @property
     def order(self) -> EpochOrder:
@@ -250,7 +258,7 @@ class KeyedDataLoader(DataLoader[_SampleT_co]):
         """
         plan = whole_epoch = self._plan_of_whole_epoch(epoch)
         if position != 0:
-            if not isinstance(plan.split, TrainSplit):
+            if not isinstance(plan.split, TrainSplit | BatchSplit):
                 raise ConfigurationError(
                     "An evaluation always begins at its first sample.",
                     given=f"position={position}",
@@ -263,7 +271,7 @@ class KeyedDataLoader(DataLoader[_SampleT_co]):
 
     def _plan_of_whole_epoch(self, epoch: int) -> EpochPlan:
         order = self.given_order.epoch_order(self._num_samples, seed=self._seed, epoch=epoch)
-        return EpochPlan(order, self._split_epoch(order.num_samples), self.rank, mix(self._seed, epoch))
+        return EpochPlan(order, self._split_epoch(order), self.rank, mix(self._seed, epoch))
 
     def fetch_for(self, step: int, rank: int) -> Any:
         """Return the batch that a process takes in a step, fetched here and now.
@@ -364,9 +372,14 @@ def _plain_order(shuffle: bool, algorithm: str | None) -> Order:
     return Shuffled(algorithm) if shuffle or algorithm else Sequential()
 
 
+def _split_batches(order: EpochOrder, *, num_processes: int) -> Split:
+    return BatchSplit(require_batch_ends(order), num_processes)
+
+
 def _split_epoch(
-    kind: Literal["train", "eval"], num_samples: int, *, batch_size: int, num_processes: int, drop_last: bool
-) -> TrainSplit | EvalSplit:
+    kind: Literal["train", "eval"], order: EpochOrder, *, batch_size: int, num_processes: int, drop_last: bool
+) -> Split:
+    num_samples = order.num_samples
     if kind == "train":
         return TrainSplit(num_samples, batch_size, num_processes, drop_last=drop_last)
     if kind == "eval":

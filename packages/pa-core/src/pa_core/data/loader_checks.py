@@ -5,22 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable, Sized
 from typing import Any, cast
 
+import torch
+from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
 from pa_core.data.fetching import can_fetch_batch
 from pa_core.data.given_order import check_kind_of_order
 from pa_core.data.split import Split
 from pa_core.errors import ConfigurationError, EmptyDatasetError
-from pa_core.orders import Order
+from pa_core.orders import EpochOrder, Order
 
 __all__ = [
     "check_batch_size",
+    "check_batches_of_order",
     "check_epoch",
     "check_length",
     "check_options",
     "check_order",
     "count_samples",
     "decide_whole_batches",
+    "require_batch_ends",
 ]
 
 
@@ -75,6 +79,36 @@ def check_batch_size(batch_size: int | None) -> int:
     return batch_size
 
 
+def check_batches_of_order(order: Order, batch_size: int | None, drop_last: bool, split: str) -> None:
+    """Refuse options that have no effect, or no meaning, with an order that makes the batches.
+
+    Raises:
+        ConfigurationError: If there is one.
+    """
+    kind = type(order).__name__
+    if batch_size not in (None, 1):
+        raise ConfigurationError(
+            "batch_size has no effect with an order that makes the batches.",
+            given=f"batch_size={batch_size}, and order={kind}",
+            expected="no batch_size",
+            do=f"Leave batch_size out, and give {kind} what it makes its batches by.",
+        )
+    if drop_last:
+        raise ConfigurationError(
+            "drop_last has no effect with an order that makes the batches, as none is incomplete.",
+            given=f"drop_last=True, and order={kind}",
+            expected="drop_last=False",
+            do="Leave drop_last out.",
+        )
+    if split != "train":
+        raise ConfigurationError(
+            "An evaluation goes in the order of the dataset, in batches of one size.",
+            given=f'split="{split}", and order={kind}',
+            expected='an order that makes the batches with split="train" only',
+            do="Leave the order out, and pass a batch_size.",
+        )
+
+
 def check_options(rank: int, num_processes: int, num_workers: int, timeout: float, in_order: bool) -> None:
     """Refuse options that contradict each other or the promise of an order.
 
@@ -119,6 +153,23 @@ def check_order(order: Order | None, algorithm: str | None) -> None:
             expected="one of them",
             do=f"Leave the order out, or pass order=Shuffled({algorithm!r}).",
         )
+
+
+def require_batch_ends(order: EpochOrder) -> Tensor:
+    """Return where the batches of an epoch end, of which its order makes the batches.
+
+    Raises:
+        ConfigurationError: If it does not say.
+    """
+    ends = order.batch_ends
+    if ends is None or ends.dtype != torch.int64 or ends.numel() == 0 or int(ends[-1]) != order.num_samples:
+        raise ConfigurationError(
+            "An order that makes the batches says where they end.",
+            given=f"{type(order).__name__}.batch_ends={ends}, and makes_batches=True",
+            expected=f"an int64 tensor of increasing positions that ends with num_samples={order.num_samples}",
+            do="Return the positions after the last sample of each batch, or leave makes_batches out.",
+        )
+    return ends
 
 
 def check_epoch(split: Split) -> None:

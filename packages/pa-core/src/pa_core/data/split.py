@@ -6,9 +6,12 @@ from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
 from typing import Protocol
 
+import torch
+from torch import Tensor
+
 from pa_core.errors import ConfigurationError
 
-__all__ = ["EvalSplit", "Split", "TrainSplit"]
+__all__ = ["BatchSplit", "EvalSplit", "Split", "TrainSplit"]
 
 
 class Split(Protocol):
@@ -25,7 +28,7 @@ class Split(Protocol):
 
     @property
     def batch_size(self) -> int:
-        """The number of samples that one process takes in a full step."""
+        """The number of samples that one process takes in a full step; the mean where the order makes the batches."""
         ...
 
     @property
@@ -250,6 +253,105 @@ class EvalSplit:
 
     def _begin(self, step: int) -> int:
         return self._end(step - 1) if step > 0 else 0
+
+
+@dataclass(frozen=True, eq=False)
+class BatchSplit:
+    """The split of a training epoch whose order makes the batches: in each step, the next batch for each process.
+
+    The batches are those of the order, whatever the number of processes. In the last step there may be fewer batches
+    than processes: the first ranks have them, and the others an empty piece.
+
+    Attributes:
+        batch_ends: The positions at which the batches of the whole epoch end, increasing, int64 on the CPU.
+        num_processes: The number of processes that share each step.
+        start: The number of samples of this epoch that are trained on already, 0 or one of ``batch_ends``; the steps
+            are counted from there.
+
+    Raises:
+        ConfigurationError: If there is no process, or ``start`` is within a batch.
+
+    Example:
+        >>> split = BatchSplit(torch.tensor([2, 7, 9]), num_processes=2)
+        >>> [split.size(step) for step in range(len(split))]
+        [7, 2]
+        >>> split.piece(0, rank=1), split.piece(1, rank=0), split.piece(1, rank=1)
+        (range(2, 7), range(7, 9), range(9, 9))
+    """
+
+    batch_ends: Tensor
+    num_processes: int
+    _: KW_ONLY
+    start: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that describe no split."""
+        _check_sizes(self)
+        if self.start != self._end(self._first):
+            raise ConfigurationError(
+                "The position is not where a batch of the order ends.",
+                given=f"start={self.start}, within batch {self._first} of {len(self.batch_ends)}",
+                expected="0, or one of the positions at which a batch ends",
+                do="Begin the epoch again with start=0, if the order is not the one that the position was counted in.",
+            )
+
+    @cached_property
+    def _first(self) -> int:
+        """The number of batches that end at ``start`` or before it."""
+        return int(torch.searchsorted(self.batch_ends, self.start, right=True))
+
+    def _end(self, num_batches: int) -> int:
+        """The position after the first batches of the epoch."""
+        return 0 if num_batches == 0 else int(self.batch_ends[min(num_batches, len(self.batch_ends)) - 1])
+
+    @property
+    def num_samples(self) -> int:
+        """The number of samples of the whole epoch."""
+        return self._end(len(self.batch_ends))
+
+    @property
+    def batch_size(self) -> int:
+        """The mean number of samples in a batch, rounded."""
+        return max(1, round(self.num_samples / max(1, len(self.batch_ends))))
+
+    @property
+    def drop_last(self) -> bool:
+        """Nothing is left out."""
+        return False
+
+    @property
+    def num_full_steps(self) -> int:
+        """No two batches need be of one size."""
+        return 0
+
+    @cached_property
+    def _num_steps(self) -> int:
+        return -((self._first - len(self.batch_ends)) // self.num_processes)
+
+    def __len__(self) -> int:
+        """Return the number of steps from ``start`` on."""
+        return self._num_steps
+
+    def size(self, step: int) -> int:
+        """Return the number of samples that all processes together take in a step.
+
+        Raises:
+            IndexError: If there is no such step.
+        """
+        _check_step(step, self._num_steps)
+        first = self._first + step * self.num_processes
+        return self._end(first + self.num_processes) - self._end(first)
+
+    def piece(self, step: int, rank: int) -> range:
+        """Return the positions of the epoch that one process takes in a step; empty for some in the last.
+
+        Raises:
+            IndexError: If there is no such step or rank.
+        """
+        _check_rank(rank, self.num_processes)
+        _check_step(step, self._num_steps)
+        batch = self._first + step * self.num_processes + rank
+        return range(self._end(batch), self._end(batch + 1))
 
 
 def _even_piece(begin: int, size: int, parts: int, part: int) -> range:

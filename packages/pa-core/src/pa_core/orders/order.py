@@ -25,6 +25,8 @@ class Order(ABC):
 
     Attributes:
         name: The versioned name of what it does, such as ``"shuffled-v1"``. What a name means never changes.
+        makes_batches: Whether its epochs say which samples belong together in a batch, see `EpochOrder.batch_ends`.
+            There is then no batch size to choose.
 
     Example:
         >>> from pa_core.orders import Shuffled
@@ -33,6 +35,7 @@ class Order(ABC):
     """
 
     name: ClassVar[str]
+    makes_batches: ClassVar[bool] = False
 
     @abstractmethod
     def epoch_order(self, num_samples: int, *, seed: int, epoch: int) -> EpochOrder:
