@@ -19,6 +19,7 @@ MODULES = (
     "pa_core.data",
     "pa_core.distributed",
     "pa_core.experiment_trackers",
+    "pa_core.files",
     "pa_core.orders",
     "pa_core.parts",
     "pa_core.storage",

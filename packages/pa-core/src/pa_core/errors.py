@@ -28,6 +28,7 @@ __all__ = [
     "OtherProcessError",
     "OverrideError",
     "RanksDifferError",
+    "ShardError",
     "StateNotFoundError",
     "StopTrainingError",
     "TrainingPreempted",
@@ -270,6 +271,15 @@ class StateNotFoundError(ExplainedError, FileNotFoundError):
         self.errno: int | None = errno.ENOENT
         self.strerror: str | None = problem
         self.filename: str | None = None
+
+
+class ShardError(ExplainedError, ValueError):
+    """A file of a dataset is missing, damaged, has changed, or holds something else than its reader expects.
+
+    Example:
+        >>> issubclass(ShardError, ValueError)
+        True
+    """
 
 
 class TrainingPreempted(SystemExit):  # not an error: a script ends by it as by SystemExit
