@@ -29,6 +29,7 @@ from pa_core import (
     Trainer,
     TrainerCallback,
 )
+from pa_core.orders import Sequential, TableOrder, Weighted
 from pa_core.testing import make_regression
 from tests.pa_core.ranks_that_differ.cases import Case, Door, layers, momentum
 
@@ -124,6 +125,23 @@ class Growing(Dataset[tuple[torch.Tensor, torch.Tensor]]):
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         inputs, targets = self._data[index]
         return inputs, targets
+
+
+class Unseeded(TableOrder):
+    """An order that draws from a generator of its own."""
+
+    name = "unseeded-v1"
+
+    @override
+    def indices_of_epoch(self, num_samples: int, epoch: int) -> torch.Tensor:
+        return torch.arange(num_samples) if self._is_first else torch.arange(num_samples).flip(0)
+
+    _is_first = True
+
+
+def draw_another_order(case: Case) -> None:
+    """Let the order of this process come out in another way, as by an unseeded generator."""
+    vars(case.arguments["order"])["_is_first"] = False
 
 
 def argument(name: str, value: object) -> Callable[[Case], object]:
@@ -363,6 +381,17 @@ ARGUMENTS = [
     Row("`drop_last`", loader_argument(drop_last=True), "train_dataset, drop_last: nothing on rank 0, True on rank 1"),
     Row("`shuffle`", loader_argument(shuffle=False), "train_dataset, shuffle: nothing on rank 0, False on rank 1"),
     Row(
+        "order of the samples",
+        argument("order", Sequential()),
+        "order: None on rank 0, sequential-v1 on rank 1",
+    ),
+    Row(
+        "what the order was made with",
+        argument("order", Weighted([*[1.0] * 23, 2.0])),
+        f"order: {Weighted([1.0] * 24).identity} on rank 0, {Weighted([*[1.0] * 23, 2.0]).identity} on rank 1",
+        both=argument("order", Weighted([1.0] * 24)),
+    ),
+    Row(
         "`batch_size` of the loader",
         loader_argument(batch_size=2),
         "train_dataset, batch_size: nothing on rank 0, 2 on rank 1",
@@ -462,6 +491,13 @@ PARTS = [
         given(data=ConcatDataset([make_regression(24)])),
         "training dataset: TensorDataset on rank 0, ConcatDataset on rank 1",
         FIRST_STEP,
+    ),
+    Row(
+        "an order that is drawn without the seed of the run",
+        draw_another_order,
+        "first samples: (0, 1, 2, 3, 4, 5, 6, 7) on rank 0, (23, 22, 21, 20, 19, 18, 17, 16) on rank 1",
+        FIRST_STEP,
+        both=lambda case: case.arguments.update(order=Unseeded()),
     ),
     Row(
         "length of the evaluation dataset",

@@ -29,6 +29,7 @@ from pa_core.data.given_order import has_plain_order
 from pa_core.data.loader_checks import count_samples
 from pa_core.data.split_sampler import split_sampler
 from pa_core.module_tensors import parameters_of_module
+from pa_core.orders.epoch_order import index_list
 from pa_core.placeholders import PlaceholderExpression
 from pa_core.sharded_tensors import is_sharded
 from pa_core.training_state.optimizer_state import hyperparameters
@@ -65,6 +66,7 @@ _OWN_TO_A_PROCESS = frozenset(
 
 _OURS = frozenset({"pa_core", "pa_callbacks_extra", "pa_finetuning", "pytorch_accelerated"})
 _DEEPEST = 4
+_FIRST = 8  # enough to see that an order draws from elsewhere than its key
 
 
 def describe_value(value: object, depth: int = 0) -> str:
@@ -131,8 +133,8 @@ def describe_data(given: Iterable[GivenData]) -> dict[str, str]:
         texts[one.argument] = "None" if one.data is None else kind
         kwargs = {name: value for name, value in (one.kwargs or {}).items() if name not in _OWN_TO_A_PROCESS}
         texts |= {f"{one.argument}, {name}": describe_value(kwargs[name]) for name in sorted(kwargs)}
-        if one.order is not None:
-            texts["order"] = one.order.identity
+        if one.purpose == "train":
+            texts["order"] = "None" if one.order is None else one.order.identity
     return texts
 
 
@@ -307,7 +309,11 @@ def describe_loader(purpose: str, loader: object) -> dict[str, str]:
             f"{name}, shuffle": describe_value(own.shuffle),
         }
         if not has_plain_order(own.given_order):
-            texts[f"{name}, order"] = own.given_order.identity
+            order = own.order
+            texts |= {
+                f"{name}, order": own.given_order.identity,
+                f"{name}, first samples": describe_value(index_list(order.indices(0, min(_FIRST, order.num_samples)))),
+            }
     elif kind == _SPLIT:
         texts[f"{name}, length"] = describe_value(len(cast("Sequence[object]", own)))
     return texts

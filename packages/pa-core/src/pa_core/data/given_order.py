@@ -42,7 +42,11 @@ def check_kind_of_order(order: object) -> None:
     Raises:
         ArgumentTypeError: It is something else, such as a class or a sampler.
     """
-    if order is None or isinstance(order, Order):
+    if order is None:
+        return
+    if isinstance(order, Order):
+        if not isinstance(getattr(order, "name", None), str):
+            raise _without_name(order)
         return
     raise ArgumentTypeError(
         "This is not an order.",
@@ -104,6 +108,16 @@ def _without_effect(order: Order, other: str, do: str) -> ConfigurationError:
         given=f"order={type(order).__name__}(...), and {other}",
         expected="one of them",
         do=do,
+    )
+
+
+def _without_name(order: Order) -> ArgumentTypeError:
+    kind = type(order).__name__
+    return ArgumentTypeError(
+        "An order needs a name, by which training states know it.",
+        given=f"{kind} without a name",
+        expected="a string as an attribute of the class, a new one for each change of what the order does",
+        do=f'Write name = "{kind.lower()}-v1" in {kind}.',
     )
 
 

@@ -5,7 +5,17 @@ from __future__ import annotations
 from pa_core.orders.epoch_order import EpochOrder, epoch_order
 from pa_core.orders.order import Order
 from pa_core.orders.shuffled import Sequential, Shuffled
+from pa_core.orders.table_order import TableOrder
 from pa_core.orders.token_budget import TokenBudget
 from pa_core.orders.weighted import Weighted
 
-__all__ = ["EpochOrder", "Order", "Sequential", "Shuffled", "TokenBudget", "Weighted", "epoch_order"]
+__all__ = [
+    "EpochOrder",
+    "Order",
+    "Sequential",
+    "Shuffled",
+    "TableOrder",
+    "TokenBudget",
+    "Weighted",
+    "epoch_order",
+]
