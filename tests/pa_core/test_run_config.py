@@ -19,6 +19,7 @@ from typing_extensions import override
 
 from pa_core._accelerate import create_accelerator
 from pa_core.distributed import num_processes, rank
+from pa_core.epoch_lengths import EpochLengths
 from pa_core.errors import ConfigurationError
 from pa_core.run_config import LoaderSettings, TrainerRunConfig, describe_run_config
 
@@ -171,14 +172,17 @@ def describe(**changes: Any) -> TrainerRunConfig:
         "seed": 1,
         "training": LoaderSettings(8, {"shuffle": True}),
         "evaluation": LoaderSettings(16, {}),
-        "num_steps_per_epoch": 10,
         "num_epochs": 2,
         "max_num_train_steps": None,
         "gradient_accumulation_steps": 1,
         "gradient_clip_value": None,
         "gradient_clip_norm": None,
+        **changes,
     }
-    return describe_run_config(create_accelerator(), **{**values, **changes})
+    values.setdefault(
+        "lengths", EpochLengths(lambda _: 10, accumulation_steps=values["gradient_accumulation_steps"], are_equal=True)
+    )
+    return describe_run_config(create_accelerator(), **values)
 
 
 @pytest.mark.parametrize(
@@ -188,7 +192,9 @@ def describe(**changes: Any) -> TrainerRunConfig:
         ({"gradient_accumulation_steps": 4}, 3, 2, 6),
         ({"max_num_train_steps": 25}, 10, 3, 25),
         ({"max_num_train_steps": 4, "gradient_accumulation_steps": 3}, 4, 1, 4),
-        ({"num_steps_per_epoch": 0, "num_epochs": 1}, 0, 1, None),
+        ({"lengths": None, "num_epochs": 1}, 0, 1, None),
+        ({"lengths": EpochLengths([4, 10, 5].__getitem__, are_equal=False), "num_epochs": 3}, 7, 3, 19),
+        ({"lengths": EpochLengths([4, 10, 5].__getitem__, are_equal=False), "max_num_train_steps": 5}, 7, 2, 5),
     ],
 )
 def test_updates_and_epochs_follow_from_each_other(

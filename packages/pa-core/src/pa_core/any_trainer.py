@@ -28,6 +28,7 @@ from pa_core.checkpoint_loading import load_checkpoint_into
 from pa_core.data.loaders import Loaders
 from pa_core.distributed import processes
 from pa_core.distributed.agreement import Agreement
+from pa_core.epoch_lengths import EpochLengths
 from pa_core.errors import ArgumentTypeError, ConfigurationError, StopTrainingError
 from pa_core.events import CallbackHandler
 from pa_core.private_parts import PrivateParts
@@ -81,6 +82,7 @@ class AnyTrainer(ABC):
         train_dataloader: The loader of the current or last training run; a callback may replace it in
             ``on_prepare_start``.
         eval_dataloader: The loader that is evaluated; a callback may replace it between epochs.
+        epoch_lengths: How many steps and updates each epoch of the current or last training run has.
         run_history: The recorded metrics.
         run_config: The settings of the current or last run.
         callback_handler: The registered callbacks.
@@ -108,6 +110,7 @@ class AnyTrainer(ABC):
     eval_dataset: Dataset[Any] | None
     train_dataloader: SizedIterable
     eval_dataloader: SizedIterable | None
+    epoch_lengths: EpochLengths
     run_history: RunHistory
     run_config: TrainerRunConfig
     callback_handler: CallbackHandler[Any]

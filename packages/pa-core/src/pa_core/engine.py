@@ -38,6 +38,7 @@ from pa_core.distributed.agreement import Agreement
 from pa_core.distributed.comparison import PLACE, Describe, agree_on_integer, require_alike
 from pa_core.distributed.shared_errors import showing_errors_once
 from pa_core.distributed.watch import Place, RunWatch
+from pa_core.epoch_lengths import EpochLengths
 from pa_core.errors import NonFiniteLossError, StopTrainingError
 from pa_core.events import EVENT_NAMES, CallbackHandler, CallbackLike, TrainerCallback
 from pa_core.misspelt_overrides import warn_of_misspelt_overrides
@@ -112,6 +113,7 @@ class Engine(AnyTrainer):
         self.scheduler: StatefulScheduler | None = None
         self.gradient_norm = None
         self.train_dataloader: SizedIterable = _unset()
+        self.epoch_lengths: EpochLengths = _unset()
         self.eval_dataloader: SizedIterable | None = None
         self._loss_tracker = LossTracker()
         self._step_means = StepMeans()
@@ -193,7 +195,7 @@ class Engine(AnyTrainer):
             seed=self._resumption.seed,
             training=self._loaders.settings("train", self.train_dataloader, per_device_batch_size),
             evaluation=self._loaders.settings("eval", self.eval_dataloader, per_device_batch_size),
-            num_steps_per_epoch=count_steps(self.train_dataloader) if self._running == "train" else 0,
+            lengths=self.epoch_lengths if self._running == "train" else None,
             num_epochs=num_epochs,
             max_num_train_steps=max_num_train_steps,
             gradient_accumulation_steps=gradient_accumulation_steps,
@@ -423,7 +425,7 @@ class Engine(AnyTrainer):
         return placeholder_values(
             num_epochs=self.run_config.num_epochs,
             num_update_steps_per_epoch=self.run_config.num_update_steps_per_epoch,
-            train_dataloader_len=count_steps(self.train_dataloader),
+            train_dataloader_len=self.epoch_lengths.mean_steps(self.run_config.num_epochs),
             eval_dataloader_len=None if self.eval_dataloader is None else count_steps(self.eval_dataloader),
         )
 
@@ -458,7 +460,7 @@ class Engine(AnyTrainer):
     @property
     def _ends_within_epoch(self) -> bool:
         """Whether the last update cut its epoch short, which a longer run would bring to its end."""
-        updates_of_whole_epochs = self.num_epochs_completed * self.run_config.num_update_steps_per_epoch
+        updates_of_whole_epochs = self.epoch_lengths.updates_before(self.num_epochs_completed)
         return self._is_at_last_update and self.num_updates_completed < updates_of_whole_epochs
 
     def _remaining_steps(self, train_dl: SizedIterable, count: BatchCount | None) -> Iterator[tuple[MicroBatch, Any]]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import difflib
-import math
 import numbers
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+from pa_core.epoch_lengths import EpochLengths
 from pa_core.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -45,7 +45,8 @@ class TrainerRunConfig:
         gradient_clip_value: Gradients are clipped to ``[-value, value]``; None: they are not.
         train_total_batch_size: Samples of all processes in one optimizer update.
         eval_total_batch_size: Samples of all processes in one evaluation step.
-        num_update_steps_per_epoch: Optimizer updates in one epoch.
+        num_update_steps_per_epoch: Optimizer updates in one epoch. Where epochs differ in length, this is the mean of
+            all of them, rounded up; the length of each is in ``trainer.epoch_lengths``.
         max_num_train_steps: Optimizer updates after which the run ends, whatever ``num_epochs`` says.
         is_local_process_zero: True in the first process of each machine.
         is_world_process_zero: True in the first process of all.
@@ -160,7 +161,7 @@ def describe_run_config(
     seed: int | None,
     training: LoaderSettings,
     evaluation: LoaderSettings,
-    num_steps_per_epoch: int,
+    lengths: EpochLengths | None,
     num_epochs: int,
     max_num_train_steps: int | None,
     gradient_accumulation_steps: int,
@@ -175,18 +176,17 @@ def describe_run_config(
         seed: The number that the order of the data follows from.
         training: What the training batches are made with.
         evaluation: What the evaluation batches are made with.
-        num_steps_per_epoch: Training batches of one process in an epoch; 0 for a run that only evaluates.
+        lengths: The lengths of the training epochs; None for a run that only evaluates.
         num_epochs: The epochs that were asked for.
         max_num_train_steps: Updates after which the run ends, which override the epochs; None for all of the epochs.
         gradient_accumulation_steps: Batches of one process in an update.
         gradient_clip_value: The bound on each element of the gradients.
         gradient_clip_norm: The bound on the norm of all gradients.
     """
-    updates = math.ceil(num_steps_per_epoch / gradient_accumulation_steps)
-    if updates > 0 and max_num_train_steps is not None:
-        num_epochs = math.ceil(max_num_train_steps / updates)
-    elif updates > 0:
-        max_num_train_steps = num_epochs * updates
+    if lengths is not None and max_num_train_steps is not None:
+        num_epochs = lengths.epochs_for(max_num_train_steps)
+    elif lengths is not None:
+        max_num_train_steps = lengths.updates_before(num_epochs)
     processes = accelerator.num_processes
     return TrainerRunConfig(
         num_epochs=num_epochs,
@@ -198,7 +198,7 @@ def describe_run_config(
         gradient_clip_value=gradient_clip_value,
         train_total_batch_size=training.batch_size * processes * gradient_accumulation_steps,
         eval_total_batch_size=evaluation.batch_size * processes,
-        num_update_steps_per_epoch=updates,
+        num_update_steps_per_epoch=0 if lengths is None else lengths.mean_updates(num_epochs),
         max_num_train_steps=max_num_train_steps,
         is_local_process_zero=accelerator.is_local_main_process,
         is_world_process_zero=accelerator.is_main_process,

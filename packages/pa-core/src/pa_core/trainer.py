@@ -19,7 +19,7 @@ from pa_core.beside_model import require_one_trained_module
 from pa_core.callbacks.defaults import DEFAULT_CALLBACKS
 from pa_core.callbacks.limit_batches import apply_limit_of_environment
 from pa_core.data.given_data import DEFAULT_BATCH_SIZE, GivenData
-from pa_core.data.loaders import batches_on_device
+from pa_core.data.loaders import batches_on_device, lengths_of_epochs
 from pa_core.distributed.agreement import Agreement
 from pa_core.distributed.shared_errors import showing_errors_once
 from pa_core.distributed.watch import DEFAULT_MAX_WAIT_SECONDS
@@ -269,6 +269,7 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             self._require_same_parts()
             self._prepare_model_optimizer_and_dataloaders()
             self._wrapping.model = self.model
+            self.epoch_lengths = lengths_of_epochs(self.train_dataloader, gradient_accumulation_steps)
             self.run_config = self._create_run_config(*numbers)
             self._resumption.note_hyperparameters(self)
             self._set_scheduler()

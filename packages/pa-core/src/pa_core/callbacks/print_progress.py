@@ -61,8 +61,12 @@ class PrintProgressCallback(TrainerCallback):
         config = trainer.run_config
         updates = config.num_update_steps_per_epoch
         length = f"{_count(config.num_epochs, 'epoch')} of {_count(updates, 'update')}"
-        if config.max_num_train_steps is not None and config.max_num_train_steps < config.num_epochs * updates:
-            length += f", at most {_count(config.max_num_train_steps, 'update')}"
+        total = config.max_num_train_steps
+        whole = trainer.epoch_lengths.updates_before(config.num_epochs)
+        if total is not None and total < config.num_epochs * updates:
+            length += (
+                f", at most {_count(total, 'update')}" if total < whole else f" on average, {_count(total, 'update')}"
+            )
         samples = _count(config.train_total_batch_size, "sample")
         # Without flush, lines of the progress, which are written at once, would overtake this one in a log file.
         trainer.print(f"Training starts: {length}, {samples} per update; {trainer.describe_run()}", flush=True)

@@ -208,6 +208,6 @@ def _num_batches_to_train(trainer: AnyTrainer) -> int:
     updates_left = config.max_num_train_steps - trainer.num_updates_completed
     # A run that was resumed mid-epoch has made some of the epoch's updates before.
     updates_done = max(
-        0, trainer.num_updates_completed - trainer.num_epochs_completed * config.num_update_steps_per_epoch
+        0, trainer.num_updates_completed - trainer.epoch_lengths.updates_before(trainer.num_epochs_completed)
     )
     return min(whole, (updates_left + updates_done) * config.gradient_accumulation_steps)

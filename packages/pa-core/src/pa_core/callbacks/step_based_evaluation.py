@@ -65,7 +65,7 @@ class StepBasedEvaluationCallback(TrainerCallback):
     @override
     def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
         """Evaluate if it is time."""
-        config = trainer.run_config
-        ends_an_epoch = update % config.num_update_steps_per_epoch == 0 or update == config.max_num_train_steps
-        if update % self.eval_every_n_steps == 0 and not ends_an_epoch:
+        if update % self.eval_every_n_steps != 0 or update == trainer.run_config.max_num_train_steps:
+            return
+        if not trainer.epoch_lengths.is_end_of_epoch(update):
             trainer.run_evaluation_epoch(is_intermediate=True)

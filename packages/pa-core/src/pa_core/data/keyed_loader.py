@@ -269,6 +269,19 @@ class KeyedDataLoader(DataLoader[_SampleT_co]):
         self._epoch = epoch
         self._batches.plan, self._batches.whole_epoch = plan, whole_epoch
 
+    def num_steps(self, epoch: int) -> int:
+        """Return the number of steps of a whole epoch, which is the same on every process.
+
+        Args:
+            epoch: The number of the epoch.
+
+        Raises:
+            EmptyDatasetError: The order visits no sample in this epoch, or ``drop_last`` leaves none.
+        """
+        whole = self._batches.whole_epoch if epoch == self._epoch else self._plan_of_whole_epoch(epoch)
+        check_epoch(whole.split, epoch)
+        return len(whole.split)
+
     def _plan_of_whole_epoch(self, epoch: int) -> EpochPlan:
         order = self.given_order.epoch_order(self._num_samples, seed=self._seed, epoch=epoch)
         return EpochPlan(order, self._split_epoch(order), self.rank, mix(self._seed, epoch))

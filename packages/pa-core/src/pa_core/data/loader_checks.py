@@ -172,12 +172,23 @@ def require_batch_ends(order: EpochOrder) -> Tensor:
     return ends
 
 
-def check_epoch(split: Split) -> None:
+def check_epoch(split: Split, epoch: int = 0) -> None:
     """Refuse a split of a whole epoch that has no step.
+
+    Args:
+        split: The split.
+        epoch: The number of the epoch.
 
     Raises:
         EmptyDatasetError: If there is none.
     """
+    if split.num_samples == 0:
+        raise EmptyDatasetError(
+            "The order of the data has an epoch without samples.",
+            given=f"0 samples in epoch {epoch}, counted from 0",
+            expected="at least one sample in each epoch of the run",
+            do="Let the order visit some samples in this epoch, or train for fewer epochs.",
+        )
     if len(split) == 0:
         global_batch = split.batch_size * split.num_processes
         raise EmptyDatasetError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -31,6 +32,7 @@ from pa_core.data.loader_checks import count_samples
 from pa_core.data.split_sampler import check_share, split_sampler, warn_of_filling_up, warn_of_repeated_samples
 from pa_core.data.workers import start_method
 from pa_core.distributed import collectives
+from pa_core.epoch_lengths import EpochLengths
 from pa_core.orders import Order, Shuffled
 from pa_core.run_config import LoaderSettings
 from pa_core.types import SizedIterable
@@ -44,6 +46,7 @@ __all__ = [
     "default_num_workers",
     "describe_missing_workers",
     "end_workers",
+    "lengths_of_epochs",
     "workers_if_forked",
 ]
 
@@ -304,15 +307,32 @@ class Loaders:
 
 
 def count_steps(loader: SizedIterable[Any]) -> int:
-    """Return the number of steps of an epoch, which is the same on every process.
+    """Return the number of steps of an epoch, of a keyed loader the chosen one; it is the same on every process.
 
     Args:
         loader: Any loader with a length.
     """
+    keyed = innermost(loader)
+    return _steps_of_epoch(loader, keyed.epoch if is_keyed(keyed) else 0)
+
+
+def lengths_of_epochs(loader: SizedIterable[Any], accumulation_steps: int) -> EpochLengths:
+    """Return how many steps and updates each epoch of a training loader has.
+
+    Args:
+        loader: The loader, split over the processes.
+        accumulation_steps: Batches of one process in an update.
+    """
+    keyed = innermost(loader)
+    are_equal = not is_keyed(keyed) or keyed.given_order.equal_epochs
+    return EpochLengths(partial(_steps_of_epoch, loader), accumulation_steps, are_equal=are_equal)
+
+
+def _steps_of_epoch(loader: SizedIterable[Any], epoch: int) -> int:
     keyed, limit = innermost(loader), batches_of_slices(loader)
     if not is_keyed(keyed):
         return len(loader)
-    steps = len(keyed.split)
+    steps = keyed.num_steps(epoch)
     return steps if limit is None else min(steps, limit)
 
 

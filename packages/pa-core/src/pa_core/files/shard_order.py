@@ -55,6 +55,7 @@ class ShardOrder(Order):
     """
 
     name: ClassVar[str] = "shards-v1"
+    equal_epochs: ClassVar[bool] = True
     names: tuple[str, ...]
     counts: tuple[int, ...]
     window: int = 10_000

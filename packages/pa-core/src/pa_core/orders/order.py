@@ -23,6 +23,8 @@ class Order(ABC):
         name: The versioned name of what it does, such as ``"shuffled-v1"``. What a name means never changes.
         makes_batches: Whether its epochs say which samples belong together in a batch, see `EpochOrder.batch_ends`.
             There is then no batch size to choose.
+        equal_epochs: Whether all epochs have as many samples, and as many batches, as the first one. A run that begins
+            asks for the lengths of all its epochs unless the order says so.
 
     Example:
         >>> from pa_core.orders import Shuffled
@@ -32,6 +34,7 @@ class Order(ABC):
 
     name: ClassVar[str]
     makes_batches: ClassVar[bool] = False
+    equal_epochs: ClassVar[bool] = False
 
     @abstractmethod
     def epoch_order(self, num_samples: int, *, seed: int, epoch: int) -> EpochOrder:

@@ -28,6 +28,7 @@ class Shuffled(Order):
     """
 
     name: ClassVar[str] = "shuffled-v1"
+    equal_epochs: ClassVar[bool] = True
     algorithm: str | None = None
 
     @override
@@ -49,6 +50,7 @@ class Sequential(Order):
     """
 
     name: ClassVar[str] = "sequential-v1"
+    equal_epochs: ClassVar[bool] = True
 
     @override
     def epoch_order(self, num_samples: int, *, seed: int, epoch: int) -> EpochOrder:

@@ -60,6 +60,7 @@ class Weighted(Order):
     """
 
     name: ClassVar[str] = "weighted-v1"
+    equal_epochs: ClassVar[bool] = True
 
     def __init__(
         self, weights: Tensor | Sequence[float], *, replacement: bool = True, num_samples: int | None = None

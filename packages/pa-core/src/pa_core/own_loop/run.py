@@ -21,6 +21,7 @@ from pa_core.accumulation import Accumulation, MicroBatch, forget_gradients
 from pa_core.callbacks.limit_batches import apply_limit_of_environment
 from pa_core.data.batch_count import BatchCount
 from pa_core.data.given_data import DEFAULT_BATCH_SIZE, GivenData
+from pa_core.data.loaders import lengths_of_epochs
 from pa_core.distributed.collectives import gather_without_rows
 from pa_core.distributed.comparison import Describe
 from pa_core.distributed.shared_errors import showing_errors_once
@@ -294,6 +295,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
                 self._make_optimizers()
             self._trained_models.watch_steps()
             self.train_dataloader = self._loaders.split_for_training(self.train_dataloader)
+            self.epoch_lengths = lengths_of_epochs(self.train_dataloader, self._sizes["gradient_accumulation_steps"])
             self.run_config = self._create_run_config(**self._sizes)
             self._create_schedulers()
             self._block = block.pop_all()

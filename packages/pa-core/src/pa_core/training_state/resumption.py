@@ -275,7 +275,9 @@ class Resumption:
         loader = innermost(run.train_dataloader)
         if is_keyed(loader):
             samples = self.saved.position.samples if self.saved is not None and self._is_mid_epoch else 0
-            loader.start_epoch(epoch, min(samples, loader.split.num_samples))
+            loader.start_epoch(epoch)
+            if samples > 0:
+                loader.start_epoch(epoch, min(samples, loader.split.num_samples))
         else:
             set_epoch(loader, epoch)
 

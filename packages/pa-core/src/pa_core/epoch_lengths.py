@@ -1,0 +1,109 @@
+"""How many steps and updates each epoch of a run has: as many in all of them, or not."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable
+
+__all__ = ["EpochLengths"]
+
+
+class EpochLengths:
+    """The steps and updates of each epoch of a training run, known before it begins.
+
+    Most orders visit as many samples in each epoch. Where an order visits more or fewer, as `Curriculum` may, each
+    epoch is asked for once, when the first question comes that needs it.
+
+    Args:
+        num_steps: Returns the number of steps of an epoch, counted from 0: batches of one process. At least 1.
+        accumulation_steps: Steps in an update; the last update of an epoch may have fewer.
+        are_equal: Whether all epochs are as long as the first.
+
+    Example:
+        >>> lengths = EpochLengths([4, 10, 6].__getitem__, accumulation_steps=2, are_equal=False)
+        >>> [lengths.updates_of(epoch) for epoch in range(3)]
+        [2, 5, 3]
+        >>> lengths.updates_before(2), lengths.epochs_for(8), lengths.mean_updates(3)
+        (7, 3, 4)
+    """
+
+    def __init__(self, num_steps: Callable[[int], int], accumulation_steps: int = 1, *, are_equal: bool) -> None:
+        self._num_steps = num_steps
+        self._accumulation_steps = accumulation_steps
+        self._are_equal = are_equal
+        self._steps: list[int] = []
+        self._ends: list[int] = []  # the updates of the run by the end of each epoch
+
+    def steps_of(self, epoch: int) -> int:
+        """Return the number of steps of an epoch.
+
+        Args:
+            epoch: The number of the epoch, from 0.
+        """
+        return self._steps[self._known(epoch)]
+
+    def updates_of(self, epoch: int) -> int:
+        """Return the number of updates of an epoch that is trained to its end.
+
+        Args:
+            epoch: The number of the epoch, from 0.
+        """
+        return -(-self.steps_of(epoch) // self._accumulation_steps)
+
+    def updates_before(self, epoch: int) -> int:
+        """Return the number of updates of a run when an epoch begins, if all epochs before it came to their ends.
+
+        Args:
+            epoch: The number of the epoch, from 0; the number of all epochs for the updates of the whole run.
+        """
+        if epoch == 0:
+            return 0
+        known = self._known(epoch - 1)
+        return self._ends[known] * (epoch - known)
+
+    def epochs_for(self, updates: int) -> int:
+        """Return in how many epochs a run makes a number of updates; the last one may be cut short.
+
+        Args:
+            updates: The number of updates, at least 1.
+        """
+        if self._are_equal:
+            return -(-updates // self.updates_of(0))
+        while not self._ends or self._ends[-1] < updates:
+            self._known(len(self._ends))
+        return bisect_left(self._ends, updates) + 1
+
+    def is_end_of_epoch(self, updates: int) -> bool:
+        """Return whether an epoch ends with an update of the run.
+
+        Args:
+            updates: The number of updates up to it, at least 1.
+        """
+        return self.updates_before(self.epochs_for(updates)) == updates
+
+    def mean_updates(self, num_epochs: int) -> int:
+        """Return the mean number of updates of the first epochs, rounded up.
+
+        Args:
+            num_epochs: The number of epochs, at least 1.
+        """
+        return -(-self.updates_before(num_epochs) // num_epochs)
+
+    def mean_steps(self, num_epochs: int) -> int:
+        """Return the mean number of steps of the first epochs, rounded up.
+
+        Args:
+            num_epochs: The number of epochs, at least 1.
+        """
+        total = sum(map(self.steps_of, range(num_epochs))) if not self._are_equal else self.steps_of(0) * num_epochs
+        return -(-total // num_epochs)
+
+    def _known(self, epoch: int) -> int:
+        """Ask for the lengths up to an epoch; return the number of one that is as long and was asked for."""
+        epoch = 0 if self._are_equal else epoch
+        while len(self._ends) <= epoch:
+            steps = self._num_steps(len(self._ends))
+            before = self._ends[-1] if self._ends else 0
+            self._steps.append(steps)
+            self._ends.append(before - (-steps // self._accumulation_steps))
+        return epoch
