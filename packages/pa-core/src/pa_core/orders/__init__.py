@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from pa_core.orders.class_balanced import ClassBalanced
 from pa_core.orders.epoch_order import EpochOrder, epoch_order
+from pa_core.orders.mixture import Mixture
 from pa_core.orders.order import Order
 from pa_core.orders.shuffled import Sequential, Shuffled
 from pa_core.orders.table_order import TableOrder
@@ -10,7 +12,9 @@ from pa_core.orders.token_budget import TokenBudget
 from pa_core.orders.weighted import Weighted
 
 __all__ = [
+    "ClassBalanced",
     "EpochOrder",
+    "Mixture",
     "Order",
     "Sequential",
     "Shuffled",

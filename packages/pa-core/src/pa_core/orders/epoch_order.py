@@ -12,15 +12,14 @@ from torch import Tensor
 from typing_extensions import override
 
 from pa_core.errors import ConfigurationError
-from pa_core.rng import extend_key, mix
+from pa_core.orders.feistel import permutations
+from pa_core.orders.keyed_numbers import as_int64
+from pa_core.rng import mix
 
 __all__ = ["ALGORITHMS", "RANDPERM_LIMIT", "EpochOrder", "epoch_order", "index_list"]
 
 RANDPERM_LIMIT = 10_000_000
 """Up to this many samples an epoch is shuffled with a table from `torch.randperm`, 80 MB at the limit."""
-
-_MULTIPLIER_1 = 0xBF58_476D_1CE4_E5B9  # of splitmix64, as in pa_core.rng
-_MULTIPLIER_2 = 0x94D0_49BB_1331_11EB
 
 
 class EpochOrder(ABC):
@@ -111,25 +110,12 @@ class _RandpermOrder(EpochOrder):
 
 
 class _FeistelOrder(EpochOrder):
-    """A Feistel network over the smallest power of two that holds the dataset, with cycle-walking.
-
-    Six rounds of a keyed function on alternating halves of the position are a bijection of
-    ``[0, 2**bits)`` (Luby and Rackoff, 1988). A result past the end of the dataset is put through the network
-    again until it falls inside, which makes it a bijection of ``[0, num_samples)`` (Black and Rogaway,
-    "Ciphers with arbitrary finite domains", 2002). Fewer than two passes are needed on average.
-    """
-
     algorithm = "feistel-v1"
-    _ROUNDS = 6
     _CHUNK = 65_536
 
     def __init__(self, num_samples: int, *, seed: int, epoch: int) -> None:
         super().__init__(num_samples, seed=seed, epoch=epoch)
-        bits = max(2, (num_samples - 1).bit_length())
-        self._low_bits = bits // 2
-        self._low_mask = (1 << self._low_bits) - 1
-        self._high_mask = (1 << (bits - self._low_bits)) - 1
-        self._round_keys = [_as_int64(extend_key(self._key, number)) for number in range(self._ROUNDS)]
+        self._permutation = permutations(torch.tensor(num_samples), torch.tensor(as_int64(self._key)))
         self._chunk_number = -1
         self._chunk = torch.empty(0, dtype=torch.int64)
 
@@ -147,36 +133,9 @@ class _FeistelOrder(EpochOrder):
         if number != self._chunk_number:
             first = number * self._CHUNK
             positions = torch.arange(first, min(first + self._CHUNK, self.num_samples))
-            self._chunk = self._walk(positions)
+            self._chunk = self._permutation.of(positions)
             self._chunk_number = number
         return self._chunk
-
-    def _walk(self, positions: Tensor) -> Tensor:
-        values = self._encrypt(positions)
-        while (outside := (values >= self.num_samples).nonzero().squeeze(1)).numel() > 0:
-            values[outside] = self._encrypt(values[outside])
-        return values
-
-    def _encrypt(self, values: Tensor) -> Tensor:
-        high, low = values >> self._low_bits, values & self._low_mask
-        for number, key in enumerate(self._round_keys):
-            if number % 2 == 0:
-                high ^= _scramble(low, key) & self._high_mask
-            else:
-                low ^= _scramble(high, key) & self._low_mask
-        return (high << self._low_bits) | low
-
-
-def _scramble(values: Tensor, key: int) -> Tensor:
-    """The round function: the upper 32 bits of a keyed multiply-xor-multiply, wrapping at 64 bits."""
-    mixed = (values ^ key).mul_(_as_int64(_MULTIPLIER_1))
-    mixed ^= mixed >> 29
-    return mixed.mul_(_as_int64(_MULTIPLIER_2)).bitwise_right_shift_(32)
-
-
-def _as_int64(value: int) -> int:
-    """Reinterpret 64 unsigned bits as the signed integer that a torch operation accepts."""
-    return value - (1 << 64) if value >= 1 << 63 else value
 
 
 _ORDERS: dict[str, type[EpochOrder]] = {
