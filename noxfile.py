@@ -154,7 +154,7 @@ DISTRIBUTIONS = (
     Distribution(
         "pa-core",
         "pa_core",
-        extras=("examples", "fsspec", "plot", "stateful"),
+        extras=("examples", "fsspec", "parquet", "plot", "stateful"),
         test_requirements=("pandas", "tensorboard"),
     ),
     Distribution("pa-schedulers", "pa_schedulers", extras=("plot",)),

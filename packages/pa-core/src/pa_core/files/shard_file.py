@@ -25,6 +25,7 @@ _PieceT = TypeVar("_PieceT", bound=Piece)
 _BLOCK = 1 << 20
 _COMPRESSED: Mapping[str, Callable[[BinaryIO], gzip.GzipFile | bz2.BZ2File | lzma.LZMAFile]] = {
     ".gz": lambda file: gzip.GzipFile(fileobj=file),
+    ".tgz": lambda file: gzip.GzipFile(fileobj=file),
     ".bz2": bz2.BZ2File,
     ".xz": lzma.LZMAFile,
 }
@@ -84,9 +85,8 @@ class ShardFile:
         A compressed file is decompressed whole, and held in memory while it is in use.
 
         Raises:
-            ShardError: It is missing, damaged, or has changed since its samples were counted.
+            ShardError: It is missing or damaged.
         """
-        self._check_unchanged()
         if self.is_compressed:
             return _Decompressed(self)
         return _RemoteBytes(self) if is_url(self.path) else _LocalBytes(self)
@@ -98,9 +98,8 @@ class ShardFile:
             reads_all: Whether to fetch from a store ahead of what is read, rather than just that.
 
         Raises:
-            ShardError: It is missing, or has changed since its samples were counted.
+            ShardError: It is missing.
         """
-        self._check_unchanged()
         with self.explaining():
             if not is_url(self.path):
                 return Path(self.path).open("rb")
@@ -160,8 +159,15 @@ class ShardFile:
             reason = EOFError(f"{type(error).__name__}: {error}") if is_damaged else error
             raise explained(self.path, reason) from error
 
-    def _check_unchanged(self) -> None:
-        if self.stamp != (now := stamp_of(self.path, self.options)):
+    def check_unchanged(self) -> None:
+        """Refuse a file that is another one than when it was first looked at.
+
+        Raises:
+            ShardError: It is.
+        """
+        was_seen = "stamp" in vars(self)
+        now = stamp_of(self.path, self.options) if was_seen else self.stamp
+        if now != self.stamp:
             raise ShardError(
                 "A file has changed since its samples were counted.",
                 given=f"{self.path}, {self.stamp.size} bytes before and {now.size} bytes now",

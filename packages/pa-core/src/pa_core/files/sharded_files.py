@@ -197,6 +197,7 @@ class ShardedFiles(Dataset[_SampleT_co]):
 
     def _open_shard(self, number: int) -> OpenShard[Any]:
         file = self._files[number]
+        file.check_unchanged()
         if self._were_given and (found := self._reader.count(file)) != self.counts[number]:
             raise ShardError(
                 "A file has another number of samples than was given.",
@@ -212,6 +213,7 @@ class ShardedFiles(Dataset[_SampleT_co]):
         first = len(self._files) * rank // max(1, ranks)
         counts = [0] * len(self._files)
         for number in (*range(first, len(counts)), *range(first)):
+            self._files[number].check_unchanged()
             counts[number] = self._reader.count(self._files[number])
         were_read = sum(file.stamp.size for file in self._files if file.has_index_in_memory)
         if were_read > _MUCH_TO_READ and rank == 0:
