@@ -39,6 +39,7 @@ class TwoModels:
         self.loss_tracker, self.step_means = LossTracker(), StepMeans()
         self.train_dataloader: SizedIterable = []
         self.eval_dataloader: SizedIterable | None = None
+        self.eval_dataloaders: dict[str, SizedIterable] = {}
         self.generator = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Dropout(0.2), nn.Linear(4, 2))
         self.discriminator = nn.Linear(2, 1)
         self.optimizers: dict[str, Optimizer] = {

@@ -20,7 +20,7 @@ from pa_core.callbacks import (
     TrainerCallback,
     get_default_callbacks,
 )
-from pa_core.data import DataLoaderSlice, KeyedDataLoader
+from pa_core.data import DataLoaderSlice, EvaluationSet, KeyedDataLoader
 from pa_core.distributed import gather_objects
 from pa_core.distributed.launch import notebook_launcher
 from pa_core.distributed.processes import local_process_zero_first, local_process_zero_only, world_process_zero_only
@@ -66,6 +66,7 @@ __all__ = [
     "ConfigurationError",
     "DataLoaderSlice",
     "EmptyDatasetError",
+    "EvaluationSet",
     "ExplainedError",
     "FolderInUseError",
     "InMemoryRunHistory",

@@ -24,6 +24,7 @@ from torch.optim import Optimizer
 
 from pa_core import _accelerate
 from pa_core.data.custom_loader import batches_of_slices, innermost, is_dataloader, is_keyed
+from pa_core.data.evaluation_sets import EvaluationSet
 from pa_core.data.given_data import GivenData
 from pa_core.data.given_order import has_plain_order
 from pa_core.data.loader_checks import count_samples
@@ -38,6 +39,7 @@ __all__ = [
     "describe_arguments",
     "describe_callbacks",
     "describe_data",
+    "describe_evaluation_sets",
     "describe_hyperparameters",
     "describe_loader",
     "describe_loss_function",
@@ -136,6 +138,18 @@ def describe_data(given: Iterable[GivenData]) -> dict[str, str]:
         if one.purpose == "train":
             texts["order"] = "None" if one.order is None else one.order.identity
     return texts
+
+
+def describe_evaluation_sets(sets: Mapping[str, EvaluationSet]) -> dict[str, str]:
+    """Return the names of evaluation sets in their order, and how often each is evaluated; nothing without any.
+
+    Args:
+        sets: The sets by name.
+    """
+    if not sets:
+        return {}
+    often = (f"{name} every {one.every_n_epochs}" if one.every_n_epochs > 1 else name for name, one in sets.items())
+    return {"evaluation sets": ", ".join(often)}
 
 
 def describe_resumption(

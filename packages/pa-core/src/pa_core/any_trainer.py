@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, cast
 
 import torch
@@ -25,6 +26,7 @@ from pa_core._tqdm import bars_hidden
 from pa_core.added_modules import AddedModule, AddedModules
 from pa_core.checkpoint import save_safetensors
 from pa_core.checkpoint_loading import load_checkpoint_into
+from pa_core.data.evaluation_sets import EvaluationSet, EvaluationSets
 from pa_core.data.loaders import Loaders
 from pa_core.distributed import processes
 from pa_core.distributed.agreement import Agreement
@@ -78,10 +80,12 @@ class AnyTrainer(ABC):
         create_scheduler_fn: The factory that was given to ``train()``.
         collate_fn: The collate function that was given to ``train()`` or ``evaluate()``.
         train_dataset: The dataset of the current or last training run, also where a ``DataLoader`` was given.
-        eval_dataset: The dataset that is evaluated, None where nothing is.
+        eval_dataset: The dataset that is evaluated, None where nothing is; of several evaluation sets the one that is
+            under way, and otherwise the first.
         train_dataloader: The loader of the current or last training run; a callback may replace it in
             ``on_prepare_start``.
-        eval_dataloader: The loader that is evaluated; a callback may replace it between epochs.
+        eval_dataloader: The loader that is evaluated; a callback may replace it between epochs. Of several evaluation
+            sets it is that of ``eval_dataset``; see ``change_eval_dataloaders``.
         epoch_lengths: How many steps and updates each epoch of the current or last training run has.
         run_history: The recorded metrics.
         run_config: The settings of the current or last run.
@@ -122,6 +126,7 @@ class AnyTrainer(ABC):
     _loss_tracker: LossTracker
     _step_means: StepMeans
     _loaders: Loaders
+    _eval_sets: EvaluationSets
     _agreement: Agreement
     _resumption: Resumption
     _safe_points: SafePoints
@@ -148,6 +153,59 @@ class AnyTrainer(ABC):
         Its first and its last event are called.
         """
         return self._resumption.was_complete
+
+    # Evaluation sets
+
+    @property
+    def eval_name(self) -> str | None:
+        """The name of the evaluation set that is under way; None between evaluations, and where it has no name.
+
+        Example:
+            >>> from pa_core import AnyTrainer, TrainerCallback
+            >>> class PrintNames(TrainerCallback):
+            ...     def on_eval_epoch_end(self, trainer: AnyTrainer, **kwargs: object) -> None:
+            ...         trainer.print(f"evaluated {trainer.eval_name}")
+        """
+        return self._eval_sets.name
+
+    @property
+    def eval_sets(self) -> Mapping[str, EvaluationSet]:
+        """The evaluation sets of the current or last run by name; empty where ``eval_dataset`` is one dataset."""
+        return MappingProxyType(self._eval_sets.given)
+
+    @property
+    def eval_dataloaders(self) -> Mapping[str, SizedIterable]:
+        """The loaders of the evaluation sets by name; empty where there is one dataset."""
+        return self._eval_sets.loaders(self)
+
+    def change_eval_dataloaders(self, change: Callable[[SizedIterable], SizedIterable]) -> None:
+        """Replace the loader of each evaluation set, or the only one, from now on; to be called between evaluations.
+
+        Args:
+            change: Called with a loader, returns what replaces it.
+        """
+        self._eval_sets.change_loaders(self, change)
+
+    def is_evaluated_in_epoch(self, metric_name: str) -> bool:
+        """Return whether a metric can get a new value in the current epoch.
+
+        It cannot where it is named after an evaluation set that is not evaluated in this epoch: what judges by the
+        metric, such as ``SaveBestModelCallback``, then leaves the epoch out.
+
+        Args:
+            metric_name: The full name of the metric, with its prefix.
+        """
+        name = self._eval_sets.set_of_metric(metric_name)
+        return name is None or name in self._eval_names_of_epoch()
+
+    def _eval_names_of_epoch(self) -> list[str | None]:
+        """The sets that are evaluated after the current epoch; between epochs and in ``evaluate()``, all of them."""
+        epoch = self._progress.epoch_under_way
+        if epoch is None:
+            return self._eval_sets.due(0, is_last=True)
+        config = self.run_config
+        is_last = epoch + 1 >= config.num_epochs or self._progress.updates == config.max_num_train_steps
+        return self._eval_sets.due(epoch + 1, is_last=is_last)
 
     # Which process this is, and what one of them does for the others
 
@@ -455,7 +513,7 @@ class AnyTrainer(ABC):
         return False
 
     @abstractmethod
-    def run_evaluation_epoch(self, *, is_intermediate: bool = False) -> None:
+    def run_evaluation_epoch(self, *, is_intermediate: bool = False, eval_names: Collection[str] | None = None) -> None:
         """Evaluate ``eval_dataset`` once in the middle of a training run, which then continues as before."""
 
     # Checkpoints and training states

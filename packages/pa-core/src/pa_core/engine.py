@@ -31,6 +31,7 @@ from pa_core.any_trainer import AnyTrainer
 from pa_core.callbacks.limit_batches import add_limit_of_environment
 from pa_core.data.batch_count import BatchCount
 from pa_core.data.custom_loader import batches_of_slices
+from pa_core.data.evaluation_sets import EvaluationSets
 from pa_core.data.given_data import GivenData, check_arguments_of_loaders
 from pa_core.data.loaders import Loaders, Purpose, batches_on_device, count_steps, end_workers
 from pa_core.distributed import fail_fast, processes
@@ -127,6 +128,7 @@ class Engine(AnyTrainer):
         compatibility.require_usable(self._accelerator, arguments, model)
         self._sharding = read_settings(self._accelerator, arguments)
         self._loaders = Loaders(self._accelerator)
+        self._eval_sets = EvaluationSets()
         self._gradient_clip_norm = None
         self._running = None
         self._run_contexts = ExitStack()
@@ -253,7 +255,7 @@ class Engine(AnyTrainer):
                 for optimizer in optimizers:
                     asked_settings.end_run(optimizer)
             self.run_history.clock.stop()
-            end_workers(self.train_dataloader, self.eval_dataloader)
+            end_workers(self.train_dataloader, self.eval_dataloader, *self.eval_dataloaders.values())
             self._release_models()
             self._added.restore()
             forget_gradients(self.model, *optimizers)
@@ -268,7 +270,7 @@ class Engine(AnyTrainer):
             except BaseException as problem:
                 problems.append(problem)
         self._safe_points.abandon(exception)
-        end_workers(self.train_dataloader, self.eval_dataloader)
+        end_workers(self.train_dataloader, self.eval_dataloader, *self.eval_dataloaders.values())
         if problems:
             raise problems[0]
 
@@ -334,13 +336,22 @@ class Engine(AnyTrainer):
 
     def _describe_parts(self) -> dict[str, str]:
         models = {**self.named_models(), **self._added.called()}
-        texts = alike.describe_loader("evaluation", self.eval_dataloader)
+        texts = self._describe_evaluation()
         if self._running == "train":
             optimizers = self.named_optimizers()
             texts |= alike.describe_loader("training", self.train_dataloader)
             texts |= alike.describe_optimizers(optimizers, models)
             texts |= alike.describe_hyperparameters(optimizers)
         return texts | alike.describe_models(models)
+
+    def _describe_evaluation(self) -> dict[str, str]:
+        loaders = self.eval_dataloaders
+        if not loaders:
+            return alike.describe_loader("evaluation", self.eval_dataloader)
+        texts: dict[str, str] = {}
+        for name, loader in loaders.items():
+            texts |= alike.describe_loader(f"evaluation of {name}:", loader)
+        return texts
 
     def _describe_start(self) -> dict[str, str]:
         """What all processes have when their first step is about to come; schedulers are made late."""
@@ -350,7 +361,7 @@ class Engine(AnyTrainer):
         """What stays the same on all processes in the course of a run, though callbacks may change it."""
         updates = self.num_updates_completed
         texts = {PLACE: f"{self._watch.place}, after {updates} update{'' if updates == 1 else 's'}"}
-        texts |= alike.describe_loader("evaluation", self.eval_dataloader)
+        texts |= self._describe_evaluation()
         if self._running == "train":
             texts |= alike.describe_trained(self.named_models())
             texts |= alike.describe_loader("training", self.train_dataloader)
@@ -582,15 +593,19 @@ class Engine(AnyTrainer):
         if phase is Phase.INTERMEDIATE_EVALUATION:
             with self._safe_points.between_steps():
                 try:
-                    self.run_evaluation_epoch(is_intermediate=True)
+                    self.run_evaluation_epoch(is_intermediate=True, eval_names=self._resumption.interrupted_sets(self))
                 except EvaluationInterrupted:
                     self._reach_safe_point(Phase.STEP)
 
     @contextmanager
-    def _interruptible_evaluation(self) -> Generator[None]:
-        """Let the evaluation after a training epoch be interrupted by a preemption, for the resumed run to do it."""
+    def _interruptible_evaluation(self, names: Sequence[str | None]) -> Generator[None]:
+        """Let an evaluation after a training epoch be interrupted by a preemption, for the resumed run to do it.
+
+        Args:
+            names: The evaluation sets that are left: the one that is evaluated in the context, and those after it.
+        """
         try:
-            with self._safe_points.interruptible(Phase.EVALUATION, self):
+            with self._safe_points.interruptible(Phase.EVALUATION, self, names):
                 yield
         except EvaluationInterrupted:
             self._reach_safe_point(Phase.EVALUATION)

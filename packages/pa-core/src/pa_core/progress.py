@@ -42,6 +42,7 @@ class Position:
         updates: Optimizer updates that are complete.
         samples: Samples of the current epoch, over all processes, that were trained on.
         steps: Training steps of the current epoch that are complete.
+        eval_sets: Of an evaluation that was cut short, the sets that are left of it; empty for a single dataset.
 
     Example:
         >>> Position(Phase.STEP, epochs=2, updates=25, samples=40, steps=5).current_epoch
@@ -53,6 +54,7 @@ class Position:
     updates: int
     samples: int = 0
     steps: int = 0
+    eval_sets: tuple[str, ...] = ()
 
     @property
     def current_epoch(self) -> int:
@@ -61,7 +63,10 @@ class Position:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values."""
-        return {**asdict(self), "phase": self.phase.value}
+        values = {**asdict(self), "phase": self.phase.value, "eval_sets": list(self.eval_sets)}
+        if not self.eval_sets:
+            del values["eval_sets"]  # which states did not have before there were several
+        return values
 
 
 @dataclass(slots=True)

@@ -18,6 +18,7 @@ from pa_core.accumulation import Accumulation, MicroBatch
 from pa_core.beside_model import require_one_trained_module
 from pa_core.callbacks.defaults import DEFAULT_CALLBACKS
 from pa_core.callbacks.limit_batches import apply_limit_of_environment
+from pa_core.data.evaluation_sets import EvaluationData, EvaluationSets
 from pa_core.data.given_data import DEFAULT_BATCH_SIZE, GivenData
 from pa_core.data.loaders import batches_on_device, lengths_of_epochs
 from pa_core.distributed.agreement import Agreement
@@ -153,7 +154,7 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self,
         train_dataset: Dataset[Any] | DataLoader[Any],
         num_epochs: int,
-        eval_dataset: Dataset[Any] | DataLoader[Any] | None = None,
+        eval_dataset: EvaluationData = None,
         per_device_batch_size: int = DEFAULT_BATCH_SIZE,
         max_num_train_steps: int | None = None,
         gradient_accumulation_steps: int = 1,
@@ -185,6 +186,9 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
                 returned it: on several processes it is split, and the order of its samples is its own.
             num_epochs: How often to go over them.
             eval_dataset: The samples to evaluate after each epoch, or a ``DataLoader`` of them; None for no evaluation.
+                Several of them by name, ``{"val": ..., "test_ood": ...}``, are evaluated one after the other, and the
+                names of their metrics begin with ``eval_val_`` and ``eval_test_ood_``; an ``EvaluationSet`` says that
+                one of them is not evaluated in each epoch.
             per_device_batch_size: Samples in a batch of one process, where a ``DataLoader`` does not say.
             max_num_train_steps: Optimizer updates after which the run ends, also mid-epoch; overrides ``num_epochs``.
             gradient_accumulation_steps: Batches of one process in an optimizer update. The gradient is that of the
@@ -233,10 +237,10 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             training_state.check_resume_overrides(resume_allow)
             self._stepping = SchedulerStepping(step_scheduler, watch_metric)
             train_data = GivenData(train_dataset, "train_dataset", train_dataloader_kwargs, order=order)
-            eval_data = GivenData(eval_dataset, "eval_dataset", eval_dataloader_kwargs)
-            self._check_data([train_data, eval_data], per_device_batch_size, collate_fn)
+            eval_sets = EvaluationSets(eval_dataset, "eval_dataset", eval_dataloader_kwargs)
+            self._check_data([train_data, *eval_sets.data.values()], per_device_batch_size, collate_fn)
         self.train_dataset = cast("Dataset[Any]", train_data.dataset)
-        self.eval_dataset = eval_data.dataset
+        self._set_evaluation(eval_sets)
         self.collate_fn = collate_fn
         self.create_scheduler_fn = create_scheduler_fn  # pyright: ignore[reportIncompatibleVariableOverride]  # narrower
         self._gradient_clip_norm = gradient_clip_norm
@@ -253,7 +257,8 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             }
             return {
                 "call": f"{type(self).__qualname__}.train()",
-                **alike.describe_data([train_data, eval_data]),
+                **alike.describe_data([train_data, *eval_sets.data.values()]),
+                **alike.describe_evaluation_sets(eval_sets.given),
                 **alike.describe_arguments(asked),
                 **alike.describe_resumption(resume_from, resume_missing, resume_allow),
             }
@@ -263,7 +268,7 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             self._resumption.find(self, resume_from, resume_missing)
             train_dl = self._loaders.take(train_data, self.create_train_dataloader, per_device_batch_size)
             self.train_dataloader = cast("SizedIterable[BatchT]", train_dl)
-            self.eval_dataloader = self._loaders.take(eval_data, self.create_eval_dataloader, per_device_batch_size)
+            self._make_eval_dataloaders(per_device_batch_size)
             self.callback_handler.call_event(TrainerCallback.on_prepare_start, self)
             apply_limit_of_environment(self)
             self._require_same_parts()
@@ -286,7 +291,7 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
 
     def evaluate(
         self,
-        dataset: Dataset[Any] | DataLoader[Any] | None = None,
+        dataset: EvaluationData = None,
         per_device_batch_size: int = DEFAULT_BATCH_SIZE,
         dataloader_kwargs: dict[str, Any] | None = None,
         collate_fn: Callable[[list[Any]], BatchT] | None = None,
@@ -297,6 +302,7 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
 
         Args:
             dataset: The samples to evaluate, or a ``DataLoader`` of them; None for those of the last run of any kind.
+                Of several by name, each is evaluated, and its loss recorded as ``evaluation_NAME_loss``.
             per_device_batch_size: Samples in a batch of one process, where a ``DataLoader`` does not say.
             dataloader_kwargs: Arguments for the loader, which win over the defaults.
             collate_fn: Makes a batch of a list of samples; None keeps the one of the run before.
@@ -309,11 +315,11 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self._require_ready("evaluate")
         with showing_errors_once():
             check_count("per_device_batch_size", per_device_batch_size)
-            dataset = self._loaders.last_given(self.eval_dataset) if dataset is None else dataset
+            dataset = self._last_evaluated if dataset is None else dataset
             input_checks.require_evaluation_data(dataset)
-            data = GivenData(dataset, "dataset", dataloader_kwargs)
-            self._check_data([data], per_device_batch_size, collate_fn)
-        self.eval_dataset = data.dataset
+            eval_sets = EvaluationSets(dataset, "dataset", dataloader_kwargs)
+            self._check_data([*eval_sets.data.values()], per_device_batch_size, collate_fn)
+        self._set_evaluation(eval_sets)
         self.collate_fn = self.collate_fn if collate_fn is None else collate_fn
 
         def describe_arguments() -> dict[str, str]:
@@ -324,12 +330,13 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             }
             return {
                 "call": f"{type(self).__qualname__}.evaluate()",
-                **alike.describe_data([data]),
+                **alike.describe_data(eval_sets.data.values()),
+                **alike.describe_evaluation_sets(eval_sets.given),
                 **alike.describe_arguments(asked),
             }
 
         with self._run("evaluate", describe_arguments):
-            self.eval_dataloader = self._loaders.take(data, self.create_eval_dataloader, per_device_batch_size)
+            self._make_eval_dataloaders(per_device_batch_size)
             self.callback_handler.call_event(TrainerCallback.on_prepare_start, self)
             apply_limit_of_environment(self)
             self._require_same_parts()
@@ -339,6 +346,20 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
                 self._reset_run_history()
             self._run_evaluation()
         self._agreement.raise_non_finite_loss()
+
+    @property
+    def _last_evaluated(self) -> EvaluationData:
+        """What the run before has evaluated, unless a script has assigned another dataset since."""
+        return self._eval_sets.last_given(self.eval_dataset) or self._loaders.last_given(self.eval_dataset)
+
+    def _set_evaluation(self, eval_sets: EvaluationSets) -> None:
+        self._eval_sets = eval_sets
+        self.eval_dataset = eval_sets.first.dataset
+
+    def _make_eval_dataloaders(self, per_device_batch_size: int) -> None:
+        self._eval_sets.make_loaders(
+            self, lambda data: self._loaders.take(data, self.create_eval_dataloader, per_device_batch_size)
+        )
 
     # What a run is made of
 
@@ -500,8 +521,7 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         if self._resumption.phase is not Phase.EVALUATION:
             self._run_train_epoch(self.train_dataloader)
         if self.eval_dataloader is not None:
-            with self._interruptible_evaluation():
-                self._run_eval_epoch(self.eval_dataloader)
+            self._evaluate_after_epoch()
         self._progress.finish_epoch()
         if self.named_schedulers() and self._stepping.after == "epoch" and not self._ends_within_epoch:
             with self._agreement.together():
@@ -512,6 +532,27 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self.run_history.increment_epoch()
         self._progress.epoch_under_way = None
         self._reach_safe_point(Phase.EPOCH)
+
+    def _evaluate_after_epoch(self) -> None:
+        """Evaluate the sets that are due; those that the saved run had evaluated before are not evaluated again."""
+        names = self._eval_names_of_epoch()
+        if self._resumption.phase is Phase.EVALUATION:
+            names = [*(self._resumption.interrupted_sets(self) or names)]
+        for index, name in enumerate(names):
+            with self._interruptible_evaluation(names[index:]):
+                self._evaluate_set(name)
+
+    def _evaluate_set(self, name: str | None, *, is_training: bool = True, is_intermediate: bool = False) -> None:
+        """Evaluate one of the sets, or the only dataset, which has no name."""
+        prefix = "" if name is None else f"eval_{name}_" if is_training else f"evaluation_{name}_"
+        with self._eval_sets.evaluating(self, name), recording_with_prefix(self.run_history, prefix):
+            loader = cast("SizedIterable[BatchT]", self.eval_dataloader)
+            if is_intermediate:
+                self._run_eval_epoch(loader, is_intermediate=True)
+            elif is_training:
+                self._run_eval_epoch(loader)
+            else:
+                self._run_eval_epoch(loader, is_training=False)
 
     def _run_train_epoch(self, train_dl: SizedIterable[BatchT]) -> None:
         """Train on each batch of the loader."""
@@ -655,7 +696,8 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             with self._agreement.together():
                 self.evaluation_run_start()
                 self._call_event(TrainerCallback.on_evaluation_run_start)
-            self._run_eval_epoch(cast("SizedIterable[BatchT]", self.eval_dataloader), is_training=False)
+            for name in self._eval_names_of_epoch():
+                self._evaluate_set(name, is_training=False)
         self.evaluation_run_end()
         self.callback_handler.call_event(TrainerCallback.on_evaluation_run_end, self)
 
@@ -680,7 +722,10 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
                         self._run_eval_step(batch, step)
                     self._safe_points.leave_evaluation_if_asked(self)
             self._call_hook(self.eval_epoch_end)
-            self._record_means("eval_loss_epoch" if is_training else "evaluation_loss", count, requires_loss=True)
+            loss_name = "eval_loss_epoch" if is_training else "evaluation_loss"
+            if self.eval_name is not None:  # which the names of all of its metrics begin with
+                loss_name = loss_name.partition("_")[2]
+            self._record_means(loss_name, count, requires_loss=True)
             with self._agreement.together():
                 self._call_event_of_evaluation(TrainerCallback.on_eval_epoch_end, is_intermediate)
 
@@ -735,8 +780,7 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self._added.prepare(self._accelerator, self.optimizer, for_training=is_training)
         if is_training:
             self.train_dataloader = self._loaders.split_for_training(self.train_dataloader)
-        if self.eval_dataloader is not None:
-            self.eval_dataloader = self._loaders.split(self.eval_dataloader)
+        self.change_eval_dataloaders(self._loaders.split)
 
     @property
     @override
@@ -773,19 +817,25 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         def get_model(self, keep_torch_compile: bool = True) -> ModelT_co: ...
 
     @override
-    def run_evaluation_epoch(self, *, is_intermediate: bool = False) -> None:
+    def run_evaluation_epoch(self, *, is_intermediate: bool = False, eval_names: Collection[str] | None = None) -> None:
         """Evaluate ``eval_dataset`` once in the middle of a training run, which then continues as before.
 
         Args:
             is_intermediate: Whether the training epoch continues afterwards. Metrics then have the prefix
                 ``intermediate_``, and the events of the evaluation epoch are passed ``is_intermediate=True``.
+            eval_names: Of several evaluation sets, which are evaluated. By default those that are evaluated after the
+                current epoch, or, if it continues afterwards, those that are evaluated after each epoch.
 
         Raises:
-            ConfigurationError: The run has no evaluation dataset.
+            ConfigurationError: The run has no evaluation dataset, or no evaluation set of a name.
         """
-        eval_dl = input_checks.require_evaluation_loader(self.eval_dataloader)
-        with (
-            recording_with_prefix(self.run_history, INTERMEDIATE_PREFIX if is_intermediate else ""),
-            self._safe_points.interruptible(Phase.INTERMEDIATE_EVALUATION, self) if is_intermediate else nullcontext(),
-        ):
-            self._run_eval_epoch(eval_dl, is_intermediate=is_intermediate)
+        input_checks.require_evaluation_loader(self.eval_dataloader)
+        if eval_names is not None:
+            names = self._eval_sets.chosen(eval_names)
+        else:
+            names = self._eval_sets.within_epoch() if is_intermediate else self._eval_names_of_epoch()
+        phase = Phase.INTERMEDIATE_EVALUATION
+        with recording_with_prefix(self.run_history, INTERMEDIATE_PREFIX if is_intermediate else ""):
+            for index, name in enumerate(names):
+                with self._safe_points.interruptible(phase, self, names[index:]) if is_intermediate else nullcontext():
+                    self._evaluate_set(name, is_intermediate=is_intermediate)

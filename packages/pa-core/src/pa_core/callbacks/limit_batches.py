@@ -53,8 +53,7 @@ class LimitBatchesCallback(TrainerCallback):
         training = cast("SizedIterable | None", trainer.train_dataloader)
         if training is not None:
             trainer.train_dataloader = self.limited(training)
-        if trainer.eval_dataloader is not None:
-            trainer.eval_dataloader = self.limited(trainer.eval_dataloader)
+        trainer.change_eval_dataloaders(self.limited)
 
     def limited(self, loader: SizedIterable) -> SizedIterable:
         """Return the first batches of a loader."""
@@ -123,6 +122,7 @@ class LimitEvalStepsCallback(TrainerCallback):
         self.num_eval_steps = num_eval_steps
         self.limit_intermediate_only = limit_intermediate_only
         self._whole: SizedIterable | None = None
+        self._limited: SizedIterable | None = None
 
     @override
     def on_eval_epoch_start(self, trainer: AnyTrainer, *, is_intermediate: bool = False, **kwargs: Any) -> None:
@@ -131,8 +131,8 @@ class LimitEvalStepsCallback(TrainerCallback):
         loader = trainer.eval_dataloader
         is_limited = is_intermediate or not self.limit_intermediate_only
         if is_limited and loader is not None:
-            self._whole = loader
-            trainer.eval_dataloader = _first_batches(loader, self.num_eval_steps)
+            self._whole, self._limited = loader, _first_batches(loader, self.num_eval_steps)
+            trainer.eval_dataloader = self._limited
 
     @override
     def on_eval_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
@@ -150,9 +150,10 @@ class LimitEvalStepsCallback(TrainerCallback):
         self._restore(trainer)
 
     def _restore(self, trainer: AnyTrainer) -> None:
-        if self._whole is not None:
+        # After an error, the trainer may have another evaluation set in hand already.
+        if self._whole is not None and trainer.eval_dataloader is self._limited:
             trainer.eval_dataloader = self._whole
-            self._whole = None
+        self._whole = self._limited = None
 
 
 def _first_batches(loader: SizedIterable, number: int) -> SizedIterable:

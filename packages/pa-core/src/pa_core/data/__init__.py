@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pa_core.data.batch_limit import DataLoaderSlice
 from pa_core.data.device import move_to_device
+from pa_core.data.evaluation_sets import EvaluationSet
 from pa_core.data.fetching import SupportsFetchBatch
 from pa_core.data.keyed_loader import KeyedDataLoader
 from pa_core.data.split import BatchSplit, EvalSplit, Split, TrainSplit
@@ -16,6 +17,7 @@ __all__ = [
     "DataLoaderSlice",
     "EpochOrder",
     "EvalSplit",
+    "EvaluationSet",
     "KeyedDataLoader",
     "Split",
     "SupportsFetchBatch",

@@ -48,7 +48,7 @@ class GivenData:
             _check_dataset(self.data, self.argument, self.method if self.is_made_by_method else None)
         elif self.kwargs:
             name = {"train_dataset": "train_dataloader_kwargs", "eval_dataset": "eval_dataloader_kwargs"}
-            raise _without_effect(name.get(self.argument, "dataloader_kwargs"), self.kwargs, self)
+            raise _without_effect(name.get(self.argument.partition("[")[0], "dataloader_kwargs"), self.kwargs, self)
         check_given_order(self.order, self.data, self.argument, self.kwargs or {})
         if self.order is not None and self.loader is not None:
             raise without_effect_on_loader(self.order, f"{describe_loader(self.data)} as {self.argument}")

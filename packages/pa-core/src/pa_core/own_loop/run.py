@@ -896,11 +896,12 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
     # What a run refuses
 
     @override
-    def run_evaluation_epoch(self, *, is_intermediate: bool = False) -> None:
+    def run_evaluation_epoch(self, *, is_intermediate: bool = False, eval_names: Collection[str] | None = None) -> None:
         """Refuse to evaluate: a custom training loop evaluates itself.
 
         Args:
             is_intermediate: Whether the training epoch would continue afterwards.
+            eval_names: Which evaluation sets would be evaluated.
 
         Raises:
             ConfigurationError: In any case.

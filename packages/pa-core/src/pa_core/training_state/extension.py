@@ -75,4 +75,5 @@ def _of_stopped_epoch(
 
 
 def _mid_epoch(position: Position, progress: Progress) -> Position:
-    return replace(position, phase=Phase.STEP, samples=progress.samples_in_epoch, steps=progress.steps_in_epoch)
+    steps, samples = progress.steps_in_epoch, progress.samples_in_epoch
+    return replace(position, phase=Phase.STEP, samples=samples, steps=steps, eval_sets=())

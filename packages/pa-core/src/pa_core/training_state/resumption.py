@@ -252,6 +252,18 @@ class Resumption:
         self.phase = None
         return phase
 
+    def interrupted_sets(self, run: ResumableRun) -> list[str] | None:
+        """Return which evaluation sets are left of the evaluation in which the saved run was interrupted.
+
+        Args:
+            run: The run, which may have other sets.
+
+        Returns:
+            Those of them that the run has; None where it was not interrupted in one of several sets.
+        """
+        names = () if self.saved is None else self.saved.position.eval_sets
+        return [name for name in names if name in run.eval_dataloaders] or None
+
     def finish(self, run: ResumableRun) -> None:
         """Leave the RNG state of a run that was complete as that run had left it.
 

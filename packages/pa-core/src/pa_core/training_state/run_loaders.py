@@ -53,9 +53,9 @@ class RunLoaders:
         """
         in_training = self.custom_state(run.train_dataloader)
         captured = {"training": None if in_training is None else in_training.capture(mid_epoch=mid_epoch)}
-        in_evaluation = innermost(run.eval_dataloader)
-        if not (run.eval_dataloader is None or is_keyed(in_evaluation)):
-            captured["evaluation"] = capture_between_epochs(in_evaluation)
+        for name, loader in _of_evaluation(run).items():
+            if not is_keyed(innermost(loader)):
+                captured[name] = capture_between_epochs(innermost(loader))
         return captured
 
     def resume_between_epochs(self, run: Snapshotable, saved: SavedRun, settings: Mapping[str, Any]) -> None:
@@ -108,6 +108,14 @@ class RunLoaders:
             in_training.resume_mid_epoch(state, steps, report)
 
     def _resume_evaluation(self, run: Snapshotable, saved: SavedRun, settings: Mapping[str, Any]) -> None:
-        state = saved.state_of_loader("evaluation", settings)
-        if state is not None:
-            restore_between_epochs(innermost(run.eval_dataloader), state)
+        for name, loader in _of_evaluation(run).items():
+            state = saved.state_of_loader(name, settings)
+            if state is not None:
+                restore_between_epochs(innermost(loader), state)
+
+
+def _of_evaluation(run: Snapshotable) -> dict[str, SizedIterable]:
+    """The evaluation loaders of a run, under their names in a state."""
+    if run.eval_dataloaders:
+        return {f"evaluation of {name}": loader for name, loader in run.eval_dataloaders.items()}
+    return {} if run.eval_dataloader is None else {"evaluation": run.eval_dataloader}

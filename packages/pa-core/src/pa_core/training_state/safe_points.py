@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Protocol
 
@@ -73,6 +73,7 @@ class _Evaluation:
 
     phase: Phase
     rng_state: Mapping[str, Any]
+    eval_sets: tuple[str, ...]
 
 
 class _BetweenSteps:
@@ -246,7 +247,7 @@ class SafePoints:
             self._num_evaluations -= 1
 
     @contextmanager
-    def interruptible(self, phase: Phase, run: ResumableRun) -> Generator[None]:
+    def interruptible(self, phase: Phase, run: ResumableRun, eval_sets: Sequence[str | None] = ()) -> Generator[None]:
         """Let an evaluation be interrupted within the context, for the resumed run to do it again.
 
         It cannot be where the run is not preemptible, in another evaluation, or, in mid-epoch, within an update.
@@ -254,6 +255,7 @@ class SafePoints:
         Args:
             phase: What comes next if it is: ``EVALUATION`` or ``INTERMEDIATE_EVALUATION``.
             run: The run.
+            eval_sets: The evaluation sets that the resumed run then evaluates; of a single dataset, None.
 
         Raises:
             EvaluationInterrupted: It was interrupted.
@@ -262,7 +264,8 @@ class SafePoints:
         if not run.preemptible or is_nested or (phase.is_mid_epoch and not self.is_between_steps):
             yield
             return
-        self._evaluation = _Evaluation(phase, capture_rng_state(run.device))
+        named = tuple(name for name in eval_sets if name is not None)
+        self._evaluation = _Evaluation(phase, capture_rng_state(run.device), named)
         try:
             yield
         except EvaluationInterrupted:
@@ -407,6 +410,8 @@ class SafePoints:
             with self._run.agreement.together():
                 call(TrainerCallback.on_training_state_save)
         position = self._run.progress.position(phase if self._interrupted is None else self._interrupted.phase)
+        if self._interrupted is not None:
+            position = replace(position, eval_sets=self._interrupted.eval_sets)
         steppers = run.named_optimizers().values() if goes_on and phase is not Phase.COMPLETE else ()
         parts = capture(run, self._describe(run, position))
         self._writer.write(parts, position, self._run.resumption.name, steppers)

@@ -252,8 +252,12 @@ def read_position(entry: Entry) -> Position:
     phases = [one.value for one in Phase]
     if phase.value not in phases:
         raise phase.wrong(f"one of {', '.join(phases)}")
-    counts = {field.name: entry.at(field.name).count() for field in fields(Position) if field.name != "phase"}
-    return Position(Phase(phase.text()), **counts)
+    names = {field.name for field in fields(Position)} - {"phase", "eval_sets"}
+    counts = {name: entry.at(name).count() for name in names}
+    eval_sets = entry.find("eval_sets")
+    return Position(
+        Phase(phase.text()), **counts, eval_sets=() if eval_sets is None else tuple(eval_sets.all(Entry.text))
+    )
 
 
 def _extension(entry: Entry) -> Extension:

@@ -68,6 +68,11 @@ class Snapshotable(Protocol):
         """The evaluation loader, None without one."""
         ...
 
+    @property
+    def eval_dataloaders(self) -> Mapping[str, SizedIterable]:
+        """The loaders of the evaluation sets by name; empty where there is one dataset, or none."""
+        ...
+
     def named_models(self) -> Mapping[str, nn.Module]:
         """Return the models without wrappers, by name."""
         ...

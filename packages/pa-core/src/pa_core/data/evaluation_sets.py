@@ -1,0 +1,300 @@
+"""Evaluation sets: the datasets that a run evaluates under names of their own, and in which epochs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias, cast
+
+from torch.utils.data import DataLoader, Dataset
+
+from pa_core.batch_structure import describe_batch, is_array, keys_of
+from pa_core.data.custom_loader import is_dataloader
+from pa_core.data.given_data import GivenData
+from pa_core.data.loaders import end_workers
+from pa_core.errors import ConfigurationError
+from pa_core.run_config import check_count
+from pa_core.types import SizedIterable
+
+__all__ = ["EvaluationData", "EvaluationSet", "EvaluationSets"]
+
+
+@dataclass(frozen=True)
+class EvaluationSet:
+    """One of several datasets that a run evaluates, where it is not to be evaluated in each epoch.
+
+    Args:
+        dataset: The samples to evaluate, or a ``DataLoader`` of them.
+        every_n_epochs: It is evaluated after each epoch whose number, counted from 1 in the run, is a multiple of this,
+            and after the last epoch in any case.
+
+    Raises:
+        ConfigurationError: ``every_n_epochs`` is not a positive whole number.
+
+    Example:
+        >>> import torch
+        >>> from torch.utils.data import TensorDataset
+        >>> from pa_core import EvaluationSet, Trainer
+        >>> samples = TensorDataset(torch.ones(8, 1), torch.ones(8, 1))
+        >>> model = torch.nn.Linear(1, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> trainer = Trainer(model, torch.nn.MSELoss(), optimizer, callbacks=[])
+        >>> sets = {"val": samples, "test_ood": EvaluationSet(samples, every_n_epochs=2)}
+        >>> trainer.train(samples, num_epochs=3, eval_dataset=sets)
+        >>> [record.epoch for record in trainer.run_history.records("eval_val_loss_epoch")]
+        [1, 2, 3]
+        >>> [record.epoch for record in trainer.run_history.records("eval_test_ood_loss_epoch")]
+        [2, 3]
+    """
+
+    dataset: Dataset[Any] | DataLoader[Any]
+    every_n_epochs: int = 1
+
+    def __post_init__(self) -> None:
+        check_count("every_n_epochs", self.every_n_epochs)
+
+
+EvaluationData: TypeAlias = (
+    Dataset[Any] | DataLoader[Any] | Mapping[str, Dataset[Any] | DataLoader[Any] | EvaluationSet] | None
+)
+"""What a run takes to evaluate: a dataset, several by name, or nothing."""
+
+
+class _Evaluates(Protocol):
+    """The run, whose attributes are those of the set that is evaluated."""
+
+    eval_dataset: Dataset[Any] | None
+    eval_dataloader: SizedIterable | None
+
+
+class EvaluationSets:
+    """What one run evaluates: a single dataset without a name, several sets with names, or nothing.
+
+    The run always holds the dataset and the loader of one of them: of the set that is being evaluated, and otherwise of
+    the first.
+
+    Args:
+        data: As passed to the run.
+        argument: The name of the argument.
+        kwargs: The arguments for the loaders, if there are any; with several sets, for those that are datasets.
+
+    Attributes:
+        given: The sets by name; empty where there is a single dataset or none.
+        data: What the loaders are made of, by the names of the sets, or None for a single dataset.
+        name: The name of the set that is being evaluated, or of an evaluation in a loop of one's own; None where there
+            is none.
+
+    Raises:
+        ConfigurationError: The data cannot be evaluated, or the name of a set cannot be part of the name of a metric.
+    """
+
+    def __init__(self, data: EvaluationData = None, argument: str = "", kwargs: dict[str, Any] | None = None) -> None:
+        self.name: str | None = None
+        self.given: dict[str, EvaluationSet] = {}
+        if not _are_sets(data):
+            single = cast("Dataset[Any] | DataLoader[Any] | None", data)
+            self.data: dict[str | None, GivenData] = {None: GivenData(single, argument, kwargs)}
+        else:
+            self.given = _checked(data, argument)
+            # Of DataLoaders alone, arguments are refused as without effect; beside datasets, they are for these.
+            are_loaders = all(is_dataloader(one.dataset) for one in self.given.values())
+            self.data = {
+                name: GivenData(
+                    one.dataset,
+                    f'{argument}["{name}"]',
+                    None if is_dataloader(one.dataset) and not are_loaders else kwargs,
+                )
+                for name, one in self.given.items()
+            }
+        self._held: str | None = next(iter(self.data))
+        self._loaders: dict[str, SizedIterable] = {}
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the names."""
+        return iter(self.given)
+
+    @property
+    def first(self) -> GivenData:
+        """The single dataset, or that of the first set."""
+        return next(iter(self.data.values()))
+
+    def last_given(self, dataset: Dataset[Any] | None) -> dict[str, EvaluationSet] | None:
+        """Return the sets, for a run that evaluates what the one before it has; None where there is a single dataset.
+
+        Args:
+            dataset: The dataset of the trainer, which a script may have replaced since.
+        """
+        return self.given if self.given and dataset is self.first.dataset else None
+
+    # The loaders
+
+    def make_loaders(self, run: _Evaluates, make: Callable[[GivenData], SizedIterable | None]) -> None:
+        """Give the run its datasets and loaders.
+
+        Args:
+            run: The run.
+            make: Makes the loader of a set, whose dataset the run has meanwhile; returns None where there is none.
+        """
+        # The first comes last: the run keeps its dataset and its loader, and describes itself by them.
+        for name, data in reversed(self.data.items()):
+            run.eval_dataset = data.dataset
+            run.eval_dataloader = make(data)
+            if name is not None:
+                self._loaders[name] = cast("SizedIterable", run.eval_dataloader)
+
+    def loaders(self, run: _Evaluates) -> dict[str, SizedIterable]:
+        """Return the loaders of the sets by name; empty where there is a single dataset or none.
+
+        Args:
+            run: The run, which holds one of them.
+        """
+        if self._held is None or not self._loaders:
+            return {}
+        held = {self._held: cast("SizedIterable", run.eval_dataloader)}
+        return {name: held.get(name, self._loaders[name]) for name in self.given}
+
+    def change_loaders(self, run: _Evaluates, change: Callable[[SizedIterable], SizedIterable]) -> None:
+        """Put another loader into the place of each one that there is.
+
+        Args:
+            run: The run.
+            change: Called with a loader, returns what replaces it.
+        """
+        if run.eval_dataloader is not None:
+            run.eval_dataloader = change(run.eval_dataloader)
+        for name in self._loaders.keys() - {self._held}:
+            self._loaders[name] = change(self._loaders[name])
+
+    def close(self) -> None:
+        """End the workers of all loaders but the one that the run holds."""
+        end_workers(*self._loaders.values())
+
+    # Evaluations
+
+    def due(self, epoch: int, *, is_last: bool) -> list[str | None]:
+        """Return which sets are evaluated after an epoch: their names, or None for a single dataset.
+
+        Args:
+            epoch: The number of the epoch in the run, from 1.
+            is_last: Whether the run ends with it.
+        """
+        if not self.given:
+            return [None]
+        return [name for name, one in self.given.items() if is_last or epoch % one.every_n_epochs == 0]
+
+    def within_epoch(self) -> list[str | None]:
+        """Return which sets are evaluated within an epoch: those that are also evaluated after each one."""
+        if not self.given:
+            return [None]
+        return [name for name, one in self.given.items() if one.every_n_epochs == 1]
+
+    def chosen(self, names: Collection[str]) -> list[str | None]:
+        """Return the sets of these names, in the order in which the run was given them.
+
+        Args:
+            names: Names of sets.
+
+        Raises:
+            ConfigurationError: One of them is none.
+        """
+        for name in names:
+            if name not in self.given:
+                raise ConfigurationError(
+                    "There is no evaluation set of this name.",
+                    given=f"{name!r}",
+                    expected=f"one of {', '.join(map(repr, self.given))}" if self.given else "a run with named sets",
+                    do=f'Pass eval_dataset={{"{name}": ...}} to Trainer.train(), or name one of those that it has.',
+                )
+        return [name for name in self.given if name in names]
+
+    @contextmanager
+    def evaluating(self, run: _Evaluates, name: str | None) -> Generator[None]:
+        """The context of the evaluation of one set, whose dataset and loader the run has meanwhile.
+
+        What a callback puts into the place of the loader stays there for this evaluation.
+
+        Args:
+            run: The run.
+            name: The name of the set; None for a single dataset, with which nothing is changed.
+        """
+        if name is None:
+            yield
+            return
+        held, name_before = self._held, self.name
+        self._hold(run, name)
+        self.name, loader = name, run.eval_dataloader
+        try:
+            yield
+        finally:
+            run.eval_dataloader, self.name = loader, name_before
+            self._hold(run, cast("str", held))
+            if len(self.given) > 1:
+                # Each set would keep as many workers as the training has.
+                end_workers(loader)
+
+    def _hold(self, run: _Evaluates, name: str) -> None:
+        self._loaders[cast("str", self._held)] = cast("SizedIterable", run.eval_dataloader)
+        self._held = name
+        run.eval_dataset, run.eval_dataloader = self.data[name].dataset, self._loaders[name]
+
+    # Names
+
+    def set_of_metric(self, metric_name: str) -> str | None:
+        """Return the name of the set that a metric is of, by its name; None where it is of none.
+
+        Args:
+            metric_name: The full name of the metric, perhaps with the prefix of a callback before it.
+
+        Example:
+            >>> data = Dataset()
+            >>> sets = EvaluationSets({"test": data, "test_ood": data}, "eval_dataset")
+            >>> sets.set_of_metric("eval_test_ood_loss_epoch"), sets.set_of_metric("train_loss_epoch")
+            ('test_ood', None)
+        """
+        fitting = [name for name in self.given if re.search(rf"(^|_)eval_{name}_", metric_name)]
+        return max(fitting, key=len, default=None)
+
+
+def _are_sets(data: object) -> bool:
+    """Whether this is a mapping of names; a mapping that has a sample at 0 is a dataset."""
+    if not isinstance(data, Mapping):
+        return False
+    mapping = cast("Mapping[object, object]", data)
+    return 0 not in keys_of(mapping) and not any(map(is_array, mapping.values()))
+
+
+def _checked(data: EvaluationData, argument: str) -> dict[str, EvaluationSet]:
+    sets: dict[str, EvaluationSet] = {}
+    for name, one in cast("Mapping[object, Any]", data).items():
+        if not isinstance(name, str) or not name.isidentifier():
+            raise ConfigurationError(
+                "This cannot be the name of an evaluation set.",
+                given=f"{argument}={{{name!r}: ...}}",
+                expected='letters, digits and underscores, such as "val" or "test_ood"',
+                do=f"Choose such a name{_like(name)}: the metrics of the set are named after it.",
+            )
+        if one is None or isinstance(one, Mapping):
+            raise ConfigurationError(
+                "An evaluation set is neither a dataset nor a DataLoader.",
+                given=f'{"None" if one is None else describe_batch(cast("object", one))} as {argument}["{name}"]',
+                expected="a dataset, a DataLoader, or an EvaluationSet with one of them",
+                do="Leave the name out where there is nothing to evaluate."
+                if one is None
+                else "Give each of its datasets a name of its own, in one mapping.",
+            )
+        sets[name] = one if isinstance(one, EvaluationSet) else EvaluationSet(one)
+    if not sets:
+        raise ConfigurationError(
+            "There is no evaluation set.",
+            given=f"{argument}={{}}",
+            expected="at least one dataset with its name",
+            do=f"Pass {argument}=None for no evaluation.",
+        )
+    return sets
+
+
+def _like(name: object) -> str:
+    similar = re.sub(r"\W+", "_", str(name)).strip("_")
+    return f", such as {similar!r}" if similar.isidentifier() else ""
