@@ -96,12 +96,13 @@ def test_the_default_callbacks_are_the_documented_ones_in_their_order() -> None:
 
 
 def test_every_event_of_a_run_reaches_a_callback_that_implements_it() -> None:
-    """Between them, a training run, an evaluation and an error fire each event but those that are asked for."""
+    """Between them, a training run, an evaluation, a prediction and an error fire each but those that are asked for."""
     trainer = make_trainer()
     recorder = trainer.callback_handler.callbacks[-1]
     assert isinstance(recorder, RecordingCallback)
     train(trainer)
     trainer.evaluate(EVAL_DATA)
+    list(trainer.predict(EVAL_DATA))
     trainer.train_step = lambda output: output["nothing"]
     with pytest.raises(KeyError):
         train(trainer)

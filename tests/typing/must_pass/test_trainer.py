@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, assert_type
@@ -255,3 +255,20 @@ def test_the_scheduler_is_that_of_the_trainer() -> None:
     assert_type(plateau.scheduler, ReduceLROnPlateau | None)
     plateau.train(make_data(), num_epochs=1, create_scheduler_fn=ReduceLROnPlateau)
     assert isinstance(plateau.scheduler, ReduceLROnPlateau)
+
+
+class Predictor(NetTrainer):
+    """A trainer that says what it predicts."""
+
+    @override
+    def predict_batch(self, batch: Batch) -> dict[str, Tensor]:
+        return {"label": self.model(batch.pixels).argmax(1)}
+
+
+def test_predictions_are_what_predict_batch_returns() -> None:
+    """The iterator yields the type that the method declares; without one, anything."""
+    net = Net()
+    with_names = Predictor(net, None, None, callbacks=[]).predict(make_data(), collate_fn=collate)
+    assert_type(with_names, Generator[dict[str, Tensor], None, None])
+    assert [list(one) for one in with_names] == [["label"]]
+    assert_type(Trainer(net, None, None, callbacks=[]).predict(make_data()), Generator[Any, None, None])

@@ -132,7 +132,7 @@ class AnyTrainer(ABC):
     _safe_points: SafePoints
     _added: AddedModules
     _sharding: ShardingSettings | None
-    _running: Literal["train", "evaluate"] | None
+    _running: Literal["train", "evaluate", "predict"] | None
     _run_contexts: ExitStack
     _private_parts: PrivateParts
 

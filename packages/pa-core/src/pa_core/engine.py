@@ -207,25 +207,28 @@ class Engine(AnyTrainer):
 
     # What every loop stands on: beginning and ending a run
 
-    def _require_ready(self, name: Literal["train", "evaluate"]) -> None:
+    def _require_ready(self, name: Literal["train", "evaluate", "predict"]) -> None:
         """Refuse to begin a run on parts that are not the engine's own, or within another run."""
         self._private_parts.check(self)
         input_checks.refuse_run_within_run(name, self._running)
         reshard(self.model)  # a script may have called it, and the optimizer knows the pieces
 
     @contextmanager
-    def _run(self, kind: Literal["train", "evaluate"], describe_arguments: Describe) -> Generator[None]:
+    def _run(
+        self, kind: Literal["train", "evaluate", "predict"], describe_arguments: Describe, *, seed: int | None = None
+    ) -> Generator[None]:
         """Begin a run, and leave the user's objects as they were however it ends.
 
         Args:
             kind: What the run does.
             describe_arguments: Returns what was called, and with what.
+            seed: What everything random follows from; None to draw it.
         """
         self._private_parts.start_run()
         self._start_bookkeeping()
         self._safe_points.start_run(self._parts_of_run())
         with self._watch.run(self._progress):
-            seed = int(torch.randint(2**63 - 1, ()).item())
+            seed = int(torch.randint(2**63 - 1, ()).item()) if seed is None else seed
             with showing_errors_once():
                 self._resumption.seed = agree_on_integer(
                     seed, lambda: {**describe_arguments(), **self._describe_setting()}, self.device
@@ -236,7 +239,7 @@ class Engine(AnyTrainer):
         self.callback_handler.warn_of_unfired_events()
 
     @contextmanager
-    def _ending_in_order(self, kind: Literal["train", "evaluate"]) -> Generator[None]:
+    def _ending_in_order(self, kind: Literal["train", "evaluate", "predict"]) -> Generator[None]:
         """Let a run have its clock meanwhile, and leave everything as it was."""
         self.run_history.clock.start()
         self._running = kind
@@ -548,7 +551,7 @@ class Engine(AnyTrainer):
             self.gradient_norm = clip_gradient_norm(parameters, norm)
 
     @contextmanager
-    def _evaluating(self) -> Generator[None]:
+    def _evaluating(self, place: Place = Place.EVALUATION) -> Generator[None]:
         """Within the context the model is the module without wrappers; means and modes of training come back."""
         self._safe_points.finish_copying()  # callbacks may swap the weights for the time of an evaluation
         wrapped, losses_of_training, means_of_training = self.model, self._loss_tracker, self._step_means
@@ -556,7 +559,7 @@ class Engine(AnyTrainer):
         self.model = unwrap_model(wrapped)
         self._loss_tracker, self._step_means = LossTracker(), StepMeans()
         try:
-            with self._watch.at(Place.EVALUATION):
+            with self._watch.at(place):
                 distributed.broadcast_buffers(self.model)
                 with self._added.evaluating(self.optimizer):
                     yield

@@ -1,7 +1,9 @@
 """The events of a run, the class that listens to them, and the handler that calls the listeners.
 
 The docstring of ``Trainer`` shows when each event fires in ``train()``. ``evaluate()`` fires ``on_prepare_start``, then
-the events of an evaluation epoch between ``on_evaluation_run_start`` and ``on_evaluation_run_end``.
+the events of an evaluation epoch between ``on_evaluation_run_start`` and ``on_evaluation_run_end``. ``predict()`` fires
+``on_prepare_start``, ``on_prediction_run_start``, ``on_prediction_step_end`` after each batch, and
+``on_prediction_run_end``.
 
 ``on_training_state_request`` and ``on_preemption`` fire after the update at which all processes know of such a request,
 ``on_training_state_save`` before a training state is captured. A run that resumes from a training state fires the start
@@ -150,6 +152,27 @@ class TrainerCallback(ABC, Generic[TrainerT_contra, BatchT_contra, OutputT_contr
 
     def on_evaluation_run_end(self, trainer: TrainerT_contra, **kwargs: Any) -> None:
         """Called when ``evaluate()`` has ended."""
+
+    def on_prediction_run_start(self, trainer: TrainerT_contra, *, num_batches: int, **kwargs: Any) -> None:
+        """Called when ``predict()`` starts; the model is ready.
+
+        Args:
+            trainer: The trainer.
+            num_batches: How many batches this process is going to predict.
+            **kwargs: For later additions.
+        """
+
+    def on_prediction_step_end(self, trainer: TrainerT_contra, *, batch_size: int, **kwargs: Any) -> None:
+        """Called after each batch of a prediction.
+
+        Args:
+            trainer: The trainer.
+            batch_size: The number of samples in the batch.
+            **kwargs: For later additions.
+        """
+
+    def on_prediction_run_end(self, trainer: TrainerT_contra, **kwargs: Any) -> None:
+        """Called when ``predict()`` has ended, also where not everything was asked for."""
 
     def on_stop_training_error(self, trainer: TrainerT_contra, **kwargs: Any) -> None:
         """Called when a ``StopTrainingError`` was raised; ``error`` in ``kwargs`` is that error."""

@@ -87,7 +87,7 @@ def refuse_run_within_run(name: str, running: str | None) -> None:
     """Refuse to begin a run while another one of the same trainer is under way, which it would overwrite.
 
     Args:
-        name: The method that was called: ``"train"`` or ``"evaluate"``.
+        name: The method that was called: ``"train"``, ``"evaluate"`` or ``"predict"``.
         running: The method that is under way, None if there is none.
 
     Raises:
@@ -95,7 +95,16 @@ def refuse_run_within_run(name: str, running: str | None) -> None:
     """
     if running is None:
         return
-    if name == "train":
+    if running == "predict":
+        raise ConfigurationError(
+            "A trainer has one run at a time, and the iterator of a prediction is still open.",
+            given=f"{name}() before the last batch of predict() was taken",
+            expected="an iterator that has come to its end, or was closed",
+            do="Call close() on what predict() returned, if the rest is not needed.",
+        )
+    if name == "predict":
+        do = f"Call predict() after {running}() has returned."
+    elif name == "train":
         do = f"Call train() after {running}() has returned, or train with a trainer of its own."
     elif running == "train":
         do = (

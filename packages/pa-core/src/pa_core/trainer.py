@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, cast
 
@@ -18,18 +18,26 @@ from pa_core.accumulation import Accumulation, MicroBatch
 from pa_core.beside_model import require_one_trained_module
 from pa_core.callbacks.defaults import DEFAULT_CALLBACKS
 from pa_core.callbacks.limit_batches import apply_limit_of_environment
+from pa_core.data.device import move_to_device
 from pa_core.data.evaluation_sets import EvaluationData, EvaluationSets
 from pa_core.data.given_data import DEFAULT_BATCH_SIZE, GivenData
 from pa_core.data.loaders import batches_on_device, lengths_of_epochs
+from pa_core.distributed import processes
 from pa_core.distributed.agreement import Agreement
 from pa_core.distributed.shared_errors import showing_errors_once
-from pa_core.distributed.watch import DEFAULT_MAX_WAIT_SECONDS
+from pa_core.distributed.watch import DEFAULT_MAX_WAIT_SECONDS, Place
 from pa_core.distributed.wrapping import ModelWrapping
 from pa_core.engine import Engine
 from pa_core.errors import StopTrainingError
 from pa_core.events import CallbackHandler, CallbackLike, TrainerCallback
 from pa_core.orders import Order
 from pa_core.placeholders import create_scheduler
+from pa_core.predictions import PredictsBatches
+from pa_core.predictions.default_prediction import predict_batch
+from pa_core.predictions.first_process import FirstProcess
+from pa_core.predictions.job import PredictionJob
+from pa_core.predictions.pieces import Pieces
+from pa_core.predictions.types import PredictionT
 from pa_core.progress import Phase
 from pa_core.run_config import TrainerRunConfig, check_count, check_run_arguments
 from pa_core.scheduler_stepping import SchedulerStepping
@@ -361,6 +369,50 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             self, lambda data: self._loaders.take(data, self.create_eval_dataloader, per_device_batch_size)
         )
 
+    def predict(
+        self: PredictsBatches[PredictionT],
+        dataset: Dataset[Any],
+        per_device_batch_size: int = DEFAULT_BATCH_SIZE,
+        dataloader_kwargs: dict[str, Any] | None = None,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        *,
+        seed: int = 0,
+    ) -> Generator[PredictionT, None, None]:
+        """Predict each sample of a dataset once, in its order, and yield what ``predict_batch`` returns.
+
+        The batches are the same on any number of processes, which predict them in turn. All of them are yielded on the
+        first process, with their tensors on the CPU. On the others the iterator yields nothing and must be iterated all
+        the same; it ends when that of the first process ends or is closed, as by leaving its loop early.
+
+        The model is in evaluation mode meanwhile. What the dataset draws for a sample, and ``predict_batch`` for a
+        batch, depends on ``seed`` and on their positions alone; the RNGs of the script stay as they are.
+
+        Args:
+            dataset: The samples, with or without targets.
+            per_device_batch_size: Samples in a batch.
+            dataloader_kwargs: Arguments for the loader, which win over the defaults; none that changes the order.
+            collate_fn: Makes a batch of a list of samples; None keeps the one of the run before.
+            seed: What random draws follow from.
+
+        Raises:
+            ConfigurationError: The dataset has no length, or an argument cannot work.
+            EmptyDatasetError: There is no sample.
+
+        Example:
+            >>> import torch
+            >>> from pa_core import Trainer
+            >>> trainer = Trainer(torch.nn.Identity(), None, None, callbacks=[])
+            >>> list(trainer.predict(torch.arange(3.0), per_device_batch_size=2))
+            [tensor([0., 1.]), tensor([2.])]
+        """
+        trainer = cast("Trainer[ModelT_co, BatchT, OutputT_co, SchedulerT]", self)
+        trainer._require_ready("predict")
+        with showing_errors_once():
+            check_count("per_device_batch_size", per_device_batch_size)
+            collate_fn = trainer.collate_fn if collate_fn is None else collate_fn
+            job = PredictionJob(dataset, per_device_batch_size, dataloader_kwargs or {}, collate_fn, seed)
+        return trainer._predicted_batches(job)
+
     # What a run is made of
 
     def create_train_dataloader(
@@ -461,6 +513,24 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             BatchMismatchError: As ``calculate_train_batch_loss``.
         """
         return cast("OutputT_co", self._calculate_batch_loss(batch, "calculate_eval_batch_loss"))
+
+    def predict_batch(self, batch: BatchT) -> Any:
+        """Return the predictions for a batch; no gradients are recorded, and the model is in evaluation mode.
+
+        Override this for what comes after the model, such as the class with the highest score. Annotate what it
+        returns, and ``predict()`` yields that. It is called for one batch of one process, and cannot communicate.
+
+        Args:
+            batch: What the loader yields, on the device. By default the model is called with the items of a mapping,
+                with the first item of a list or a tuple, or with whatever else the batch is.
+
+        Returns:
+            The outputs of the model; of a mapping without its ``"loss"``.
+
+        Raises:
+            BatchMismatchError: The batch and the model do not fit together.
+        """
+        return predict_batch(self.model, batch)
 
     # The hooks of a run; a callback's event of the same name follows each of them
 
@@ -745,6 +815,58 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self._step_means.count_samples(output["batch_size"])
         self._call_event(TrainerCallback.on_eval_step_end, batch=batch, batch_output=output, step=step)
 
+    def _predicted_batches(self, job: PredictionJob) -> Generator[Any, None, None]:
+        """Yield the predictions for each batch on the first process; the others take part in each step."""
+        self._require_ready("predict")  # again, as another run may have begun since
+        pieces, first = Pieces(job.num_samples, job.batch_size), FirstProcess(self.device)
+        steps = -(-len(pieces) // self.num_processes)
+        # In the last step, a process for which no batch is left repeats the last one, which nobody is given twice.
+        numbers = torch.arange(self.process_index, steps * self.num_processes, self.num_processes)
+        numbers.clamp_(max=len(pieces) - 1)
+        with self._predicting(job, num_batches=steps):
+            batches = job.loader(pieces, numbers, self._loaders.default_kwargs, self.device)
+            for step, (number, batch) in enumerate(zip(numbers, batches, strict=True), start=1):
+                if not first.goes_on():
+                    break
+                predicted = first.gather(self._predict(job, batch, step, pieces.positions(int(number))))
+                try:
+                    with processes.apart():
+                        yield from predicted[: len(pieces) - (step - 1) * self.num_processes]
+                except GeneratorExit:
+                    if step < steps:
+                        first.goes_on(stops=True)
+                    break
+
+    @contextmanager
+    def _predicting(self, job: PredictionJob, num_batches: int) -> Generator[None]:
+        """Begin a run that predicts, and have the model ready within the context."""
+
+        def describe_arguments() -> dict[str, str]:
+            return {"call": f"{type(self).__qualname__}.predict()", **alike.describe_arguments(job.describe())}
+
+        with self._run("predict", describe_arguments, seed=job.seed):
+            self.callback_handler.call_event(TrainerCallback.on_prepare_start, self)
+            self._require_same_parts()
+            self._prepare_model_optimizer_and_dataloaders()
+            self.run_config = self._create_run_config(job.batch_size, 1, 1, None, None)
+            with self._evaluating(Place.PREDICTION), self._wrapping.explaining_errors():
+                self.model.eval()
+                self._added.eval()
+                self.callback_handler.call_event(TrainerCallback.on_prediction_run_start, self, num_batches=num_batches)
+                yield
+                self.callback_handler.call_event(TrainerCallback.on_prediction_run_end, self)
+
+    def _predict(self, job: PredictionJob, batch: BatchT, step: int, positions: range) -> Any:
+        with job.draws_of_batch(positions.start, self.device), torch.no_grad():
+            try:
+                predictions = self.predict_batch(batch)
+            except Exception as error:
+                name_step(error, f"prediction step {step}", batch)
+                raise
+        predictions = move_to_device(predictions, torch.device("cpu"))
+        self.callback_handler.call_event(TrainerCallback.on_prediction_step_end, self, batch_size=len(positions))
+        return predictions
+
     def _set_scheduler(self) -> None:
         """Make a scheduler where there is a factory; otherwise keep what was assigned, or the one of the run before."""
         is_assigned = self.scheduler is not None and self.scheduler is not self._created_scheduler
@@ -780,7 +902,8 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self._added.prepare(self._accelerator, self.optimizer, for_training=is_training)
         if is_training:
             self.train_dataloader = self._loaders.split_for_training(self.train_dataloader)
-        self.change_eval_dataloaders(self._loaders.split)
+        if self._running != "predict":
+            self.change_eval_dataloaders(self._loaders.split)
 
     @property
     @override

@@ -50,6 +50,11 @@ class MoveModulesToDeviceCallback(TrainerCallback):
         """Move the modules."""
         _move_modules(trainer)
 
+    @override
+    def on_prediction_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        """Move the modules."""
+        _move_modules(trainer)
+
 
 def _move_modules(trainer: AnyTrainer) -> None:
     for module in _modules_of(trainer):

@@ -24,6 +24,7 @@ from pa_core.errors import ConfigurationError, OtherProcessError, StopTrainingEr
 
 __all__ = [
     "BlockOrDecorator",
+    "apart",
     "local_process_zero_first",
     "local_process_zero_only",
     "prepare_process",
@@ -181,7 +182,7 @@ def run_if(applies: bool, function: Callable[_P, _R]) -> Callable[_P, _R | None]
     def on_some(*args: _P.args, **kwargs: _P.kwargs) -> _R | None:
         if not applies:
             return None
-        with _apart():
+        with apart():
             return function(*args, **kwargs)
 
     return on_some
@@ -213,7 +214,7 @@ def _first_then_others(is_first_of: Callable[[_accelerate.ProcessState], bool]) 
     if waits and not is_first:
         state.wait_for_everyone()
     try:
-        with _apart():
+        with apart():
             yield
     finally:
         # Also when the block raised: the others must not wait for a process that has given up.
@@ -228,7 +229,7 @@ def _waited_for_by_others(state: _accelerate.ProcessState) -> Generator[None]:
         yield
         return
     try:
-        with _apart():
+        with apart():
             yield
     except BaseException as error:
         with suppress(Exception):  # the others may have ended, and this error tells more
@@ -248,7 +249,8 @@ def _some_have_failed(state: _accelerate.ProcessState, *, this_one: bool) -> boo
 
 
 @contextmanager
-def _apart() -> Generator[None]:
+def apart() -> Generator[None]:
+    """Within the context, this process is where the others are not, and nobody may wait for anybody."""
     token = _is_apart.set(True)
     try:
         yield

@@ -18,6 +18,7 @@ class Place(StrEnum):
     START = "at the start of the run"
     TRAINING = "in the training of an epoch"
     EVALUATION = "in an evaluation"
+    PREDICTION = "in a prediction"
     EPOCH_END = "at the end of an epoch"
     RUN_END = "at the end of the run"
 

@@ -1,0 +1,152 @@
+"""What ``predict()`` was asked for: the samples, their batches, and what is random in them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from pa_core.data.custom_loader import is_dataloader
+from pa_core.data.given_data import GivenData
+from pa_core.data.keyed_loader import KeyedDataLoader
+from pa_core.data.loader_checks import check_batch_size, count_samples
+from pa_core.errors import ConfigurationError
+from pa_core.predictions.pieces import ChosenPieces, Pieces
+from pa_core.rng import mix, preserve_rng_state, seed_rng
+from pa_core.run_config import check_count
+
+__all__ = ["PredictionJob"]
+
+_BATCHES = -3  # extends the seed for what is drawn in predict_batch; datasets draw by the index of the sample
+_FIXED = ("sampler", "batch_sampler", "shuffle", "drop_last", "algorithm", "split", "seed", "rank", "num_processes")
+"""Arguments of a loader that would change which samples come, and in which order."""
+
+
+@dataclass(frozen=True)
+class PredictionJob:
+    """The samples to predict, and how they are loaded.
+
+    Attributes:
+        dataset: The samples.
+        per_device_batch_size: Samples in a batch, unless the arguments of the loader say otherwise.
+        dataloader_kwargs: The arguments for the loader.
+        collate_fn: Makes a batch of a list of samples.
+        seed: What is drawn in the dataset and in ``predict_batch`` follows from it.
+
+    Raises:
+        ConfigurationError: The samples have no order, or an argument would change it.
+        EmptyDatasetError: There is no sample.
+    """
+
+    dataset: Dataset[Any]
+    per_device_batch_size: int
+    dataloader_kwargs: Mapping[str, Any]
+    collate_fn: Callable[[list[Any]], Any] | None
+    seed: int
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be predicted sample by sample."""
+        _check_dataset(self.dataset)
+        for name in _FIXED:
+            if self.dataloader_kwargs.get(name):
+                raise ConfigurationError(
+                    "Predictions come in the order of the dataset, one for each sample.",
+                    given=f"dataloader_kwargs with {name}={self.dataloader_kwargs[name]!r}",
+                    expected="arguments that leave the order and the number of samples alone",
+                    do=f"Leave {name} out; predict a torch.utils.data.Subset for other samples or another order.",
+                )
+        check_count("seed", self.seed, minimum=0)
+        check_batch_size(self.batch_size)
+
+    @property
+    def batch_size(self) -> int:
+        """The number of samples of each batch but perhaps the last one."""
+        size: int = self.dataloader_kwargs.get("batch_size", self.per_device_batch_size)
+        return size
+
+    @property
+    def num_samples(self) -> int:
+        """The number of samples."""
+        return count_samples(self.dataset)
+
+    def describe(self) -> dict[str, object]:
+        """Return what has to be the same on all processes, by name."""
+        return {
+            "number of samples": self.num_samples,
+            "batch_size": self.batch_size,
+            "seed": self.seed,
+            "collate_fn": self.collate_fn,
+        }
+
+    def loader(
+        self,
+        pieces: Pieces,
+        numbers: Tensor,
+        create_defaults: Callable[[Dataset[Any], int], Mapping[str, Any]],
+        device: torch.device,
+    ) -> KeyedDataLoader[Any]:
+        """Return the loader of some pieces, one after the other.
+
+        Args:
+            pieces: All pieces of the dataset.
+            numbers: Those to load; at least one.
+            create_defaults: Called with the dataset and the batch size, returns arguments over which those of the job
+                win.
+            device: The device of the run.
+        """
+        defaults = create_defaults(self.dataset, self.batch_size)
+        asked = {name: value for name, value in self.dataloader_kwargs.items() if name not in _FIXED}
+        kwargs: dict[str, Any] = {"collate_fn": self.collate_fn, **defaults, **asked}
+        order = ChosenPieces(pieces, numbers)
+        return KeyedDataLoader(self.dataset, seed=self.seed, order=order, device=device, **kwargs)
+
+    @contextmanager
+    def draws_of_batch(self, start: int, device: torch.device) -> Generator[None]:
+        """Let what is drawn within the context depend on the batch alone; the RNGs of the process stay as they were.
+
+        Args:
+            start: The position of the first sample of the batch.
+            device: The device of the run.
+        """
+        key = mix(self.seed, _BATCHES, start)
+        with preserve_rng_state(), _seeded_device(key, device):
+            seed_rng(key)
+            yield
+
+
+@contextmanager
+def _seeded_device(key: int, device: torch.device) -> Generator[None]:
+    if device.type == "cpu":
+        yield
+        return
+    rng: Any = torch.get_device_module(device)
+    state = rng.get_rng_state(device)
+    rng.manual_seed(key)
+    try:
+        yield
+    finally:
+        rng.set_rng_state(state, device)
+
+
+def _check_dataset(dataset: Dataset[Any] | DataLoader[Any]) -> None:
+    if is_dataloader(dataset):
+        raise ConfigurationError(
+            "Predictions come in the order of a dataset, and a DataLoader has an order of its own.",
+            given=f"a {type(dataset).__name__}",
+            expected="a dataset with a length, whose samples are indexed by integers",
+            do="Pass its dataset, and what else it was made with as collate_fn and dataloader_kwargs.",
+        )
+    if isinstance(dataset, IterableDataset):
+        raise ConfigurationError(
+            "Predictions come in the order of a dataset, and an iterable dataset has no positions.",
+            given=f"a dataset of type {type(dataset).__name__}, which is an IterableDataset",
+            expected="a dataset with a length, whose samples are indexed by integers",
+            do="Give the dataset __len__ and __getitem__, or call trainer.model in a loop of your own.",
+        )
+    GivenData(dataset, "dataset", None, is_made_by_method=False)
+    count_samples(dataset)
