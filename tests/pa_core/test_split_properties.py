@@ -17,7 +17,7 @@ from torch.utils.data import TensorDataset
 from torchmetrics.classification import MulticlassAccuracy
 from typing_extensions import override
 
-from pa_core import AnyTrainer, BatchOutput, Trainer, TrainerCallback, gather_objects
+from pa_core import AnyTrainer, BatchOutput, Trainer, TrainerCallback, distributed, gather_objects
 from pa_core.data import epoch_order
 from pa_core.testing import make_classification, make_regression
 from tests.support.models import weights_of
@@ -113,25 +113,28 @@ class Evaluated(TrainerCallback):
         self.inputs = [inputs for step in zip_longest(*of_ranks) for inputs in step if inputs is not None]
 
 
-def test_evaluations_of_all_sizes_are_those_of_one_process() -> None:
-    """For 2 to 70 samples in batches of 1 to 9: count, order, loss and accuracy are those of the whole dataset."""
+@pytest.mark.parametrize("batch_size", range(1, 10))
+def test_evaluations_of_all_sizes_are_those_of_one_process(batch_size: int) -> None:
+    """In batches of 1 to 9: count, order, loss and accuracy are those of the whole dataset.
+
+    For each number of samples that takes up to three steps: all that the last step can be, after none, one and two.
+    """
     torch.manual_seed(0)
     model = nn.Linear(4, 3).double()
-    for num_samples in range(2, 71):
+    for num_samples in range(2, max(12, 3 * batch_size * distributed.num_processes()) + 1):
         inputs, targets = make_classification(num_samples).tensors
         data = TensorDataset(inputs.double(), targets)
         with torch.no_grad():
             logits = model(data.tensors[0])
         loss = nn.functional.cross_entropy(logits, targets).item()
         accuracy = (logits.argmax(1) == targets).double().mean().item()
-        for batch_size in range(1, 10):
-            seen = Evaluated()
-            trainer = Trainer(model, nn.CrossEntropyLoss(), None, callbacks=[seen])
-            trainer.evaluate(data, per_device_batch_size=batch_size)
-            where = f"{num_samples} samples in batches of {batch_size}"
-            assert torch.equal(torch.cat(seen.inputs), data.tensors[0]), where
-            assert trainer.run_history.get_latest_metric("evaluation_loss") == pytest.approx(loss, rel=1e-12), where
-            assert seen.accuracy.compute().item() == pytest.approx(accuracy, abs=1e-6), where
+        seen = Evaluated()
+        trainer = Trainer(model, nn.CrossEntropyLoss(), None, callbacks=[seen])
+        trainer.evaluate(data, per_device_batch_size=batch_size)
+        where = f"{num_samples} samples in batches of {batch_size}"
+        assert torch.equal(torch.cat(seen.inputs), data.tensors[0]), where
+        assert trainer.run_history.get_latest_metric("evaluation_loss") == pytest.approx(loss, rel=1e-12), where
+        assert seen.accuracy.compute().item() == pytest.approx(accuracy, abs=1e-6), where
 
 
 @pytest.mark.runs_on("two_ranks")
