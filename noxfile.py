@@ -19,6 +19,7 @@ import sys
 import sysconfig
 import tomllib
 import venv
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
@@ -249,8 +250,10 @@ def types(session: nox.Session) -> None:
     """Check the types of packages, tests, examples and this file (mypy --strict, pyright strict)."""
     environment = everything(session)
     sources = [f"packages/{one.name}/src" for one in DISTRIBUTIONS]
-    environment.run("mypy", *sources, "tests", "examples", "docs/conf.py", "noxfile.py")
-    environment.run("pyright", "--pythonpath", str(environment.interpreter))
+    environment.run_side_by_side(
+        ["pyright", "--pythonpath", str(environment.interpreter)],
+        ["mypy", *sources, "tests", "examples", "docs/conf.py", "noxfile.py"],
+    )
 
 
 @nox.session
@@ -266,8 +269,7 @@ def tests(session: nox.Session, tested: tuple[Distribution, ...], cell: Cell) ->
     folders = [one.tests() for one in tested]
     if together and cell.name == "one_process":
         folders = ["tests/repository", "tests/crashes"]
-    pytest = [
-        *folders,
+    options = [
         f"--cell={cell.name}",
         f"--installed={','.join(sorted(one.name for one in installed))}",
         *(AT_A_TIME if cell.ranks == 1 else ()),
@@ -277,13 +279,16 @@ def tests(session: nox.Session, tested: tuple[Distribution, ...], cell: Cell) ->
         shutil.rmtree(COVERAGE, ignore_errors=True)
         READY.add("coverage")
     if cell.name == "bf16":  # runs what one process has run: to measure it again would double the time
-        run_in_cell(environment, cell, ["pytest", *pytest])
+        run_in_cell(environment, cell, ["pytest", *folders, *options])
     elif cell.ranks == 1:
         data = COVERAGE / f"data.{'together' if together else tested[0].name}.{cell.name}"
         covered = Cell(cell.name, env={**cell.env, "COVERAGE_FILE": str(data)})
-        run_in_cell(environment, covered, ["pytest", *pytest, "--cov", "--cov-report=", "--cov-fail-under=0"])
+        pytest = ["pytest", *folders, *options, "--cov", "--cov-report=", "--cov-fail-under=0"]
+        run_in_cell(environment, covered, pytest)
     else:
-        run_in_cell(environment, cell, ["coverage", "run", "-m", "pytest", *pytest])
+        first, second = halves(folders)
+        measured = ["coverage", "run", "-m", "pytest"]
+        run_in_cell(environment, cell, [*measured, *first, *options], [*measured, *second, *options])
 
 
 @nox.session
@@ -304,9 +309,12 @@ def examples(session: nox.Session) -> None:
 def docs(session: nox.Session) -> None:
     """Build the documentation, warnings are errors, and run the examples in docstrings."""
     environment = everything(session)
-    environment.run("sphinx-build", "-n", "-W", "--keep-going", "-E", "-q", "docs", str(NOX / "docs"))
     packages = [one.package for one in DISTRIBUTIONS]
-    environment.run("python", "-m", "pytest", "--doctest-modules", *AT_A_TIME, "--pyargs", *packages, env=CPU)
+    environment.run_side_by_side(
+        ["python", "-m", "pytest", "--doctest-modules", "--pyargs", *packages],
+        ["sphinx-build", "-n", "-W", "--keep-going", "-E", "-q", "docs", str(NOX / "docs")],
+        env=CPU,
+    )
 
 
 @nox.session
@@ -490,20 +498,27 @@ def everything(session: nox.Session) -> Environment:
     return environment
 
 
-def run_in_cell(environment: Environment, cell: Cell, module: list[str]) -> None:
-    """Run a Python module in a cell: as one process, or as several ranks of which the first one is seen."""
+def halves(folders: list[str]) -> tuple[list[str], list[str]]:
+    """Divide the tests of several ranks, which wait for each other half of the time, so that two can run at once."""
+    core, half_of_core = "tests/pa_core", "tests/pa_core/training_states"
+    return [core, f"--ignore={half_of_core}"], [half_of_core, *(folder for folder in folders if folder != core)]
+
+
+def run_in_cell(environment: Environment, cell: Cell, *modules: list[str]) -> None:
+    """Run Python modules in a cell, each as one process, or as several ranks of which the first one is seen."""
     env = {**CPU, **cell.env}
     environment.share_bytecode()
     if cell.ranks == 1:
-        environment.run("python", "-m", *module, env=env)
+        environment.run_side_by_side(*(["python", "-m", *module] for module in modules), env=env)
         return
     logs = NOX / "logs"
     shutil.rmtree(logs, ignore_errors=True)
-    launcher = ["--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={cell.ranks}"]
-    launcher += [f"--log-dir={logs}", f"--redirects={','.join(f'{rank}:3' for rank in range(1, cell.ranks))}"]
+    redirects = ",".join(f"{rank}:3" for rank in range(1, cell.ranks))
+    launcher = ["torchrun", "--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={cell.ranks}"]
+    launcher += [f"--log-dir={logs}", f"--redirects={redirects}", "-m"]
     try:
         # One rank that goes on after a failure would wait for the other in a collective.
-        environment.run("torchrun", *launcher, "-m", *module, "--exitfirst", env=env)
+        environment.run_side_by_side(*([*launcher, *module, "--exitfirst"] for module in modules), env=env)
     except CommandFailed:
         for log in sorted(logs.rglob("*.log")):
             environment.session.warn(f"{log.relative_to(logs)}:\n{log.read_text()}")
@@ -561,12 +576,20 @@ class Environment:
         if mine not in USED:
             USED.append(mine)
 
-    def run(self, program: str, *arguments: str, env: dict[str, str] | None = None) -> None:
-        """Run a program of this environment in the root of the repository."""
+    def run(self, program: str, *arguments: str, env: dict[str, str] | None = None, silent: bool = False) -> None:
+        """Run a program of this environment in the root of the repository; a silent one is shown when it has ended."""
         path = shutil.which(program, path=self.interpreter.parent)
         # Without bytecode, which some machines switch off, each start of torch takes three times as long.
         env = {"PYTHONDONTWRITEBYTECODE": "", **(env or {})}
-        self.session.run(path or program, *arguments, env=env, external=True)
+        self.session.run(path or program, *arguments, env=env, external=True, silent=silent)
+
+    def run_side_by_side(self, first: list[str], *others: list[str], env: dict[str, str] | None = None) -> None:
+        """Run programs at the same time, as each leaves a core idle; what `others` print is shown when they end."""
+        with ThreadPoolExecutor() as pool:
+            started = [pool.submit(self.run, *other, env=env, silent=True) for other in others]
+            self.run(*first, env=env)
+        for one in started:
+            one.result()
 
 
 @functools.cache
