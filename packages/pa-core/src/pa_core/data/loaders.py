@@ -29,6 +29,7 @@ from pa_core.data.given_data import GivenData, batch_size_of
 from pa_core.data.given_order import has_plain_order, without_effect_on_loader
 from pa_core.data.keyed_loader import KeyedDataLoader
 from pa_core.data.loader_checks import count_samples
+from pa_core.data.replaced_samplers import describe_replacement
 from pa_core.data.split_sampler import check_share, split_sampler, warn_of_filling_up, warn_of_repeated_samples
 from pa_core.data.workers import start_method
 from pa_core.distributed import collectives
@@ -132,7 +133,11 @@ class Loaders:
         }
 
     def take(
-        self, data: GivenData, create: Callable[[int, dict[str, Any] | None], SizedIterable[Any]], batch_size: int
+        self,
+        data: GivenData,
+        create: Callable[[int, dict[str, Any] | None], SizedIterable[Any]],
+        batch_size: int,
+        say: Callable[[str], object] | None = None,
     ) -> SizedIterable[Any] | None:
         """Return the loader of a run: the one that was given, or one that is created; None for no evaluation.
 
@@ -140,6 +145,7 @@ class Loaders:
             data: What was given to the run.
             create: Called with the batch size and the arguments for the loader if a dataset was given.
             batch_size: Samples in a batch of one process.
+            say: Called with a line, once in a run, if an order replaces the sampler of a training loader.
 
         Raises:
             ConfigurationError: The loader has no length, or does not follow the order that was given.
@@ -153,6 +159,8 @@ class Loaders:
         loader = create(batch_size, data.kwargs) if data.loader is None else data.loader
         check_loader(loader, data.origin)
         _require_order(loader, data)
+        if say is not None and data.purpose == "train" and is_dataloader(innermost(loader)):
+            self._say_once(describe_replacement(innermost(loader)), say)
         return loader
 
     def last_given(self, dataset: Dataset[Any] | None) -> Dataset[Any] | DataLoader[Any] | None:
@@ -195,10 +203,7 @@ class Loaders:
         kwargs: dict[str, Any] = {**defaults, **(asked or {})}
         self._kwargs[purpose] = kwargs
         if not kwargs.get("num_workers") and "num_workers" not in (asked or {}):
-            line = describe_missing_workers(dataset, collectives.num_local_processes())
-            if line is not None and line not in self._said:
-                self._said.add(line)
-                say(line)
+            self._say_once(describe_missing_workers(dataset, collectives.num_local_processes()), say)
         kwargs = {"collate_fn": collate_fn, **kwargs}
         if isinstance(dataset, IterableDataset) or not kwargs.keys().isdisjoint(("sampler", "batch_sampler")):
             return plain_dataloader(dataset, kwargs)
@@ -217,6 +222,11 @@ class Loaders:
             device=_accelerate.device_of(self._accelerator),
             **kwargs,
         )
+
+    def _say_once(self, line: str | None, say: Callable[[str], object]) -> None:
+        if line is not None and line not in self._said:
+            self._said.add(line)
+            say(line)
 
     def settings(self, purpose: Purpose, loader: object, per_device_batch_size: int) -> LoaderSettings:
         """Return what the run config says about a loader.
