@@ -53,6 +53,8 @@ def serve(listener: socket.socket) -> None:
     """Answer until the input ends."""
     if not is_asked(listener):
         return
+    # scikit-learn imports pandas, and pandas pyarrow, whose allocator would start a thread.
+    os.environ.setdefault("JE_ARROW_MALLOC_CONF", "background_thread:false")
     for name in BEFOREHAND:
         if importlib.util.find_spec(name.partition(".")[0]):
             importlib.import_module(name)
