@@ -438,6 +438,13 @@ def elastic(session: nox.Session) -> None:
 
 
 @nox.session
+def killed_files(session: nox.Session) -> None:
+    """Kill runs on sharded files forty times; each goes on, on 1 to 4 processes, with the samples of one process."""
+    pytest = ["pytest", "tests/pa_core/files/test_resumed_runs.py", "--whole-proof", *session.posargs]
+    everything(session).run("python", "-m", *pytest, env=CPU)
+
+
+@nox.session
 def limited_memory(session: nox.Session) -> None:
     """Train a model on two processes, each of which has less memory than its training takes on one: a minute."""
     pytest = ["pytest", "tests/pa_core/sharding/test_limited_memory.py", "--whole-proof", *session.posargs]

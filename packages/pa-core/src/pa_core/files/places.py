@@ -172,6 +172,8 @@ def explained(path: str, error: BaseException) -> ShardError:
     elif isinstance(error, PermissionError):
         problem, expected = "A file of the dataset may not be read.", "a file that this process may read"
         do = "See who may read it, and what the credentials of a store allow."
+    elif isinstance(error, ValueError) and is_url(path):
+        problem, expected, do = "A URL is not known.", "a URL that fsspec knows", "Check the beginning of the URL."
     elif isinstance(error, EOFError):
         problem, expected, do = "A file ends too early.", "the whole file", "Copy or write the file again."
     else:
