@@ -12,6 +12,7 @@ from pa_core.any_trainer import AnyTrainer
 from pa_core.callbacks.epoch_progress import format_rate
 from pa_core.callbacks.metric_direction import JudgesMetric
 from pa_core.callbacks.run_summary import format_duration, format_table, summarise
+from pa_core.data.custom_loader import innermost, is_keyed
 from pa_core.errors import StopTrainingError
 from pa_core.events import TrainerCallback
 
@@ -68,6 +69,9 @@ class PrintProgressCallback(TrainerCallback):
                 f", at most {_count(total, 'update')}" if total < whole else f" on average, {_count(total, 'update')}"
             )
         samples = _count(config.train_total_batch_size, "sample")
+        loader = innermost(trainer.train_dataloader)
+        if is_keyed(loader) and loader.given_order.makes_batches:
+            samples = f"about {samples}"
         # Without flush, lines of the progress, which are written at once, would overtake this one in a log file.
         trainer.print(f"Training starts: {length}, {samples} per update; {trainer.describe_run()}", flush=True)
 

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from pa_core.batch_structure import describe_batch, is_array, keys_of
 from pa_core.data.custom_loader import describe_loader, is_dataloader, is_keyed
-from pa_core.data.given_order import check_given_order, without_effect_on_loader
+from pa_core.data.given_order import check_given_order, order_makes_batches, order_of_dataset, without_effect_on_loader
 from pa_core.errors import ConfigurationError
 from pa_core.orders import Order
 
@@ -78,6 +78,13 @@ class GivenData:
         """Where the loader comes from."""
         return self.method if self.loader is None and self.is_made_by_method else self.argument
 
+    @property
+    def has_batch_size(self) -> bool:
+        """Whether a batch size has an effect: it has none on a DataLoader, or where the order makes the batches."""
+        if self.data is None or self.loader is not None:
+            return False
+        return self.purpose == "eval" or not order_makes_batches(self.order, self.data, self.kwargs or {})
+
     def require_default_loader(self, trainer_class: type) -> None:
         """Refuse a DataLoader for a trainer that creates another one.
 
@@ -113,7 +120,7 @@ class GivenData:
 def check_arguments_of_loaders(
     given: Sequence[GivenData], per_device_batch_size: int, collate_fn: Callable[[list[Any]], Any] | None
 ) -> None:
-    """Refuse arguments that have no effect, as all data comes in DataLoaders, which say otherwise.
+    """Refuse arguments that have no effect on any of the data: DataLoaders, or an order, say otherwise.
 
     Args:
         given: The data of the run.
@@ -123,6 +130,11 @@ def check_arguments_of_loaders(
     Raises:
         ConfigurationError: An argument has no effect.
     """
+    if any(one.has_batch_size for one in given):
+        return
+    for one in given:
+        if one.loader is None and one.data is not None and per_device_batch_size != DEFAULT_BATCH_SIZE:
+            raise _without_effect_on_order(per_device_batch_size, one)
     if any(one.loader is None and one.data is not None for one in given):
         return
     for one in given:
@@ -155,6 +167,17 @@ def _without_effect(name: str, value: object, given: GivenData) -> Configuration
         given=f"{name}={value}, and {describe_loader(given.data)} as {given.argument}",
         expected=f"a DataLoader without {name}, or a dataset with it",
         do=f"Leave {name} out, and make the DataLoader as it is to be.",
+    )
+
+
+def _without_effect_on_order(per_device_batch_size: int, given: GivenData) -> ConfigurationError:
+    order = order_of_dataset(given.data) if given.order is None else given.order
+    kind = type(order).__name__
+    return ConfigurationError(
+        "per_device_batch_size has no effect with an order that makes the batches.",
+        given=f"per_device_batch_size={per_device_batch_size}, and the order {kind}",
+        expected="no per_device_batch_size, unless there is an eval_dataset, whose batches have that size",
+        do=f"Leave per_device_batch_size out, and give {kind} what it makes its batches by.",
     )
 
 

@@ -14,6 +14,7 @@ __all__ = [
     "check_given_order",
     "check_kind_of_order",
     "has_plain_order",
+    "order_makes_batches",
     "order_of_dataset",
     "without_effect_on_loader",
 ]
@@ -34,6 +35,19 @@ def order_of_dataset(dataset: object) -> Order | None:
 def has_plain_order(order: Order) -> bool:
     """Whether an order is one that ``shuffle`` asks for: each sample once, shuffled or in sequence."""
     return isinstance(order, (Shuffled, Sequential))
+
+
+def order_makes_batches(order: Order | None, dataset: object, kwargs: Mapping[str, Any]) -> bool:
+    """Whether the order of a training run makes the batches, so that there is no batch size to choose.
+
+    Args:
+        order: As passed to the run.
+        dataset: The dataset, which may bring one.
+        kwargs: The arguments for the loader, which may switch that one off.
+    """
+    if order is None and all(kwargs.get(name) is None for name in _DECIDES_THE_ORDER if name != "shuffle"):
+        order = order_of_dataset(dataset) if kwargs.get("shuffle", True) else None
+    return order is not None and order.makes_batches
 
 
 def check_kind_of_order(order: object) -> None:

@@ -26,7 +26,7 @@ from pa_core.data.custom_loader import (
 from pa_core.data.device import move_to_device
 from pa_core.data.fetching import is_in_memory
 from pa_core.data.given_data import GivenData, batch_size_of
-from pa_core.data.given_order import has_plain_order, without_effect_on_loader
+from pa_core.data.given_order import has_plain_order, order_makes_batches, without_effect_on_loader
 from pa_core.data.keyed_loader import KeyedDataLoader
 from pa_core.data.loader_checks import count_samples
 from pa_core.data.replaced_samplers import describe_replacement
@@ -201,6 +201,9 @@ class Loaders:
             A ``KeyedDataLoader``; a plain ``DataLoader`` with a custom sampler, or for an ``IterableDataset``.
         """
         kwargs: dict[str, Any] = {**defaults, **(asked or {})}
+        if purpose == "train" and order_makes_batches(self._order, dataset, kwargs):
+            kwargs.pop("batch_size", None)
+            kwargs |= {name: asked[name] for name in ("batch_size",) if asked and name in asked}
         self._kwargs[purpose] = kwargs
         if not kwargs.get("num_workers") and "num_workers" not in (asked or {}):
             self._say_once(describe_missing_workers(dataset, collectives.num_local_processes()), say)
@@ -239,6 +242,8 @@ class Loaders:
         kwargs, keyed = self._kwargs[purpose], innermost(loader)
         if purpose == "train" and is_keyed(keyed) and not has_plain_order(keyed.given_order):
             kwargs = {**kwargs, "order": keyed.given_order.identity}
+        if is_keyed(keyed) and keyed.given_order.makes_batches:
+            return LoaderSettings(keyed.split.batch_size, kwargs)
         return LoaderSettings(batch_size_of(loader, kwargs, per_device_batch_size), kwargs)
 
     def split(self, loader: SizedIterable[Any]) -> SizedIterable[Any]:

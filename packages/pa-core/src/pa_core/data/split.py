@@ -300,6 +300,15 @@ class BatchSplit:
         """The number of batches that end at ``start`` or before it."""
         return int(torch.searchsorted(self.batch_ends, self.start, right=True))
 
+    @property
+    def steps_before(self) -> int:
+        """The number of steps that lie before ``start``, in steps of this number of processes."""
+        return -(-self._first // self.num_processes)
+
+    def end_before(self, position: int) -> int:
+        """Return the last position up to this one at which a batch ends, or 0."""
+        return self._end(int(torch.searchsorted(self.batch_ends, position, right=True)))
+
     def _end(self, num_batches: int) -> int:
         """The position after the first batches of the epoch."""
         return 0 if num_batches == 0 else int(self.batch_ends[min(num_batches, len(self.batch_ends)) - 1])

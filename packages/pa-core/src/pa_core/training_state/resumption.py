@@ -12,6 +12,7 @@ import torch
 from pa_core import distributed
 from pa_core.data.custom_loader import innermost, is_keyed, set_epoch
 from pa_core.data.given_order import has_plain_order
+from pa_core.data.split import BatchSplit, Split
 from pa_core.errors import CheckpointError, ConfigurationError, StateNotFoundError
 from pa_core.progress import Phase, Progress
 from pa_core.storage import Skipped
@@ -236,6 +237,9 @@ class Resumption:
         settings = self.settings or {}
         progress.samples_in_epoch = saved.position.samples
         progress.steps_in_epoch = saved.steps_in_epoch(settings)
+        loader = innermost(run.train_dataloader)
+        if is_keyed(loader) and isinstance(loader.split, BatchSplit):
+            progress.samples_in_epoch, progress.steps_in_epoch = loader.position, loader.split.steps_before
         is_at_last_update = progress.updates == run.run_config.max_num_train_steps
         self.loaders.resume_mid_epoch(
             run,
@@ -289,9 +293,15 @@ class Resumption:
             samples = self.saved.position.samples if self.saved is not None and self._is_mid_epoch else 0
             loader.start_epoch(epoch)
             if samples > 0:
-                loader.start_epoch(epoch, min(samples, loader.split.num_samples))
+                loader.start_epoch(epoch, _nearest_position(samples, loader.split))
         else:
             set_epoch(loader, epoch)
+
+
+def _nearest_position(samples: int, split: Split) -> int:
+    """The position after a number of samples, in the order of the saved run or in another one that was allowed."""
+    samples = min(samples, split.num_samples)
+    return split.end_before(samples) if isinstance(split, BatchSplit) else samples
 
 
 def _print(run: ResumableRun, saved: SavedRun, differences: Sequence[Difference]) -> None:

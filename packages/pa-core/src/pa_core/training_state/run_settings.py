@@ -17,6 +17,7 @@ __all__ = [
     "LENGTH_OF_SCHEDULE",
     "RESUME_OVERRIDES",
     "Difference",
+    "batches_per_update",
     "check_resume_overrides",
     "compare_settings",
     "describe_differences",
@@ -70,7 +71,7 @@ def describe_settings(
         "num_processes": config.num_processes,
         "train_per_device_batch_size": config.train_per_device_batch_size,
         "gradient_accumulation_steps": config.gradient_accumulation_steps,
-        "samples_per_update": config.train_total_batch_size,
+        "samples_per_update": _size_of_update(config, counts_batches=order is not None and order.makes_batches),
         "dataset_length": length_of_dataset(loader) if keyed is None else keyed.split.num_samples,
         "shuffle": None if keyed is None else keyed.shuffle,
         **({} if order is None else {"order": order.identity}),
@@ -85,6 +86,26 @@ def describe_settings(
         "scheduler is stepped": stepping if schedulers else None,
         LENGTH_OF_SCHEDULE: num_scheduler_steps if schedulers else None,
     }
+
+
+def _size_of_update(config: TrainerRunConfig, *, counts_batches: bool) -> int | str:
+    """The samples of an update; its batches where the order makes them, which are of any size."""
+    if not counts_batches:
+        return config.train_total_batch_size
+    return batches_per_update(config.num_processes * config.gradient_accumulation_steps)
+
+
+def batches_per_update(number: int) -> str:
+    """Return the size of an update as settings have it where the order makes the batches.
+
+    Args:
+        number: The batches of all processes in an update.
+
+    Example:
+        >>> batches_per_update(8)
+        '8 batches'
+    """
+    return f"{number} batch{'es' if number > 1 else ''}"
 
 
 def _kinds(by_name: Mapping[str, object], name_of_single: str) -> str | None:

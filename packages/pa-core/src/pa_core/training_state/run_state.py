@@ -39,7 +39,12 @@ from pa_core.training_state.optimizer_state import (
     restore_optimizer,
     restore_parameters_beside_the_model,
 )
-from pa_core.training_state.run_settings import Difference, compare_settings, refuse_differences
+from pa_core.training_state.run_settings import (
+    Difference,
+    batches_per_update,
+    compare_settings,
+    refuse_differences,
+)
 from pa_core.training_state.saved_parts import OPTIMIZER, read_parts
 from pa_core.training_state.snapshotable import Snapshotable
 from pa_core.training_state.taking_over import refusals_explained, taken_over
@@ -186,6 +191,8 @@ class SavedRun:
 
     def _how_to_keep_the_updates(self, settings: Mapping[str, Any]) -> str:
         samples, processes = self.settings["samples_per_update"], settings["num_processes"]
+        if isinstance(samples, str) or isinstance(settings["samples_per_update"], str):
+            return self._how_to_keep_the_batches(processes)
         steps, batch_size = settings["gradient_accumulation_steps"], settings["train_per_device_batch_size"]
         ways: list[str] = []
         if samples % (processes * steps) == 0:
@@ -195,6 +202,15 @@ class SavedRun:
         if not ways:
             return f"{samples} samples cannot be shared by {processes} processes and {steps} batches each."
         return f"With {processes} processes, pass {' or '.join(ways)}."
+
+    def _how_to_keep_the_batches(self, processes: int) -> str:
+        """As above where the order makes the batches, unless it did not in the saved run, or no longer does."""
+        batches: int = self.settings["num_processes"] * self.settings["gradient_accumulation_steps"]
+        if self.settings["samples_per_update"] != batches_per_update(batches):
+            return ""
+        if batches % processes:
+            return f"{batches} batches cannot be shared by {processes} processes."
+        return f"With {processes} processes, pass gradient_accumulation_steps={batches // processes}."
 
     def restore(
         self,

@@ -30,7 +30,7 @@ _T = TypeVar("_T")
 OPTIMIZER = "optimizer"
 """The name of the only optimizer of a run, which what is saved by optimizer does without."""
 
-_COUNTED_SETTINGS = ("max_num_train_steps", "num_epochs", "samples_per_update")
+_COUNTED_SETTINGS = ("max_num_train_steps", "num_epochs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +219,10 @@ def _settings(entry: Entry) -> SavedSettings:
     for name in _COUNTED_SETTINGS:
         settings.at(name).count()
     settings.at("num_processes").count(least=1)
+    if isinstance(settings.at("samples_per_update").one_of(int, str), str):
+        settings.at("gradient_accumulation_steps").count(least=1)
+    else:
+        settings.at("samples_per_update").count()
     for name, kinds in (("loader", (str,)), ("shuffle", (bool, type(None)))):
         settings.at(name).one_of(*kinds)
     return SavedSettings(
