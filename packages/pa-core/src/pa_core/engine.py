@@ -30,7 +30,7 @@ from pa_core.added_modules import AddedModules
 from pa_core.any_trainer import AnyTrainer
 from pa_core.callbacks.limit_batches import add_limit_of_environment
 from pa_core.data.batch_count import BatchCount
-from pa_core.data.custom_loader import batches_of_slices
+from pa_core.data.custom_loader import batches_of_slices, innermost, is_keyed
 from pa_core.data.evaluation_sets import EvaluationSets
 from pa_core.data.given_data import GivenData, check_arguments_of_loaders
 from pa_core.data.loaders import Loaders, Purpose, batches_on_device, count_steps, end_workers
@@ -533,6 +533,13 @@ class Engine(AnyTrainer):
         if with_loss and has_loss:
             self.run_history.update_metric(loss_name, self._loss_tracker.average)
         self._step_means.record(self.run_history, loss_name)
+
+    def _record_shares(self) -> None:
+        """Record how large a part of the training of this epoch each source of a mixture has had."""
+        loader = innermost(self.train_dataloader)
+        if is_keyed(loader):
+            for source, share in loader.order.shares(self._progress.samples_in_epoch).items():
+                self.run_history.update_metric(f"train_share_{source}_epoch", share)
 
     def _updated_parameters(self) -> Iterator[Tensor]:
         """Others of the model may have gradients too, which nobody clears and which must not count."""

@@ -649,6 +649,7 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self._safe_points.finish_copying()
         self._call_hook(self.train_epoch_end)
         self._record_means("train_loss_epoch", count, requires_loss=True)
+        self._record_shares()
         with self._agreement.together():
             self._call_event(TrainerCallback.on_train_epoch_end)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pa_core.orders.class_balanced import ClassBalanced
+from pa_core.orders.curriculum import Curriculum
 from pa_core.orders.epoch_order import EpochOrder, epoch_order
 from pa_core.orders.mixture import Mixture
 from pa_core.orders.order import Order
@@ -13,6 +14,7 @@ from pa_core.orders.weighted import Weighted
 
 __all__ = [
     "ClassBalanced",
+    "Curriculum",
     "EpochOrder",
     "Mixture",
     "Order",

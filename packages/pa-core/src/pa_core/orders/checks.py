@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pa_core.errors import ArgumentTypeError, ConfigurationError
 
-__all__ = ["check_one_for_each_sample", "check_size_of_epoch", "column"]
+__all__ = ["check_one_for_each_sample", "check_range", "check_size_of_epoch", "column"]
 
 
 def column(name: str, values: Tensor | Sequence[Any], dtype: torch.dtype | None = None) -> Tensor:
@@ -76,4 +76,25 @@ def check_one_for_each_sample(name: str, number: int, num_samples: int) -> None:
             given=f"{number} {name} and a dataset of {num_samples} samples",
             expected=f"one of the {name} for each sample, in the order of the dataset",
             do=f"Make the {name} from the dataset that is trained on; for a Subset, pick those of its indices.",
+        )
+
+
+def check_range(table: Tensor, num_samples: int, name: str) -> None:
+    """Refuse indices that a dataset does not have.
+
+    Args:
+        table: The indices, in the order in which they are visited.
+        num_samples: The number of samples of the dataset.
+        name: Where the indices come from.
+
+    Raises:
+        ConfigurationError: One of them is out of range.
+    """
+    wrong = ((table < 0) | (table >= num_samples)).nonzero().squeeze(1)
+    if wrong.numel() > 0:
+        raise ConfigurationError(
+            "An order visits samples that the dataset does not have.",
+            given=f"{int(table[wrong[0]])} at position {int(wrong[0])}, and {wrong.numel() - 1} more, from {name}",
+            expected=f"indices from 0 to {num_samples - 1}",
+            do="Look at how the indices are computed; those of a dataset before a split are common.",
         )

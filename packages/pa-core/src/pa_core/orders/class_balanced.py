@@ -51,6 +51,7 @@ class ClassBalanced(Order):
     """
 
     name: ClassVar[str] = "class-balanced-v1"
+    equal_epochs: ClassVar[bool] = True
 
     def __init__(self, labels: Tensor | Sequence[int], *, num_samples: int | None = None) -> None:
         given = column("labels", labels)

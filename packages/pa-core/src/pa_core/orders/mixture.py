@@ -81,6 +81,7 @@ class Mixture(ConcatDataset[_SampleT_co]):
 
 class _MixtureOrder(Order):
     name: ClassVar[str] = "mixture-v1"
+    equal_epochs: ClassVar[bool] = True
 
     def __init__(self, sources: SourcesOfSamples) -> None:
         self._sources = sources

@@ -12,6 +12,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from pa_core.errors import ArgumentTypeError, ConfigurationError
+from pa_core.orders.checks import check_range
 from pa_core.orders.epoch_order import EpochOrder
 from pa_core.orders.order import Order
 from pa_core.rng import extend_key, preserve_rng_state, seed_rng
@@ -98,7 +99,7 @@ class _Table(EpochOrder):
                 expected=f"{self.num_samples}, as length_of_epoch() says",
                 do="Override length_of_epoch() to return the number of indices of each epoch.",
             )
-        _check_range(table, self._of_dataset, name)
+        check_range(table, self._of_dataset, name)
         return table
 
     @override
@@ -141,14 +142,3 @@ def _no_indices(given: str, *, is_mask: bool = False) -> ArgumentTypeError:
         expected="integers in one dimension: a tensor, an array or a list",
         do="Return mask.nonzero().squeeze(1) for the mask." if is_mask else "Return for example torch.randperm(n).",
     )
-
-
-def _check_range(table: Tensor, num_samples: int, name: str) -> None:
-    wrong = ((table < 0) | (table >= num_samples)).nonzero().squeeze(1)
-    if wrong.numel() > 0:
-        raise ConfigurationError(
-            "An order visits samples that the dataset does not have.",
-            given=f"{int(table[wrong[0]])} at position {int(wrong[0])}, and {wrong.numel() - 1} more, from {name}",
-            expected=f"indices from 0 to {num_samples - 1}",
-            do="Look at how the indices are computed; those of a dataset before a split are common.",
-        )

@@ -510,6 +510,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         self._step_means.end_step()
         self._stop_requests.act_alone()
         self._record_means("train_loss_epoch", count, with_loss=self._trained_models.has_one_optimizer)
+        self._record_shares()
         self._call_event_together(TrainerCallback.on_train_epoch_end)
 
     def batches(self) -> Iterator[BatchT]:
