@@ -175,6 +175,9 @@ ON_TORCH_ALONE = (
     "pa_core/distributed/test_fail_fast.py",
     "pa_core/distributed/test_shared_errors.py",
     "pa_core/distributed/test_watch.py",
+    "pa_core/files/test_lines.py",
+    "pa_core/files/test_shard_order.py",
+    "pa_core/files/test_sharded_files.py",
     "pa_core/sharding/test_replicated_pieces.py",
     "pa_core/storage",
     "pa_core/test_beginners_mistakes.py",
@@ -439,8 +442,8 @@ def elastic(session: nox.Session) -> None:
 
 @nox.session
 def killed_files(session: nox.Session) -> None:
-    """Kill runs on sharded files forty times; each goes on, on 1 to 4 processes, with the samples of one process."""
-    pytest = ["pytest", "tests/pa_core/files/test_resumed_runs.py", "--whole-proof", *session.posargs]
+    """Kill runs on sharded files forty times, and divide 1 to 7 files over 1 to 4 processes with 0 to 3 workers."""
+    pytest = ["pytest", "tests/pa_core/files", "--whole-proof", "-m", "whole_proof", *session.posargs]
     everything(session).run("python", "-m", *pytest, env=CPU)
 
 

@@ -46,7 +46,7 @@ def test_compressed_files_are_decompressed(tmp_path: Path, ending: str) -> None:
 def test_an_unknown_compression_is_refused(tmp_path: Path) -> None:
     """A file whose compression is not known is not read as text."""
     (tmp_path / "a.jsonl.zst").write_bytes(b"(\xb5/\xfd")
-    with pytest.raises(ShardError, match=r"a.jsonl.zst(.|\n)*\.gz, \.bz2, \.xz(.|\n)*Decompress"):
+    with pytest.raises(ShardError, match=r"a.jsonl.zst(.|\n)*\.gz, \.tgz, \.bz2, \.xz(.|\n)*Decompress"):
         ShardedFiles(tmp_path / "a.jsonl.zst", JsonLines())
 
 

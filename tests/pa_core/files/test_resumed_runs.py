@@ -35,7 +35,7 @@ def test_a_run_that_fails_anywhere_goes_on_with_the_same_samples(shared_tmp_path
     expected = train(sharded_files(pattern), whole, len(ranks), 0, NoteSamples(whole / f"seen_0_{rank}"))
 
     folder, choose = shared_tmp_path / "disturbed", random.Random(7)
-    updates = sorted(choose.sample(range(1, 20), 6))
+    updates = sorted(choose.sample(range(1, 20), 4))
     for number, update in enumerate(updates):
         note = NoteSamples(folder / f"seen_{number}_{rank}", update)
         with pytest.raises(InterruptedError):

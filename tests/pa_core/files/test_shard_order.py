@@ -6,7 +6,7 @@ import time
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pa_core import ConfigurationError
@@ -22,6 +22,7 @@ def orders(draw: st.DrawFn) -> ShardOrder:
     return ShardOrder(tuple(map(str, range(len(counts)))), tuple(counts), window, lanes, block)
 
 
+@settings(max_examples=50)
 @given(order=orders(), seed=st.integers(0, 99), part=st.tuples(st.floats(0, 1), st.floats(0, 1)))
 def test_each_sample_comes_once_and_any_part_is_that_of_the_whole(
     order: ShardOrder, seed: int, part: tuple[float, float]

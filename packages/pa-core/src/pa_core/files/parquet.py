@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
@@ -58,12 +58,26 @@ class Parquet:
         return _ParquetShard(file, None if self.columns is None else list(self.columns))
 
 
-class _Column(Protocol):
+class _Value(Protocol):
+    def as_py(self) -> object: ...
+
+
+class _Array(Protocol):
     def __getitem__(self, row: int) -> _Value: ...
 
 
-class _Value(Protocol):
-    def as_py(self) -> object: ...
+class _ChunkedArray(_Array, Protocol):
+    @property
+    def num_chunks(self) -> int: ...
+    def chunk(self, i: int) -> _Array: ...
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """A decoded row group."""
+
+    nbytes: int
+    columns: Mapping[str, _Array]
 
 
 class _Table(Protocol):
@@ -72,7 +86,7 @@ class _Table(Protocol):
     @property
     def column_names(self) -> list[str]: ...
     @property
-    def columns(self) -> list[_Column]: ...
+    def columns(self) -> list[_ChunkedArray]: ...
 
 
 class _ParquetFile(Protocol):
@@ -98,17 +112,19 @@ class _ParquetShard:
 
     def __getitem__(self, row: int) -> dict[str, Any]:
         group = int(self._ends.searchsorted(row, side="right")) - 1
-        table = self._file.piece((group, tuple(self._columns or ())), lambda: self._decode(group))
+        rows = self._file.piece((group, tuple(self._columns or ())), lambda: self._decode(group))
         place = row - int(self._ends[group])
-        return {name: column[place].as_py() for name, column in zip(table.column_names, table.columns, strict=True)}
+        return {name: column[place].as_py() for name, column in rows.columns.items()}
 
     def close(self) -> None:
         self._opened.close()
 
-    def _decode(self, group: int) -> _Table:
+    def _decode(self, group: int) -> _Rows:
         # One thread: several workers decode at a time.
         with _explaining(self._file):
-            return self._opened.read_row_group(group, columns=self._columns, use_threads=False)
+            table = self._opened.read_row_group(group, columns=self._columns, use_threads=False)
+        columns = [column.chunk(0) if column.num_chunks == 1 else column for column in table.columns]
+        return _Rows(table.nbytes, dict(zip(table.column_names, columns, strict=True)))
 
     def _check_columns(self) -> None:
         there = cast("list[str]", self._opened.schema_arrow.names)

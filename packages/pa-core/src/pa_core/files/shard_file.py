@@ -194,11 +194,13 @@ class _LocalBytes:
             self._descriptor = os.open(shard.path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
 
     def read(self, start: int, stop: int) -> bytes:
-        with self._shard.explaining():
+        try:
             if hasattr(os, "pread"):
                 return os.pread(self._descriptor, stop - start, start)
             os.lseek(self._descriptor, start, os.SEEK_SET)
             return os.read(self._descriptor, stop - start)
+        except OSError as error:
+            raise explained(self._shard.path, error) from error
 
     def __del__(self) -> None:
         if "_descriptor" in vars(self):

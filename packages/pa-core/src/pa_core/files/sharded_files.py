@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, cast, overload
 
-import numpy as np
 from torch.utils.data import Dataset
 from typing_extensions import TypeVar, override
 
@@ -146,14 +146,14 @@ class ShardedFiles(Dataset[_SampleT_co]):
         self._reader, self._transform = reader, transform
         self._were_given = counts is not None
         self.counts: tuple[int, ...] = self._count() if counts is None else _checked(counts, self.paths)
-        self._ends = np.array(list(accumulate(self.counts)), np.int64)
+        self._ends = list(accumulate(self.counts))
         self._check_not_empty()
         self.default_order: ShardOrder = ShardOrder(names, self.counts, window, lanes, block)
         self._open = OpenShards(window, lanes)
 
     def __len__(self) -> int:
         """Return the number of samples of all shards."""
-        return int(self._ends[-1])
+        return self._ends[-1]
 
     @override
     def __getitem__(self, index: int) -> _SampleT_co:
@@ -189,8 +189,8 @@ class ShardedFiles(Dataset[_SampleT_co]):
         whole = index + len(self) if index < 0 else index
         if not 0 <= whole < len(self):
             raise IndexError(f"there is no sample {index} in {len(self)} samples of {len(self.paths)} files")
-        shard = int(self._ends.searchsorted(whole, side="right"))
-        return shard, whole - (int(self._ends[shard - 1]) if shard > 0 else 0)
+        shard = bisect_right(self._ends, whole)
+        return shard, whole - (self._ends[shard - 1] if shard > 0 else 0)
 
     def _shard(self, number: int) -> OpenShard[Any]:
         return self._open.get(number, self.counts[number], lambda: self._open_shard(number))
