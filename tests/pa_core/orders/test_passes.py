@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.utils.data import IterableDataset, TensorDataset
+from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 from typing_extensions import override
 
 from pa_core.data import KeyedDataLoader
@@ -257,6 +257,52 @@ def test_what_is_no_mixture_is_refused(datasets: Any) -> None:
     """A mixture takes datasets with a length, by name."""
     with pytest.raises(ArgumentTypeError, match="given: "):
         Mixture(datasets)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        TensorDataset(torch.zeros(4, 3), torch.zeros(4)),
+        TensorDataset(torch.zeros(4, 2)),
+        Subset(TensorDataset(torch.zeros(4, 3).long()), [0, 1]),
+    ],
+)
+def test_tensors_that_make_no_batch_are_refused(other: Any) -> None:
+    """Tensors in memory of another number, shape or type are refused by name, not concatenated to something else."""
+    with pytest.raises(ConfigurationError, match=r"a sample of 'ours' is (.|\n)* one of 'others' is "):
+        Mixture({"ours": TensorDataset(torch.zeros(4, 3)), "others": other})
+
+
+class Sample(Dataset[Any]):
+    """One sample, or the error that it raises."""
+
+    def __init__(self, sample: object) -> None:
+        self.sample = sample
+
+    def __len__(self) -> int:
+        return 1
+
+    @override
+    def __getitem__(self, index: int) -> object:
+        if isinstance(self.sample, Exception):
+            raise self.sample
+        return self.sample
+
+
+@pytest.mark.parametrize(
+    ("other", "note"),
+    [
+        ({"x": 1}, "sample 0 of 'ours' is a tuple of 1 [int], and sample 1 of 'others' is a dict {'x': int}."),
+        (OSError("gone"), "Raised for sample 1 of Mixture, which is sample 0 of 'others'."),
+    ],
+)
+def test_an_error_says_which_dataset_it_is_about(other: object, note: str) -> None:
+    """Samples that make no batch, and one that cannot be read, are named by the dataset that they are from."""
+    mixed = Mixture({"ours": Sample((1,)), "others": Sample(other)})
+    with pytest.raises(Exception) as error:  # noqa: PT011  # of torch, or of the dataset
+        list(KeyedDataLoader(mixed, batch_size=2))
+    assert any(note in line for line in error.value.__notes__)
+    assert mixed.locate(1) == ("others", 0)
 
 
 @given(sizes=st.lists(st.integers(1, 600), min_size=1, max_size=5), key=st.integers(-(2**63), 2**63 - 1))

@@ -8,6 +8,7 @@ from typing import Any
 from torch.utils.data import Dataset, Subset
 
 from pa_core.batch_structure import describe_batch
+from pa_core.orders.mixture import Mixture
 
 __all__ = ["describe_collation", "describe_samples"]
 
@@ -27,6 +28,9 @@ def describe_samples(dataset: Dataset[Any], indices: Sequence[int]) -> str:
         indices = [int(dataset.indices[index]) for index in indices]
         dataset = dataset.dataset
         places.append(f"{_numbered(indices)} of {type(dataset).__name__}")
+    if isinstance(dataset, Mixture) and len(indices) == 1:
+        name, index = dataset.locate(indices[0])
+        places.append(f"sample {index} of {name!r}")
     verb = "is" if len(indices) == 1 else "are"
     return f"Raised for {f', which {verb} '.join(places)}."
 
@@ -39,8 +43,12 @@ def describe_collation(dataset: Dataset[Any], indices: Sequence[int], samples: S
     note = f"Raised while a batch was made of {_numbered(indices)} of {type(dataset).__name__}."
     if len(by_structure) > 1:
         (one, index), (other, other_index), *_ = by_structure.items()
-        note += f" They differ: sample {index} is {one}, and sample {other_index} is {other}."
+        note += f" They differ: {_sample(dataset, index)} is {one}, and {_sample(dataset, other_index)} is {other}."
     return note
+
+
+def _sample(dataset: Dataset[Any], index: int) -> str:
+    return f"sample {index}" + (f" of {dataset.locate(index)[0]!r}" if isinstance(dataset, Mixture) else "")
 
 
 def _numbered(indices: Sequence[int]) -> str:

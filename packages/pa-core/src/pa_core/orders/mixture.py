@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sized
 from contextlib import suppress
 from fractions import Fraction
 from math import inf
-from typing import ClassVar, TypeVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 
 import torch
-from torch.utils.data import ConcatDataset, Dataset, IterableDataset
+from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset
 from typing_extensions import override
 
+from pa_core.batch_structure import describe_batch
 from pa_core.errors import ArgumentTypeError, ConfigurationError, EmptyDatasetError
 from pa_core.orders.checks import check_one_for_each_sample, check_size_of_epoch
 from pa_core.orders.epoch_order import EpochOrder
@@ -49,7 +51,7 @@ class Mixture(ConcatDataset[_SampleT_co]):
     Raises:
         ArgumentTypeError: The datasets or the weights are not given by name, or one is no dataset with a length.
         ConfigurationError: The weights have other names, are negative or not finite, or so small that a dataset would
-            never come.
+            never come; or datasets of tensors in memory have samples of different shapes or types.
         EmptyDatasetError: A dataset with a weight above 0 has no sample.
 
     Example:
@@ -70,6 +72,7 @@ class Mixture(ConcatDataset[_SampleT_co]):
         lengths = _lengths(datasets)
         check_size_of_epoch(num_samples)
         shares = _checked_weights(lengths, lengths if weights is None else weights)
+        _check_structures(datasets)
         super().__init__(datasets.values())  # pyright: ignore[reportUnknownMemberType]  # open in torch
         self.names: tuple[str, ...] = tuple(datasets)
         self.num_samples: int = num_samples or sum(lengths.values())
@@ -77,6 +80,20 @@ class Mixture(ConcatDataset[_SampleT_co]):
         self.default_order: Order = _MixtureOrder(
             SourcesOfSamples(torch.tensor([*lengths.values()]), torch.tensor([*counts.values()]), names=self.names)
         )
+
+    def locate(self, index: int) -> tuple[str, int]:
+        """Return the name of the dataset that a sample is from, and its index there.
+
+        Args:
+            index: The index of the sample in the mixture, of at least 0.
+
+        Raises:
+            IndexError: There is no such sample.
+        """
+        if not 0 <= index < len(self):
+            raise IndexError(f"there is no sample {index} in {len(self)} samples of {len(self.names)} datasets")
+        number = bisect_right(self.cumulative_sizes, index)
+        return self.names[number], index - (self.cumulative_sizes[number - 1] if number > 0 else 0)
 
 
 class _MixtureOrder(Order):
@@ -127,6 +144,26 @@ def _length(name: str, dataset: object) -> int:
         expected="a dataset with a length whose samples are indexed by integers",
         do="Give the dataset __len__ and __getitem__.",
     )
+
+
+def _check_structures(datasets: Mapping[str, Dataset[Any]]) -> None:
+    """Refuse tensors in memory that make no batch; what other datasets have is known once they are asked."""
+    seen: dict[str, str] = {}
+    for name, dataset in datasets.items():
+        inner: Dataset[Any] = dataset
+        while type(inner) is Subset:
+            inner = inner.dataset  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]  # open in torch
+        if type(inner) is TensorDataset:
+            sample = tuple(tensor.new_empty(tensor.shape[1:], device="meta") for tensor in inner.tensors)
+            seen.setdefault(describe_batch(sample), name)
+    if len(seen) > 1:
+        (one, name), (other, other_name), *_ = seen.items()
+        raise ConfigurationError(
+            "The datasets of a mixture have samples that make no batch.",
+            given=f"a sample of {name!r} is {one}, one of {other_name!r} is {other}",
+            expected="as many tensors in each sample, of the same shapes and types",
+            do="Make the samples alike, with the conversions that the model needs.",
+        )
 
 
 def _checked_weights(lengths: Mapping[str, int], weights: object) -> dict[str, Fraction]:
