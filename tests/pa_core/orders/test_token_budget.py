@@ -86,18 +86,20 @@ def test_limits_beside_the_budget() -> None:
 
 def test_any_part_of_an_epoch_is_that_of_the_whole() -> None:
     """The samples at some positions do not depend on what was asked for before."""
-    order = TokenBudget(LENGTHS, max_tokens=512)
-    whole = order.epoch_order(1000, seed=1, epoch=2).indices(0, 1000)
-    for start, stop in ((0, 0), (0, 1), (3, 400), (517, 518), (990, 1000), (1000, 1000)):
-        assert torch.equal(order.epoch_order(1000, seed=1, epoch=2).indices(start, stop), whole[start:stop])
-
-
-def test_what_a_large_dataset_would_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Above ten million samples nothing is kept of an epoch but its batches, and each sample still comes once."""
-    monkeypatch.setattr("pa_core.orders.token_budget._TABLE_LIMIT", 100)
-    made = batches(TokenBudget(LENGTHS, max_tokens=512))
-    assert max(map(padded, made)) <= 512
-    assert sorted(chain(*made)) == list(range(1000))
+    order, number = TokenBudget(MANY, max_tokens=512), len(MANY)
+    whole = order.epoch_order(number, seed=1, epoch=2).indices(0, number)
+    assert sorted(whole.tolist()) == list(range(number))
+    again = order.epoch_order(number, seed=1, epoch=2)
+    for start, stop in (
+        (0, 0),
+        (9000, 9001),
+        (8190, 8195),
+        (3, 17000),
+        (number - 10, number),
+        (number, number),
+        (0, 3),
+    ):
+        assert torch.equal(again.indices(start, stop), whole[start:stop])
 
 
 @pytest.mark.parametrize("lengths", [[5], [0, 0, 0], [7] * 20, [1, 2, 4, 8, 16, 32]])

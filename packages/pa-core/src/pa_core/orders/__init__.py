@@ -5,6 +5,7 @@ from __future__ import annotations
 from pa_core.orders.class_balanced import ClassBalanced
 from pa_core.orders.curriculum import Curriculum
 from pa_core.orders.epoch_order import EpochOrder, epoch_order
+from pa_core.orders.length_grouped import LengthGrouped
 from pa_core.orders.mixture import Mixture
 from pa_core.orders.order import Order
 from pa_core.orders.shuffled import Sequential, Shuffled
@@ -16,6 +17,7 @@ __all__ = [
     "ClassBalanced",
     "Curriculum",
     "EpochOrder",
+    "LengthGrouped",
     "Mixture",
     "Order",
     "Sequential",

@@ -13,7 +13,10 @@ from typing_extensions import override
 
 from pa_core.errors import ConfigurationError
 from pa_core.orders.checks import check_one_for_each_sample
-from pa_core.orders.epoch_order import EpochOrder, epoch_order, index_list
+from pa_core.orders.chunked_epoch import ChunkedEpoch
+from pa_core.orders.epoch_order import EpochOrder, index_list
+from pa_core.orders.feistel import permutations
+from pa_core.orders.keyed_numbers import extend_keys
 from pa_core.orders.lengths import lengths_of_samples
 from pa_core.orders.order import Order
 from pa_core.rng import extend_key
@@ -22,7 +25,7 @@ from pa_core.run_config import check_count
 __all__ = ["TokenBudget"]
 
 _BATCHES = -1  # extends the key of an epoch for the order of its batches, where buckets are numbered from 0
-_TABLE_LIMIT = 10_000_000
+_CHUNK = 8192  # some 5 ms
 _MIXED_BATCHES, _MOST_CELLS = 4, 3
 
 
@@ -42,8 +45,8 @@ class TokenBudget(Order):
     one batch in a step, and an update is made of as many batches as there are processes times
     ``gradient_accumulation_steps``: the next ones of the order, whatever the number of processes.
 
-    The buckets are made once, by sorting. Each epoch then makes a table of its batches, and up to 10,000,000 samples
-    one of the samples too.
+    The buckets are made once, by sorting. Each epoch then makes a table of its batches; which samples they hold is
+    computed where it is asked for.
 
     Args:
         lengths: The length of each sample in tokens, in the order of the dataset. A sample of length 0 counts as 1.
@@ -167,14 +170,18 @@ class _Layout:
     bucket_ends: Tensor
     batch_ends: Tensor
 
+    @cached_property
+    def bucket_sizes(self) -> Tensor:
+        """The number of samples in each bucket."""
+        return self.bucket_ends.diff(prepend=torch.zeros(1, dtype=torch.int64))
 
-class _TokenBudgetEpoch(EpochOrder):
+
+class _TokenBudgetEpoch(ChunkedEpoch):
     algorithm = TokenBudget.name
 
     def __init__(self, layout: _Layout, *, seed: int, epoch: int) -> None:
-        super().__init__(len(layout.samples), seed=seed, epoch=epoch)
+        super().__init__(len(layout.samples), _CHUNK, seed=seed, epoch=epoch)
         self._layout = layout
-        self._buckets: dict[int, EpochOrder] = {}
 
     @cached_property
     def _order_of_batches(self) -> Tensor:
@@ -193,37 +200,16 @@ class _TokenBudgetEpoch(EpochOrder):
         return self._batch_ends
 
     @override
-    def _indices(self, start: int, stop: int) -> Tensor:
-        places = [torch.empty(0, dtype=torch.int64)]
-        batch = int(torch.searchsorted(self._batch_ends, start, right=True))
-        while start < stop:
-            end = int(self._batch_ends[batch])
-            until = min(stop, end)
-            # how far it is to the end of the batch is the same here as in the layout
-            end_in_layout = int(self._layout.batch_ends[self._order_of_batches[batch]])
-            places += self._shuffled(end_in_layout - (end - start), end_in_layout - (end - until))
-            start, batch = until, batch + 1
-        return self._layout.samples[torch.cat(places)].long()
-
-    def _shuffled(self, start: int, stop: int) -> list[Tensor]:
-        """The places in the layout that come to the places ``[start, stop)``, as each bucket is shuffled."""
-        parts: list[Tensor] = []
-        bucket = int(torch.searchsorted(self._layout.bucket_ends, start, right=True))
-        while start < stop:
-            begin = int(self._layout.bucket_ends[bucket - 1]) if bucket > 0 else 0
-            until = min(stop, int(self._layout.bucket_ends[bucket]))
-            if until > start:
-                parts.append(self._order_within(bucket).indices(start - begin, until - begin) + begin)
-            start, bucket = until, bucket + 1
-        return parts
-
-    def _order_within(self, bucket: int) -> EpochOrder:
-        if bucket not in self._buckets:
-            ends = self._layout.bucket_ends
-            size = int(ends[bucket] - (ends[bucket - 1] if bucket > 0 else 0))
-            algorithm = "randperm-v1" if self.num_samples <= _TABLE_LIMIT else "feistel-v1"
-            self._buckets[bucket] = epoch_order(size, seed=self._key, epoch=bucket, algorithm=algorithm)
-        return self._buckets[bucket]
+    def _compute(self, start: int, stop: int) -> Tensor:
+        positions = torch.arange(start, stop)
+        batches = torch.searchsorted(self._batch_ends, positions, right=True)
+        # how far it is to the end of its batch is the same here as in the layout
+        rest_of_batch = self._batch_ends[batches] - positions
+        places = self._layout.batch_ends[self._order_of_batches[batches]] - rest_of_batch
+        buckets = torch.searchsorted(self._layout.bucket_ends, places, right=True)
+        begins = (self._layout.bucket_ends - self._layout.bucket_sizes)[buckets]
+        sizes, keys = self._layout.bucket_sizes[buckets], extend_keys(self._key, buckets)
+        return self._layout.samples[permutations(sizes, keys).of(places - begins) + begins].long()
 
 
 def _grid(most: int, multiple: int, growth: float) -> list[int]:
