@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Iterable, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Literal, Self, cast
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, cast, overload
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ from pa_core.data.given_data import DEFAULT_BATCH_SIZE, GivenData
 from pa_core.data.loaders import batches_on_device, lengths_of_epochs
 from pa_core.distributed import processes
 from pa_core.distributed.agreement import Agreement
+from pa_core.distributed.comparison import require_alike
 from pa_core.distributed.shared_errors import showing_errors_once
 from pa_core.distributed.watch import DEFAULT_MAX_WAIT_SECONDS, Place
 from pa_core.distributed.wrapping import ModelWrapping
@@ -32,12 +33,14 @@ from pa_core.errors import StopTrainingError
 from pa_core.events import CallbackHandler, CallbackLike, TrainerCallback
 from pa_core.orders import Order
 from pa_core.placeholders import create_scheduler
-from pa_core.predictions import PredictsBatches
+from pa_core.predictions import PredictionWriter, PredictsBatches
 from pa_core.predictions.default_prediction import predict_batch
 from pa_core.predictions.first_process import FirstProcess
 from pa_core.predictions.job import PredictionJob
 from pa_core.predictions.pieces import Pieces
 from pa_core.predictions.types import PredictionT
+from pa_core.predictions.weights_digest import digest_of_weights
+from pa_core.predictions.written import Writing, require_nothing_to_write
 from pa_core.progress import Phase
 from pa_core.run_config import TrainerRunConfig, check_count, check_run_arguments
 from pa_core.scheduler_stepping import SchedulerStepping
@@ -369,6 +372,7 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             self, lambda data: self._loaders.take(data, self.create_eval_dataloader, per_device_batch_size)
         )
 
+    @overload
     def predict(
         self: PredictsBatches[PredictionT],
         dataset: Dataset[Any],
@@ -376,27 +380,96 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         dataloader_kwargs: dict[str, Any] | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         *,
+        write: None = None,
         seed: int = 0,
-    ) -> Generator[PredictionT, None, None]:
-        """Predict each sample of a dataset once, in its order, and yield what ``predict_batch`` returns.
+        samples_per_piece: int | None = None,
+        pieces: str | Path | None = None,
+        other_pieces: Literal["error", "remove"] = "error",
+    ) -> Generator[PredictionT, None, None]: ...
 
-        The batches are the same on any number of processes, which predict them in turn. All of them are yielded on the
-        first process, with their tensors on the CPU. On the others the iterator yields nothing and must be iterated all
-        the same; it ends when that of the first process ends or is closed, as by leaving its loop early.
+    @overload
+    def predict(
+        self: PredictsBatches[PredictionT],
+        dataset: Dataset[Any],
+        per_device_batch_size: int = DEFAULT_BATCH_SIZE,
+        dataloader_kwargs: dict[str, Any] | None = None,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        *,
+        write: str | Path,
+        seed: int = 0,
+        samples_per_piece: int | None = None,
+        pieces: str | Path | None = None,
+        other_pieces: Literal["error", "remove"] = "error",
+    ) -> Path: ...
 
-        The model is in evaluation mode meanwhile. What the dataset draws for a sample, and ``predict_batch`` for a
-        batch, depends on ``seed`` and on their positions alone; the RNGs of the script stay as they are.
+    @overload
+    def predict(
+        self: PredictsBatches[PredictionT],
+        dataset: Dataset[Any],
+        per_device_batch_size: int = DEFAULT_BATCH_SIZE,
+        dataloader_kwargs: dict[str, Any] | None = None,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        *,
+        write: PredictionWriter[PredictionT],
+        seed: int = 0,
+        samples_per_piece: int | None = None,
+        pieces: str | Path | None = None,
+        other_pieces: Literal["error", "remove"] = "error",
+    ) -> None: ...
+
+    def predict(
+        self: Any,
+        dataset: Dataset[Any],
+        per_device_batch_size: int = DEFAULT_BATCH_SIZE,
+        dataloader_kwargs: dict[str, Any] | None = None,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        *,
+        write: str | Path | PredictionWriter[Any] | None = None,
+        seed: int = 0,
+        samples_per_piece: int | None = None,
+        pieces: str | Path | None = None,
+        other_pieces: Literal["error", "remove"] = "error",
+    ) -> Generator[Any, None, None] | Path | None:
+        """Predict each sample of a dataset once, in its order: yield what ``predict_batch`` returns, or write it.
+
+        The batches are the same on any number of processes, which share them. What the dataset draws for a sample, and
+        ``predict_batch`` for a batch, depends on ``seed`` and on their positions alone; the RNGs of the script stay as
+        they are. The model is in evaluation mode meanwhile.
+
+        Without ``write``, all batches are yielded on the first process, with their tensors on the CPU. On the others
+        the iterator yields nothing and must be iterated all the same; it ends when that of the first process ends or is
+        closed, as by leaving its loop early.
+
+        With a file, each process writes pieces of it to a folder beside it, and the first one joins them in the end. A
+        prediction that was killed is completed by calling ``predict()`` again, on any number of processes: pieces that
+        are there are kept. The file is the same to the last byte as if nothing had happened.
 
         Args:
             dataset: The samples, with or without targets.
             per_device_batch_size: Samples in a batch.
             dataloader_kwargs: Arguments for the loader, which win over the defaults; none that changes the order.
             collate_fn: Makes a batch of a list of samples; None keeps the one of the run before.
+            write: A file whose name ends in .csv, .jsonl or .parquet, each column of which has a value for each sample;
+                or a function, called on each process with the predictions for each of its batches and the ``range`` of
+                their positions in the dataset.
             seed: What random draws follow from.
+            samples_per_piece: What a process has to predict again after a kill, at most; None for a thousandth of the
+                samples.
+            pieces: The folder of the pieces; None for one beside the file, called like it with ``.pieces`` at the end.
+                For a function, the folder in which is noted what was written: without one, nothing is, and a killed
+                prediction begins anew.
+            other_pieces: Pieces of another model, with other weights, of another number of samples or with other
+                arguments are an error, or are removed.
+
+        Returns:
+            An iterator; the path of the file, once it is complete; or None, once a function was given everything.
 
         Raises:
             ConfigurationError: The dataset has no length, or an argument cannot work.
             EmptyDatasetError: There is no sample.
+            UnsupportedConfigurationError: A Parquet file is to be written without pyarrow.
+            CheckpointError: There are pieces of other predictions.
+            BatchOutputError: What ``predict_batch`` returns does not fit the file.
 
         Example:
             >>> import torch
@@ -405,13 +478,25 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             >>> list(trainer.predict(torch.arange(3.0), per_device_batch_size=2))
             [tensor([0., 1.]), tensor([2.])]
         """
-        trainer = cast("Trainer[ModelT_co, BatchT, OutputT_co, SchedulerT]", self)
+        trainer: Trainer[ModelT_co, BatchT, OutputT_co, SchedulerT] = self
         trainer._require_ready("predict")
         with showing_errors_once():
             check_count("per_device_batch_size", per_device_batch_size)
             collate_fn = trainer.collate_fn if collate_fn is None else collate_fn
             job = PredictionJob(dataset, per_device_batch_size, dataloader_kwargs or {}, collate_fn, seed)
-        return trainer._predicted_batches(job)
+            if write is None:
+                require_nothing_to_write(samples_per_piece, pieces, other_pieces)
+                return trainer._predicted_batches(job)
+            writing = Writing(
+                write,
+                job.num_samples,
+                job.batch_size,
+                samples_per_piece=samples_per_piece,
+                folder=pieces,
+                other_pieces=other_pieces,
+            )
+        trainer._write_predictions(job, writing)
+        return writing.path
 
     # What a run is made of
 
@@ -824,7 +909,8 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         # In the last step, a process for which no batch is left repeats the last one, which nobody is given twice.
         numbers = torch.arange(self.process_index, steps * self.num_processes, self.num_processes)
         numbers.clamp_(max=len(pieces) - 1)
-        with self._predicting(job, num_batches=steps):
+        with self._predicting(job):
+            self.callback_handler.call_event(TrainerCallback.on_prediction_run_start, self, num_batches=steps)
             batches = job.loader(pieces, numbers, self._loaders.default_kwargs, self.device)
             for step, (number, batch) in enumerate(zip(numbers, batches, strict=True), start=1):
                 if not first.goes_on():
@@ -837,9 +923,36 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
                     if step < steps:
                         first.goes_on(stops=True)
                     break
+            self.callback_handler.call_event(TrainerCallback.on_prediction_run_end, self)
+
+    def _write_predictions(self, job: PredictionJob, writing: Writing) -> None:
+        """Predict and write the pieces that are not there yet, each process some of them."""
+        with self._predicting(job):
+            identity = self._identity_of_predictions(job) if writing.keeps_pieces else {}
+            require_alike(lambda: identity, self.device)
+            remaining = writing.open(identity)
+            if (found := writing.describe(remaining)) is not None:
+                self.print(found, flush=True)
+            numbers = writing.numbers_of_process(remaining)
+            num_batches = sum(1 for number in numbers for _ in writing.pieces.batches(int(number)))
+            self.callback_handler.call_event(TrainerCallback.on_prediction_run_start, self, num_batches=num_batches)
+            predicted = self._predicted_pieces(job, writing.pieces, numbers)
+            for number in numbers:
+                writing.write(int(number), predicted)
+            for _ in predicted:  # none: a process of a sharded model takes part in what others still predict
+                pass
+            writing.finish()
+            self.callback_handler.call_event(TrainerCallback.on_prediction_run_end, self)
+
+    def _predicted_pieces(self, job: PredictionJob, pieces: Pieces, numbers: Tensor) -> Iterator[Any]:
+        loader = job.loader(pieces, numbers, self._loaders.default_kwargs, self.device) if len(numbers) else ()
+        batches: Iterable[Any] = self._wrapping.until_all_end(loader)
+        positions = (one for number in numbers for one in pieces.batches(int(number)))
+        for step, (batch, of_batch) in enumerate(zip(batches, positions, strict=True), start=1):
+            yield self._predict(job, batch, step, of_batch)
 
     @contextmanager
-    def _predicting(self, job: PredictionJob, num_batches: int) -> Generator[None]:
+    def _predicting(self, job: PredictionJob) -> Generator[None]:
         """Begin a run that predicts, and have the model ready within the context."""
 
         def describe_arguments() -> dict[str, str]:
@@ -853,9 +966,7 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             with self._evaluating(Place.PREDICTION), self._wrapping.explaining_errors():
                 self.model.eval()
                 self._added.eval()
-                self.callback_handler.call_event(TrainerCallback.on_prediction_run_start, self, num_batches=num_batches)
                 yield
-                self.callback_handler.call_event(TrainerCallback.on_prediction_run_end, self)
 
     def _predict(self, job: PredictionJob, batch: BatchT, step: int, positions: range) -> Any:
         with job.draws_of_batch(positions.start, self.device), torch.no_grad():
@@ -867,6 +978,15 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         predictions = move_to_device(predictions, torch.device("cpu"))
         self.callback_handler.call_event(TrainerCallback.on_prediction_step_end, self, batch_size=len(positions))
         return predictions
+
+    def _identity_of_predictions(self, job: PredictionJob) -> dict[str, str]:
+        models = {**self.named_models(), **self._added.called()}
+        return {
+            "weights": digest_of_weights(models),
+            "trainer": type(self).__qualname__,
+            "mixed_precision": self.mixed_precision,
+            **{name: str(value) for name, value in job.describe().items() if name != "collate_fn"},
+        }
 
     def _set_scheduler(self) -> None:
         """Make a scheduler where there is a factory; otherwise keep what was assigned, or the one of the run before."""

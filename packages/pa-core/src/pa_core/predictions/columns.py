@@ -1,0 +1,84 @@
+"""Predictions for a batch as columns: under each name, a value for each sample."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias, cast
+
+import torch
+from torch import Tensor
+
+from pa_core.batch_structure import describe_batch, is_array, is_mapping, keys_of
+from pa_core.errors import BatchOutputError
+
+__all__ = ["Column", "columns_of", "plain_value"]
+
+Column: TypeAlias = "Tensor | Sequence[Any]"
+"""A value for each sample of a batch: a tensor whose first dimension is that of the samples, or a list."""
+
+_NAME = "prediction"
+
+
+def columns_of(predictions: object, num_samples: int) -> dict[str, Column]:
+    """Return the columns of the predictions for a batch.
+
+    Args:
+        predictions: What ``predict_batch`` returned: a mapping, a dataclass or a named tuple, each item of which is a
+            column; a plain tuple of columns, which are called ``prediction_0`` and so on; or one column.
+        num_samples: The number of samples in the batch.
+
+    Raises:
+        BatchOutputError: Something in it does not have a value for each sample.
+
+    Example:
+        >>> columns_of({"label": torch.tensor([3, 1]), "name": ["cat", "dog"]}, 2)
+        {'label': tensor([3, 1]), 'name': ['cat', 'dog']}
+        >>> columns_of((torch.zeros(2), torch.ones(2)), 2)
+        {'prediction_0': tensor([0., 0.]), 'prediction_1': tensor([1., 1.])}
+    """
+    return {name: _column(name, value, num_samples, predictions) for name, value in _named(predictions).items()}
+
+
+def _named(predictions: Any) -> dict[str, Any]:
+    if is_mapping(predictions):
+        return {str(key): predictions[key] for key in keys_of(predictions)}
+    if dataclasses.is_dataclass(predictions):
+        fields = {field.name: getattr(predictions, field.name) for field in dataclasses.fields(predictions)}
+        return {name: value for name, value in fields.items() if value is not None}
+    if isinstance(predictions, tuple):
+        items = cast("tuple[Any, ...]", predictions)
+        names: Any = getattr(items, "_fields", [f"{_NAME}_{number}" for number in range(len(items))])
+        return dict(zip(names, items, strict=True))
+    return {_NAME: predictions}
+
+
+def _column(name: str, value: Any, num_samples: int, predictions: object) -> Column:
+    column = torch.as_tensor(value) if is_array(value) else value
+    is_column = column.dim() > 0 if isinstance(column, Tensor) else isinstance(column, list | tuple)
+    if not is_column or len(column) != num_samples:
+        raise BatchOutputError(
+            "The predictions for a batch cannot be written as columns with a value for each sample.",
+            given=f"{describe_batch(predictions)} for {num_samples} samples, of which {name!r} is no column",
+            expected="tensors whose first dimension is that of the samples, and lists with an item for each sample; "
+            "or a mapping of them",
+            do="Override predict_batch(self, batch), and return what is to be written.",
+        )
+    if isinstance(column, Tensor) and column.dtype in (torch.bfloat16, torch.float16):
+        return column.float()  # the same values in a type that files know
+    return cast("Column", column)
+
+
+def plain_value(value: Any) -> Any:
+    """Return a value of a column as Python's own: of tensors and arrays the numbers, of containers those inside.
+
+    Args:
+        value: Anything; what is not known stays what it is.
+    """
+    if isinstance(value, Tensor) or (is_array(value) and hasattr(value, "tolist")):
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return {key: plain_value(one) for key, one in cast("Mapping[Any, Any]", value).items()}
+    if isinstance(value, list | tuple):
+        return [plain_value(one) for one in cast("Sequence[Any]", value)]
+    return value.item() if hasattr(value, "item") and hasattr(value, "dtype") else value

@@ -1,0 +1,138 @@
+"""The folder in which pieces of predictions survive a killed process, until all of them are there."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import BinaryIO, Literal
+
+from pa_core.distributed.collectives import gather_objects, rank
+from pa_core.errors import CheckpointError, ConfigurationError, ExplainedError
+from pa_core.predictions.pieces import Pieces
+from pa_core.storage.atomic_file import atomic_write
+
+__all__ = ["PieceFolder"]
+
+_IDENTITY = "identity.json"
+
+
+class PieceFolder:
+    """Keeps pieces, each of them whole or not there, and what they are predictions of.
+
+    Args:
+        folder: The folder, which all processes share; made if it is missing.
+        pieces: All pieces.
+        suffix: What the names of its files end in.
+    """
+
+    def __init__(self, folder: Path, pieces: Pieces, suffix: str) -> None:
+        self.folder: Path = folder
+        self._pieces = pieces
+        self._suffix = suffix
+
+    def open(self, identity: Mapping[str, str], others: Literal["error", "remove"]) -> set[int]:
+        """Return the numbers of the pieces that are there; every process must call this.
+
+        Args:
+            identity: What decides the predictions, by name.
+            others: What to do with pieces that are predictions of something else.
+
+        Raises:
+            CheckpointError: There are such pieces, and they are not to be removed; or the folder holds other files.
+            ConfigurationError: The processes do not share the folder.
+        """
+        found: set[int] = set()
+        error: Exception | None = None
+        if rank() == 0:
+            try:
+                found = self._open(identity, others)
+            except (ExplainedError, OSError) as problem:
+                error = problem
+        found, error = gather_objects((found, error))[0]
+        if error is not None:
+            raise error
+        if not all(gather_objects((self.folder / _IDENTITY).exists())):
+            raise ConfigurationError(
+                "The processes do not share the folder in which they put the pieces of the predictions.",
+                given=f"{self.folder}, which some of them do not see",
+                expected="a folder on a disk that all machines share",
+                do="Write to such a disk, or iterate over predict() and write on the first process.",
+            )
+        return found
+
+    def _open(self, identity: Mapping[str, str], others: Literal["error", "remove"]) -> set[int]:
+        path = self.folder / _IDENTITY
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if not path.exists() and any(not name.startswith(".") for name in self._names()):
+            raise CheckpointError(
+                "The folder for the pieces of the predictions holds something else.",
+                given=f"{self.folder}, with {len(self._names())} files that are no pieces",
+                expected="no such folder, or one that an earlier call of predict() has left",
+                do="Move it out of the way, or pass another folder as pieces.",
+            )
+        if path.exists() and (before := _read_identity(path)) != dict(identity):
+            if others != "remove":
+                raise _of_something_else(self.folder, before, identity)
+            shutil.rmtree(self.folder)
+        self._remove_unfinished()
+        if not path.exists():
+            atomic_write(path, lambda file: file.write(json.dumps(dict(identity), indent=1).encode()))
+        return {number for number in range(len(self._pieces)) if self.path(number).exists()}
+
+    def _names(self) -> list[str]:
+        return [entry.name for entry in self.folder.iterdir()]
+
+    def _remove_unfinished(self) -> None:
+        if self.folder.exists():
+            for entry in self.folder.glob(".*.tmp"):
+                entry.unlink()
+
+    def path(self, number: int) -> Path:
+        """Return where a piece is."""
+        positions = self._pieces.positions(number)
+        return self.folder / f"{positions.start:012d}-{positions.stop:012d}{self._suffix}"
+
+    def write(self, number: int, writer: Callable[[BinaryIO], object]) -> None:
+        """Write a piece, which is there once it is whole and has reached the disk.
+
+        Args:
+            number: Its number.
+            writer: Called with a file that is open for writing.
+        """
+        atomic_write(self.path(number), writer)
+
+    def paths(self) -> list[Path]:
+        """Return where all pieces are, in order."""
+        return [self.path(number) for number in range(len(self._pieces))]
+
+    def remove(self) -> None:
+        """Remove the pieces, and the folder."""
+        shutil.rmtree(self.folder)
+
+
+def _read_identity(path: Path) -> dict[str, str]:
+    try:
+        identity: dict[str, str] = json.loads(path.read_text())
+    except ValueError:  # no file of ours
+        return {}
+    return identity
+
+
+def _of_something_else(folder: Path, before: Mapping[str, str], now: Mapping[str, str]) -> CheckpointError:
+    names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+    shown = "; ".join(f"{name}: {_short(before.get(name))}, now {_short(now.get(name))}" for name in names)
+    return CheckpointError(
+        "There are pieces of other predictions, which were not completed.",
+        given=f"{folder}, in which {shown}",
+        expected="pieces by the same model, of as many samples, with the same arguments",
+        do='Call predict() as before to complete them, or pass other_pieces="remove" to begin anew.',
+    )
+
+
+_SHOWN = 16
+
+
+def _short(value: str | None) -> str:
+    return "nothing" if value is None else value[:_SHOWN]

@@ -1,0 +1,51 @@
+"""A digest of all weights and buffers, by which predictions of one model are not taken for those of another."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from pa_core.sharded_tensors import is_sharded_module
+from pa_core.sharding.gathering import gathering
+
+__all__ = ["digest_of_weights"]
+
+
+def digest_of_weights(models: Mapping[str, nn.Module]) -> str:
+    """Return a digest of the classes, the parameters and the buffers of models; every process must call this.
+
+    It is the same whether a model is sharded or not.
+
+    Args:
+        models: The models by name, without wrappers.
+
+    Example:
+        >>> layer = nn.Linear(1, 1)
+        >>> before = digest_of_weights({"model": layer})
+        >>> _ = layer.weight.data.add_(1)
+        >>> digest_of_weights({"model": layer}) == before
+        False
+    """
+    whole = hashlib.sha256()
+    for name, model in sorted(models.items()):
+        whole.update(f"{name} {type(model).__qualname__.removeprefix('FSDP')}\n".encode())
+        tensors: dict[str, Tensor] = {
+            key: value for key, value in model.state_dict().items() if isinstance(value, Tensor)
+        }
+        if not is_sharded_module(model):
+            for key, tensor in tensors.items():
+                _add(whole, key, tensor)
+            continue
+        with gathering(tensors.values()) as of_all:
+            for key, tensor in zip(tensors, of_all, strict=True):
+                _add(whole, key, tensor)
+    return whole.hexdigest()
+
+
+def _add(whole: hashlib._Hash, name: str, tensor: Tensor) -> None:
+    whole.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+    content = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    whole.update(content.numpy().data)

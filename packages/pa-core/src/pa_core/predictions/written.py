@@ -1,0 +1,235 @@
+"""Predictions that each process writes: piece by piece to a folder, or to a function."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from itertools import count
+from pathlib import Path
+from typing import Any, BinaryIO, Literal, cast
+
+import torch
+from torch import Tensor
+
+from pa_core.distributed.collectives import num_processes, rank
+from pa_core.distributed.long_waits import do_while_others_wait
+from pa_core.distributed.shared_errors import store_of_processes
+from pa_core.errors import ArgumentTypeError, ConfigurationError
+from pa_core.predictions.columns import columns_of
+from pa_core.predictions.file_formats import FileFormat, format_of
+from pa_core.predictions.piece_folder import PieceFolder
+from pa_core.predictions.pieces import Pieces
+from pa_core.predictions.types import PredictionWriter
+from pa_core.run_config import check_count
+from pa_core.storage.atomic_file import atomic_write
+
+__all__ = ["Writing", "require_nothing_to_write"]
+
+_MOST_PIECES = 1_000
+_MOST_SAMPLES = 65_536
+_LONGEST_PAUSE = 0.5  # seconds
+_times_waited = count()
+
+
+class Writing:
+    """What ``predict()`` writes to, and what of it is there already.
+
+    Args:
+        write: A file, or a function that is called with the predictions for each batch and their positions.
+        num_samples: The number of samples of the dataset.
+        batch_size: The number of samples in a batch.
+        samples_per_piece: As passed to ``predict()``.
+        folder: Where the pieces are kept; None for a folder beside the file.
+        other_pieces: What to do with pieces of other predictions.
+
+    Attributes:
+        path: The file, None for a function.
+        pieces: All pieces.
+
+    Raises:
+        ArgumentTypeError: ``write`` is neither a path nor a function.
+        ConfigurationError: An argument cannot work.
+        UnsupportedConfigurationError: A package is missing.
+    """
+
+    def __init__(
+        self,
+        write: str | Path | PredictionWriter[Any],
+        num_samples: int,
+        batch_size: int,
+        *,
+        samples_per_piece: int | None,
+        folder: str | Path | None,
+        other_pieces: Literal["error", "remove"],
+    ) -> None:
+        if other_pieces not in ("error", "remove"):
+            raise ConfigurationError(
+                "There is no such thing to do with pieces of other predictions.",
+                given=f"other_pieces={other_pieces!r}",
+                expected='"error" or "remove"',
+                do="Pass one of the two.",
+            )
+        self.path: Path | None = _path_of(write)
+        self.pieces: Pieces = _cut(num_samples, batch_size, samples_per_piece)
+        self._function = None if self.path is not None else cast("PredictionWriter[Any]", write)
+        self._format: FileFormat | None = None if self.path is None else format_of(self.path)
+        if folder is None and self.path is not None:
+            folder = self.path.with_name(f"{self.path.name}.pieces")
+        suffix = ".done" if self.path is None else self.path.suffix
+        self._folder = None if folder is None else PieceFolder(Path(folder).absolute(), self.pieces, suffix)
+        self._other_pieces: Literal["error", "remove"] = other_pieces
+
+    @property
+    def keeps_pieces(self) -> bool:
+        """Whether what was written survives a kill."""
+        return self._folder is not None
+
+    def open(self, identity: Mapping[str, str]) -> list[int]:
+        """Return the numbers of the pieces that are not there yet; every process must call this.
+
+        Args:
+            identity: What decides the predictions, by name.
+
+        Raises:
+            CheckpointError: There are pieces of other predictions.
+            ConfigurationError: The processes do not share the folder.
+        """
+        found: set[int] = set()
+        if self._folder is not None:
+            name = "a function" if self.path is None else self.path.suffix
+            cut = {"samples in a piece": str(self.pieces.size), "written to": name}
+            found = self._folder.open({**identity, **cut}, self._other_pieces)
+        return [number for number in range(len(self.pieces)) if number not in found]
+
+    def describe(self, remaining: list[int]) -> str | None:
+        """Return a line about the pieces that an earlier call has left; None if there are none.
+
+        Args:
+            remaining: The numbers of those that are not there yet.
+        """
+        found = len(self.pieces) - len(remaining)
+        if self._folder is None or found == 0:
+            return None
+        return f"Of {len(self.pieces)} pieces of the predictions, {found} are in {self._folder.folder} already"
+
+    def numbers_of_process(self, remaining: list[int]) -> Tensor:
+        """Return which of the remaining pieces this process predicts.
+
+        Args:
+            remaining: All that remain.
+        """
+        return torch.tensor(remaining[rank() :: num_processes()], dtype=torch.int64)
+
+    def write(self, number: int, predicted: Iterator[Any]) -> None:
+        """Write a piece.
+
+        Args:
+            number: Its number.
+            predicted: Makes the predictions for its batches, and for more than those.
+        """
+        batches = ((positions, next(predicted)) for positions in self.pieces.batches(number))
+        if self._format is not None and self._folder is not None:
+            columns = (columns_of(one, len(positions)) for positions, one in batches)
+            write, file_format = self._folder.write, self._format
+            write(number, lambda file: file_format.write(columns, file))
+            return
+        for positions, one in batches:
+            cast("PredictionWriter[Any]", self._function)(one, positions)
+        if self._folder is not None:
+            self._folder.write(number, _nothing)
+
+    def finish(self) -> None:
+        """Join the pieces once all processes have written theirs, and remove them; every process must call this.
+
+        Raises:
+            BatchOutputError: The pieces do not go together.
+            OSError: The file cannot be written.
+        """
+        _wait_for_everyone()
+        errors = do_while_others_wait(self._join if rank() == 0 else None)
+        if errors[0] is not None:
+            raise errors[0]
+
+    def _join(self) -> None:
+        folder, file_format = self._folder, self._format
+        if self.path is not None and folder is not None and file_format is not None:
+            atomic_write(self.path, lambda file: file_format.join(folder.paths(), file))
+        if folder is not None:
+            folder.remove()
+
+
+def _nothing(file: BinaryIO) -> None:
+    """What is to be known of the piece is that it was written."""
+
+
+def _path_of(write: object) -> Path | None:
+    if isinstance(write, str) and "://" in write:
+        raise ConfigurationError(
+            "Predictions are written to a file of this machine, or of a disk that all machines share.",
+            given=f"write={write!r}",
+            expected="a path",
+            do="Write to a local file, and send it to the store afterwards.",
+        )
+    if isinstance(write, str | Path):
+        path = Path(write).absolute()
+        if path.exists() and not path.is_file():
+            raise ConfigurationError(
+                "There is something else where the predictions are to be written.",
+                given=f"{path}, a {'folder' if path.is_dir() else 'device or pipe'}",
+                expected="the path of a file, which may exist already",
+                do="Add a file name to the path.",
+            )
+        return path
+    if not callable(write):
+        raise ArgumentTypeError(
+            "This is nothing to write predictions to.",
+            given=f"write={write!r}",
+            expected="the path of a file, or a function",
+            do='Pass a path such as "predictions.csv", or a function of the predictions and their positions.',
+        )
+    return None
+
+
+def _cut(num_samples: int, batch_size: int, samples_per_piece: int | None) -> Pieces:
+    """By default as many pieces as leave no process long without work, and lose little with a kill."""
+    if samples_per_piece is None:
+        samples_per_piece = min(-(-num_samples // _MOST_PIECES), _MOST_SAMPLES)
+    check_count("samples_per_piece", samples_per_piece)
+    return Pieces(num_samples, batch_size, -(-samples_per_piece // batch_size))
+
+
+def _wait_for_everyone() -> None:
+    """Wait outside of any exchange: a process that predicts for longer is not taken for one that hangs."""
+    if num_processes() == 1:
+        return
+    store, key = store_of_processes(), f"pa_core/predictions/{next(_times_waited)}"
+    store.add(key, 1)
+    pause = 0.001
+    while store.add(key, 0) < num_processes():
+        time.sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE)
+
+
+def require_nothing_to_write(
+    samples_per_piece: int | None, pieces: str | Path | None, other_pieces: Literal["error", "remove"]
+) -> None:
+    """Refuse arguments that have no effect where the predictions are iterated over.
+
+    Args:
+        samples_per_piece: As passed to ``predict()``.
+        pieces: As passed to ``predict()``.
+        other_pieces: As passed to ``predict()``.
+
+    Raises:
+        ConfigurationError: One of them was passed.
+    """
+    defaults = {"samples_per_piece": None, "pieces": None, "other_pieces": "error"}
+    asked = {"samples_per_piece": samples_per_piece, "pieces": pieces, "other_pieces": other_pieces}
+    for name, value in asked.items():
+        if value != defaults[name]:
+            raise ConfigurationError(
+                "There are no pieces where predictions are iterated over.",
+                given=f"{name}={value!r} without write",
+                expected="write, a file or a function",
+                do=f"Leave {name} out, or pass write.",
+            )

@@ -1,0 +1,370 @@
+"""Predictions as files: the same bytes on any number of processes, whatever has interrupted them."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import io
+import json
+import os
+import signal
+import tempfile
+from collections.abc import Callable, Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+from typing_extensions import override
+
+from pa_core import (
+    AnyTrainer,
+    BatchOutputError,
+    CheckpointError,
+    ConfigurationError,
+    Trainer,
+    TrainerCallback,
+    UnsupportedConfigurationError,
+    gather_objects,
+)
+from tests.launching import Launch
+
+on_any_number_of_processes = pytest.mark.runs_on("one_process", "two_ranks")
+BATCH_SIZE = 3
+
+
+def numbers(count: int) -> TensorDataset:
+    """Samples that are their own numbers, in double precision."""
+    return TensorDataset(torch.arange(count, dtype=torch.float64)[:, None])
+
+
+def network() -> nn.Module:
+    """The same model each time, whose results depend to the last bit on the batch that they were computed in."""
+    torch.default_generator.manual_seed(0)
+    return nn.Sequential(nn.Linear(1, 7), nn.Tanh(), nn.Linear(7, 2)).double()
+
+
+class Predicts(Trainer[nn.Module, list[Tensor]]):
+    """Writes several columns of several kinds."""
+
+    batches = 0
+
+    @override
+    def predict_batch(self, batch: list[Tensor]) -> dict[str, Any]:
+        self.batches += 1
+        names = [f"number {int(one)}" for one in batch[0]]
+        return {"name": names, "scores": self.model(batch[0]), "is_even": batch[0][:, 0] % 2 == 0}
+
+
+def trainer_with(*callbacks: Any, model: nn.Module | None = None) -> Predicts:
+    """A trainer of the network."""
+    return Predicts(network() if model is None else model, None, None, callbacks=callbacks)
+
+
+def lines_by_hand(count: int) -> bytes:
+    """The file that is expected, without anything of the trainer."""
+    model, lines = network().eval(), b""
+    with torch.no_grad():
+        for inputs in numbers(count).tensors[0].split(BATCH_SIZE):
+            for value, scores in zip(inputs[:, 0].tolist(), model(inputs).tolist(), strict=True):
+                row = {"name": f"number {int(value)}", "scores": scores, "is_even": value % 2 == 0}
+                lines += json.dumps(row).encode() + b"\n"
+    return lines
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """One folder for all processes, in memory if possible: what is written reaches a busy disk slowly."""
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with tempfile.TemporaryDirectory(dir=memory) as own:
+        yield Path(gather_objects(own)[0])
+        gather_objects(None)
+
+
+class FailsAfter(TrainerCallback):
+    """Fails on every process after so many batches of it, or once it has no more."""
+
+    def __init__(self, batches: int) -> None:
+        self.left = batches
+
+    @override
+    def on_prediction_run_start(self, trainer: AnyTrainer, *, num_batches: int, **kwargs: Any) -> None:
+        self.left = min(self.left, num_batches)
+        if num_batches == 0:
+            raise OSError("no more room")
+
+    @override
+    def on_prediction_step_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        self.left -= 1
+        if self.left <= 0:
+            raise OSError("no more room")
+
+
+@on_any_number_of_processes
+def test_an_interrupted_file_of_any_size_is_completed_to_the_last_byte(folder: Path) -> None:
+    """Of 36 numbers of samples, after a failure in the middle; without pieces that remain."""
+    for count in range(1, 37):
+        path = folder / f"{count}.jsonl"
+        batches = -(-count // BATCH_SIZE)
+        fails = FailsAfter(1 + batches // 2 // trainer_with().num_processes)
+        with pytest.raises(OSError, match="no more room"):
+            trainer_with(fails).predict(numbers(count), BATCH_SIZE, write=path, samples_per_piece=6)
+        assert not path.exists()
+        trainer = trainer_with()
+        assert trainer.predict(numbers(count), BATCH_SIZE, write=path, samples_per_piece=6) == path
+        assert path.read_bytes() == lines_by_hand(count)
+        if count > 8 * BATCH_SIZE:
+            assert sum(gather_objects(trainer.batches)) < batches
+        assert not path.with_name(f"{path.name}.pieces").exists()
+
+
+KILLED = """
+import os, signal, sys
+from tests.pa_core.predictions.test_written_predictions import Predicts, network, numbers, BATCH_SIZE
+
+class Killed(Predicts):
+    def predict_batch(self, batch):
+        if self.batches == 5 and self.process_index == self.num_processes - 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().predict_batch(batch)
+
+Killed(network(), None, None, callbacks=[]).predict(numbers(50), BATCH_SIZE, write=sys.argv[1], samples_per_piece=6)
+"""
+
+
+def test_a_killed_prediction_of_two_processes_is_completed_by_one(launch: Launch, folder: Path) -> None:
+    """What the killed processes have finished is kept, and the file is that of one process."""
+    path = folder / "predictions.jsonl"
+    assert launch(KILLED, str(path), ranks=2, timeout=60).status != 0
+    pieces = list(path.with_name("predictions.jsonl.pieces").glob("*.jsonl"))
+    assert 0 < len(pieces) < 9
+    trainer = trainer_with()
+    trainer.predict(numbers(50), BATCH_SIZE, write=path, samples_per_piece=6)
+    assert trainer.batches == sum(2 - (piece.name == "000000000048-000000000050.jsonl") for piece in missing(pieces))
+    assert path.read_bytes() == lines_by_hand(50)
+
+
+def missing(pieces: list[Path]) -> Iterator[Path]:
+    """The pieces of 50 samples that are not there."""
+    for start in range(0, 50, 6):
+        piece = pieces[0].with_name(f"{start:012d}-{min(start + 6, 50):012d}.jsonl")
+        if piece not in pieces:
+            yield piece
+
+
+def in_a_process_that_is_killed(action: Callable[[], object]) -> None:
+    """Do something in a fork of this process, which kills itself in the middle."""
+    child = os.fork()
+    if child == 0:
+        try:
+            action()
+        finally:
+            os._exit(0)
+    _, status = os.waitpid(child, 0)
+    assert os.WTERMSIG(status) == signal.SIGKILL
+
+
+class KilledAtBatch(TrainerCallback):
+    """Ends the process without a word."""
+
+    def __init__(self, batches: int) -> None:
+        self.left = batches
+
+    @override
+    def on_prediction_step_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        self.left -= 1
+        if self.left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
+def test_each_format_survives_kills(suffix: str, folder: Path) -> None:
+    """Killed at its first batch, in the middle or at its last, it ends with the file of one without a kill."""
+    whole = trainer_with().predict(numbers(20), BATCH_SIZE, write=folder / f"whole.{suffix}")
+    path = folder / f"killed.{suffix}"
+    for batch in (1, 4, 7):
+        killed = trainer_with(KilledAtBatch(batch))
+        in_a_process_that_is_killed(lambda killed=killed: killed.predict(numbers(20), BATCH_SIZE, write=path))
+        assert not path.exists()
+        trainer_with().predict(numbers(20), BATCH_SIZE, write=path)
+        assert path.read_bytes() == whole.read_bytes()
+        path.unlink()
+
+
+def test_each_format_has_the_rows_of_the_dataset_in_order(folder: Path) -> None:
+    """What other programs read is what the model has computed, to the last digit."""
+    with torch.no_grad():
+        scores = torch.cat([network()(one) for one in numbers(11).tensors[0].split(BATCH_SIZE)]).tolist()
+    trainer = trainer_with()
+
+    with trainer.predict(numbers(11), BATCH_SIZE, write=folder / "p.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["name"] for row in rows] == [f"number {one}" for one in range(11)]
+    assert [[float(row["scores_0"]), float(row["scores_1"])] for row in rows] == scores
+    assert {row["is_even"] for row in rows} == {"True", "False"}
+
+    parquet = pytest.importorskip("pyarrow.parquet")
+    table = parquet.read_table(trainer.predict(numbers(11), BATCH_SIZE, write=folder / "p.parquet"))
+    assert table.column_names == ["name", "scores", "is_even"]
+    assert table["scores"].to_pylist() == scores
+    assert table["is_even"].to_pylist() == [one % 2 == 0 for one in range(11)]
+
+
+class Returns(Trainer[nn.Module, list[Tensor]]):
+    """Predicts what a test wants."""
+
+    make: Callable[[Tensor], Any]
+
+    @override
+    def predict_batch(self, batch: list[Tensor]) -> Any:
+        return self.make(batch[0][:, 0])
+
+
+def predict(make: Callable[[Tensor], Any], path: Path, count: int = 4) -> str:
+    """Write what a function makes of the numbers of two samples at a time."""
+    trainer = Returns(nn.Identity(), None, None, callbacks=[])
+    trainer.make = make
+    return trainer.predict(numbers(count), 2, write=path, other_pieces="remove").read_text()
+
+
+class Pair(NamedTuple):
+    """Two columns."""
+
+    first: Tensor
+    second: list[str]
+
+
+def test_what_is_returned_decides_the_columns(folder: Path) -> None:
+    """A tensor, a list, a tuple, a named tuple: each has its names."""
+    path = folder / "p.csv"
+    assert predict(lambda x: x, path) == "prediction\n0.0\n1.0\n2.0\n3.0\n"
+    assert predict(lambda x: [None, 'a "b", c'], path) == 'prediction\n""\n"a ""b"", c"\n""\n"a ""b"", c"\n'
+    assert predict(lambda x: (x, x.bfloat16()), path, 2) == "prediction_0,prediction_1\n0.0,0.0\n1.0,1.0\n"
+    assert predict(lambda x: Pair(x, ["a", "b"]), path, 2) == "first,second\n0.0,a\n1.0,b\n"
+    lines = predict(lambda x: {"of each": [{"n": one, "all": x} for one in x]}, folder / "p.jsonl", 2)
+    assert [json.loads(line) for line in io.StringIO(lines)] == [
+        {"of each": {"n": 0.0, "all": [0.0, 1.0]}},
+        {"of each": {"n": 1.0, "all": [0.0, 1.0]}},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("make", "name", "advice"),
+    [
+        (lambda x: x.sum(), "p.csv", "what is to be written"),
+        (lambda x: x[:1], "p.jsonl", "what is to be written"),
+        (lambda x: {"a": x, "text": "ab"}, "p.jsonl", "'text' is no column"),
+        (lambda x: x[:, None, None], "p.csv", r"Write to a \.jsonl or \.parquet file"),
+        (lambda x: [[1], [2]], "p.csv", r"Write to a \.jsonl or \.parquet file"),
+        (lambda x: {f"column {int(x[0])}": x}, "p.csv", "the same names"),
+        (lambda x: {f"column {int(x[0])}": x}, "p.parquet", "the same names"),
+        (lambda x: [object(), object()], "p.jsonl", "Return plain values"),
+        (lambda x: ["a", "b"] if x[0] else [1, 2], "p.parquet", "values of one type"),
+    ],
+)
+def test_what_does_not_fit_a_file_is_explained(
+    make: Callable[[Tensor], Any], name: str, advice: str, folder: Path
+) -> None:
+    """The error says what to return, or which format has room for it; no file is there."""
+    with pytest.raises(BatchOutputError, match=advice):
+        predict(make, folder / name)
+    assert not (folder / name).exists()
+
+
+@on_any_number_of_processes
+def test_pieces_of_other_predictions_are_refused_or_removed(folder: Path) -> None:
+    """Of other weights, another dataset, other batches: the error names what differs; on demand it begins anew."""
+    path = folder / "p.jsonl"
+    with pytest.raises(OSError, match="no more room"):
+        trainer_with(FailsAfter(2)).predict(numbers(20), BATCH_SIZE, write=path)
+    other = network()
+    with torch.no_grad():
+        next(other.parameters()).add_(1)
+    attempts = {
+        "weights": lambda: trainer_with(model=other).predict(numbers(20), BATCH_SIZE, write=path),
+        "number of samples": lambda: trainer_with().predict(numbers(21), BATCH_SIZE, write=path),
+        "batch_size": lambda: trainer_with().predict(numbers(20), 4, write=path),
+        "samples in a piece": lambda: trainer_with().predict(numbers(20), BATCH_SIZE, write=path, samples_per_piece=7),
+        "seed": lambda: trainer_with().predict(numbers(20), BATCH_SIZE, write=path, seed=1),
+    }
+    for name, attempt in attempts.items():
+        with pytest.raises(CheckpointError, match=f"{name}: .*, now "):
+            attempt()
+    trainer = trainer_with()
+    trainer.predict(numbers(21), BATCH_SIZE, write=path, other_pieces="remove")
+    assert sum(gather_objects(trainer.batches)) == 7
+    assert path.read_bytes() == lines_by_hand(21)
+
+
+def test_files_of_somebody_else_are_never_removed(folder: Path) -> None:
+    """A folder that is in the way stays as it is, also where other pieces are to be removed."""
+    (folder / "p.csv.pieces").mkdir()
+    (folder / "p.csv.pieces" / "thesis.tex").touch()
+    with pytest.raises(CheckpointError, match="something else"):
+        trainer_with().predict(numbers(3), write=folder / "p.csv", other_pieces="remove")
+    assert (folder / "p.csv.pieces" / "thesis.tex").exists()
+
+
+@on_any_number_of_processes
+def test_a_function_is_given_each_batch_once_and_goes_on_after_a_failure_where_pieces_are_noted(
+    folder: Path,
+) -> None:
+    """Each process hands over what it has predicted, with the positions; without a folder, all of it comes again."""
+    written: list[tuple[int, str]] = []
+
+    def write(predictions: dict[str, Any], positions: range) -> None:
+        written.extend(zip(positions, predictions["name"], strict=True))
+
+    expected = [(one, f"number {one}") for one in range(20)]
+    trainer_with().predict(numbers(20), BATCH_SIZE, write=write)
+    assert sorted(chain.from_iterable(gather_objects(written))) == expected
+    written.clear()
+    noted = folder / "noted"
+    with pytest.raises(OSError, match="no more room"):
+        trainer_with(FailsAfter(2)).predict(numbers(20), BATCH_SIZE, write=write, pieces=noted)
+    trainer = trainer_with()
+    trainer.predict(numbers(20), BATCH_SIZE, write=write, pieces=noted)
+    assert sum(gather_objects(trainer.batches)) == 7 - trainer.num_processes
+    assert sorted(chain.from_iterable(gather_objects(written))) == expected
+    assert not noted.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "advice"),
+    [
+        ({"write": "p.txt"}, "pass a function"),
+        ({"write": "s3://bucket/p.csv"}, "send it to the store"),
+        ({"write": "."}, "Add a file name"),
+        ({"write": 3}, "Pass a path"),
+        ({"write": "p.csv", "samples_per_piece": 0}, "samples_per_piece=1"),
+        ({"write": "p.csv", "other_pieces": "keep"}, "Pass one of the two"),
+        ({"samples_per_piece": 3}, "Leave samples_per_piece out"),
+        ({"pieces": "folder"}, "Leave pieces out"),
+    ],
+)
+def test_what_cannot_be_written_is_refused_at_once(arguments: dict[str, Any], advice: str) -> None:
+    """Before anything is predicted."""
+    with pytest.raises((ConfigurationError, TypeError), match=advice):
+        trainer_with().predict(numbers(3), **arguments)
+
+
+def test_parquet_without_its_package_is_refused_at_once(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """The error names the extra."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UnsupportedConfigurationError, match=r"pa-core\[parquet\]"):
+        trainer_with().predict(numbers(3), write=folder / "p.parquet")
+
+
+def test_a_file_that_is_there_stays_until_the_new_one_is_whole(folder: Path) -> None:
+    """Readers never meet half of a file."""
+    path = folder / "p.csv"
+    path.write_text("before")
+    with pytest.raises(OSError, match="no more room"):
+        trainer_with(FailsAfter(2)).predict(numbers(9), BATCH_SIZE, write=path)
+    assert path.read_text() == "before"
+    trainer_with().predict(numbers(9), BATCH_SIZE, write=path)
+    assert path.read_text().startswith("name,scores_0,scores_1,is_even\nnumber 0,")
+    assert [entry.name for entry in folder.iterdir()] == ["p.csv"]
