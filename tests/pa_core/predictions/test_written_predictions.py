@@ -10,6 +10,7 @@ import os
 import signal
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,6 +35,7 @@ from tests.launching import Launch
 
 on_any_number_of_processes = pytest.mark.runs_on("one_process", "two_ranks")
 BATCH_SIZE = 3
+ROOT = Path(__file__).parents[3]
 
 
 def numbers(count: int) -> TensorDataset:
@@ -68,7 +70,7 @@ def lines_by_hand(count: int) -> bytes:
     """The file that is expected, without anything of the trainer."""
     model, lines = network().eval(), b""
     with torch.no_grad():
-        for inputs in numbers(count).tensors[0].split(BATCH_SIZE):
+        for inputs in torch.split(numbers(count).tensors[0], BATCH_SIZE):
             for value, scores in zip(inputs[:, 0].tolist(), model(inputs).tolist(), strict=True):
                 row = {"name": f"number {int(value)}", "scores": scores, "is_even": value % 2 == 0}
                 lines += json.dumps(row).encode() + b"\n"
@@ -122,23 +124,19 @@ def test_an_interrupted_file_of_any_size_is_completed_to_the_last_byte(folder: P
 
 
 KILLED = """
-import os, signal, sys
-from tests.pa_core.predictions.test_written_predictions import Predicts, network, numbers, BATCH_SIZE
+import os, sys
+sys.path.insert(0, sys.argv[2])
+from tests.pa_core.predictions.test_written_predictions import BATCH_SIZE, KilledAtBatch, numbers, trainer_with
 
-class Killed(Predicts):
-    def predict_batch(self, batch):
-        if self.batches == 5 and self.process_index == self.num_processes - 1:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().predict_batch(batch)
-
-Killed(network(), None, None, callbacks=[]).predict(numbers(50), BATCH_SIZE, write=sys.argv[1], samples_per_piece=6)
+killed = KilledAtBatch(6 if os.environ["RANK"] == "1" else 1_000)
+trainer_with(killed).predict(numbers(50), BATCH_SIZE, write=sys.argv[1], samples_per_piece=6)
 """
 
 
 def test_a_killed_prediction_of_two_processes_is_completed_by_one(launch: Launch, folder: Path) -> None:
     """What the killed processes have finished is kept, and the file is that of one process."""
     path = folder / "predictions.jsonl"
-    assert launch(KILLED, str(path), ranks=2, timeout=60).status != 0
+    assert launch(KILLED, str(path), str(ROOT), ranks=2, timeout=60).status != 0
     pieces = list(path.with_name("predictions.jsonl.pieces").glob("*.jsonl"))
     assert 0 < len(pieces) < 9
     trainer = trainer_with()
@@ -187,7 +185,7 @@ def test_each_format_survives_kills(suffix: str, folder: Path) -> None:
     path = folder / f"killed.{suffix}"
     for batch in (1, 4, 7):
         killed = trainer_with(KilledAtBatch(batch))
-        in_a_process_that_is_killed(lambda killed=killed: killed.predict(numbers(20), BATCH_SIZE, write=path))
+        in_a_process_that_is_killed(partial(killed.predict, numbers(20), BATCH_SIZE, write=path))
         assert not path.exists()
         trainer_with().predict(numbers(20), BATCH_SIZE, write=path)
         assert path.read_bytes() == whole.read_bytes()
@@ -197,7 +195,7 @@ def test_each_format_survives_kills(suffix: str, folder: Path) -> None:
 def test_each_format_has_the_rows_of_the_dataset_in_order(folder: Path) -> None:
     """What other programs read is what the model has computed, to the last digit."""
     with torch.no_grad():
-        scores = torch.cat([network()(one) for one in numbers(11).tensors[0].split(BATCH_SIZE)]).tolist()
+        scores = torch.cat([network()(one) for one in torch.split(numbers(11).tensors[0], BATCH_SIZE)]).tolist()
     trainer = trainer_with()
 
     with trainer.predict(numbers(11), BATCH_SIZE, write=folder / "p.csv").open(newline="") as file:
@@ -251,20 +249,20 @@ def test_what_is_returned_decides_the_columns(folder: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("make", "name", "advice"),
-    [
-        (lambda x: x.sum(), "p.csv", "what is to be written"),
-        (lambda x: x[:1], "p.jsonl", "what is to be written"),
-        (lambda x: {"a": x, "text": "ab"}, "p.jsonl", "'text' is no column"),
-        (lambda x: x[:, None, None], "p.csv", r"Write to a \.jsonl or \.parquet file"),
-        (lambda x: [[1], [2]], "p.csv", r"Write to a \.jsonl or \.parquet file"),
-        (lambda x: {f"column {int(x[0])}": x}, "p.csv", "the same names"),
-        (lambda x: {f"column {int(x[0])}": x}, "p.parquet", "the same names"),
-        (lambda x: [object(), object()], "p.jsonl", "Return plain values"),
-        (lambda x: ["a", "b"] if x[0] else [1, 2], "p.parquet", "values of one type"),
-    ],
-)
+UNFIT: list[tuple[Callable[[Tensor], Any], str, str]] = [
+    (lambda x: x.sum(), "p.csv", "what is to be written"),
+    (lambda x: x[:1], "p.jsonl", "what is to be written"),
+    (lambda x: {"a": x, "text": "ab"}, "p.jsonl", "'text' is no column"),
+    (lambda x: x[:, None, None], "p.csv", r"Write to a \.jsonl or \.parquet file"),
+    (lambda x: [[1], [2]], "p.csv", r"Write to a \.jsonl or \.parquet file"),
+    (lambda x: {f"column {int(x[0])}": x}, "p.csv", "the same names"),
+    (lambda x: {f"column {int(x[0])}": x}, "p.parquet", "the same names"),
+    (lambda x: [object(), object()], "p.jsonl", "Return plain values"),
+    (lambda x: ["a", "b"] if x[0] else [1, 2], "p.parquet", "values of one type"),
+]
+
+
+@pytest.mark.parametrize(("make", "name", "advice"), UNFIT)
 def test_what_does_not_fit_a_file_is_explained(
     make: Callable[[Tensor], Any], name: str, advice: str, folder: Path
 ) -> None:
@@ -282,8 +280,8 @@ def test_pieces_of_other_predictions_are_refused_or_removed(folder: Path) -> Non
         trainer_with(FailsAfter(2)).predict(numbers(20), BATCH_SIZE, write=path)
     other = network()
     with torch.no_grad():
-        next(other.parameters()).add_(1)
-    attempts = {
+        other.get_parameter("0.weight").add_(1)
+    attempts: dict[str, Callable[[], object]] = {
         "weights": lambda: trainer_with(model=other).predict(numbers(20), BATCH_SIZE, write=path),
         "number of samples": lambda: trainer_with().predict(numbers(21), BATCH_SIZE, write=path),
         "batch_size": lambda: trainer_with().predict(numbers(20), 4, write=path),
@@ -353,7 +351,8 @@ def test_what_cannot_be_written_is_refused_at_once(arguments: dict[str, Any], ad
 
 def test_parquet_without_its_package_is_refused_at_once(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     """The error names the extra."""
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    nothing: dict[str, None] = {}
+    monkeypatch.setattr(importlib.util, "find_spec", nothing.get)
     with pytest.raises(UnsupportedConfigurationError, match=r"pa-core\[parquet\]"):
         trainer_with().predict(numbers(3), write=folder / "p.parquet")
 

@@ -272,3 +272,15 @@ def test_predictions_are_what_predict_batch_returns() -> None:
     assert_type(with_names, Generator[dict[str, Tensor], None, None])
     assert [list(one) for one in with_names] == [["label"]]
     assert_type(Trainer(net, None, None, callbacks=[]).predict(make_data()), Generator[Any, None, None])
+
+
+def test_what_a_prediction_returns_follows_from_what_it_writes(tmp_path: Path) -> None:
+    """A path for a file, nothing for a function; the function takes what `predict_batch` returns."""
+    trainer = Predictor(Net(), None, None, callbacks=[])
+    labels: list[Tensor] = []
+
+    def write(predictions: dict[str, Tensor], positions: range) -> None:
+        labels.append(predictions["label"])
+
+    assert_type(trainer.predict(make_data(), collate_fn=collate, write=str(tmp_path / "p.csv")), Path)
+    assert_type(trainer.predict(make_data(), collate_fn=collate, write=write), None)

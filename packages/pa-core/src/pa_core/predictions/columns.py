@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeAlias, cast
 
 import torch
@@ -46,10 +46,10 @@ def _named(predictions: Any) -> dict[str, Any]:
     if dataclasses.is_dataclass(predictions):
         fields = {field.name: getattr(predictions, field.name) for field in dataclasses.fields(predictions)}
         return {name: value for name, value in fields.items() if value is not None}
-    if isinstance(predictions, tuple):
-        items = cast("tuple[Any, ...]", predictions)
-        names: Any = getattr(items, "_fields", [f"{_NAME}_{number}" for number in range(len(items))])
-        return dict(zip(names, items, strict=True))
+    kind: Any = predictions.__class__
+    if issubclass(kind, tuple):
+        names: Any = getattr(predictions, "_fields", [f"{_NAME}_{number}" for number in range(len(predictions))])
+        return dict(zip(names, predictions, strict=True))
     return {_NAME: predictions}
 
 
@@ -75,10 +75,9 @@ def plain_value(value: Any) -> Any:
     Args:
         value: Anything; what is not known stays what it is.
     """
-    if isinstance(value, Tensor) or (is_array(value) and hasattr(value, "tolist")):
+    if is_array(value):
         return value.tolist()
-    if isinstance(value, Mapping):
-        return {key: plain_value(one) for key, one in cast("Mapping[Any, Any]", value).items()}
-    if isinstance(value, list | tuple):
-        return [plain_value(one) for one in cast("Sequence[Any]", value)]
-    return value.item() if hasattr(value, "item") and hasattr(value, "dtype") else value
+    if is_mapping(value):
+        return {key: plain_value(value[key]) for key in keys_of(value)}
+    kind: type[Any] = value.__class__
+    return [plain_value(one) for one in value] if issubclass(kind, list | tuple) else value

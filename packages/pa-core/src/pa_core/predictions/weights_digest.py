@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -37,15 +37,15 @@ def digest_of_weights(models: Mapping[str, nn.Module]) -> str:
         }
         if not is_sharded_module(model):
             for key, tensor in tensors.items():
-                _add(whole, key, tensor)
+                _add(whole.update, key, tensor)
             continue
         with gathering(tensors.values()) as of_all:
             for key, tensor in zip(tensors, of_all, strict=True):
-                _add(whole, key, tensor)
+                _add(whole.update, key, tensor)
     return whole.hexdigest()
 
 
-def _add(whole: hashlib._Hash, name: str, tensor: Tensor) -> None:
-    whole.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+def _add(update: Callable[[bytes | memoryview], None], name: str, tensor: Tensor) -> None:
+    update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
     content = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-    whole.update(content.numpy().data)
+    update(content.numpy().data)
