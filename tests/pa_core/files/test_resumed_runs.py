@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from pa_core import CheckpointError
 from pa_core.distributed import gather_objects
 from tests.launching import Launch
 from tests.pa_core.files import killed_run
@@ -49,6 +50,17 @@ def test_a_run_that_fails_anywhere_goes_on_with_the_same_samples(shared_tmp_path
     for epoch in range(2):
         of_epoch = [sample[0] for update in range(10 * epoch, 10 * epoch + 10) for sample in seen[update]]
         assert sorted(of_epoch) == list(range(120))
+
+
+def test_a_run_on_other_files_does_not_go_on(tmp_path: Path) -> None:
+    """A state says which files the run was on, in which windows: with others it is refused, unless that is allowed."""
+    pattern = write_json_lines(tmp_path / "data", (24, 24))
+    data = sharded_files(pattern)
+    with pytest.raises(InterruptedError):
+        train(data, tmp_path, 1, 0, NoteSamples(tmp_path / "seen_0_0", 5))
+    (tmp_path / "data" / "00.jsonl").rename(tmp_path / "data" / "02.jsonl")
+    with pytest.raises(CheckpointError, match=r"order(.|\n)*shards-v1"):
+        train(sharded_files(pattern), tmp_path, 1, 0, NoteSamples(tmp_path / "seen_1_0"))
 
 
 @pytest.mark.whole_proof

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import pickle
 import random
 from pathlib import Path
 
@@ -64,6 +65,13 @@ def test_an_epoch_resumes_at_any_sample_on_any_number_of_processes(tmp_path: Pat
         assert rest == one[start:]
 
 
+def test_workers_that_are_spawned_are_sent_the_dataset(tmp_path: Path) -> None:
+    """A dataset that was read from can be pickled; files are opened anew by whoever gets it."""
+    data = ShardedFiles(write_json_lines(tmp_path, (3, 4)), JsonLines())
+    assert data[4]["id"] == 4
+    assert [sample["id"] for sample in pickle.loads(pickle.dumps(data))] == list(range(7))
+
+
 def test_an_index_is_the_place_of_a_sample_in_all_files(tmp_path: Path) -> None:
     """Samples are numbered over all files, sorted by name; a sample can be located in its file."""
     data = ShardedFiles(write_json_lines(tmp_path, (3, 4)), JsonLines())
@@ -106,6 +114,15 @@ def test_files_that_are_named_by_themselves_keep_their_order(tmp_path: Path) -> 
     (tmp_path / "before").rename(tmp_path / "after")
     after = ShardedFiles([tmp_path / "after" / name for name in names], JsonLines())
     assert after.default_order.identity == before.default_order.identity
+
+
+def test_numbered_files_can_be_abbreviated(tmp_path: Path) -> None:
+    """Names with a range of numbers in braces stand for all of them, in their order."""
+    write_json_lines(tmp_path, (1,) * 12)
+    data = ShardedFiles(str(tmp_path / "{08..11}.jsonl"), JsonLines())
+    assert [Path(path).name for path in data.paths] == ["08.jsonl", "09.jsonl", "10.jsonl", "11.jsonl"]
+    with pytest.raises(ShardError, match=r"missing(.|\n)*12.jsonl"):
+        ShardedFiles(str(tmp_path / "{08..12}.jsonl"), JsonLines())
 
 
 def test_given_counts_are_believed_until_a_file_is_opened(tmp_path: Path) -> None:

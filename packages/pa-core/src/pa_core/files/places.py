@@ -5,7 +5,8 @@ from __future__ import annotations
 import glob
 import os
 import posixpath
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -16,6 +17,7 @@ from pa_core.errors import ShardError
 __all__ = ["FileSystem", "Stamp", "explained", "find_files", "is_url", "names_of", "remote", "stamp_of"]
 
 _PATTERN = frozenset("*?[")
+_NUMBERS = re.compile(r"\{(\d+)\.\.(\d+)\}")
 _VERSIONS = ("ETag", "etag", "md5Hash", "generation", "LastModified", "last_modified", "updated", "mtime")
 """What the stores call the thing that changes whenever a file does."""
 
@@ -84,13 +86,14 @@ def find_files(paths: Iterable[str | os.PathLike[str]], options: Mapping[str, An
     """Return the files that are named, where each pattern is replaced by the files that it fits, sorted.
 
     Args:
-        paths: Paths, URLs, and patterns with ``*``, ``?``, ``[]`` or ``**``.
+        paths: Paths, URLs, and patterns with ``*``, ``?``, ``[]``, ``**`` or ``{000..123}``.
         options: What the file system of URLs is made with.
 
     Raises:
         ShardError: A pattern fits no file, or a file is named twice.
     """
-    found = [file for path in paths for file in _fitting(os.fspath(path), options)]
+    whole = (one for path in paths for one in _numbered(os.fspath(path)))
+    found = [file for path in whole for file in _fitting(path, options)]
     twice = next((file for file in found if found.count(file) > 1), None) if len(set(found)) < len(found) else None
     if twice is not None:
         raise ShardError(
@@ -102,6 +105,16 @@ def find_files(paths: Iterable[str | os.PathLike[str]], options: Mapping[str, An
     if not found:
         raise ShardError("There are no files.", given="no path", expected="at least one", do="Pass the paths.")
     return tuple(found)
+
+
+def _numbered(path: str) -> list[str]:
+    """Write out ``{000..123}``, as names of many archives are abbreviated."""
+    match = _NUMBERS.search(path)
+    if match is None:
+        return [path]
+    first, last = match[1], match[2]
+    numbers = (f"{number:0{len(first)}}" for number in range(int(first), int(last) + 1))
+    return [one for number in numbers for one in _numbered(path[: match.start()] + number + path[match.end() :])]
 
 
 def _fitting(path: str, options: Mapping[str, Any]) -> list[str]:
@@ -122,7 +135,7 @@ def _fitting(path: str, options: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def names_of(paths: tuple[str, ...]) -> tuple[str, ...]:
+def names_of(paths: Sequence[str]) -> tuple[str, ...]:
     """Return the name of each file in the folder that all are in, so that a folder that is moved changes none.
 
     Example:

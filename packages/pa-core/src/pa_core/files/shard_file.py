@@ -7,9 +7,8 @@ import gzip
 import lzma
 import os
 import zlib
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, BinaryIO, Protocol, TypeVar, cast
@@ -17,9 +16,9 @@ from typing import IO, Any, BinaryIO, Protocol, TypeVar, cast
 from pa_core.errors import ShardError
 from pa_core.files.file_index import Arrays, IndexFolder
 from pa_core.files.kept_pieces import KeptPieces, Piece
-from pa_core.files.places import Stamp, explained, is_url, remote, stamp_of
+from pa_core.files.places import Stamp, explained, is_url, names_of, remote, stamp_of
 
-__all__ = ["ByteSource", "ShardFile"]
+__all__ = ["ByteSource", "ShardFile", "shard_files"]
 
 _PieceT = TypeVar("_PieceT", bound=Piece)
 _BLOCK = 1 << 20
@@ -41,29 +40,49 @@ class ByteSource(Protocol):
         ...
 
 
-@dataclass(frozen=True)
 class ShardFile:
-    """One file of a dataset.
+    """One file of a dataset, as its reader sees it; made by `ShardedFiles`, or by you to try a reader.
+
+    Args:
+        path: The path or the URL.
+        name: The name within the folder that all files of the dataset are in; by default without any folder.
+        options: What the file system of a URL is made with.
 
     Attributes:
         path: The path or the URL.
         name: The name within the folder that all files of the dataset are in.
-        pieces: What is kept in memory of all files.
-        index_folder: Where indexes are kept; None keeps them in memory.
         options: What the file system of a URL is made with.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from pa_core.files import TextLines
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> path = Path(folder.name, "a.txt")
+        >>> _ = path.write_text("one, two")
+        >>> file = ShardFile(str(path))
+        >>> file.source().read(5, 8), TextLines().count(file)
+        (b'two', 1)
+        >>> folder.cleanup()
     """
 
-    path: str
-    name: str
-    pieces: KeptPieces = field(default_factory=lambda: KeptPieces(1 << 28), repr=False)
-    index_folder: IndexFolder | None = field(default=None, repr=False)
-    options: Mapping[str, Any] = field(default_factory=dict[str, Any], repr=False)
-    _in_memory: dict[str, Arrays] = field(default_factory=dict[str, Arrays], repr=False)
+    def __init__(self, path: str, name: str | None = None, *, options: Mapping[str, Any] | None = None) -> None:
+        self.path: str = path
+        self.name: str = PurePosixPath(path).name if name is None else name
+        self.options: Mapping[str, Any] = options or {}
+        self._pieces = KeptPieces(1 << 28)
+        self._index_folder: IndexFolder | None = None
+        self._in_memory: dict[str, Arrays] = {}
 
     @cached_property
-    def stamp(self) -> Stamp:
-        """The size and the version that the file had when it was first looked at."""
+    def _stamp(self) -> Stamp:
+        """What the file looked like when it was first looked at."""
         return stamp_of(self.path, self.options)
+
+    @property
+    def size(self) -> int:
+        """The number of bytes of the file, as it is."""
+        return self._stamp.size
 
     @property
     def is_compressed(self) -> bool:
@@ -131,9 +150,9 @@ class ShardFile:
         Raises:
             ShardError: As ``stream``.
         """
-        if self.index_folder is not None:
+        if self._index_folder is not None:
             self._check_ending()
-            return self.index_folder.get(self.path, kind, self.stamp, make)
+            return self._index_folder.get(self.path, kind, self._stamp, make)
         if kind not in self._in_memory:
             self._in_memory[kind] = make()
         return self._in_memory[kind]
@@ -145,7 +164,7 @@ class ShardFile:
             key: What the part is known by within the file.
             make: Reads the part.
         """
-        return self.pieces.get((self.path, key), make)
+        return self._pieces.get((self.path, key), make)
 
     @contextmanager
     def explaining(self) -> Generator[None]:
@@ -165,12 +184,12 @@ class ShardFile:
         Raises:
             ShardError: It is.
         """
-        was_seen = "stamp" in vars(self)
-        now = stamp_of(self.path, self.options) if was_seen else self.stamp
-        if now != self.stamp:
+        was_seen = "_stamp" in vars(self)
+        now = stamp_of(self.path, self.options) if was_seen else self._stamp
+        if now != self._stamp:
             raise ShardError(
                 "A file has changed since its samples were counted.",
-                given=f"{self.path}, {self.stamp.size} bytes before and {now.size} bytes now",
+                given=f"{self.path}, {self.size} bytes before and {now.size} bytes now",
                 expected="files that stay as they are during a run",
                 do="Start again, so that its samples are counted anew.",
             )
@@ -224,7 +243,7 @@ class _RemoteBytes:
 
     def _fetch(self, number: int) -> memoryview:
         with self._shard.explaining():
-            stop = min((number + 1) * _BLOCK, self._shard.stamp.size)
+            stop = min((number + 1) * _BLOCK, self._shard.size)
             return memoryview(self._files.cat_file(self._name, number * _BLOCK, stop))
 
 
@@ -238,3 +257,28 @@ class _Decompressed:
     def _whole(self) -> memoryview:
         with self._shard.stream() as file:
             return memoryview(file.read())
+
+
+class _FileOfDataset(ShardFile):
+    """Shares with the other files of its dataset what is kept."""
+
+    def __init__(
+        self, path: str, name: str, options: Mapping[str, Any], pieces: KeptPieces, index_folder: IndexFolder | None
+    ) -> None:
+        super().__init__(path, name, options=options)
+        self._pieces, self._index_folder = pieces, index_folder
+
+
+def shard_files(
+    paths: Sequence[str], pieces: KeptPieces, index_folder: IndexFolder | None, options: Mapping[str, Any]
+) -> tuple[ShardFile, ...]:
+    """Return the files of a dataset.
+
+    Args:
+        paths: The paths and URLs.
+        pieces: What is kept in memory of all files.
+        index_folder: Where indexes are kept; None keeps them in memory.
+        options: What the file system of URLs is made with.
+    """
+    named = zip(paths, names_of(paths), strict=True)
+    return tuple(_FileOfDataset(path, name, options, pieces, index_folder) for path, name in named)

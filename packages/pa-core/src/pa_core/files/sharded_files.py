@@ -16,8 +16,8 @@ from pa_core.errors import ConfigurationError, EmptyDatasetError, ShardError
 from pa_core.files.file_index import IndexFolder
 from pa_core.files.kept_pieces import KeptPieces
 from pa_core.files.open_shards import OpenShards
-from pa_core.files.places import find_files, names_of
-from pa_core.files.shard_file import ShardFile
+from pa_core.files.places import find_files
+from pa_core.files.shard_file import shard_files
 from pa_core.files.shard_order import ShardOrder
 from pa_core.files.shard_reader import OpenShard, ShardReader
 from pa_core.user_warnings import warn_user
@@ -44,7 +44,7 @@ class ShardedFiles(Dataset[_SampleT_co]):
 
     Args:
         paths: Files, URLs that fsspec knows, and patterns such as ``"train/*.parquet"``, which stand for the files that
-            they fit, sorted by name.
+            they fit, sorted by name, or ``"train/{000..123}.tar"`` for numbered ones.
         reader: How samples are read: `JsonLines`, `TextLines`, `Parquet`, `TarSamples`, or your own `ShardReader`.
         transform: Makes a sample of what the reader returns. What it draws is keyed by the index of the sample.
         window: The number of consecutive samples that are shuffled among each other. Larger ones shuffle better, and
@@ -137,17 +137,14 @@ class ShardedFiles(Dataset[_SampleT_co]):
     ) -> None:
         options = storage_options or {}
         self.paths: tuple[str, ...] = find_files([paths] if isinstance(paths, str | os.PathLike) else paths, options)
-        pieces = KeptPieces(cache_bytes)
         folder = None if index is None else IndexFolder(Path(index))
-        names = names_of(self.paths)
-        self._files = tuple(
-            ShardFile(path, name, pieces, folder, options) for path, name in zip(self.paths, names, strict=True)
-        )
+        self._files = shard_files(self.paths, KeptPieces(cache_bytes), folder, options)
         self._reader, self._transform = reader, transform
         self._were_given = counts is not None
         self.counts: tuple[int, ...] = self._count() if counts is None else _checked(counts, self.paths)
         self._ends = list(accumulate(self.counts))
         self._check_not_empty()
+        names = tuple(file.name for file in self._files)
         self.default_order: ShardOrder = ShardOrder(names, self.counts, window, lanes, block)
         self._open = OpenShards(window, lanes)
 
@@ -215,7 +212,7 @@ class ShardedFiles(Dataset[_SampleT_co]):
         for number in (*range(first, len(counts)), *range(first)):
             self._files[number].check_unchanged()
             counts[number] = self._reader.count(self._files[number])
-        were_read = sum(file.stamp.size for file in self._files if file.has_index_in_memory)
+        were_read = sum(file.size for file in self._files if file.has_index_in_memory)
         if were_read > _MUCH_TO_READ and rank == 0:
             warn_user(
                 f"To find the samples, {were_read / 1e9:.1f} GB in {len(counts)} files were read, as they will be by "
