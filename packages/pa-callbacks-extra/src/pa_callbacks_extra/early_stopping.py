@@ -8,7 +8,7 @@ from typing import Any
 from typing_extensions import override
 
 from pa_core import AnyTrainer, ConfigurationError, StopTrainingError, TrainerCallback
-from pa_core.callbacks import FALSE_BY_DEFAULT, BestMetric, resolve_direction, watched_value
+from pa_core.callbacks import FALSE_BY_DEFAULT, BestMetric, require_watchable, resolve_direction, watched_value
 
 __all__ = ["EarlyStoppingCallback"]
 
@@ -19,6 +19,9 @@ class EarlyStoppingCallback(TrainerCallback):
     The first epoch sets the best value. A later one is an improvement if it is better than the best value by at least
     the threshold; the distance is measured from the best value, not from the epoch before, so slow progress in small
     steps counts as soon as it has added up. NaN is never an improvement.
+
+    Epochs in which the metric is not evaluated, as it is that of an ``EvaluationSet`` which is due less often, do not
+    count: the patience is then a number of evaluations.
 
     Place it after the callbacks that are to see the last epoch too, such as ``SaveBestModelCallback``: the event in
     which it ends the run does not reach those after it.
@@ -90,6 +93,7 @@ class EarlyStoppingCallback(TrainerCallback):
     @override
     def on_training_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         """Start to count, and forget the best value of earlier runs, if configured to."""
+        require_watchable(trainer, self.watch_metric)
         self.epochs_without_improvement = 0
         if self.reset_on_train:
             self.best.reset()
@@ -97,6 +101,8 @@ class EarlyStoppingCallback(TrainerCallback):
     @override
     def on_training_run_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         """Ask for the end of the run if the metric has not improved for long enough."""
+        if not trainer.is_evaluated_in_epoch(self.watch_metric):
+            return
         value = watched_value(trainer, self.watch_metric)
         if self.best.update(value, trainer.run_history.current_epoch):
             self.epochs_without_improvement = 0

@@ -57,8 +57,9 @@ class ModelEmaCallback(SaveBestModelCallback):
 
     After each epoch the average is evaluated like the model, with the model's own code, precision and hooks: its
     weights are put into the model for that time. What is recorded meanwhile has the prefix ``ema_model_``, so that
-    there is an ``ema_model_eval_loss_epoch``. The average is saved whenever ``watch_metric`` is better than before. The
-    file is a checkpoint of the model with averaged weights, for ``trainer.load_checkpoint``.
+    there is an ``ema_model_eval_loss_epoch``, or of an evaluation set ``val`` an ``ema_model_eval_val_loss_epoch``. The
+    average is saved whenever ``watch_metric`` is better than before. The file is a checkpoint of the model with
+    averaged weights, for ``trainer.load_checkpoint``.
 
     It belongs before callbacks that log or watch these metrics, such as those of ``DEFAULT_CALLBACKS``, which would
     otherwise get them an epoch late; where a ``LogMetricsCallback`` comes before it, a warning says so.

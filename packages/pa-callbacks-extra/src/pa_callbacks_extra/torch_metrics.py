@@ -49,7 +49,8 @@ class TorchMetricsCallback(TrainerCallback[AnyTrainer, BatchT_contra, OutputT_co
 
     A metric called ``accuracy`` is recorded as ``train_accuracy`` at the end of a training epoch, as
     ``eval_accuracy`` after an evaluation within a training run, and as ``evaluation_accuracy`` by ``evaluate()``. A
-    single metric is called by the name of its class. Of a metric that is a vector, each element is recorded, as
+    single metric is called by the name of its class. Over an evaluation set with a name, such as ``val``, it is
+    ``eval_val_accuracy`` or ``evaluation_val_accuracy``. Of a metric that is a vector, each element is recorded, as
     ``eval_recall_0`` and so on.
 
     Values are those of all samples of all processes, each counted once. Training and evaluation have copies of the
@@ -212,7 +213,9 @@ class TorchMetricsCallback(TrainerCallback[AnyTrainer, BatchT_contra, OutputT_co
         """Record the metrics of the evaluation."""
         if self.eval_metrics is not None:
             values = compute_over_processes(self._evaluated.pop())
-            self._record(trainer.run_history, self._prefix_of_evaluation, values)
+            # What is recorded while a named set is evaluated begins with its name, and with "eval_" before.
+            prefix = "" if trainer.eval_name in trainer.eval_sets else self._prefix_of_evaluation
+            self._record(trainer.run_history, prefix, values)
 
     @override
     def on_evaluation_run_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:

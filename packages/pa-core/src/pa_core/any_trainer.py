@@ -186,6 +186,14 @@ class AnyTrainer(ABC):
         """
         self._eval_sets.change_loaders(self, change)
 
+    def eval_set_of_metric(self, metric_name: str) -> str | None:
+        """Return the name of the evaluation set that a metric is named after, None if it is after none.
+
+        Args:
+            metric_name: The full name of the metric, such as "eval_val_loss_epoch".
+        """
+        return self._eval_sets.set_of_metric(metric_name)
+
     def is_evaluated_in_epoch(self, metric_name: str) -> bool:
         """Return whether a metric can get a new value in the current epoch.
 
@@ -193,9 +201,9 @@ class AnyTrainer(ABC):
         metric, such as ``SaveBestModelCallback``, then leaves the epoch out.
 
         Args:
-            metric_name: The full name of the metric, with its prefix.
+            metric_name: The full name of the metric, such as "eval_val_loss_epoch".
         """
-        name = self._eval_sets.set_of_metric(metric_name)
+        name = self.eval_set_of_metric(metric_name)
         return name is None or name in self._eval_names_of_epoch()
 
     def _eval_names_of_epoch(self) -> list[str | None]:

@@ -351,7 +351,7 @@ class Engine(AnyTrainer):
         loaders = self.eval_dataloaders
         if not loaders:
             return alike.describe_loader("evaluation", self.eval_dataloader)
-        texts: dict[str, str] = {}
+        texts = {"evaluation set under way": str(self.eval_name)}
         for name, loader in loaders.items():
             texts |= alike.describe_loader(f"evaluation of {name}:", loader)
         return texts
@@ -454,7 +454,9 @@ class Engine(AnyTrainer):
         schedulers: Mapping[str, object] = self.named_schedulers() or {"scheduler": None}
         for name, scheduler in schedulers.items():
             is_overridden = name == "scheduler" and self._steps_scheduler_itself
-            self._stepping.require_usable(scheduler, is_overridden=is_overridden, is_evaluated=is_evaluated)
+            self._stepping.require_usable(
+                scheduler, is_overridden=is_overridden, is_evaluated=is_evaluated, eval_names=self.eval_sets
+            )
 
     def _check_length_of_schedules(self) -> None:
         """Refuse schedules that end with an error before the run does."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Literal, NoReturn
 
 from typing_extensions import override
@@ -61,13 +61,16 @@ class SchedulerStepping:
         """Return how often the scheduler is stepped in so many updates, which are so many epochs."""
         return updates if self.after == "update" else epochs
 
-    def require_usable(self, scheduler: object, *, is_overridden: bool, is_evaluated: bool) -> None:
+    def require_usable(
+        self, scheduler: object, *, is_overridden: bool, is_evaluated: bool, eval_names: Collection[str] = ()
+    ) -> None:
         """Refuse a scheduler that cannot be stepped in this way, before anything is trained.
 
         Args:
             scheduler: The scheduler of the run, None without one.
             is_overridden: Whether a subclass of the trainer steps it in a way of its own.
             is_evaluated: Whether the run evaluates.
+            eval_names: The names of its evaluation sets; none for a single dataset.
 
         Raises:
             ConfigurationError: Its ``step()`` needs something else, or what it is to be stepped with is not there.
@@ -79,6 +82,15 @@ class SchedulerStepping:
                 f"a scheduler that is stepped {self}, and none",
                 "a scheduler",
                 f"Pass create_scheduler_fn to {self._asked_of}, or leave step_scheduler and watch_metric out.",
+            )
+        if self.watch_metric == "eval_loss_epoch" and eval_names:
+            named = f"eval_{next(iter(eval_names))}_loss_epoch"
+            _refuse(
+                "The metric of the scheduler is that of a single evaluation dataset, and this run has several with "
+                "names.",
+                "watch_metric='eval_loss_epoch'",
+                "a metric of this run",
+                f"Pass watch_metric={named!r}.",
             )
         if self.watch_metric == "eval_loss_epoch" and not is_evaluated:
             _refuse(
@@ -144,6 +156,8 @@ class SchedulerStepping:
     def step(self, scheduler: Any, trainer: AnyTrainer) -> None:
         """Step a scheduler that ``require_usable`` let pass; with a metric, every process must call this.
 
+        With the metric of an evaluation set, it is stepped after the epochs in which that set is evaluated.
+
         Raises:
             MetricNotFoundError: The metric was not recorded by the end of the first epoch.
         """
@@ -151,6 +165,8 @@ class SchedulerStepping:
             scheduler.step()
             return
         values: dict[str, float] = {}
+        if self.watch_metric is not None and not trainer.is_evaluated_in_epoch(self.watch_metric):
+            return
         if self.watch_metric is not None:
             values[str(_metric_of(scheduler.step))] = watched_value(trainer, self.watch_metric)
         for name in _EPOCH_NAMES.intersection(_required(scheduler.step)):

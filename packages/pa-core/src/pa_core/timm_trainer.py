@@ -78,8 +78,9 @@ class TrainerWithTimmScheduler(Trainer[ModelT_co, BatchT, OutputT_co, TimmSchedu
     @override
     def training_run_epoch_end(self) -> None:
         if self.scheduler is not None:
-            evaluated = self.eval_dataset is not None
-            metric = float(self.run_history.get_latest_metric("eval_loss_epoch")) if evaluated else None
+            name = next((f"eval_{name}_loss_epoch" for name in self.eval_sets), "eval_loss_epoch")
+            evaluated = self.eval_dataset is not None and self.is_evaluated_in_epoch(name)
+            metric = float(self.run_history.get_latest_metric(name)) if evaluated else None
             self.scheduler.step(self.num_epochs_completed, metric)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pa_core.callbacks.best_metric import BestMetric, watched_value
+from pa_core.callbacks.best_metric import BestMetric, require_watchable, watched_value
 from pa_core.callbacks.best_model import SaveBestModelCallback
 from pa_core.callbacks.defaults import DEFAULT_CALLBACKS, get_default_callbacks
 from pa_core.callbacks.limit_batches import LimitBatchesCallback, LimitEvalStepsCallback
@@ -44,6 +44,7 @@ __all__ = [
     "check_count",
     "get_default_callbacks",
     "recording_with_prefix",
+    "require_watchable",
     "resolve_direction",
     "watched_value",
 ]

@@ -12,7 +12,7 @@ from pa_core.any_trainer import AnyTrainer
 from pa_core.errors import ConfigurationError, MetricNotFoundError
 from pa_core.tracking.metric_values import as_number
 
-__all__ = ["BestMetric", "watched_value"]
+__all__ = ["BestMetric", "require_watchable", "watched_value"]
 
 _SURELY_MEANT = 0.85
 
@@ -85,6 +85,22 @@ class BestMetric:
         """Restore what ``state_dict`` returned."""
         self.value = state_dict["value"]
         self.epoch = state_dict["epoch"]
+
+
+def require_watchable(trainer: AnyTrainer, metric_name: str) -> None:
+    """Refuse, when a run starts, the loss of a single evaluation dataset in a run whose evaluation sets have names.
+
+    Raises:
+        ConfigurationError: The metric would never be recorded.
+    """
+    if trainer.eval_sets and f"_{metric_name}".endswith("_eval_loss_epoch"):
+        named = [metric_name.replace("eval_loss", f"eval_{name}_loss") for name in trainer.eval_sets]
+        raise ConfigurationError(
+            "The metric to watch is that of a single evaluation dataset, and this run has several with names.",
+            given=f"watch_metric={metric_name!r}",
+            expected=f"one of {', '.join(map(repr, named))}, or another metric",
+            do=f"Pass watch_metric={named[0]!r}.",
+        )
 
 
 def watched_value(trainer: AnyTrainer, metric_name: str) -> float:

@@ -9,7 +9,7 @@ import torch
 from typing_extensions import override
 
 from pa_core.any_trainer import AnyTrainer
-from pa_core.callbacks.best_metric import BestMetric, watched_value
+from pa_core.callbacks.best_metric import BestMetric, require_watchable, watched_value
 from pa_core.callbacks.metric_direction import FALSE_BY_DEFAULT, resolve_direction
 from pa_core.checkpoint import read_checkpoint
 from pa_core.errors import CheckpointError
@@ -21,7 +21,8 @@ __all__ = ["SaveBestModelCallback"]
 class SaveBestModelCallback(TrainerCallback):
     """Saves the model whenever a metric is better than before, and loads the best one when the run ends.
 
-    The metric is judged at the end of each epoch, after the evaluation; one of the evaluations within the epochs, whose
+    The metric is judged at the end of each epoch, after the evaluation, or, if it is that of an evaluation set that is
+    not evaluated in each epoch, of those in which it is; one of the evaluations within the epochs, whose
     name begins with ``intermediate_``, also at the end of each of these. Beside the weights, the file holds
     the name of the metric (``watch_metric``), its value (``best_value``) and the epoch (``best_epoch``). A
     value that is NaN is never the best.
@@ -89,6 +90,7 @@ class SaveBestModelCallback(TrainerCallback):
     @override
     def on_training_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         """Note from where the run is started, and forget the best value of earlier runs, if configured to."""
+        require_watchable(trainer, self.watch_metric)
         self._started_in = Path.cwd()
         if self.reset_on_train:
             self.best.reset()
@@ -96,13 +98,15 @@ class SaveBestModelCallback(TrainerCallback):
     @override
     def on_eval_epoch_end(self, trainer: AnyTrainer, *, is_intermediate: bool = False, **kwargs: Any) -> None:
         """Save the model within an epoch, if the metric is one of the evaluations there."""
-        if is_intermediate and self.watch_metric.startswith(trainer.run_history.metric_name_prefix):
+        is_of_set = trainer.eval_set_of_metric(self.watch_metric) in (None, trainer.eval_name)
+        if is_intermediate and is_of_set and self.watch_metric.startswith(trainer.run_history.metric_name_prefix):
             self._save_if_better(trainer)
 
     @override
     def on_training_run_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         """Save the model if it is better than before."""
-        self._save_if_better(trainer)
+        if trainer.is_evaluated_in_epoch(self.watch_metric):
+            self._save_if_better(trainer)
 
     def _save_if_better(self, trainer: AnyTrainer) -> None:
         value = watched_value(trainer, self.watch_metric)

@@ -133,7 +133,11 @@ class PrintProgressCallback(TrainerCallback):
     @override
     def on_evaluation_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         """Print that the evaluation starts."""
-        batches = _count(0 if trainer.eval_dataloader is None else len(trainer.eval_dataloader), "batch", "batches")
+        loader = trainer.eval_dataloader
+        loaders = [*trainer.eval_dataloaders.values()] or ([] if loader is None else [loader])
+        batches = _count(sum(map(len, loaders)), "batch", "batches")
+        if trainer.eval_sets:
+            batches += f" of {', '.join(trainer.eval_sets)}"
         trainer.print(f"Evaluation starts: {batches}; {trainer.describe_run()}", flush=True)
         self._start = _Reading.of(trainer)
 

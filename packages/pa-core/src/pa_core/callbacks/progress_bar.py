@@ -79,6 +79,8 @@ class ProgressBarCallback(TrainerCallback):
         if trainer.eval_dataloader is None:
             return
         title = "Evaluation" if self._only_evaluates else f"Epoch {trainer.run_history.current_epoch} eval"
+        if trainer.eval_name is not None:
+            title += f" {trainer.eval_name}" if not self._only_evaluates else f" of {trainer.eval_name}"
         display = _open_display(trainer, title, len(trainer.eval_dataloader), keeps_last=not is_intermediate)
         self._eval = None if display is None else EpochProgress(display, shows_learning_rate=False)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from typing_extensions import override
@@ -27,10 +28,12 @@ class StepBasedEvaluationCallback(TrainerCallback):
 
     Args:
         eval_every_n_steps: The number of optimizer updates from one evaluation to the next.
+        eval_names: Of several evaluation sets, the names of those to evaluate; by default those that are evaluated
+            after each epoch, and not those that an ``EvaluationSet`` makes rarer.
 
     Raises:
         ConfigurationError: ``eval_every_n_steps`` is not a positive whole number, or the run has no evaluation
-            dataset.
+            dataset, or none of these names.
 
     Example:
         >>> import torch
@@ -47,9 +50,10 @@ class StepBasedEvaluationCallback(TrainerCallback):
         [10]
     """
 
-    def __init__(self, eval_every_n_steps: int) -> None:
+    def __init__(self, eval_every_n_steps: int, eval_names: Collection[str] | None = None) -> None:
         check_count("eval_every_n_steps", eval_every_n_steps)
         self.eval_every_n_steps = eval_every_n_steps
+        self.eval_names: tuple[str, ...] | None = None if eval_names is None else _names(eval_names)
 
     @override
     def on_training_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
@@ -61,6 +65,23 @@ class StepBasedEvaluationCallback(TrainerCallback):
                 expected="an evaluation dataset",
                 do="Pass eval_dataset to Trainer.train(); in a custom training loop, evaluate without the callback.",
             )
+        sets = trainer.eval_sets
+        chosen = self.eval_names
+        if chosen is None and sets and all(one.every_n_epochs > 1 for one in sets.values()):
+            raise ConfigurationError(
+                "There is nothing to evaluate in the middle of the epochs.",
+                given="StepBasedEvaluationCallback, and evaluation sets that are not evaluated in each epoch: "
+                + ", ".join(map(repr, sets)),
+                expected="the names of those that are evaluated more often than after their epochs",
+                do=f"Pass StepBasedEvaluationCallback({self.eval_every_n_steps}, eval_names=[{next(iter(sets))!r}]).",
+            )
+        if unknown := [name for name in chosen or () if name not in sets]:
+            raise ConfigurationError(
+                "There is no evaluation set of this name to evaluate in the middle of the epochs.",
+                given=f"StepBasedEvaluationCallback(eval_names={list(chosen or ())!r})",
+                expected=f"some of {', '.join(map(repr, sets))}" if sets else "a run whose evaluation sets have names",
+                do=f"Correct {unknown[0]!r}." if sets else "Leave eval_names out.",
+            )
 
     @override
     def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
@@ -68,4 +89,15 @@ class StepBasedEvaluationCallback(TrainerCallback):
         if update % self.eval_every_n_steps != 0 or update == trainer.run_config.max_num_train_steps:
             return
         if not trainer.epoch_lengths.is_end_of_epoch(update):
-            trainer.run_evaluation_epoch(is_intermediate=True)
+            trainer.run_evaluation_epoch(is_intermediate=True, eval_names=self.eval_names)
+
+
+def _names(names: Collection[str]) -> tuple[str, ...]:
+    if isinstance(names, str) or not names:
+        raise ConfigurationError(
+            "The evaluation sets to evaluate are given as a list of their names.",
+            given=f"eval_names={names!r}",
+            expected='at least one name, as in ["val"]; or None for the sets that are evaluated after each epoch',
+            do=f"Pass eval_names=[{names!r}]." if names else "Leave eval_names out.",
+        )
+    return tuple(names)

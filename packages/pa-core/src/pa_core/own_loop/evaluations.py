@@ -30,7 +30,8 @@ class EvaluationHooks:
     """What a run does around its evaluations and their batches.
 
     Attributes:
-        evaluating: Returns the context of an evaluation, which has means of its own and restores the models' modes.
+        evaluating: Called with the name of an evaluation, returns its context, which has means of its own and restores
+            the models' modes.
         call_epoch_event: Called with the first and the last event, and with whether the training epoch continues
             afterwards.
         call_event: Calls the events of each batch.
@@ -38,7 +39,7 @@ class EvaluationHooks:
             data loader.
     """
 
-    evaluating: Callable[[], AbstractContextManager[None]]
+    evaluating: Callable[[str | None], AbstractContextManager[None]]
     call_epoch_event: Callable[[Callable[Concatenate[Any, Any, ...], None], bool], None]
     call_event: CallEvent
     record: Callable[[str, BatchCount | None], None]
@@ -104,7 +105,8 @@ class Evaluations(Generic[BatchT]):
         prefix = f"{name}_" if name is not None else INTERMEDIATE_PREFIX if is_intermediate else ""
         with ExitStack() as self._open:
             self._open.callback(self._forget_batch)
-            for context in (recording_with_prefix(run.run_history, prefix), self._hooks.evaluating(), torch.no_grad()):
+            evaluating = self._hooks.evaluating(name)
+            for context in (recording_with_prefix(run.run_history, prefix), evaluating, torch.no_grad()):
                 self._open.enter_context(context)
             for model in run.named_models().values():
                 model.eval()

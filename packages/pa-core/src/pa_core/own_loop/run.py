@@ -208,7 +208,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         self._resume_given = resume_from, resume_missing
         self._resume_allow = resume_allow
         hooks = EvaluationHooks(
-            self._evaluating, self._call_epoch_event_of_evaluation, self._call_event, self._record_evaluation
+            self._evaluating_as, self._call_epoch_event_of_evaluation, self._call_event, self._record_evaluation
         )
         self._evaluations = Evaluations[BatchT](self._loaders, hooks)
         self._block, self._showing_last_epoch = ExitStack(), ExitStack()
@@ -724,7 +724,8 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         Args:
             dataset: The samples, or a ``DataLoader`` of them.
             per_device_batch_size: Samples in a batch of one process; None for as many as in training.
-            name: What the names of the metrics begin with: "test" records ``test_NAME_epoch``.
+            name: What the names of the metrics begin with: "test" records ``test_NAME_epoch``, and "eval_val" what
+                ``Trainer`` records of its evaluation set "val". Callbacks read it as ``eval_name``.
             dataloader_kwargs: Arguments for the loader, which win over the defaults.
 
         Raises:
@@ -742,6 +743,15 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         self.eval_dataset = data.dataset
         self.eval_dataloader = self._evaluations.loader(self, data, batch_size, name, self._create_eval_loader)
         yield from self._evaluations.batches(self, name, is_intermediate=self._update is not None)
+
+    @contextmanager
+    def _evaluating_as(self, name: str | None) -> Generator[None]:
+        with self._evaluating():
+            self._eval_sets.name = name
+            try:
+                yield
+            finally:
+                self._eval_sets.name = None
 
     def _call_epoch_event_of_evaluation(
         self, event: Callable[Concatenate[Any, Any, ...], None], is_intermediate: bool
