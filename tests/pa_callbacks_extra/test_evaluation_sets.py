@@ -18,7 +18,7 @@ from pa_core.testing import TinyClassifier, make_classification
 from tests.pa_core.good_run import assert_explained
 
 TRAIN, VAL, OOD = make_classification(16), make_classification(12, seed=1), make_classification(10, seed=2)
-SETS = {"val": VAL, "ood": EvaluationSet(OOD, every_n_epochs=2)}
+SETS: dict[str, Any] = {"val": VAL, "ood": EvaluationSet(OOD, every_n_epochs=2)}
 
 
 def make_trainer(*callbacks: TrainerCallback, kind: type[Trainer] = Trainer) -> Trainer:

@@ -28,7 +28,7 @@ from tests.pa_core.good_run import assert_explained
 from tests.small_runs import linear, make_trainer, samples
 
 DATA, VAL, OOD = samples(8), samples(5), samples(3)
-RARE = {"val": VAL, "test": OOD, "test_ood": EvaluationSet(OOD, every_n_epochs=2)}
+RARE: dict[str, Any] = {"val": VAL, "test": OOD, "test_ood": EvaluationSet(OOD, every_n_epochs=2)}
 """The name of one set is the beginning of another one's."""
 
 
@@ -197,10 +197,16 @@ def test_schedulers_of_timm_get_the_loss_of_the_first_set() -> None:
 
         def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
 
-    class ValuesOfTimm(Values, TrainerWithTimmScheduler): ...
+    values = {"val": [5.0, 4.0, 3.0], "ood": [9.0] * 3}
 
-    trainer: Any = make_trainer(ValuesOfTimm)
-    trainer.values = {"val": [5.0, 4.0, 3.0], "ood": [9.0] * 3}
+    class ValuesOfTimm(TrainerWithTimmScheduler):
+        @override
+        def calculate_eval_batch_loss(self, batch: Any) -> Any:
+            loss = values[self.eval_name or ""][self.run_history.current_epoch - 1]
+            return {"loss": torch.tensor(loss), "model_outputs": None, "batch_size": len(batch[0])}
+
+    kind: Any = ValuesOfTimm
+    trainer: Any = make_trainer(kind)
     trainer.train(DATA, 3, {"val": EvaluationSet(VAL, every_n_epochs=2), "ood": OOD}, create_scheduler_fn=Scheduler)
     assert got == [None, 4.0, 3.0]
 

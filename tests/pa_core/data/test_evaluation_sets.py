@@ -154,6 +154,21 @@ def test_a_set_may_be_a_loader_beside_datasets() -> None:
     assert [event for event in note.events if "," in event][:-1] == ["val 0, 1, 2", "val 3, 4", "ood 0, 1"]
 
 
+def test_a_loader_of_ones_own_may_differ_between_sets() -> None:
+    """While ``create_eval_dataloader`` makes the loader of a set, ``eval_name`` and ``eval_dataset`` are its own."""
+    sizes = {"val": 5, "ood": 2}
+
+    class OwnSizes(Trainer):
+        @override
+        def create_eval_dataloader(self, batch_size: int, eval_dl_kwargs: dict[str, Any] | None = None) -> Any:
+            return super().create_eval_dataloader(sizes[self.eval_name or ""], eval_dl_kwargs)
+
+    note = NoteSets()
+    make_trainer(OwnSizes, note).train(DATA, 1, {"val": VAL, "ood": OOD})
+    batches = [event for event in note.events if not event.startswith("None") and "," in event]
+    assert batches == ["val 0, 1, 2, 3, 4", "ood 0, 1"]
+
+
 def test_limits_of_batches_hold_for_each_set() -> None:
     """``LimitBatchesCallback`` and ``LimitEvalStepsCallback`` limit all sets, and the loaders are whole afterwards."""
     for limit in (LimitBatchesCallback(1), LimitEvalStepsCallback(1, limit_intermediate_only=False)):
@@ -164,6 +179,22 @@ def test_limits_of_batches_hold_for_each_set() -> None:
         assert batches == 2 * ["val 0, 1", "ood 0, 1"]
         lengths = [len(loader) for loader in trainer.eval_dataloaders.values()]
         assert lengths == ([1, 1] if isinstance(limit, LimitBatchesCallback) else [3, 2])
+
+
+def test_a_loader_that_a_callback_puts_there_stays_for_one_evaluation() -> None:
+    """The next evaluation is of the whole set again, and other sets are evaluated as they are."""
+
+    class LastBatchAlone(TrainerCallback):
+        @override
+        def on_eval_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+            if trainer.eval_name == "val" and trainer.run_history.current_epoch == 1:
+                trainer.eval_dataloader = [list(trainer.eval_dataloader or ())[-1]]
+
+    note = NoteSets()
+    trainer = make_trainer(Trainer, LastBatchAlone(), note)
+    trainer.train(DATA, 2, {"val": VAL, "ood": OOD}, per_device_batch_size=3)
+    batches = [event for event in note.events if not event.startswith("None") and "," in event]
+    assert batches == ["val 3, 4", "ood 0, 1, 2", "val 0, 1, 2", "val 3, 4", "ood 0, 1, 2"]
 
 
 def test_the_trainer_has_the_first_set_in_hand_between_evaluations() -> None:
@@ -206,6 +237,7 @@ def test_a_dataset_of_a_mapping_is_no_mapping_of_sets() -> None:
     ("sets", "said"),
     [
         ({}, "eval_dataset={}"),
+        (EvaluationSet(VAL, every_n_epochs=2), 'eval_dataset={"val": EvaluationSet(...)}'),
         ({"test-ood": VAL}, "'test_ood'"),
         ({3: VAL}, "{3: ...}"),
         ({"val": None}, 'None as eval_dataset["val"]'),

@@ -21,6 +21,7 @@ from typing_extensions import override
 
 from pa_core import (
     AnyTrainer,
+    EvaluationSet,
     LimitBatchesCallback,
     Run,
     StepBasedEvaluationCallback,
@@ -377,6 +378,20 @@ ARGUMENTS = [
     ),
     Row("precision", given(precision="bf16"), "mixed_precision: no on rank 0, bf16 on rank 1"),
     Row("evaluation or none", given(eval_data=None), "eval_dataset: a dataset on rank 0, None on rank 1", doors=TRAIN),
+    Row(
+        "order of the evaluation sets",
+        given(eval_data={"test": make_regression(8), "val": make_regression(8)}),
+        "evaluation sets: val, test on rank 0, test, val on rank 1",
+        doors=("train", "evaluate"),
+        both=given(eval_data={"val": make_regression(8), "test": make_regression(8)}),
+    ),
+    Row(
+        "how often a set is evaluated",
+        given(eval_data={"val": EvaluationSet(make_regression(8), every_n_epochs=2)}),
+        "evaluation sets: val on rank 0, val every 2 on rank 1",
+        doors=TRAIN,
+        both=given(eval_data={"val": make_regression(8)}),
+    ),
     Row("a `DataLoader` or a dataset", loader(), "train_dataset: a dataset on rank 0, a DataLoader on rank 1"),
     Row("`drop_last`", loader_argument(drop_last=True), "train_dataset, drop_last: nothing on rank 0, True on rank 1"),
     Row("`shuffle`", loader_argument(shuffle=False), "train_dataset, shuffle: nothing on rank 0, False on rank 1"),

@@ -22,7 +22,7 @@ from tests.pa_core.training_states.small_runs import DrawingDataset, InterruptAt
 from tests.pa_core.training_states.test_preemption import SignalAt, preemptible
 
 VAL, OOD, RARE = DrawingDataset(20), DrawingDataset(12), DrawingDataset(9)
-SETS = {"val": VAL, "ood": OOD, "rare": EvaluationSet(RARE, every_n_epochs=2)}
+SETS: dict[str, Any] = {"val": VAL, "ood": OOD, "rare": EvaluationSet(RARE, every_n_epochs=2)}
 WITHIN_EPOCHS = ["val", "rare"]
 
 

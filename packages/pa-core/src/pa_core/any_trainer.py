@@ -160,6 +160,8 @@ class AnyTrainer(ABC):
     def eval_name(self) -> str | None:
         """The name of the evaluation set that is under way; None between evaluations, and where it has no name.
 
+        In ``create_eval_dataloader``, it is the name of the set whose loader is made.
+
         Example:
             >>> from pa_core import AnyTrainer, TrainerCallback
             >>> class PrintNames(TrainerCallback):

@@ -109,7 +109,7 @@ def refuse_run_within_run(name: str, running: str | None) -> None:
     elif running == "train":
         do = (
             "Call trainer.run_evaluation_epoch(is_intermediate=True) to evaluate the evaluation dataset at this point. "
-            "Evaluate other datasets after train() has returned."
+            "Give other datasets to train() by name, such as eval_dataset={'val': ..., 'test': ...}."
         )
     else:
         do = "Call evaluate() again after it has returned."

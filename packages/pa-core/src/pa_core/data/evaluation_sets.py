@@ -83,8 +83,8 @@ class EvaluationSets:
     Attributes:
         given: The sets by name; empty where there is a single dataset or none.
         data: What the loaders are made of, by the names of the sets, or None for a single dataset.
-        name: The name of the set that is being evaluated, or of an evaluation in a loop of one's own; None where there
-            is none.
+        name: The name of the set that is being evaluated or whose loader is being made, or of an evaluation in a loop
+            of one's own; None where there is none.
 
     Raises:
         ConfigurationError: The data cannot be evaluated, or the name of a set cannot be part of the name of a metric.
@@ -93,6 +93,13 @@ class EvaluationSets:
     def __init__(self, data: EvaluationData = None, argument: str = "", kwargs: dict[str, Any] | None = None) -> None:
         self.name: str | None = None
         self.given: dict[str, EvaluationSet] = {}
+        if isinstance(data, EvaluationSet):
+            raise ConfigurationError(
+                "An evaluation set has a name.",
+                given=f"an EvaluationSet as {argument}",
+                expected="a dataset, a DataLoader, or a mapping of names to evaluation sets",
+                do=f'Pass {argument}={{"val": EvaluationSet(...)}}, whose loss is eval_val_loss_epoch.',
+            )
         if not _are_sets(data):
             single = cast("Dataset[Any] | DataLoader[Any] | None", data)
             self.data: dict[str | None, GivenData] = {None: GivenData(single, argument, kwargs)}
@@ -139,10 +146,11 @@ class EvaluationSets:
         """
         # The first comes last: the run keeps its dataset and its loader, and describes itself by them.
         for name, data in reversed(self.data.items()):
-            run.eval_dataset = data.dataset
+            self.name, run.eval_dataset = name, data.dataset
             run.eval_dataloader = make(data)
             if name is not None:
                 self._loaders[name] = cast("SizedIterable", run.eval_dataloader)
+        self.name = None
 
     def loaders(self, run: _Evaluates) -> dict[str, SizedIterable]:
         """Return the loaders of the sets by name; empty where there is a single dataset or none.
