@@ -117,7 +117,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("text-by-tokens"))
     arguments = parser.parse_args()
 
-    torch.manual_seed(0)
+    torch.manual_seed(0)  # pyright: ignore[reportUnknownMemberType]  # torch leaves it untyped
     whole = Paragraphs()
     training, evaluation = range(200, len(whole)), range(200)
     order = TokenBudget(whole.lengths[training.start :], max_tokens=arguments.max_characters)
