@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import multiprocessing
 import os
 import pickle
@@ -79,6 +80,19 @@ def test_without_an_index_much_data_is_warned_of(tmp_path: Path, monkeypatch: py
         ShardedFiles(pattern, JsonLines())
     assert warned[0].filename == __file__
     ShardedFiles(pattern, JsonLines(), index=tmp_path / "index")
+
+
+def test_too_little_memory_is_warned_of(tmp_path: Path) -> None:
+    """Where compressed files are decompressed again for each sample, a warning says so; in turn they are not."""
+    for name in "ab":
+        lines = "".join(f'{{"id": {number}}}\n' for number in range(100))
+        (tmp_path / f"{name}.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
+    data = ShardedFiles(str(tmp_path / "*.gz"), JsonLines(), cache_bytes=1500)
+    for _ in range(30):
+        assert [sample["id"] for sample in data] == [*range(100), *range(100)]
+    with pytest.warns(UserWarning, match=r"cache_bytes=1500 does not hold") as warned:
+        assert [data[number % 2 * 100]["id"] for number in range(100)] == [0] * 100
+    assert len(warned) == 1
 
 
 def test_memory_is_bounded() -> None:
