@@ -42,7 +42,14 @@ class KeptPieces:
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes: int = max_bytes
-        self._forget()
+        self._process = os.getpid()
+        self._pieces: OrderedDict[Hashable, Piece] = OrderedDict()
+        self._num_bytes = 0
+        self._dropped: OrderedDict[Hashable, int] = OrderedDict()
+        self._made_bytes = 0
+        self._num_asked = 0
+        self._num_made_again = 0
+        self._has_warned = False
 
     def get(self, key: Hashable, make: Callable[[], _PieceT]) -> _PieceT:
         """Return a piece, made if it is not there.
@@ -87,14 +94,11 @@ class KeptPieces:
             self._dropped.popitem(last=False)
 
     def _forget(self) -> None:
+        """Begin anew, as a process does that was forked from one that has read."""
         self._process = os.getpid()
-        self._pieces: OrderedDict[Hashable, Piece] = OrderedDict()
-        self._num_bytes = 0
-        self._made_bytes = 0
-        self._dropped: OrderedDict[Hashable, int] = OrderedDict()
-        self._num_asked: int = 0
-        self._num_made_again: int = 0
-        self._has_warned: bool = False
+        self._pieces.clear()
+        self._dropped.clear()
+        self._num_bytes = self._made_bytes = self._num_asked = self._num_made_again = 0
 
     @override
     def __reduce__(self) -> tuple[type[KeptPieces], tuple[int]]:
