@@ -16,6 +16,8 @@ TWO_OPTIMIZERS = ("gan_by_hand", "gan_own_loop")
 TRIAL = ("by_hand", "by_hand_tuned", "trial")
 TRIAL_ON_TWO_PROCESSES = ("by_hand", "trial")
 SHARDED = ("sharded_by_hand", "sharded_ours")
+WEIGHTED = ("ours_bare", "ours_weighted")
+BY_ORDER = ("shuffled", "class_balanced", "mixture", "weighted")
 GAN_TRIAL = ("gan_by_hand", "gan_trial")
 
 
@@ -109,6 +111,10 @@ def _of_scale(
     return Comparison(name, f"scale {what}", variants, unit, limit, in_one_process=True, rounds=rounds)
 
 
+def _of_orders(name: str, what: str) -> Comparison:
+    return Comparison(name, f"scale {what}", BY_ORDER, "ms", 10, compared_by="difference", in_one_process=True)
+
+
 FEW_AND_MANY = ("ten_thousand", "a_hundred_million")
 
 COMPARISONS = (
@@ -118,6 +124,13 @@ COMPARISONS = (
         f"in_turn clock digits {' '.join(TUNED_AND_OURS)}",
         TUNED_AND_OURS,
         limit=1.15,
+        in_one_process=True,
+    ),
+    Comparison(
+        "a step, samples drawn by weights",
+        f"in_turn processor digits {' '.join(WEIGHTED)}",
+        WEIGHTED,
+        limit=1.02,
         in_one_process=True,
     ),
     _of_loops("a step, augmented images, no workers", "step images", 1.06),
@@ -199,6 +212,8 @@ COMPARISONS = (
     _of_scale("a recorded metric, of a million", "metrics", ("the_first", "the_last"), 1.05),
     _of_scale("an update, with callbacks that implement no event", "callbacks", ("none", "a_thousand"), 1.05),
     _of_scale("the start of an epoch, samples", "start_of_epoch", FEW_AND_MANY, 10, "ms"),
+    _of_orders("processor time of the start of an epoch of a hundred million samples", "start_by_order"),
+    _of_orders("processor time of going to the middle of such an epoch", "seek_by_order"),
     _of_scale("going to the middle of an epoch, samples", "seek", FEW_AND_MANY, 10, "ms"),
     _of_scale("resuming at the end of an epoch, samples", "resume", ("ten_thousand", "a_million"), 10, "ms"),
     _of_scale("peak memory, samples", "memory", FEW_AND_MANY, 1.05, "MiB"),

@@ -23,6 +23,7 @@ from typing_extensions import override
 
 from pa_core import DEFAULT_CALLBACKS, AnyTrainer, InMemoryRunHistory, Trainer, TrainerCallback
 from pa_core.data import KeyedDataLoader
+from pa_core.orders import ClassBalanced, Mixture, Order, Shuffled, Weighted
 from tests.benchmarks.processes import publish
 
 __all__ = ["SCALES"]
@@ -109,13 +110,18 @@ class Numbers(Dataset[Tensor]):
 
 
 def _milliseconds_to_first_batch(number: int, position: int) -> float:
-    loader = KeyedDataLoader(Numbers(number), batch_size=32, shuffle=True)
+    return _milliseconds_of_loader(KeyedDataLoader(Numbers(number), batch_size=32, shuffle=True), position)
+
+
+def _milliseconds_of_loader(
+    loader: KeyedDataLoader[Tensor], position: int, clock: Callable[[], float] = time.perf_counter
+) -> float:
     seconds: list[float] = []
     for epoch in range(20):
-        start = time.perf_counter()
+        start = clock()
         loader.start_epoch(epoch, position)
         next(iter(loader))
-        seconds.append(time.perf_counter() - start)
+        seconds.append(clock() - start)
     return statistics.median(seconds) * 1e3
 
 
@@ -133,6 +139,32 @@ def seek() -> dict[str, float]:
         "ten_thousand": _milliseconds_to_first_batch(FEW, FEW // 2),
         "a_hundred_million": _milliseconds_to_first_batch(MANY, MANY // 2),
     }
+
+
+def _milliseconds_by_order(position: int) -> dict[str, float]:
+    halves = Mixture({"a": Numbers(MANY // 2), "b": Numbers(MANY // 2)}, weights={"a": 1, "b": 3})
+    orders: dict[str, Callable[[], Order]] = {
+        "shuffled": Shuffled,
+        "class_balanced": lambda: ClassBalanced(torch.randint(1_000, (MANY,), dtype=torch.int16)),
+        "mixture": lambda: halves.default_order,
+        "weighted": lambda: Weighted(torch.rand(MANY)),
+    }
+    figures: dict[str, float] = {}
+    for name, make in orders.items():
+        loader = KeyedDataLoader(Numbers(MANY), batch_size=32, order=make())
+        next(iter(loader))
+        figures[name] = _milliseconds_of_loader(loader, position, time.process_time)
+    return figures
+
+
+def start_by_order() -> dict[str, float]:
+    """Milliseconds of processor time to the first batch of an epoch, when the order is made."""
+    return _milliseconds_by_order(0)
+
+
+def seek_by_order() -> dict[str, float]:
+    """Milliseconds of processor time to the first batch after the middle of an epoch, when the order is made."""
+    return _milliseconds_by_order(MANY // 2)
 
 
 def memory() -> dict[str, float]:
@@ -194,6 +226,8 @@ SCALES: dict[str, Callable[[], dict[str, float]]] = {
     "metrics": metrics,
     "resume": resume,
     "seek": seek,
+    "seek_by_order": seek_by_order,
+    "start_by_order": start_by_order,
     "start_of_epoch": start_of_epoch,
     "updates": updates,
 }

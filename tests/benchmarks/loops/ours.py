@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from pa_core import DEFAULT_CALLBACKS, Trainer
 from pa_core.callbacks import CallbackLike
+from pa_core.orders import Order
 from tests.benchmarks.tasks import Task
 
 __all__ = ["evaluate", "train"]
 
 
-def train(task: Task, num_epochs: int, callbacks: tuple[CallbackLike, ...] = DEFAULT_CALLBACKS) -> None:
+def train(
+    task: Task,
+    num_epochs: int,
+    callbacks: tuple[CallbackLike, ...] = DEFAULT_CALLBACKS,
+    order: Order | None = None,
+) -> None:
     """Train on any number of processes."""
     Trainer(task.model, task.loss_func, task.optimizer, callbacks).train(
         task.dataset,
@@ -17,6 +23,7 @@ def train(task: Task, num_epochs: int, callbacks: tuple[CallbackLike, ...] = DEF
         per_device_batch_size=task.batch_size,
         gradient_accumulation_steps=task.accumulation,
         train_dataloader_kwargs={"num_workers": task.num_workers},
+        order=order,
     )
 
 

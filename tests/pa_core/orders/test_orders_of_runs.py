@@ -24,7 +24,7 @@ from pa_core import (
     Trainer,
     TrainerCallback,
 )
-from pa_core.orders import EpochOrder, Order, Sequential, Shuffled
+from pa_core.orders import EpochOrder, Order, Sequential, Shuffled, Weighted
 from pa_core.storage import newest_valid
 from tests.pa_core.good_run import assert_explained
 
@@ -239,6 +239,24 @@ def test_the_order_is_in_the_training_state_and_is_resumed(tmp_path: Path) -> No
     shuffled = trained(resume_from=tmp_path, resume_allow=("order",))
     assert len(shuffled) == 18
     assert sorted(shuffled[6:]) == rotated(0)
+
+
+def test_the_length_of_a_dataset_is_not_that_of_its_epochs(tmp_path: Path) -> None:
+    """A training state has the number of samples of the dataset, however many an epoch visits."""
+    saved = interrupted(tmp_path, order=Weighted([1.0] * len(DATA), num_samples=100))
+    assert saved["settings"]["dataset_length"] == len(DATA)
+
+
+@pytest.mark.runs_on("one_process", "two_ranks")
+@pytest.mark.parametrize("order", [Rotated(5), Weighted([1.0, 2.0, 3.0] * 4)], ids=lambda order: order.name)
+def test_updates_have_the_same_samples_on_any_number_of_processes(order: Order) -> None:
+    """Each update has the next samples of the order, whoever takes them."""
+    ids = Ids()
+    trainer = make_trainer(ids)
+    trainer.train(DATA, 2, per_device_batch_size=4 // trainer.num_processes, order=order)
+    seed = trainer.run_config.seed or 0
+    epochs = [order.epoch_order(len(DATA), seed=seed, epoch=epoch).indices(0, len(DATA)) for epoch in range(2)]
+    assert ids.trained == torch.cat(epochs).tolist()
 
 
 @pytest.mark.parametrize("order", [None, Shuffled(), Sequential()])

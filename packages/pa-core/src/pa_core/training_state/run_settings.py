@@ -72,7 +72,7 @@ def describe_settings(
         "train_per_device_batch_size": config.train_per_device_batch_size,
         "gradient_accumulation_steps": config.gradient_accumulation_steps,
         "samples_per_update": _size_of_update(config, counts_batches=order is not None and order.makes_batches),
-        "dataset_length": length_of_dataset(loader) if keyed is None else keyed.split.num_samples,
+        "dataset_length": length_of_dataset(loader),
         "shuffle": None if keyed is None else keyed.shuffle,
         **({} if order is None else {"order": order.identity}),
         "drop_last": f"from batches of {global_batch}" if keyed is not None and keyed.drop_last else False,
