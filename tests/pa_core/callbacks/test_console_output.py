@@ -366,3 +366,14 @@ def test_the_defaults_can_be_had_without_a_bar() -> None:
     without = [callback for callback in DEFAULT_CALLBACKS if callback is not ProgressBarCallback]
     assert list(get_default_callbacks(progress_bar=False)) == without
     assert len(without) == 4
+
+
+def test_a_prediction_shows_how_far_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    """A line at its end in a log, early or not, without a loss."""
+    trainer = linear_trainer(ProgressBarCallback())
+    list(trainer.predict(make_regression(5), per_device_batch_size=2))
+    next(trainer.predict(make_regression(5), per_device_batch_size=2))
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(",")[0] for line in lines] == ["Prediction: 3/3 batches", "Prediction: 1/3 batches"]
+    assert "loss" not in "".join(lines)
+    assert "samples/s" in lines[0]

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
 from torch.utils.data import TensorDataset
 from typing_extensions import override
 
@@ -367,3 +368,19 @@ def test_a_file_that_is_there_stays_until_the_new_one_is_whole(folder: Path) -> 
     trainer_with().predict(numbers(9), BATCH_SIZE, write=path)
     assert path.read_text().startswith("name,scores_0,scores_1,is_even\nnumber 0,")
     assert [entry.name for entry in folder.iterdir()] == ["p.csv"]
+
+
+@pytest.mark.runs_on("two_ranks")
+def test_a_sharded_model_predicts_the_same_and_is_known_by_its_weights(folder: Path) -> None:
+    """Processes with fewer batches join the others' forward passes; pieces of the whole model are taken over."""
+    path = folder / "p.jsonl"
+    with pytest.raises(OSError, match="no more room"):
+        trainer_with(FailsAfter(4)).predict(numbers(22), BATCH_SIZE, write=path, samples_per_piece=6)
+    sharded = network()
+    fully_shard(sharded)
+    trainer = trainer_with(model=sharded)
+    trainer.predict(numbers(22), BATCH_SIZE, write=path, samples_per_piece=6)
+    assert sum(gather_objects(trainer.batches)) < 8
+    assert path.read_bytes() == lines_by_hand(22)
+    names = [name for batch in trainer.predict(numbers(7), BATCH_SIZE) for name in batch["name"]]
+    assert names == ([f"number {one}" for one in range(7)] if trainer.is_main_process else [])

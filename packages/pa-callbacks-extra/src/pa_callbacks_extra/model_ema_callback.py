@@ -192,6 +192,11 @@ class ModelEmaCallback(SaveBestModelCallback):
         self._users_model = None
 
     @override
+    def on_prediction_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        """Keep the average of the last training run."""
+        self._users_model = None
+
+    @override
     def on_training_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         """Begin a new average with the weights of the model."""
         super().on_training_run_start(trainer, **kwargs)

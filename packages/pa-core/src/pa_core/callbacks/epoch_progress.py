@@ -49,10 +49,12 @@ class EpochProgress:
     Args:
         display: Where the progress is shown.
         shows_learning_rate: Whether the learning rate of the first parameter group is among the figures.
+        shows_means: Whether the loss and what steps log are among them.
     """
 
-    def __init__(self, display: ProgressDisplay, shows_learning_rate: bool) -> None:
+    def __init__(self, display: ProgressDisplay, shows_learning_rate: bool, *, shows_means: bool = True) -> None:
         self._display = display
+        self._shows_means = shows_means
         self._shows_learning_rate = shows_learning_rate
         self._transfer = ScalarTransfer[str]()
         self._means: dict[str, float] = {}
@@ -68,7 +70,7 @@ class EpochProgress:
         now = time.monotonic()
         if now >= self._next_refresh:
             self._next_refresh = now + self._display.seconds_between
-            for name, tracker in _trackers(trainer).items():
+            for name, tracker in self._trackers(trainer).items():
                 total_and_count = tracker.totals()
                 self._transfer.send(total_and_count[0] / total_and_count[1], tag=name)
             self._means.update(self._transfer.arrived())
@@ -100,7 +102,7 @@ class EpochProgress:
                 from the device; otherwise the device may not even answer.
         """
         if is_complete and self._batches:
-            self._means = {name: tracker.average for name, tracker in _trackers(trainer).items()}
+            self._means = {name: tracker.average for name, tracker in self._trackers(trainer).items()}
         self._display.close(self._batches, self._figures(trainer, time.monotonic()))
 
     def _figures(self, trainer: AnyTrainer, now: float) -> str:
@@ -115,9 +117,8 @@ class EpochProgress:
             figures.append(f"{format_rate(samples / (now - self._started))} samples/s")
         return ", ".join(figures)
 
-
-def _trackers(trainer: AnyTrainer) -> dict[str, LossTracker]:
-    return {"loss": trainer.loss_tracker, **trainer.step_means}
+    def _trackers(self, trainer: AnyTrainer) -> dict[str, LossTracker]:
+        return {"loss": trainer.loss_tracker, **trainer.step_means} if self._shows_means else {}
 
 
 def format_rate(per_second: float) -> str:

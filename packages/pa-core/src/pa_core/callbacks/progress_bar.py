@@ -35,6 +35,7 @@ class ProgressBarCallback(TrainerCallback):
     def __init__(self) -> None:
         self._train: EpochProgress | None = None
         self._eval: EpochProgress | None = None
+        self._prediction: EpochProgress | None = None
         self._only_evaluates = False
 
     @override
@@ -98,6 +99,25 @@ class ProgressBarCallback(TrainerCallback):
             self._train.resume()
 
     @override
+    def on_prediction_run_start(self, trainer: AnyTrainer, *, num_batches: int, **kwargs: Any) -> None:
+        """Open the display of a prediction."""
+        display = _open_display(trainer, "Prediction", num_batches, keeps_last=True)
+        self._prediction = (
+            None if display is None else EpochProgress(display, shows_learning_rate=False, shows_means=False)
+        )
+
+    @override
+    def on_prediction_step_end(self, trainer: AnyTrainer, *, batch_size: int, **kwargs: Any) -> None:
+        """Count the batch."""
+        if self._prediction is not None:
+            self._prediction.step(trainer, batch_size)
+
+    @override
+    def on_prediction_run_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        """Close the display."""
+        self._close_prediction(trainer)
+
+    @override
     def on_stop_training_error(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         """Close what is open."""
         self._close_eval(trainer, is_complete=False)
@@ -108,6 +128,12 @@ class ProgressBarCallback(TrainerCallback):
         """Close what is open, so that the traceback starts on a line of its own."""
         self._close_eval(trainer, is_complete=False)
         self._close_train(trainer, is_complete=False)
+        self._close_prediction(trainer)
+
+    def _close_prediction(self, trainer: AnyTrainer) -> None:
+        if self._prediction is not None:
+            self._prediction.close(trainer, is_complete=False)
+            self._prediction = None
 
     def _close_train(self, trainer: AnyTrainer, is_complete: bool) -> None:
         if self._train is not None:
