@@ -70,6 +70,23 @@ def test_panels_and_curves_are_named(tmp_path: Path, history: InMemoryRunHistory
     assert texts.count("epoch") == 2
 
 
+def test_evaluation_sets_share_the_panels_of_their_quantities(tmp_path: Path) -> None:
+    """Whatever words their names have; a logged mean of a single dataset whose name ends in "loss" is no set."""
+    history = InMemoryRunHistory()
+    for metric in ("train_loss_epoch", "eval_val_loss_epoch", "ema_model_eval_val_loss_epoch"):
+        history.update_metric(metric, 1.0)
+    for metric in ("eval_test_ood_loss_epoch", "eval_val_accuracy", "eval_test_ood_accuracy"):
+        history.update_metric(metric, 0.5)
+    texts = _texts(plot_run_history(history, tmp_path / "sets.svg"))
+    assert (texts.count("loss"), texts.count("accuracy")) == (1, 1)
+    assert {"train", "eval val", "eval test ood", "ema model eval val"} <= set(texts)
+
+    single = InMemoryRunHistory()
+    for metric in ("eval_loss_epoch", "eval_aux_loss_epoch"):
+        single.update_metric(metric, 1.0)
+    assert "eval aux loss" in _texts(plot_run_history(single, tmp_path / "single.svg"))
+
+
 def test_only_the_given_metrics_are_drawn(tmp_path: Path, history: InMemoryRunHistory) -> None:
     """Names choose the curves; one name may be given by itself."""
     for metrics in (["eval_loss_epoch"], "eval_loss_epoch"):

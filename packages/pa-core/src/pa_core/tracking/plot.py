@@ -9,7 +9,7 @@ import itertools
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, get_args
 
@@ -37,6 +37,7 @@ _PHASED_NAME = re.compile(
     r"(?:(?P<prefix>.+)_)?(?P<phase>train|eval|evaluation|val|valid|validation|test)_"
     r"(?P<quantity>.+?)(?:_epoch)?"
 )
+_LOSS_OF_SET = re.compile(r"eval_(?P<name>\w+)_loss_epoch")
 _COLUMNS = 3
 _MARKED_POINTS = 50  # with more of them a marker at each would hide the line
 _DRAWN_POINTS = 300  # more cannot be told apart at this size
@@ -65,8 +66,9 @@ def plot_run_history(
 ) -> Path:
     """Draw the recorded metrics and save the picture.
 
-    The training and evaluation values of one quantity, such as ``train_loss_epoch`` and ``eval_loss_epoch``,
-    share a panel. Needs matplotlib (``pip install "pa-core[plot]"``), whose global state is left alone.
+    The training and evaluation values of one quantity, such as ``train_loss_epoch`` and ``eval_loss_epoch``, or the
+    ``eval_val_loss_epoch`` of an evaluation set, share a panel. Needs matplotlib (``pip install "pa-core[plot]"``),
+    whose global state is left alone.
 
     Args:
         history: The history of a trainer.
@@ -135,13 +137,25 @@ def _records(history: RunHistory, metrics: Sequence[str] | None) -> dict[str, li
 def _panels(records: Mapping[str, list[MetricRecord]], x: PlotAxis) -> _Panels:
     """Sort the metrics into panels by quantity, and into series by what was measured on."""
     panels: defaultdict[str, dict[str, _Curve]] = defaultdict(dict)
+    sets = _evaluation_sets(records)
     for name, of_metric in records.items():
-        match = _PHASED_NAME.fullmatch(name)
+        match = _of_set(name, sets) or _PHASED_NAME.fullmatch(name)
         quantity = match["quantity"] if match else name.removesuffix("_epoch")
         series = " ".join(filter(None, (match["prefix"], match["phase"]))) if match else name
         curve = _curve(_positions(of_metric, x), [record.value for record in of_metric])
         panels[quantity.replace("_", " ")][series.replace("_", " ")] = curve
     return panels
+
+
+def _evaluation_sets(names: Collection[str]) -> list[str]:
+    """The names of the evaluation sets of a run, the longest first; none where a single dataset was evaluated."""
+    losses = [match["name"] for match in map(_LOSS_OF_SET.fullmatch, names) if match]
+    return [] if "eval_loss_epoch" in names else sorted(losses, key=len, reverse=True)
+
+
+def _of_set(metric: str, sets: Iterable[str]) -> re.Match[str] | None:
+    patterns = (rf"(?:(?P<prefix>.+)_)?(?P<phase>eval_{name})_(?P<quantity>.+?)(?:_epoch)?" for name in sets)
+    return next((match for pattern in patterns if (match := re.fullmatch(pattern, metric))), None)
 
 
 def _positions(records: Sequence[MetricRecord], x: PlotAxis) -> list[float]:
