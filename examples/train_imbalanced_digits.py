@@ -78,7 +78,7 @@ def train(order: Order, data: ShiftedDigits, tests: dict[str, TensorDataset], ep
     return trainer
 
 
-def main(epochs: int = 10) -> None:
+def main(epochs: int = 5) -> None:
     """Train in both orders, for equally many updates, and print what is recognised."""
     data, tests = load_data()
     for order in (Shuffled(), ClassBalanced(data.digits, num_samples=len(data))):
@@ -89,5 +89,5 @@ def main(epochs: int = 10) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Train on scanned digits of which some are rare.")
-    parser.add_argument("--epochs", type=int, default=10, help="how often to go over the training digits")
+    parser.add_argument("--epochs", type=int, default=5, help="how often to go over the training digits")
     main(parser.parse_args().epochs)

@@ -20,5 +20,4 @@ def test_class_balance_finds_rare_digits() -> None:
     for order in (Shuffled(), ClassBalanced(data.digits, num_samples=len(data))):
         trainer = example["train"](order, data, tests, epochs=4)
         rare[type(order).__name__] = trainer.run_history.get_latest_metric("evaluation_rare_accuracy")
-        assert trainer.num_updates_completed == 4 * 28
     assert rare["ClassBalanced"] > rare["Shuffled"] + 0.1
