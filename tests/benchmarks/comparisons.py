@@ -13,6 +13,7 @@ LOOPS_IN_MEMORY = ("by_hand", "by_hand_tuned", "by_accelerate", "ours_bare", "ou
 TUNED_AND_OURS = ("by_hand_tuned", "ours_bare", "ours")
 OWN_LOOP = ("by_hand", "by_hand_tuned", "own_loop")
 TWO_OPTIMIZERS = ("gan_by_hand", "gan_own_loop")
+TOKEN_BUDGET = ("budget_by_hand", "budget_ours")
 TRIAL = ("by_hand", "by_hand_tuned", "trial")
 TRIAL_ON_TWO_PROCESSES = ("by_hand", "trial")
 SHARDED = ("sharded_by_hand", "sharded_ours")
@@ -148,6 +149,13 @@ COMPARISONS = (
         "a step, a loop of your own",
         f"in_turn clock digits {' '.join(OWN_LOOP)}",
         OWN_LOOP,
+        limit=1.05,
+        in_one_process=True,
+    ),
+    Comparison(
+        "a step, batches by a budget of tokens",
+        f"in_turn clock sentences {' '.join(TOKEN_BUDGET)}",
+        TOKEN_BUDGET,
         limit=1.05,
         in_one_process=True,
     ),

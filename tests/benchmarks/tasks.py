@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 from torch.optim import SGD, AdamW, Optimizer
 from torch.utils.data import DataLoader, Dataset, Sampler, Subset, TensorDataset
 from typing_extensions import override
 
-__all__ = ["TASKS", "AdversarialTask", "Task", "layers_of", "training_loader"]
+__all__ = ["MAX_TOKENS", "TASKS", "AdversarialTask", "Sentences", "Task", "layers_of", "pad", "training_loader"]
 
 
 @dataclass(frozen=True)
@@ -183,11 +184,64 @@ def gan() -> AdversarialTask:
     )
 
 
+class Sentences(Dataset[tuple[Tensor, Tensor]]):
+    """Tokens of many lengths, each with the one that follows it.
+
+    Attributes:
+        lengths: The number of tokens of each sample.
+    """
+
+    def __init__(self, number: int) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self.lengths = (torch.randn(number, generator=generator) * 0.7 + 3).exp().long().clamp(2, 256)
+        self.tokens = [torch.randint(256, (int(length) + 1,), generator=generator) for length in self.lengths]
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @override
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.tokens[index][:-1], self.tokens[index][1:]
+
+
+def pad(samples: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Pad inputs with zeros, and targets with what a loss leaves out."""
+    inputs, targets = [one for one, _ in samples], [one for _, one in samples]
+    return pad_sequence(inputs, batch_first=True), pad_sequence(targets, batch_first=True, padding_value=-100)
+
+
+class NextToken(nn.Module):
+    """Predicts the next token from those before."""
+
+    def __init__(self, width: int = 64) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(256, width)
+        self.recurrent = nn.GRU(width, width, batch_first=True)
+        self.head = nn.Linear(width, 256)
+
+    @override
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return logits of shape (batch, vocabulary, length)."""
+        logits: Tensor = self.head(self.recurrent(self.tokens(tokens))[0])
+        return logits.transpose(1, 2)
+
+
+MAX_TOKENS = 512
+"""Of a batch of sentences, with padding."""
+
+
+def sentences() -> Task:
+    """Texts of many lengths, in batches of at most so many tokens; the size of a batch is the mean."""
+    model = NextToken()
+    return Task(model, AdamW(model.parameters(), lr=1e-3), nn.CrossEntropyLoss(), Sentences(1600), 18, num_epochs=1)
+
+
 TASKS: dict[str, Callable[[], Task]] = {
     "digits": digits,
     "gan": gan,
     "images": images,
     "images_in_workers": images_in_workers,
+    "sentences": sentences,
     "sharded_text": sharded_text,
     "sharded_wide_text": sharded_wide_text,
     "text": text,

@@ -21,7 +21,7 @@ from tests.benchmarks.measures import loop_named
 from tests.benchmarks.page import as_page
 from tests.benchmarks.processes import ROOT
 from tests.benchmarks.report import rows
-from tests.benchmarks.tasks import TASKS, AdversarialTask, Task
+from tests.benchmarks.tasks import TASKS, AdversarialTask, Sentences, Task
 from tests.launching import run_command
 
 LOOPS = ("by_hand", "by_accelerate", "ours_bare", "ours")
@@ -79,6 +79,15 @@ def test_loops_with_two_optimizers_do_the_same_work() -> None:
         task.discriminator_optimizer.register_step_post_hook(note_update)
         work.append((work_of(loop, task), sizes, len(updates)))
     assert work == work[:1] * 3
+
+
+def test_loops_with_a_budget_of_tokens_do_the_same_work() -> None:
+    """Each sample is in one batch of an epoch, in about as many batches."""
+    loops = ("budget_by_hand", "budget_ours")
+    work = [work_of(loop, replace(TASKS["sentences"](), dataset=Sentences(400))) for loop in loops]
+    assert [sum(sizes) for sizes, _ in work] == [2 * 400] * 2
+    by_hand, ours = (updates for _, updates in work)
+    assert by_hand <= ours <= 1.25 * by_hand
 
 
 def test_all_loops_evaluate_the_same_samples() -> None:
