@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import DataLoader
 from typing_extensions import override
 
 from pa_core import (
@@ -110,3 +111,27 @@ def test_other_sets_may_be_evaluated_from_an_interruption_on(tmp_path: Path) -> 
         train(trainer, eval_dataset=sets, resume_from=tmp_path)
         for name, number in recorded.items():
             assert trainer.run_history.count_metric_values(f"eval_{name}_loss_epoch") == number, (sets, name)
+
+
+def test_loaders_of_ones_own_go_on_where_they_were(tmp_path: Path) -> None:
+    """The generator of each set's own DataLoader is part of the state, under the name of the set."""
+
+    def sets() -> dict[str, Any]:
+        return {
+            name: DataLoader(data, batch_size=8, shuffle=True, generator=torch.Generator().manual_seed(seed))
+            for seed, (name, data) in enumerate({"val": VAL, "ood": OOD}.items())
+        }
+
+    def run(*callbacks: TrainerCallback, **options: Any) -> dict[str, Any]:
+        return train(
+            make_trainer(*callbacks),
+            eval_dataset=sets(),
+            eval_dataloader_kwargs=None,
+            resume_missing="start",
+            **options,
+        )
+
+    expected = run()
+    with pytest.raises(TrainingPreempted):
+        run(preemptible(tmp_path), SignalAt("on_train_step_end", 10))
+    assert run(preemptible(tmp_path), resume_from=tmp_path) == expected
