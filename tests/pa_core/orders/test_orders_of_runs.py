@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, WeightedRandomSampler
 from typing_extensions import override
 
 from pa_core import (
@@ -187,13 +187,25 @@ def test_a_method_that_makes_a_loader_without_the_order_is_refused() -> None:
     assert_explained(refused.value)
 
 
-@pytest.mark.parametrize("order", [Rotated, "shuffled", True, range(12), len])
-def test_what_is_no_order_is_refused(order: Any) -> None:
+@pytest.mark.parametrize(
+    ("order", "advice"),
+    [
+        (Rotated, "Rotated(...)"),
+        ("shuffled", "Shuffled()"),
+        (True, "Shuffled()"),
+        (False, "Sequential()"),
+        (range(12), "TableOrder"),
+        (len, "TableOrder"),
+        (WeightedRandomSampler([1.0] * 12, 12), "Weighted(weights)"),
+    ],
+)
+def test_what_is_no_order_is_refused(order: Any, advice: str) -> None:
     """A class, a name and a list of indices are told from an order before anything is trained."""
     for call in (lambda: make_trainer().train(DATA, 1, order=order), lambda: KeyedDataLoader(DATA, order=order)):
         with pytest.raises(ArgumentTypeError) as refused:
             call()
         assert_explained(refused.value)
+        assert advice in refused.value.do
 
 
 def test_a_loader_has_one_order() -> None:

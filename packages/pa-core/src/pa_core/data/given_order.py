@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, Sampler
 
 from pa_core.errors import ArgumentTypeError, ConfigurationError
 from pa_core.orders import Order, Sequential, Shuffled
@@ -144,4 +145,10 @@ def _describe(value: object) -> str:
 def _what_to_pass(order: object) -> str:
     if isinstance(order, type) and issubclass(order, Order):
         return f"Pass an instance: {order.__name__}(...)."
+    if isinstance(order, Sampler):
+        return "Pass the order that replaces it, such as Weighted(weights), or the sampler in train_dataloader_kwargs."
+    if order is False:
+        return "Pass Sequential() from pa_core.orders."
+    if isinstance(order, Iterable | FunctionType | BuiltinFunctionType) and not isinstance(order, str):
+        return "Return the indices from indices_of_epoch() in a class that derives from pa_core.orders.TableOrder."
     return "Pass Shuffled() from pa_core.orders, or leave it out, for each sample once in a random order."
