@@ -77,12 +77,13 @@ def test_no_part_of_an_epoch_is_without_a_class() -> None:
 
 def test_the_only_samples_of_many_rare_sources_are_spread_over_the_epoch() -> None:
     """What comes once an epoch comes at any time of it, and at another one in each epoch."""
-    labels = torch.arange(20_000)
-    order = ClassBalanced(labels)
-    first, second = whole(order.epoch_order(20_000, seed=0, epoch=0)), whole(order.epoch_order(20_000, seed=0, epoch=1))
-    assert torch.equal(first.sort().values, labels)
-    for earlier, later in [(labels, first), (first.argsort(), second.argsort())]:
-        assert abs(float(torch.corrcoef(torch.stack([earlier.double(), later.double()]))[0, 1])) < 0.03
+    rare = {f"rare {number}": numbered(1) for number in range(60)}
+    mixed = Mixture({"common": numbered(40_000), **rare})
+    times = [epochs(mixed.default_order, 40_060, seed=seed).argsort()[40_000:] / 40_060 for seed in (0, 1)]
+    for of_epoch in times:
+        assert 10 <= int((of_epoch < 1 / 3).sum()) <= 30
+        assert 10 <= int((of_epoch > 2 / 3).sum()) <= 30
+    assert abs(float(torch.corrcoef(torch.stack(times))[0, 1])) < 0.4
 
 
 def test_labels_may_be_any_integers() -> None:
