@@ -259,6 +259,16 @@ def test_limits_count_batches_of_the_order() -> None:
     assert len(samples.sizes) == 3
 
 
+@pytest.mark.parametrize("update", [4, 8, 11])
+def test_limits_hold_for_a_resumed_epoch(update: int, tmp_path: Path) -> None:
+    """The batches that were trained on before count in the limit, whatever their sizes."""
+    with LimitBatches(12):
+        with pytest.raises(Interrupted):
+            train(SaveTrainingStateCallback(tmp_path, save_every_n_steps=1), Interrupts(update), batches=1)
+        trainer = train(batches=1, num_epochs=1, resume_from=tmp_path)
+    assert trainer.num_updates_completed == 12
+
+
 def test_a_loop_of_ones_own_has_the_same_updates() -> None:
     """``Run`` makes the updates that ``train()`` makes."""
     torch.manual_seed(1)
