@@ -25,6 +25,7 @@ class Configuration:
         max_states: How many are kept; None keeps all.
         loop: The name of a loop of the script's own; None for that of the trainer.
         is_sharded: Whether the weights are split over the processes.
+        data: One of the kinds of data that do not just come shuffled; None for those that do.
         others: Further arguments.
     """
 
@@ -37,6 +38,7 @@ class Configuration:
     max_states: int | None = None
     loop: str | None = None
     is_sharded: bool = False
+    data: str | None = None
     others: tuple[str, ...] = ()
 
     @override
@@ -47,7 +49,8 @@ class Configuration:
         how = "asynchronous" if self.asynchronous else "synchronous"
         split = f"{self.ranks} ranks, {self.accumulation} accumulated, {self.workers} workers, {self.precision}"
         sharded = ", sharded" if self.is_sharded else ""
-        return f"{split}, {every}, {how}, {kept}{sharded}" + (f", own loop of {self.loop}" if self.loop else "")
+        own_loop = f", own loop of {self.loop}" if self.loop else ""
+        return f"{split}, {every}, {how}, {kept}{sharded}{own_loop}" + (f", {self.data}" if self.data else "")
 
     def arguments(self) -> list[str]:
         """Return the arguments of the script."""
@@ -58,6 +61,7 @@ class Configuration:
             *(["--asynchronous"] if self.asynchronous else []),
             *([f"--max-states={self.max_states}"] if self.max_states else []),
             *([f"--loop={self.loop}"] if self.loop else []),
+            *([f"--data={self.data}"] if self.data else []),
             *self.others,
         ]
 

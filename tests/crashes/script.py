@@ -29,6 +29,7 @@ from pa_core import (
     TrainerPlaceholderValues,
 )
 from pa_schedulers import CosineLrScheduler
+from tests.crashes.ordered_data import KINDS, augment, order_of, ordered_data
 from tests.crashes.own_loops import LOOPS
 from tests.crashes.phases import Watch
 from tests.crashes.recording import Recorder
@@ -76,13 +77,16 @@ class Augmented(Dataset[Sample]):
 
     @override
     def __getitem__(self, index: int) -> Sample:
-        draws = torch.tensor([random.random(), np.random.rand(), float(torch.rand(()))])
         if index % 9 == 0:
             time.sleep(0.003)
-        target = self._targets[index]
-        inputs = self._inputs[index] + 0.3 * draws.sum()
-        inputs[target] += 0.5
-        return inputs, target, index, draws
+        return augment(self._inputs[index], self._targets[index], index)
+
+    def plain(self) -> list[dict[str, Any]]:
+        """The samples before they are changed."""
+        return [
+            {"inputs": inputs.tolist(), "target": target, "index": index}
+            for index, (inputs, target) in enumerate(zip(self._inputs, self._targets, strict=True))
+        ]
 
 
 class Net(nn.Module):
@@ -146,7 +150,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         callbacks=[*watching, recorder, *_callbacks(options, folder, watching)],
     )
     trainer.train(
-        Augmented(TRAIN_SAMPLES, seed=2),
+        _train_data(options),
         options.epochs,
         Augmented(EVAL_SAMPLES, seed=3),
         per_device_batch_size=options.batch_size,
@@ -155,10 +159,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         create_scheduler_fn=SCHEDULE,
         train_dataloader_kwargs={"num_workers": options.workers},
         eval_dataloader_kwargs={"num_workers": options.workers},
+        order=order_of(options.data, TRAIN_SAMPLES),
         resume_from=states_path(folder),
         resume_missing="start",
     )
     recorder.record_outcome(trainer)
+
+
+def _train_data(options: argparse.Namespace) -> Dataset[Sample]:
+    data = Augmented(TRAIN_SAMPLES, seed=2)
+    return ordered_data(options.data, data, data.plain(), options.folder)
 
 
 def _train_by_own_loop(options: argparse.Namespace, model: Net, callbacks: list[TrainerCallback]) -> AnyTrainer:
@@ -167,7 +177,7 @@ def _train_by_own_loop(options: argparse.Namespace, model: Net, callbacks: list[
     best = SaveBestModelCallback(folder / "best.pt", load_saved_checkpoint=not options.keep_last)
     return LOOPS[options.loop](
         model,
-        Augmented(TRAIN_SAMPLES, seed=2),
+        _train_data(options),
         Augmented(EVAL_SAMPLES, seed=3),
         num_epochs=options.epochs,
         max_num_train_steps=options.max_updates,
@@ -177,6 +187,7 @@ def _train_by_own_loop(options: argparse.Namespace, model: Net, callbacks: list[
         train_dataloader_kwargs={"num_workers": options.workers},
         eval_kwargs={"num_workers": options.workers},
         is_forgetful=options.is_forgetful,
+        order=order_of(options.data, TRAIN_SAMPLES),
         callbacks=[*callbacks, best, *_states(options), EarlyStoppingCallback(options.patience)],
         resume_from=states_path(folder),
         resume_missing="start",
@@ -224,6 +235,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--max-updates", type=int, help="end in the middle of an epoch")
     parser.add_argument("--loop", choices=[*sorted(LOOPS), TRIAL], help="a loop that is not that of the trainer")
+    parser.add_argument("--data", choices=KINDS, help="samples that do not just come shuffled")
     parser.add_argument("--is-forgetful", action="store_true", help="leave what is the loop's own out of the states")
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--batch-size", type=int, default=4)

@@ -28,6 +28,12 @@ OWN_LOOPS_SAMPLE = [
     Configuration(ranks=2, every=(STEPS,), loop="adversaries"),
     Configuration(every=(SECONDS,), loop="distillation"),
 ]
+ORDERED_SAMPLE = [
+    Configuration(every=(STEPS,), asynchronous=True, max_states=2, workers=1, data="weighted"),
+    Configuration(ranks=2, every=(STEPS,), data="token budget"),
+    Configuration(every=(STEPS,), data="mixture"),
+    Configuration(workers=1, every=(STEPS, EPOCHS), max_states=1, data="sharded files"),
+]
 WHOLE = [
     *SAMPLE,
     *OWN_LOOPS_SAMPLE,
@@ -64,6 +70,15 @@ WHOLE = [
     Configuration(ranks=2, accumulation=3, every=(SECONDS,), asynchronous=True, loop="one model", is_sharded=True),
     Configuration(ranks=2, every=(STEPS,), asynchronous=True, max_states=1, loop="adversaries", is_sharded=True),
     Configuration(ranks=2, accumulation=3, every=(EPOCHS,), loop="distillation", is_sharded=True),
+    *ORDERED_SAMPLE,
+    Configuration(ranks=2, accumulation=3, workers=2, every=(SECONDS,), data="weighted"),
+    Configuration(ranks=2, every=(STEPS, EPOCHS), asynchronous=True, max_states=1, loop="one model", data="weighted"),
+    Configuration(accumulation=3, workers=2, every=(STEPS,), asynchronous=True, max_states=2, data="token budget"),
+    Configuration(ranks=3, accumulation=3, workers=1, every=(SECONDS,), data="token budget"),
+    Configuration(every=(SECONDS,), workers=1, loop="one model", data="token budget"),
+    Configuration(ranks=2, workers=2, every=(STEPS,), asynchronous=True, data="mixture"),
+    Configuration(ranks=2, accumulation=3, workers=2, every=(SECONDS, EPOCHS), data="sharded files"),
+    Configuration(ranks=2, every=(STEPS,), asynchronous=True, max_states=2, loop="one model", data="sharded files"),
 ]
 
 
@@ -104,6 +119,14 @@ def test_a_loop_of_ones_own_that_was_killed_ends_as_if_it_never_had_been(
 ) -> None:
     """As above: all models, optimizers and schedules, what the loop recorded and what it keeps itself are the same."""
     _ends_as_if_never_killed(lab, configuration, number=2)
+
+
+@pytest.mark.parametrize("configuration", ORDERED_SAMPLE, ids=str)
+def test_a_run_with_an_order_that_was_killed_ends_as_if_it_never_had_been(
+    lab: CrashLab, configuration: Configuration
+) -> None:
+    """As above, where samples come by weights, in batches of so many tokens, from several sources, or from files."""
+    _ends_as_if_never_killed(lab, configuration, number=1)
 
 
 def test_nothing_half_written_is_left(lab: CrashLab) -> None:

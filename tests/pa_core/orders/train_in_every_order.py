@@ -50,7 +50,7 @@ def main() -> None:
     for name, order in ORDERS.items():
         samples, model = Samples(), nn.Linear(3, 1)
         trainer = TrainsOnDraws(model, None, SGD(model.parameters(), lr=0.01), callbacks=[samples])
-        sizes: dict[str, int] = {}
+        sizes: dict[str, Any] = {}
         if makes_batches(order):
             sizes["gradient_accumulation_steps"] = BATCHES_PER_UPDATE // distributed.num_processes()
         else:
