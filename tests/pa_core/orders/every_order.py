@@ -15,6 +15,7 @@ from pa_core.files import ShardOrder
 from pa_core.orders import (
     ClassBalanced,
     Curriculum,
+    LengthGrouped,
     Mixture,
     Order,
     Sequential,
@@ -58,6 +59,7 @@ ORDERS: dict[str, Order] = {
     "Mixture": Mixture({"a": Drawing(30), "b": Drawing(15)}, weights={"a": 1, "b": 3}).default_order,
     "Curriculum": Curriculum(chosen),
     "TableOrder": EveryOtherTwice(),
+    "LengthGrouped": LengthGrouped((torch.arange(NUM_SAMPLES) * 7) % 23 + 1, group_size=4, window=16),
     "TokenBudget": TokenBudget((torch.arange(NUM_SAMPLES) * 7) % 23 + 1, max_tokens=50),
     "ShardOrder": ShardOrder(("a", "b", "c"), (20, 1, 24), window=12, lanes=2, block=3),
 }
