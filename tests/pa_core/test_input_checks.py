@@ -148,16 +148,18 @@ BEFORE_THE_RUN: dict[str, Mistake] = {
     ),
     "an iterable dataset without samples": mistake(EmptyDatasetError, "create_train_dataloader", data=EmptyStream()),
     "an iterable dataset without a length": mistake(
-        ConfigurationError, "create_train_dataloader", "__len__", data=Stream()
-    ),
-    "an iterable dataset to evaluate without a length": mistake(
-        ConfigurationError, "create_eval_dataloader", "__len__", eval_dataset=Stream()
+        ConfigurationError, "DataLoader with Stream", "Pass max_num_train_steps", data=Stream()
     ),
     "a dataset without a length": mistake(ConfigurationError, "Unsized", "__len__", data=Unsized()),
     "a loader without a length": Mistake(
         attribute("train_loader", lambda: iter([])),
         ConfigurationError,
-        ("list_iterator", "create_train_dataloader", "make the loader a list"),
+        ("list_iterator", "Pass max_num_train_steps"),
+    ),
+    "an iterator to evaluate": Mistake(
+        attribute("eval_loader", lambda: iter([])),
+        ConfigurationError,
+        ("list_iterator", "create_eval_dataloader", "Make the loader a list"),
     ),
     "no loader": Mistake(
         attribute("train_loader", lambda: None), ConfigurationError, ("NoneType", "create_train_dataloader")

@@ -8,8 +8,10 @@ holds the mean over its own samples, so it weighs as much as its share of them; 
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from itertools import islice
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +22,7 @@ from pa_core.data.batch_count import BatchCount
 from pa_core.data.custom_loader import batches_of_slices, innermost, is_keyed
 from pa_core.data.split import Split
 from pa_core.data.split_sampler import split_sampler
+from pa_core.distributed import gather_objects
 from pa_core.errors import BatchOutputError
 from pa_core.sharded_tensors import local_pieces
 from pa_core.sharding.sharded_modules import forget_local_gradients
@@ -74,6 +77,8 @@ class Accumulation:
 
     Attributes:
         items: The items of this process in the current update so far; 0 where losses are means over samples.
+        counts_samples: Whether samples are counted as items where a step counts none: those of a stream, as nobody
+            knows beforehand how many an update has.
         nominal: The nominal number, None before the first update that counts items.
 
     Example:
@@ -100,6 +105,7 @@ class Accumulation:
         self._counted: MicroBatch | None = None
         self.nominal = nominal
         self.items: float = 0.0
+        self.counts_samples: bool = False
 
     def start_epoch(self) -> None:
         """Forget an update that was not finished."""
@@ -127,7 +133,7 @@ class Accumulation:
                 do=f"Give {self._counted_by} in each step, also where it is 0.",
             )
         self._last_batch_size = batch_size
-        self._items_of_step = items
+        self._items_of_step = batch_size if items is None and self.counts_samples else items
         return batch_size if items is None else items
 
     def weigh(self, loss: Tensor, part: MicroBatch) -> Tensor:
@@ -180,7 +186,7 @@ class Accumulation:
     def _has_items(self, total: float | Tensor) -> bool:
         """Whether the update counts items; a process without a sample so far learns it from the others."""
         if isinstance(total, Tensor) and self._counts_items is not None:
-            return self._counts_items
+            return self._counts_items or self.counts_samples
         return float(total) > 0
 
 
@@ -227,6 +233,9 @@ def micro_batches(
     if not is_keyed(keyed):
         count = BatchCount(loader, "training") if count is None else count
         count.given = steps_done
+        if count.expected is None:
+            yield from _of_stream(count, batches, accumulation_steps)
+            return
         sizes = _known_sizes(loader, num_processes)
         yield from _of_custom_loader(count, sizes, batches, accumulation_steps, num_processes)
         if count.is_per_process:
@@ -294,13 +303,13 @@ def _of_custom_loader(
     know of it; but the loader comes to its end with the last batch, as it may draw random numbers for that. What
     it has beyond its length is left.
     """
-    arriving = iter(batches)
+    arriving, expected = iter(batches), cast("int", count.expected)
     first = count.given
     batch = next(arriving, _END)
-    while batch is not _END and count.given < count.expected:
-        step, group = count.given, range(first, min(first + accumulation_steps, count.expected))
+    while batch is not _END and count.given < expected:
+        step, group = count.given, range(first, min(first + accumulation_steps, expected))
         is_full = step + 1 == first + accumulation_steps
-        is_last = step + 1 == count.expected
+        is_last = step + 1 == expected
         upcoming = _NOT_YET if is_full and not is_last else next(arriving, _END)
         part = MicroBatch(
             step + 1,
@@ -318,10 +327,45 @@ def _of_custom_loader(
     count.has_ended = batch is _END
 
 
+def _of_stream(count: BatchCount, batches: Iterable[Any], accumulation_steps: int) -> Iterator[tuple[MicroBatch, Any]]:
+    """Where only the end of a stream tells how long it is, and each process may have a stream of its own.
+
+    The batches of an update are fetched together, and the processes tell each other how many they have: the epoch ends
+    when none has any. How much each batch weighs follows from the samples that are counted, see `Accumulation`.
+    """
+    arriving, step = iter(batches), count.given
+    while True:
+        group = deque(islice(arriving, accumulation_steps))
+        fewest, most = _fewest_and_most(len(group), count)
+        if most == 0:
+            break
+        for number in range(most):
+            step += 1
+            count.given = step
+            part = MicroBatch(
+                step,
+                weight=1 / accumulation_steps if group else 0.0,
+                ends_group=number + 1 == most,
+                is_empty=not group,
+                some_are_empty=number >= fewest,
+            )
+            yield part, group.popleft() if group else None
+    count.has_ended = True
+
+
+def _fewest_and_most(number: int, count: BatchCount) -> tuple[int, int]:
+    """The smallest and the largest number of batches that the processes have for an update."""
+    if not count.is_per_process:
+        return number, number
+    of_each = gather_objects(number)
+    return min(of_each), max(of_each)
+
+
 def _without_samples(count: BatchCount, first: int, accumulation_steps: int) -> Iterator[tuple[MicroBatch, Any]]:
     """The steps in which other processes may still have batches, and would wait for this one."""
-    for step in range(count.given, count.expected):
-        ends_group = (step + 1 - first) % accumulation_steps == 0 or step + 1 == count.expected
+    expected = cast("int", count.expected)
+    for step in range(count.given, expected):
+        ends_group = (step + 1 - first) % accumulation_steps == 0 or step + 1 == expected
         yield MicroBatch(step + 1, 0.0, ends_group, is_empty=True, some_are_empty=count.may_differ), None
 
 

@@ -23,7 +23,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from pa_core import _accelerate
-from pa_core.data.custom_loader import batches_of_slices, innermost, is_dataloader, is_keyed
+from pa_core.data.custom_loader import batches_of_slices, innermost, is_dataloader, is_keyed, length_of
 from pa_core.data.evaluation_sets import EvaluationSet
 from pa_core.data.given_data import GivenData
 from pa_core.data.given_order import has_plain_order
@@ -329,7 +329,7 @@ def describe_loader(purpose: str, loader: object) -> dict[str, str]:
                 f"{name}, first samples": describe_value(index_list(order.indices(0, min(_FIRST, order.num_samples)))),
             }
     elif kind == _SPLIT:
-        texts[f"{name}, length"] = describe_value(len(cast("Sequence[object]", own)))
+        texts[f"{name}, length"] = describe_value(length_of(own))
     return texts
 
 

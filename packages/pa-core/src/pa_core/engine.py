@@ -484,6 +484,8 @@ class Engine(AnyTrainer):
         self._watch.place = Place.TRAINING
         if self._is_at_last_update:
             return iter(())
+        for accumulation in self._accumulations().values():
+            accumulation.counts_samples = count is not None and count.expected is None
         return micro_batches(
             train_dl,
             self._remaining_batches(train_dl),
@@ -530,7 +532,9 @@ class Engine(AnyTrainer):
         has_loss = self._loss_tracker.running_count > 0
         if count is not None:
             self._loaders.check_count(count, missing, is_empty=not has_loss and len(self._step_means) == 0)
-        if requires_loss and not has_loss:
+        # A run that is made longer may have ended with the last batch of a stream, which shows only now.
+        was_over = count is not None and count.expected is None and count.given > 0
+        if requires_loss and not has_loss and not was_over:
             raise no_sample_counted(loss_name)
         if with_loss and has_loss:
             self.run_history.update_metric(loss_name, self._loss_tracker.average)

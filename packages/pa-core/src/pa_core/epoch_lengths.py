@@ -18,6 +18,10 @@ class EpochLengths:
         num_steps: Returns the number of steps of an epoch, counted from 0: batches of one process. At least 1.
         accumulation_steps: Steps in an update; the last update of an epoch may have fewer.
         are_equal: Whether all epochs are as long as the first.
+        are_known: False for a stream, whose end alone tells: it then counts as one epoch with all updates of the run.
+
+    Attributes:
+        are_known: As passed.
 
     Example:
         >>> lengths = EpochLengths([4, 10, 6].__getitem__, accumulation_steps=2, are_equal=False)
@@ -27,10 +31,18 @@ class EpochLengths:
         (7, 3, 4)
     """
 
-    def __init__(self, num_steps: Callable[[int], int], accumulation_steps: int = 1, *, are_equal: bool) -> None:
+    def __init__(
+        self,
+        num_steps: Callable[[int], int],
+        accumulation_steps: int = 1,
+        *,
+        are_equal: bool,
+        are_known: bool = True,
+    ) -> None:
         self._num_steps = num_steps
         self._accumulation_steps = accumulation_steps
         self._are_equal = are_equal
+        self.are_known: bool = are_known
         self._steps: list[int] = []
         self._ends: list[int] = []  # the updates of the run by the end of each epoch
 

@@ -285,7 +285,7 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             self._require_same_parts()
             self._prepare_model_optimizer_and_dataloaders()
             self._wrapping.model = self.model
-            self.epoch_lengths = lengths_of_epochs(self.train_dataloader, gradient_accumulation_steps)
+            self.epoch_lengths = lengths_of_epochs(self.train_dataloader, *steps[1:])
             self.run_config = self._create_run_config(*numbers)
             self._resumption.note_hyperparameters(self)
             self._set_scheduler()

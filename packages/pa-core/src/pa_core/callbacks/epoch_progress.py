@@ -136,14 +136,14 @@ class PlainLines(ProgressDisplay):
 
     Args:
         title: What each line starts with.
-        total: The number of batches of the epoch.
+        total: The number of batches of the epoch; None where it is not known.
         stream: Where the lines are written.
         keeps_last: Whether there is a line at the end of the epoch.
     """
 
     seconds_between: float = 30.0  # the log of a day has some thousand lines
 
-    def __init__(self, title: str, total: int, stream: TextIO, keeps_last: bool) -> None:
+    def __init__(self, title: str, total: int | None, stream: TextIO, keeps_last: bool) -> None:
         self._title = title
         self._total = total
         self._stream = stream
@@ -152,7 +152,8 @@ class PlainLines(ProgressDisplay):
     @override
     def show(self, batches: int, figures: str) -> None:
         """Write one line."""
-        self._stream.write(f"{self._title}: {batches}/{self._total} batches, {figures}\n")
+        total = "" if self._total is None else f"/{self._total}"
+        self._stream.write(f"{self._title}: {batches}{total} batches, {figures}\n")
         self._stream.flush()
 
     @override

@@ -12,7 +12,7 @@ from pa_core.any_trainer import AnyTrainer
 from pa_core.callbacks.epoch_progress import format_rate
 from pa_core.callbacks.metric_direction import JudgesMetric
 from pa_core.callbacks.run_summary import format_duration, format_table, summarise
-from pa_core.data.custom_loader import innermost, is_keyed
+from pa_core.data.custom_loader import innermost, is_keyed, length_of
 from pa_core.errors import StopTrainingError
 from pa_core.events import TrainerCallback
 
@@ -62,6 +62,8 @@ class PrintProgressCallback(TrainerCallback):
         config = trainer.run_config
         updates = config.num_update_steps_per_epoch
         length = f"{_count(config.num_epochs, 'epoch')} of {_count(updates, 'update')}"
+        if not trainer.epoch_lengths.are_known:
+            length = f"{_count(updates, 'update')} of a stream"
         total = config.max_num_train_steps
         whole = trainer.epoch_lengths.updates_before(config.num_epochs)
         if total is not None and total < config.num_epochs * updates:
@@ -135,7 +137,9 @@ class PrintProgressCallback(TrainerCallback):
         """Print that the evaluation starts."""
         loader = trainer.eval_dataloader
         loaders = [*trainer.eval_dataloaders.values()] or ([] if loader is None else [loader])
-        batches = _count(sum(map(len, loaders)), "batch", "batches")
+        lengths = [length_of(loader) for loader in loaders]
+        known = sum(length for length in lengths if length is not None)
+        batches = "a stream" if None in lengths else _count(known, "batch", "batches")
         if trainer.eval_sets:
             batches += f" of {', '.join(trainer.eval_sets)}"
         trainer.print(f"Evaluation starts: {batches}; {trainer.describe_run()}", flush=True)

@@ -12,6 +12,7 @@ from typing_extensions import override
 from pa_core._tqdm import bar_class
 from pa_core.any_trainer import AnyTrainer
 from pa_core.callbacks.epoch_progress import EpochProgress, PlainLines, ProgressDisplay
+from pa_core.data.custom_loader import length_of
 from pa_core.events import TrainerCallback
 from pa_core.types import BatchOutput
 
@@ -82,7 +83,7 @@ class ProgressBarCallback(TrainerCallback):
         title = "Evaluation" if self._only_evaluates else f"Epoch {trainer.run_history.current_epoch} eval"
         if trainer.eval_name is not None:
             title += f" {trainer.eval_name}" if not self._only_evaluates else f" of {trainer.eval_name}"
-        display = _open_display(trainer, title, len(trainer.eval_dataloader), keeps_last=not is_intermediate)
+        display = _open_display(trainer, title, length_of(trainer.eval_dataloader), keeps_last=not is_intermediate)
         self._eval = None if display is None else EpochProgress(display, shows_learning_rate=False)
 
     @override
@@ -151,7 +152,7 @@ class _TerminalBar(ProgressDisplay):
 
     Args:
         title: What the bar starts with.
-        total: The number of batches of the epoch.
+        total: The number of batches of the epoch; None where it is not known.
         stream: Where it is drawn.
         keeps_last: Whether it stays on the screen after the epoch.
         log: Gets the line at the end of the epoch as well, where standard output is not on the screen.
@@ -159,7 +160,9 @@ class _TerminalBar(ProgressDisplay):
 
     seconds_between: float = 0.1
 
-    def __init__(self, title: str, total: int, stream: TextIO, keeps_last: bool, log: ProgressDisplay | None) -> None:
+    def __init__(
+        self, title: str, total: int | None, stream: TextIO, keeps_last: bool, log: ProgressDisplay | None
+    ) -> None:
         self._log = log
         assumed = _size_if_unknown(stream)
         self._bar = bar_class()(
@@ -206,7 +209,7 @@ def _size_if_unknown(stream: TextIO) -> os.terminal_size | None:
     return None if all(reported) else shutil.get_terminal_size()
 
 
-def _open_display(trainer: AnyTrainer, title: str, total: int, keeps_last: bool) -> ProgressDisplay | None:
+def _open_display(trainer: AnyTrainer, title: str, total: int | None, keeps_last: bool) -> ProgressDisplay | None:
     """Return what suits the place where the output goes; None where nothing is shown."""
     if not trainer.run_config.is_local_process_zero:
         return None
@@ -228,10 +231,10 @@ def _is_terminal(stream: TextIO) -> bool:
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
-def _num_batches_to_train(trainer: AnyTrainer) -> int:
+def _num_batches_to_train(trainer: AnyTrainer) -> int | None:
     """Return the length of the epoch that begins, which may be the one that ``max_num_train_steps`` cuts."""
-    config, whole = trainer.run_config, len(trainer.train_dataloader)
-    if config.max_num_train_steps is None:
+    config, whole = trainer.run_config, length_of(trainer.train_dataloader)
+    if config.max_num_train_steps is None or whole is None:
         return whole
     updates_left = config.max_num_train_steps - trainer.num_updates_completed
     # A run that was resumed mid-epoch has made some of the epoch's updates before.

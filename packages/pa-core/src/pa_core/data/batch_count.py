@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 from torch.utils.data import IterableDataset
 
-from pa_core.data.custom_loader import describe_loader, innermost, is_dataloader, loader_parts
+from pa_core.data.custom_loader import describe_loader, innermost, is_dataloader, length_of, loader_parts
 from pa_core.errors import ConfigurationError, EmptyDatasetError
 from pa_core.types import SizedIterable
 from pa_core.user_warnings import warn_user
@@ -27,7 +27,7 @@ class BatchCount:
     Attributes:
         phase: What the epoch is for.
         is_per_process: As passed.
-        expected: The length of the loader.
+        expected: The length of the loader; None for a stream, whose end alone tells.
         given: The batches so far.
         has_ended: Whether the loader had no further batch.
         has_more: Whether the loader had a batch beyond its length.
@@ -44,7 +44,7 @@ class BatchCount:
         self._loader = innermost(loader)
         self.phase: str = phase
         self.is_per_process: bool = is_per_process
-        self.expected: int = len(loader)
+        self.expected: int | None = length_of(loader)
         self.given: int = 0
         self.has_ended: bool = False
         self.has_more: bool = False
@@ -52,18 +52,18 @@ class BatchCount:
     @property
     def may_differ(self) -> bool:
         """Whether another process may have another number of batches; those of a ``DataLoader`` are as many on each."""
-        return self.is_per_process and not is_dataloader(self._loader)
+        return self.is_per_process and (self.expected is None or not is_dataloader(self._loader))
 
     @property
     def missing(self) -> int:
         """By how many batches the loader ended before its length."""
-        return max(0, self.expected - self.given) if self.has_ended else 0
+        return max(0, self.expected - self.given) if self.has_ended and self.expected is not None else 0
 
     def over(self, batches: Iterable[Any]) -> Iterator[Any]:
         """Iterate over the batches of the epoch, all of them, and count them."""
         for batch in batches:
             self.given += 1
-            self.has_more = self.given > self.expected
+            self.has_more = self.expected is not None and self.given > self.expected
             yield batch
         self.has_ended = True
 
@@ -102,7 +102,7 @@ class BatchCount:
         return EmptyDatasetError(
             f"The loader yielded no batch in {self.phase}.",
             given=f"0 batches of {describe_loader(self._loader)}",
-            expected=f"{self.expected} batches, its length",
+            expected="at least one" if self.expected is None else f"{self.expected} batches, its length",
             do="Make it yield the batches of an epoch each time it is iterated over: a generator or an iterator is "
             "used up after the first time.",
         )
@@ -117,11 +117,11 @@ class BatchCount:
         )
 
 
-def require_same_lengths(lengths: list[int]) -> None:
+def require_same_lengths(lengths: Sequence[int | None]) -> None:
     """Refuse training loaders of which one has a batch more than another, for which others would wait in vain.
 
     Args:
-        lengths: The length of the loader of each process.
+        lengths: The length of the loader of each process; None of a stream.
 
     Raises:
         ConfigurationError: They differ.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from typing import Any, cast
 
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset
@@ -15,11 +15,14 @@ from pa_core.errors import ConfigurationError, EmptyDatasetError
 __all__ = [
     "batches_of_slices",
     "check_loader",
+    "check_passes",
     "describe_loader",
     "innermost",
     "is_dataloader",
     "is_keyed",
     "is_slice",
+    "length_is_missing",
+    "length_of",
     "length_of_dataset",
     "loader_parts",
     "plain_dataloader",
@@ -44,29 +47,27 @@ def plain_dataloader(dataset: Dataset[Any], kwargs: Mapping[str, Any]) -> DataLo
 
 
 def check_loader(loader: object, origin: str) -> None:
-    """Refuse a loader that has nothing to offer, or that cannot tell how much it has.
+    """Refuse a loader that has nothing to offer.
 
     Args:
         loader: What is to be iterated in an epoch.
         origin: Where it comes from, for the message.
 
     Raises:
-        ConfigurationError: The loader has no length.
+        ConfigurationError: It cannot be iterated over.
         EmptyDatasetError: It has no batch.
     """
     if is_keyed(innermost(loader)):
         return  # it was checked when it was made, and may have no batch for this process alone
     kind = type(loader).__name__
-    try:
-        num_batches = len(cast("Sized", loader))
-    except (TypeError, NotImplementedError) as error:
+    if not isinstance(innermost(loader), Iterable):
         raise ConfigurationError(
-            "The loader has no length, so the end of an epoch is not known.",
-            given=f"a {kind} from {origin}, for which len() fails: {error}",
-            expected="an iterable with a length, the number of its batches",
-            do=_how_to_get_a_length(loader),
-        ) from error
-    if num_batches == 0:
+            "There is no loader.",
+            given=f"{kind} from {origin}",
+            expected="an iterable of batches",
+            do="Return a DataLoader, or a list of batches.",
+        )
+    if length_of(loader) == 0:
         raise EmptyDatasetError(
             "The loader has no batch.",
             given=f"a {kind} of length 0 from {origin}",
@@ -75,14 +76,54 @@ def check_loader(loader: object, origin: str) -> None:
         )
 
 
-def _how_to_get_a_length(loader: object) -> str:
+def check_passes(loader: object, origin: str) -> None:
+    """Refuse an iterator for what is iterated over again and again.
+
+    Args:
+        loader: What is to be iterated in each evaluation.
+        origin: Where it comes from, for the message.
+
+    Raises:
+        ConfigurationError: It is used up after the first time.
+    """
+    if isinstance(innermost(loader), Iterator):
+        raise ConfigurationError(
+            "The loader is used up after one evaluation.",
+            given=f"a {type(loader).__name__} from {origin}, an iterator",
+            expected="an iterable that begins anew each time it is iterated over",
+            do="Make the loader a list, or an object whose __iter__ yields the batches.",
+        )
+
+
+def length_of(loader: object) -> int | None:
+    """Return the number of batches of a loader; None where only its end tells.
+
+    Args:
+        loader: Any iterable of batches.
+
+    Example:
+        >>> length_of(["one", "two"]), length_of(iter(["one", "two"]))
+        (2, None)
+    """
+    try:
+        return len(cast("Sized", loader))
+    except (TypeError, NotImplementedError):
+        return None
+
+
+def length_is_missing(loader: object) -> ConfigurationError:
+    """Return the error of a training run that would not know when it ends.
+
+    Args:
+        loader: A loader without a length.
+    """
     dataset = getattr(innermost(loader), "dataset", None)
-    if not isinstance(dataset, IterableDataset):
-        return "Give the loader a __len__, the number of its batches, or make the loader a list."
-    name = type(dataset).__name__  # pyright: ignore[reportUnknownArgumentType]  # samples of any type
-    return (
-        f"Give {name} a __len__, the number of its samples in an epoch; or pass an IterableDataset of your own that "
-        f"has one, and whose __iter__ yields the samples of {name}."
+    what = "the dataset" if isinstance(dataset, IterableDataset) else "the loader"
+    return ConfigurationError(
+        "The training data has no length, so it is not known when the run ends.",
+        given=f"{describe_loader(innermost(loader))}, for which len() fails, and max_num_train_steps=None",
+        expected="a number of updates after which the run ends, or data with a length",
+        do=f"Pass max_num_train_steps. If the length is known, give {what} a __len__.",
     )
 
 

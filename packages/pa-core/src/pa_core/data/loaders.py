@@ -16,11 +16,14 @@ from pa_core.data.batch_limit import DataLoaderSlice
 from pa_core.data.custom_loader import (
     batches_of_slices,
     check_loader,
+    check_passes,
     describe_loader,
     innermost,
     is_dataloader,
     is_keyed,
     is_slice,
+    length_is_missing,
+    length_of,
     plain_dataloader,
 )
 from pa_core.data.device import move_to_device
@@ -31,6 +34,12 @@ from pa_core.data.keyed_loader import KeyedDataLoader
 from pa_core.data.loader_checks import count_samples
 from pa_core.data.replaced_samplers import describe_replacement
 from pa_core.data.split_sampler import check_share, split_sampler, warn_of_filling_up, warn_of_repeated_samples
+from pa_core.data.streams import (
+    check_share_of_stream,
+    is_stream_with_state,
+    share_of_stream,
+    warn_of_whole_workers,
+)
 from pa_core.data.workers import start_method
 from pa_core.distributed import collectives
 from pa_core.epoch_lengths import EpochLengths
@@ -64,7 +73,8 @@ def default_num_workers(dataset: Dataset[Any], local_processes: int) -> int:
     The cores that this process may use (its affinity, not the size of the machine) are shared between the
     processes that train on this machine. Data that is in memory already gets none: sending it from another
     process costs more than indexing it. An iterable dataset gets at most one: unless it was written for several,
-    each of them would yield all of its samples. Where processes are not forked (on macOS and Windows, and from Python
+    each of them would yield all of its samples. One that has a ``state_dict`` and no length gets none, as a worker
+    would keep its position to itself. Where processes are not forked (on macOS and Windows, and from Python
     3.14 on), there are none: a worker would need a script with a main guard, and a dataset that can be sent to it.
 
     Args:
@@ -84,7 +94,7 @@ def default_num_workers(dataset: Dataset[Any], local_processes: int) -> int:
 
 def workers_if_forked(dataset: Dataset[Any], local_processes: int) -> int:
     """Return as `default_num_workers` how many processes would be started where they are forked."""
-    if is_in_memory(dataset):
+    if is_in_memory(dataset) or is_stream_with_state(dataset):
         return 0
     most = 1 if isinstance(dataset, IterableDataset) else MAX_DEFAULT_WORKERS
     return min(most, _usable_cores() // local_processes)
@@ -148,7 +158,8 @@ class Loaders:
             say: Called with a line, once in a run, if an order replaces the sampler of a training loader.
 
         Raises:
-            ConfigurationError: The loader has no length, or does not follow the order that was given.
+            ConfigurationError: The loader cannot be iterated over as often as it is needed, or does not follow the
+                order that was given.
             EmptyDatasetError: It has no batch.
         """
         self._kwargs[data.purpose], self._given[data.purpose] = {}, data.loader
@@ -158,6 +169,8 @@ class Loaders:
             return None
         loader = create(batch_size, data.kwargs) if data.loader is None else data.loader
         check_loader(loader, data.origin)
+        if data.purpose == "eval":
+            check_passes(loader, data.origin)
         _require_order(loader, data)
         if say is not None and data.purpose == "train" and is_dataloader(innermost(loader)):
             self._say_once(describe_replacement(innermost(loader)), say)
@@ -247,13 +260,13 @@ class Loaders:
         return LoaderSettings(batch_size_of(loader, kwargs, per_device_batch_size), kwargs)
 
     def split(self, loader: SizedIterable[Any]) -> SizedIterable[Any]:
-        """Return the share of this process: accelerate splits what neither is keyed nor has a sampler that splits.
+        """Return the share of this process: accelerate splits what neither is keyed nor split already.
 
         Args:
             loader: The loader. Anything but a ``DataLoader`` is taken to be a share already.
 
         Raises:
-            ConfigurationError: A sampler makes the share of another process, or unequal shares.
+            ConfigurationError: A sampler or a dataset makes the share of another process, or a sampler unequal shares.
         """
         if is_slice(loader):
             return DataLoaderSlice(self.split(loader.wrapped), loader.slice_size)
@@ -264,6 +277,11 @@ class Loaders:
         if sampler is not None:
             check_share(loader, sampler, rank=rank, num_processes=num_processes)
             warn_of_repeated_samples(loader, sampler)
+            return loader
+        warn_of_whole_workers(loader)
+        stream = share_of_stream(loader)
+        if stream is not None:
+            check_share_of_stream(loader, stream, rank=rank, num_processes=num_processes)
             return loader
         if num_processes == 1:
             return loader
@@ -321,32 +339,46 @@ class Loaders:
             self._said.add(count.phase)
 
 
-def count_steps(loader: SizedIterable[Any]) -> int:
+def count_steps(loader: SizedIterable[Any]) -> int | None:
     """Return the number of steps of an epoch, of a keyed loader the chosen one; it is the same on every process.
 
     Args:
-        loader: Any loader with a length.
+        loader: Any loader.
+
+    Returns:
+        The number; None of a stream, whose end alone tells.
     """
     keyed = innermost(loader)
-    return _steps_of_epoch(loader, keyed.epoch if is_keyed(keyed) else 0)
+    return _steps_of_keyed(keyed, batches_of_slices(loader), keyed.epoch) if is_keyed(keyed) else length_of(loader)
 
 
-def lengths_of_epochs(loader: SizedIterable[Any], accumulation_steps: int) -> EpochLengths:
+def lengths_of_epochs(
+    loader: SizedIterable[Any], accumulation_steps: int, max_num_train_steps: int | None = None
+) -> EpochLengths:
     """Return how many steps and updates each epoch of a training loader has.
 
     Args:
         loader: The loader, split over the processes.
         accumulation_steps: Batches of one process in an update.
+        max_num_train_steps: Updates after which the run ends, if that was asked for.
+
+    Raises:
+        ConfigurationError: Neither the length of the loader nor that of the run is known.
     """
     keyed = innermost(loader)
-    are_equal = not is_keyed(keyed) or keyed.given_order.equal_epochs
-    return EpochLengths(partial(_steps_of_epoch, loader), accumulation_steps, are_equal=are_equal)
+    if is_keyed(keyed):
+        steps = partial(_steps_of_keyed, keyed, batches_of_slices(loader))
+        return EpochLengths(steps, accumulation_steps, are_equal=keyed.given_order.equal_epochs)
+    length = length_of(loader)
+    if length is not None:
+        return EpochLengths(lambda _: length, accumulation_steps, are_equal=True)
+    if max_num_train_steps is None:
+        raise length_is_missing(loader)
+    whole_run = max_num_train_steps * accumulation_steps
+    return EpochLengths(lambda _: whole_run, accumulation_steps, are_equal=True, are_known=False)
 
 
-def _steps_of_epoch(loader: SizedIterable[Any], epoch: int) -> int:
-    keyed, limit = innermost(loader), batches_of_slices(loader)
-    if not is_keyed(keyed):
-        return len(loader)
+def _steps_of_keyed(keyed: KeyedDataLoader[Any], limit: int | None, epoch: int) -> int:
     steps = keyed.num_steps(epoch)
     return steps if limit is None else min(steps, limit)
 

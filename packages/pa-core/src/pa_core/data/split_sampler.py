@@ -90,7 +90,11 @@ def warn_of_filling_up(loader: DataLoader[Any]) -> None:
     """
     if isinstance(loader.dataset, IterableDataset):
         what = f"{type(loader.dataset).__name__}, an IterableDataset,"
-        instead = "Use a dataset with __len__ and __getitem__ to have each sample counted once."
+        instead = (
+            "To have each sample counted once, use a dataset with __len__ and __getitem__, or let each process read "
+            "a share of its own: a dataset with the attributes rank and num_replicas, or split_dataset_by_node of "
+            "Hugging Face, is used as it is."
+        )
     else:
         what = f"A loader or sampler of your own ({describe_loader(loader)})"
         instead = "Let the trainer create the loader, without a sampler, to have each sample counted once."

@@ -130,7 +130,7 @@ class Evaluations(Generic[BatchT]):
 
     def _batch_to_stand_in(self, run: AnyTrainer, loader: SizedIterable) -> Iterator[BatchT]:
         """The last step, in which other processes have the only samples: the batch of the first of them."""
-        keyed, last = innermost(loader), count_steps(loader) - 1
+        keyed, last = innermost(loader), (count_steps(loader) or 0) - 1
         if is_keyed(keyed) and not keyed.split.piece(last, run.process_index):
             with run.step_means.step():
                 run.step_means.count_samples(0)

@@ -295,7 +295,9 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
                 self._make_optimizers()
             self._trained_models.watch_steps()
             self.train_dataloader = self._loaders.split_for_training(self.train_dataloader)
-            self.epoch_lengths = lengths_of_epochs(self.train_dataloader, self._sizes["gradient_accumulation_steps"])
+            self.epoch_lengths = lengths_of_epochs(
+                self.train_dataloader, self._sizes["gradient_accumulation_steps"], self._sizes["max_num_train_steps"]
+            )
             self.run_config = self._create_run_config(**self._sizes)
             self._create_schedulers()
             self._block = block.pop_all()

@@ -17,6 +17,7 @@ from torch.utils.data import IterableDataset
 from pa_core import _accelerate
 from pa_core.data import move_to_device
 from pa_core.data.custom_loader import describe_loader, is_dataloader, loader_parts
+from pa_core.data.streams import has_exact_state
 from pa_core.errors import CheckpointError
 from pa_core.rng import capture_rng_state, restore_rng_state
 from pa_core.state_dicts import supports_state_dict
@@ -56,6 +57,7 @@ class CustomLoaderState:
         self._was_iterated = False
         self._epoch_start: dict[str, Any] | None = None
         self._loaded: Mapping[str, Any] | None = None
+        self._reading: Iterator[Any] | None = None  # of a loader without workers, over a dataset with a state
         self._at_position: Iterator[Any] | None = None
 
     def batches(self) -> Iterator[Any]:
@@ -78,7 +80,13 @@ class CustomLoaderState:
             **capture_between_epochs(self.loader),
             "state": self._state(),
             "epoch_start": self._epoch_start if mid_epoch else None,
+            **({"has_ended": True} if mid_epoch and self._has_ended() else {}),
         }
+
+    def _has_ended(self) -> bool:
+        """Whether a dataset was read to its end for the last batch, and its state may be that of the next epoch."""
+        fetcher: Any = getattr(self._reading, "_dataset_fetcher", None)
+        return getattr(fetcher, "ended", False) is True
 
     def describe_resumption(self, saved: Mapping[str, Any] | None, steps: int) -> str:
         """Return how the loader will get to its position, and what that promises.
@@ -95,8 +103,19 @@ class CustomLoaderState:
             return f"{replayed} They are those of another loader, or shared otherwise: samples may come twice or never."
         return (
             f"{replayed} What follows is what would have followed, if their order depends only on the RNG state at the "
-            "start of the epoch or on generators of the loader's own."
+            f"start of the epoch or on generators of the loader's own.{self._how_to_use_state_of_dataset()}"
         )
+
+    def _how_to_use_state_of_dataset(self) -> str:
+        """What to do about a dataset whose state nobody can ask for: it is in a worker, or on the first process."""
+        dataset = getattr(_accelerate.fetching_loader(self.loader), "dataset", None)
+        if self._stateful is not None or not isinstance(dataset, IterableDataset) or not supports_state_dict(dataset):
+            return ""
+        if not has_exact_state(dataset):
+            return " Its state_dict is not used, as it leaves out the samples in the buffer in which it shuffles."
+        if _accelerate.is_dispatched(self.loader):
+            return " To resume from its state_dict instead, let each process read a share of its own without workers."
+        return " To resume from its state_dict instead, pass num_workers=0, or a StatefulDataLoader of torchdata."
 
     def resume_between_epochs(self, saved: Mapping[str, Any]) -> None:
         """Restore the loader to where it was after an epoch; this may draw random numbers.
@@ -129,7 +148,10 @@ class CustomLoaderState:
                 expected="one that was saved in mid-epoch",
                 do="Use another state.",
             )
-        if saved is not None and self._takes_over(saved):
+        if saved is not None and self._takes_over(saved) and saved.get("has_ended", False):
+            self.resume_at_epoch_end(saved)
+            report(steps)
+        elif saved is not None and self._takes_over(saved):
             self._open_from_state(saved)
             report(steps)
         else:
@@ -184,7 +206,9 @@ class CustomLoaderState:
     def _open(self) -> Iterator[Any]:
         self._epoch_start = {**capture_between_epochs(self.loader), "streams": capture_rng_state(self._device)}
         self._was_iterated = True
-        return iter(_accelerate.without_read_ahead(self.loader))
+        batches: Iterator[Any] = iter(_accelerate.without_read_ahead(self.loader))
+        self._reading = None if self._stateful is None or self._iterates_to_load else batches
+        return batches
 
     def _load(self, saved: Mapping[str, Any]) -> None:
         with refusals_explained(f"the loader, {describe_loader(self.loader)}"):
@@ -262,7 +286,8 @@ def _with_state(loader: object) -> SupportsStateDict | None:
         is_exact = not _accelerate.is_of_torchdata(fetching) or all(map(_draws_late, _samplers(fetching)))
         return fetching if is_exact else None
     if is_dataloader(fetching) and fetching.num_workers == 0 and isinstance(fetching.dataset, IterableDataset):
-        return fetching.dataset if supports_state_dict(fetching.dataset) else None
+        dataset: Any = fetching.dataset
+        return dataset if has_exact_state(dataset) else None
     return None
 
 

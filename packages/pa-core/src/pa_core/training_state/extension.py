@@ -31,7 +31,7 @@ def find_extension(
     position: Position,
     progress: Progress,
     *,
-    num_steps: int,
+    num_steps: int | None,
     number_in_history: int,
     is_at_last_update: bool,
 ) -> Extension | None:
@@ -40,7 +40,7 @@ def find_extension(
     Args:
         position: Where the run stands.
         progress: How far it has come in its last epoch.
-        num_steps: Training steps of a whole epoch.
+        num_steps: Training steps of a whole epoch; None of a stream, whose end alone tells.
         number_in_history: The number of the current epoch in the run history.
         is_at_last_update: Whether all updates were made, so that the run left the epoch early.
 
@@ -51,7 +51,7 @@ def find_extension(
         >>> extension.position
         Position(phase=<Phase.STEP: 'step'>, epochs=1, updates=12, samples=16, steps=2)
     """
-    is_unfinished = 0 < progress.steps_in_epoch < num_steps
+    is_unfinished = progress.steps_in_epoch > 0 and (num_steps is None or progress.steps_in_epoch < num_steps)
     if progress.epoch_under_way is not None:
         return _of_stopped_epoch(position, progress, number_in_history, is_unfinished=is_unfinished)
     if position.phase.is_mid_epoch or not (is_at_last_update and is_unfinished):

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, overload
 import torch
 
 from pa_core import distributed
-from pa_core.data.custom_loader import innermost, is_keyed, set_epoch
+from pa_core.data.custom_loader import innermost, is_keyed, length_of, set_epoch
 from pa_core.data.given_order import has_plain_order
 from pa_core.data.split import BatchSplit, Split
 from pa_core.errors import CheckpointError, ConfigurationError, StateNotFoundError
@@ -212,10 +212,19 @@ class Resumption:
         if self.saved is not None and not self._is_mid_epoch:
             self.loaders.resume_between_epochs(run, self.saved, self.settings or {})
             self._restore_callbacks_and_rng(run, self.saved)
-        while self.phase is not Phase.COMPLETE and self._progress.epochs < run.run_config.num_epochs:
+        while self._has_epochs_left(run):
             self._choose_order(run, self._progress.epochs)
             yield self._progress.epochs
             self.phase = None
+
+    def _has_epochs_left(self, run: ResumableRun) -> bool:
+        """Whether there is an epoch to train, or to bring to its end; how many a stream has shows only at its end."""
+        if self.phase is Phase.COMPLETE:
+            return False
+        if run.epoch_lengths.are_known:
+            return self._progress.epochs < run.run_config.num_epochs
+        is_in_epoch = self.phase is not None and self.phase is not Phase.EPOCH
+        return is_in_epoch or self._progress.updates != run.run_config.max_num_train_steps
 
     def resume_steps(self, run: ResumableRun, train_dl: SizedIterable, report: Callable[[int], object]) -> Phase | None:
         """Restore what belongs to a place within an epoch, once the first events of the epoch were called again.
@@ -241,13 +250,14 @@ class Resumption:
         if is_keyed(loader) and isinstance(loader.split, BatchSplit):
             progress.samples_in_epoch, progress.steps_in_epoch = loader.position, loader.split.steps_before
         is_at_last_update = progress.updates == run.run_config.max_num_train_steps
+        length = length_of(train_dl)
         self.loaders.resume_mid_epoch(
             run,
             train_dl,
             saved,
             settings,
             steps=progress.steps_in_epoch,
-            is_at_end=is_at_last_update or progress.steps_in_epoch >= len(train_dl),
+            is_at_end=is_at_last_update or (length is not None and progress.steps_in_epoch >= length),
             report=report,
         )
         if not saved.is_extended:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from pa_core.epoch_lengths import EpochLengths
 from pa_core.run_config import TrainerRunConfig
 from pa_core.tracking import LossTracker, RunHistory, StepMeans
 from pa_core.types import SizedIterable, StatefulScheduler
@@ -96,6 +97,11 @@ class ResumableRun(Snapshotable, Protocol):
     @property
     def run_config(self) -> TrainerRunConfig:
         """The settings of the run."""
+        ...
+
+    @property
+    def epoch_lengths(self) -> EpochLengths:
+        """How many updates each epoch has."""
         ...
 
     @property
