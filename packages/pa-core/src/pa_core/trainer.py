@@ -201,8 +201,8 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
                 names of their metrics begin with ``eval_val_`` and ``eval_test_ood_``; an ``EvaluationSet`` says that
                 one of them is not evaluated in each epoch.
             per_device_batch_size: Samples in a batch of one process, where a ``DataLoader`` does not say.
-            max_num_train_steps: Optimizer updates after which the run ends, also mid-epoch; overrides ``num_epochs``, and
-                is needed for data without a length.
+            max_num_train_steps: Optimizer updates after which the run ends, also mid-epoch; overrides ``num_epochs``,
+                and is needed for data without a length.
             gradient_accumulation_steps: Batches of one process in an optimizer update. The gradient is that of the
                 mean loss over all samples of the update; the last group of an epoch may be shorter.
             gradient_clip_value: Clip each element of the gradients to plus and minus this value.

@@ -108,7 +108,7 @@ class CustomLoaderState:
 
     def _how_to_use_state_of_dataset(self) -> str:
         """What to do about a dataset whose state nobody can ask for: it is in a worker, or on the first process."""
-        dataset = getattr(_accelerate.fetching_loader(self.loader), "dataset", None)
+        dataset: Any = getattr(_accelerate.fetching_loader(self.loader), "dataset", None)
         if self._stateful is not None or not isinstance(dataset, IterableDataset) or not supports_state_dict(dataset):
             return ""
         if not has_exact_state(dataset):

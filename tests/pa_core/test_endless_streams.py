@@ -30,7 +30,7 @@ from pa_core.distributed import num_processes, rank
 from pa_core.orders import Sequential
 from tests.small_runs import NoteBatches, linear, make_trainer, samples
 
-Sample = tuple[Tensor, Tensor]
+Sample = tuple[Tensor, ...]
 NO_WORKERS: dict[str, Any] = {"num_workers": 0}
 
 
