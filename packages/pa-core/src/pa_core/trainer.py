@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, cast, overload
@@ -18,13 +18,10 @@ from pa_core.accumulation import Accumulation, MicroBatch
 from pa_core.beside_model import require_one_trained_module
 from pa_core.callbacks.defaults import DEFAULT_CALLBACKS
 from pa_core.callbacks.limit_batches import apply_limit_of_environment
-from pa_core.data.device import move_to_device
 from pa_core.data.evaluation_sets import EvaluationData, EvaluationSets
 from pa_core.data.given_data import DEFAULT_BATCH_SIZE, GivenData
 from pa_core.data.loaders import batches_on_device, lengths_of_epochs
-from pa_core.distributed import processes
 from pa_core.distributed.agreement import Agreement
-from pa_core.distributed.comparison import require_alike
 from pa_core.distributed.shared_errors import showing_errors_once
 from pa_core.distributed.watch import DEFAULT_MAX_WAIT_SECONDS, Place
 from pa_core.distributed.wrapping import ModelWrapping
@@ -35,11 +32,9 @@ from pa_core.orders import Order
 from pa_core.placeholders import create_scheduler
 from pa_core.predictions import PredictionWriter, PredictsBatches
 from pa_core.predictions.default_prediction import predict_batch
-from pa_core.predictions.first_process import FirstProcess
 from pa_core.predictions.job import PredictionJob
-from pa_core.predictions.pieces import Pieces
+from pa_core.predictions.prediction_run import PredictionHooks, PredictionRun
 from pa_core.predictions.types import PredictionT
-from pa_core.predictions.weights_digest import digest_of_weights
 from pa_core.predictions.written import Writing, require_nothing_to_write
 from pa_core.progress import Phase
 from pa_core.run_config import TrainerRunConfig, check_count, check_run_arguments
@@ -487,7 +482,7 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             job = PredictionJob(dataset, per_device_batch_size, dataloader_kwargs or {}, collate_fn, seed)
             if write is None:
                 require_nothing_to_write(samples_per_piece, pieces, other_pieces)
-                return trainer._predicted_batches(job)
+                return trainer._prediction_run(job).batches()
             writing = Writing(
                 write,
                 job.num_samples,
@@ -496,7 +491,7 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
                 folder=pieces,
                 other_pieces=other_pieces,
             )
-        trainer._write_predictions(job, writing)
+        trainer._prediction_run(job).write(writing)
         return writing.path
 
     # What a run is made of
@@ -902,59 +897,18 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self._step_means.count_samples(output["batch_size"])
         self._call_event(TrainerCallback.on_eval_step_end, batch=batch, batch_output=output, step=step)
 
-    def _predicted_batches(self, job: PredictionJob) -> Generator[Any, None, None]:
-        """Yield the predictions for each batch on the first process; the others take part in each step."""
-        self._require_ready("predict")  # again, as another run may have begun since
-        pieces, first = Pieces(job.num_samples, job.batch_size), FirstProcess(self.device)
-        steps = -(-len(pieces) // self.num_processes)
-        # In the last step, a process for which no batch is left repeats the last one, which nobody is given twice.
-        numbers = torch.arange(self.process_index, steps * self.num_processes, self.num_processes)
-        numbers.clamp_(max=len(pieces) - 1)
-        with self._predicting(job):
-            self.callback_handler.call_event(TrainerCallback.on_prediction_run_start, self, num_batches=steps)
-            batches = job.loader(pieces, numbers, self._loaders.default_kwargs, self.device)
-            for step, (number, batch) in enumerate(zip(numbers, batches, strict=True), start=1):
-                if not first.goes_on():
-                    break
-                predicted = first.gather(self._predict(job, batch, step, pieces.positions(int(number))))
-                try:
-                    with processes.apart():
-                        yield from predicted[: len(pieces) - (step - 1) * self.num_processes]
-                except GeneratorExit:
-                    if step < steps:
-                        first.goes_on(stops=True)
-                    break
-            self.callback_handler.call_event(TrainerCallback.on_prediction_run_end, self)
-
-    def _write_predictions(self, job: PredictionJob, writing: Writing) -> None:
-        """Predict and write the pieces that are not there yet, each process some of them."""
-        with self._predicting(job):
-            identity = self._identity_of_predictions(job) if writing.keeps_pieces else {}
-            require_alike(lambda: identity, self.device)
-            remaining = writing.open(identity)
-            if (found := writing.describe(remaining)) is not None:
-                self.print(found, flush=True)
-            numbers = writing.numbers_of_process(remaining)
-            num_batches = sum(1 for number in numbers for _ in writing.pieces.batches(int(number)))
-            self.callback_handler.call_event(TrainerCallback.on_prediction_run_start, self, num_batches=num_batches)
-            predicted = self._predicted_pieces(job, writing.pieces, numbers)
-            for number in numbers:
-                writing.write(int(number), predicted)
-            for _ in predicted:  # none: a process of a sharded model takes part in what others still predict
-                pass
-            writing.finish()
-            self.callback_handler.call_event(TrainerCallback.on_prediction_run_end, self)
-
-    def _predicted_pieces(self, job: PredictionJob, pieces: Pieces, numbers: Tensor) -> Iterator[Any]:
-        loader = job.loader(pieces, numbers, self._loaders.default_kwargs, self.device) if len(numbers) else ()
-        batches: Iterable[Any] = self._wrapping.until_all_end(loader)
-        positions = (one for number in numbers for one in pieces.batches(int(number)))
-        for step, (batch, of_batch) in enumerate(zip(batches, positions, strict=True), start=1):
-            yield self._predict(job, batch, step, of_batch)
+    def _prediction_run(self, job: PredictionJob) -> PredictionRun:
+        hooks = PredictionHooks(
+            running=self._predicting,
+            predict_batch=self.predict_batch,
+            models=lambda: {**self.named_models(), **self._added.called()},
+        )
+        return PredictionRun(self, job, self._loaders, hooks)
 
     @contextmanager
-    def _predicting(self, job: PredictionJob) -> Generator[None]:
+    def _predicting(self, job: PredictionJob) -> Generator[ModelWrapping]:
         """Begin a run that predicts, and have the model ready within the context."""
+        self._require_ready("predict")  # again, as another run may have begun since
 
         def describe_arguments() -> dict[str, str]:
             return {"call": f"{type(self).__qualname__}.predict()", **alike.describe_arguments(job.describe())}
@@ -967,27 +921,7 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             with self._evaluating(Place.PREDICTION), self._wrapping.explaining_errors():
                 self.model.eval()
                 self._added.eval()
-                yield
-
-    def _predict(self, job: PredictionJob, batch: BatchT, step: int, positions: range) -> Any:
-        with job.draws_of_batch(positions.start, self.device), torch.no_grad():
-            try:
-                predictions = self.predict_batch(batch)
-            except Exception as error:
-                name_step(error, f"prediction step {step}", batch)
-                raise
-        predictions = move_to_device(predictions, torch.device("cpu"))
-        self.callback_handler.call_event(TrainerCallback.on_prediction_step_end, self, batch_size=len(positions))
-        return predictions
-
-    def _identity_of_predictions(self, job: PredictionJob) -> dict[str, str]:
-        models = {**self.named_models(), **self._added.called()}
-        return {
-            "weights": digest_of_weights(models),
-            "trainer": type(self).__qualname__,
-            "mixed_precision": self.mixed_precision,
-            **{name: str(value) for name, value in job.describe().items() if name != "collate_fn"},
-        }
+                yield self._wrapping
 
     def _set_scheduler(self) -> None:
         """Make a scheduler where there is a factory; otherwise keep what was assigned, or the one of the run before."""

@@ -1,0 +1,138 @@
+"""One run that predicts: it yields the predictions on the first process, or has each process write its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pa_core.any_trainer import AnyTrainer
+from pa_core.data.device import move_to_device
+from pa_core.data.loaders import Loaders
+from pa_core.distributed import processes
+from pa_core.distributed.comparison import require_alike
+from pa_core.distributed.wrapping import ModelWrapping
+from pa_core.events import TrainerCallback
+from pa_core.predictions.first_process import FirstProcess
+from pa_core.predictions.job import PredictionJob
+from pa_core.predictions.pieces import Pieces
+from pa_core.predictions.weights_digest import digest_of_weights
+from pa_core.predictions.written import Writing
+from pa_core.step_failures import name_step
+
+__all__ = ["PredictionHooks", "PredictionRun"]
+
+
+@dataclass(frozen=True)
+class PredictionHooks:
+    """What a trainer does in a run that predicts.
+
+    Attributes:
+        running: Called with the job, returns the context of the run, in which the model is ready; it gives what wraps
+            the model.
+        predict_batch: Called with a batch, returns the predictions for it.
+        models: Returns the modules whose weights decide the predictions, by name.
+    """
+
+    running: Callable[[PredictionJob], AbstractContextManager[ModelWrapping]]
+    predict_batch: Callable[[Any], Any]
+    models: Callable[[], Mapping[str, nn.Module]]
+
+
+class PredictionRun:
+    """Predicts the samples of a job once, in their order.
+
+    Args:
+        trainer: The trainer, whose events are called.
+        job: What to predict.
+        loaders: Says with which arguments loaders are made by default.
+        hooks: What the trainer does meanwhile.
+    """
+
+    def __init__(self, trainer: AnyTrainer, job: PredictionJob, loaders: Loaders, hooks: PredictionHooks) -> None:
+        self._trainer = trainer
+        self._job = job
+        self._loaders = loaders
+        self._hooks = hooks
+
+    def batches(self) -> Generator[Any, None, None]:
+        """Yield the predictions for each batch on the first process; the others take part in each step."""
+        trainer, job = self._trainer, self._job
+        pieces, first = Pieces(job.num_samples, job.batch_size), FirstProcess(trainer.device)
+        steps = -(-len(pieces) // trainer.num_processes)
+        # In the last step, a process for which no batch is left repeats the last one, which nobody is given twice.
+        numbers = torch.arange(trainer.process_index, steps * trainer.num_processes, trainer.num_processes)
+        numbers.clamp_(max=len(pieces) - 1)
+        with self._hooks.running(job):
+            self._call_event(TrainerCallback.on_prediction_run_start, num_batches=steps)
+            for step, (number, batch) in enumerate(zip(numbers, self._loader(pieces, numbers), strict=True), start=1):
+                if not first.goes_on():
+                    break
+                predicted = first.gather(self._predict(batch, step, pieces.positions(int(number))))
+                try:
+                    with processes.apart():
+                        yield from predicted[: len(pieces) - (step - 1) * trainer.num_processes]
+                except GeneratorExit:
+                    if step < steps:
+                        first.goes_on(stops=True)
+                    break
+            self._call_event(TrainerCallback.on_prediction_run_end)
+
+    def write(self, writing: Writing) -> None:
+        """Predict and write the pieces that are not there yet, each process some of them.
+
+        Args:
+            writing: What the predictions are written to.
+        """
+        with self._hooks.running(self._job) as wrapping:
+            identity = self._identity() if writing.keeps_pieces else {}
+            require_alike(lambda: identity, self._trainer.device)
+            remaining = writing.open(identity)
+            if (found := writing.describe(remaining)) is not None:
+                self._trainer.print(found, flush=True)
+            numbers = writing.numbers_of_process(remaining)
+            num_batches = sum(1 for number in numbers for _ in writing.pieces.batches(int(number)))
+            self._call_event(TrainerCallback.on_prediction_run_start, num_batches=num_batches)
+            predicted = self._predicted_pieces(wrapping, writing.pieces, numbers)
+            for number in numbers:
+                writing.write(int(number), predicted)
+            for _ in predicted:  # none: a process of a sharded model takes part in what others still predict
+                pass
+            writing.finish()
+            self._call_event(TrainerCallback.on_prediction_run_end)
+
+    def _predicted_pieces(self, wrapping: ModelWrapping, pieces: Pieces, numbers: Tensor) -> Iterator[Any]:
+        batches = wrapping.until_all_end(self._loader(pieces, numbers) if len(numbers) else ())
+        positions = (one for number in numbers for one in pieces.batches(int(number)))
+        for step, (batch, of_batch) in enumerate(zip(batches, positions, strict=True), start=1):
+            yield self._predict(batch, step, of_batch)
+
+    def _loader(self, pieces: Pieces, numbers: Tensor) -> Iterable[Any]:
+        return self._job.loader(pieces, numbers, self._loaders.default_kwargs, self._trainer.device)
+
+    def _predict(self, batch: Any, step: int, positions: range) -> Any:
+        with self._job.draws_of_batch(positions.start, self._trainer.device), torch.no_grad():
+            try:
+                predictions = self._hooks.predict_batch(batch)
+            except Exception as error:
+                name_step(error, f"prediction step {step}", batch)
+                raise
+        predictions = move_to_device(predictions, torch.device("cpu"))
+        self._call_event(TrainerCallback.on_prediction_step_end, batch_size=len(positions))
+        return predictions
+
+    def _identity(self) -> dict[str, str]:
+        """What decides the predictions: pieces of others are not mixed with theirs."""
+        return {
+            "weights": digest_of_weights(self._hooks.models()),
+            "trainer": type(self._trainer).__qualname__,
+            "mixed_precision": self._trainer.mixed_precision,
+            **{name: str(value) for name, value in self._job.describe().items() if name != "collate_fn"},
+        }
+
+    def _call_event(self, event: Callable[..., None], **kwargs: int) -> None:
+        self._trainer.callback_handler.call_event(event, self._trainer, **kwargs)
