@@ -111,6 +111,13 @@ def test_the_variable_limits_the_trainers_that_are_made_while_it_is_set(monkeypa
     assert trainer.num_updates_completed == 3
 
 
+def test_predictions_are_not_limited_and_say_so(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each sample is predicted within a limit too, and the output says that the limit had no effect."""
+    trainer = linear_trainer(LimitBatchesCallback(2))
+    assert sum(len(batch) for batch in trainer.predict(make_regression(40), per_device_batch_size=8)) == 40
+    assert "not limited to 2 batches" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("of_the_script", [1, 5])
 def test_the_smaller_of_two_limits_counts(of_the_script: int) -> None:
     """A limit of the script and one of the context agree on the fewer batches, whichever has them."""

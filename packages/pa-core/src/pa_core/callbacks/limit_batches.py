@@ -21,7 +21,8 @@ class LimitBatchesCallback(TrainerCallback):
     """Limits every training and evaluation epoch to its first batches, to try a program out quickly.
 
     The loaders are cut before the run is set up, so that the run config, the scheduler and the progress bars
-    count what really runs.
+    count what really runs. Predictions are not limited: a file of them has a row for each sample. Pass ``predict()`` a
+    ``torch.utils.data.Subset`` to try it out.
 
     Args:
         num_batches: The number of batches of each process in an epoch; a loader that has fewer is left as it
@@ -54,6 +55,11 @@ class LimitBatchesCallback(TrainerCallback):
         if training is not None:
             trainer.train_dataloader = self.limited(training)
         trainer.change_eval_dataloaders(self.limited)
+
+    @override
+    def on_prediction_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        """Say that predictions are not limited."""
+        trainer.print(f"predict() is not limited to {self.num_batches} batches: it predicts all samples of the dataset")
 
     def limited(self, loader: SizedIterable) -> SizedIterable:
         """Return the first batches of a loader."""
