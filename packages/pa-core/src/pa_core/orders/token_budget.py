@@ -56,9 +56,6 @@ class TokenBudget(Order):
         bucket_growth: The longest length of a cell of the grid over that of the cell before it. A larger number mixes
             samples of more lengths, and pads more: with 1.1 some 5% of a batch is padding, if there are many samples.
 
-    Attributes:
-        num_batches: The number of batches of every epoch.
-
     Raises:
         ConfigurationError: A sample is longer than ``max_tokens``, or an argument is out of its range.
 
