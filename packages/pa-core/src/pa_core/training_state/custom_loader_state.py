@@ -109,7 +109,8 @@ class CustomLoaderState:
     def _how_to_use_state_of_dataset(self) -> str:
         """What to do about a dataset whose state nobody can ask for: it is in a worker, or on the first process."""
         dataset: Any = getattr(_accelerate.fetching_loader(self.loader), "dataset", None)
-        if self._stateful is not None or not isinstance(dataset, IterableDataset) or not supports_state_dict(dataset):
+        is_stream = issubclass(type(dataset), IterableDataset)
+        if self._stateful is not None or not is_stream or not supports_state_dict(dataset):
             return ""
         if not has_exact_state(dataset):
             return " Its state_dict is not used, as it leaves out the samples in the buffer in which it shuffles."
