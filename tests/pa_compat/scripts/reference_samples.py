@@ -347,7 +347,10 @@ def calls_of_a_run():
     model = create_model()
     trainer = Trainer(model, nn.CrossEntropyLoss(), optim.SGD(model.parameters(), lr=0.1), callbacks=[note_events])
     for name in dir(Trainer):
-        if re.fullmatch("(create|calculate|train|training|eval|evaluation|backward|optimizer|scheduler)_[a-z_]+", name):
+        is_hook = re.fullmatch(
+            "(create|calculate|train|training|eval|evaluation|backward|optimizer|scheduler)_[a-z_]+", name
+        )
+        if is_hook and callable(getattr(Trainer, name)):
             setattr(trainer, name, note(name, getattr(trainer, name)))
     schedule = partial(lr_scheduler.StepLR, step_size=7, gamma=0.1)
     trainer.train(digits(0, 8), num_epochs=1, eval_dataset=digits(8, 16), create_scheduler_fn=schedule)
