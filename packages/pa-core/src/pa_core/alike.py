@@ -24,7 +24,7 @@ from torch.optim import Optimizer
 
 from pa_core import _accelerate
 from pa_core.data.custom_loader import batches_of_slices, innermost, is_dataloader, is_keyed, length_of
-from pa_core.data.evaluation_sets import EvaluationSet
+from pa_core.data.evaluation_sets import EvaluationSets
 from pa_core.data.given_data import GivenData
 from pa_core.data.given_order import has_plain_order
 from pa_core.data.loader_checks import count_samples
@@ -140,16 +140,17 @@ def describe_data(given: Iterable[GivenData]) -> dict[str, str]:
     return texts
 
 
-def describe_evaluation_sets(sets: Mapping[str, EvaluationSet]) -> dict[str, str]:
-    """Return the names of evaluation sets in their order, and how often each is evaluated; nothing without any.
+def describe_evaluation_sets(sets: EvaluationSets) -> dict[str, str]:
+    """Return which data a run was given to evaluate, the names of the sets in their order, and how often each comes.
 
     Args:
-        sets: The sets by name.
+        sets: The evaluation sets of the run.
     """
-    if not sets:
-        return {}
-    often = (f"{name} every {one.every_n_epochs}" if one.every_n_epochs > 1 else name for name, one in sets.items())
-    return {"evaluation sets": ", ".join(often)}
+    texts = describe_data(sets.data.values())
+    if sets.given:
+        every = {name: one.every_n_epochs for name, one in sets.given.items()}
+        texts["evaluation sets"] = ", ".join(f"{name} every {n}" if n > 1 else name for name, n in every.items())
+    return texts
 
 
 def describe_resumption(

@@ -264,8 +264,8 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             }
             return {
                 "call": f"{type(self).__qualname__}.train()",
-                **alike.describe_data([train_data, *eval_sets.data.values()]),
-                **alike.describe_evaluation_sets(eval_sets.given),
+                **alike.describe_data([train_data]),
+                **alike.describe_evaluation_sets(eval_sets),
                 **alike.describe_arguments(asked),
                 **alike.describe_resumption(resume_from, resume_missing, resume_allow),
             }
@@ -337,8 +337,7 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             }
             return {
                 "call": f"{type(self).__qualname__}.evaluate()",
-                **alike.describe_data(eval_sets.data.values()),
-                **alike.describe_evaluation_sets(eval_sets.given),
+                **alike.describe_evaluation_sets(eval_sets),
                 **alike.describe_arguments(asked),
             }
 
@@ -483,14 +482,7 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             if write is None:
                 require_nothing_to_write(samples_per_piece, pieces, other_pieces)
                 return trainer._prediction_run(job).batches()
-            writing = Writing(
-                write,
-                job.num_samples,
-                job.batch_size,
-                samples_per_piece=samples_per_piece,
-                folder=pieces,
-                other_pieces=other_pieces,
-            )
+            writing = Writing(write, job, samples_per_piece=samples_per_piece, folder=pieces, other_pieces=other_pieces)
         trainer._prediction_run(job).write(writing)
         return writing.path
 
@@ -693,17 +685,10 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             with self._interruptible_evaluation(names[index:]):
                 self._evaluate_set(name)
 
-    def _evaluate_set(self, name: str | None, *, is_training: bool = True, is_intermediate: bool = False) -> None:
+    def _evaluate_set(self, name: str | None, **of_epoch: bool) -> None:
         """Evaluate one of the sets, or the only dataset, which has no name."""
-        prefix = "" if name is None else f"eval_{name}_" if is_training else f"evaluation_{name}_"
-        with self._eval_sets.evaluating(self, name), recording_with_prefix(self.run_history, prefix):
-            loader = cast("SizedIterable[BatchT]", self.eval_dataloader)
-            if is_intermediate:
-                self._run_eval_epoch(loader, is_intermediate=True)
-            elif is_training:
-                self._run_eval_epoch(loader)
-            else:
-                self._run_eval_epoch(loader, is_training=False)
+        with self._eval_sets.evaluating(self, name, is_training=of_epoch.get("is_training", True)):
+            self._run_eval_epoch(cast("SizedIterable[BatchT]", self.eval_dataloader), **of_epoch)
 
     def _run_train_epoch(self, train_dl: SizedIterable[BatchT]) -> None:
         """Train on each batch of the loader."""
@@ -874,10 +859,7 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
                         self._run_eval_step(batch, step)
                     self._safe_points.leave_evaluation_if_asked(self)
             self._call_hook(self.eval_epoch_end)
-            loss_name = "eval_loss_epoch" if is_training else "evaluation_loss"
-            if self.eval_name is not None:  # which the names of all of its metrics begin with
-                loss_name = loss_name.partition("_")[2]
-            self._record_means(loss_name, count, requires_loss=True)
+            self._record_means(self._eval_sets.loss_name(is_training=is_training), count, requires_loss=True)
             with self._agreement.together():
                 self._call_event_of_evaluation(TrainerCallback.on_eval_epoch_end, is_intermediate)
 

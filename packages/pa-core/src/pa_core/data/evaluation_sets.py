@@ -16,6 +16,8 @@ from pa_core.data.given_data import GivenData
 from pa_core.data.loaders import end_workers
 from pa_core.errors import ConfigurationError
 from pa_core.run_config import check_count
+from pa_core.tracking.metric_prefix import recording_with_prefix
+from pa_core.tracking.run_history import RunHistory
 from pa_core.types import SizedIterable
 
 __all__ = ["EvaluationData", "EvaluationSet", "EvaluationSets"]
@@ -62,11 +64,16 @@ EvaluationData: TypeAlias = (
 """What a run takes to evaluate: a dataset, several by name, or nothing."""
 
 
+_EVALUATION = {True: "eval", False: "evaluation"}
+"""What the names of metrics begin with, in a training run and in an evaluation alone."""
+
+
 class _Evaluates(Protocol):
     """The run, whose attributes are those of the set that is evaluated."""
 
     eval_dataset: Dataset[Any] | None
     eval_dataloader: SizedIterable | None
+    run_history: RunHistory
 
 
 class EvaluationSets:
@@ -218,14 +225,16 @@ class EvaluationSets:
         return [name for name in self.given if name in names]
 
     @contextmanager
-    def evaluating(self, run: _Evaluates, name: str | None) -> Generator[None]:
+    def evaluating(self, run: _Evaluates, name: str | None, *, is_training: bool = True) -> Generator[None]:
         """The context of the evaluation of one set, whose dataset and loader the run has meanwhile.
 
-        What a callback puts into the place of the loader stays there for this evaluation.
+        The names of metrics begin with that of the set. What a callback puts into the place of the loader stays there
+        for this evaluation.
 
         Args:
             run: The run.
             name: The name of the set; None for a single dataset, with which nothing is changed.
+            is_training: Whether it is part of a training run.
         """
         if name is None:
             yield
@@ -233,8 +242,10 @@ class EvaluationSets:
         held, name_before = self._held, self.name
         self._hold(run, name)
         self.name, loader = name, run.eval_dataloader
+        prefix = f"{_EVALUATION[is_training]}_{name}_"
         try:
-            yield
+            with recording_with_prefix(run.run_history, prefix):
+                yield
         finally:
             run.eval_dataloader, self.name = loader, name_before
             self._hold(run, cast("str", held))
@@ -248,6 +259,15 @@ class EvaluationSets:
         run.eval_dataset, run.eval_dataloader = self.data[name].dataset, self._loaders[name]
 
     # Names
+
+    def loss_name(self, *, is_training: bool) -> str:
+        """Return the metric of the loss, to be recorded within the context of the evaluation.
+
+        Args:
+            is_training: Whether the evaluation is part of a training run.
+        """
+        name = "loss_epoch" if is_training else "loss"
+        return name if self.name is not None else f"{_EVALUATION[is_training]}_{name}"
 
     def set_of_metric(self, metric_name: str) -> str | None:
         """Return the name of the set that a metric is of, by its name; None where it is of none.

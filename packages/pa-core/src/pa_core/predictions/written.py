@@ -17,6 +17,7 @@ from pa_core.distributed.shared_errors import store_of_processes
 from pa_core.errors import ArgumentTypeError, ConfigurationError
 from pa_core.predictions.columns import columns_of
 from pa_core.predictions.file_formats import FileFormat, format_of
+from pa_core.predictions.job import PredictionJob
 from pa_core.predictions.piece_folder import PieceFolder
 from pa_core.predictions.pieces import Pieces
 from pa_core.predictions.types import PredictionWriter
@@ -36,8 +37,7 @@ class Writing:
 
     Args:
         write: A file, or a function that is called with the predictions for each batch and their positions.
-        num_samples: The number of samples of the dataset.
-        batch_size: The number of samples in a batch.
+        job: What is predicted.
         samples_per_piece: As passed to ``predict()``.
         folder: Where the pieces are kept; None for a folder beside the file.
         other_pieces: What to do with pieces of other predictions.
@@ -55,8 +55,7 @@ class Writing:
     def __init__(
         self,
         write: str | Path | PredictionWriter[Any],
-        num_samples: int,
-        batch_size: int,
+        job: PredictionJob,
         *,
         samples_per_piece: int | None,
         folder: str | Path | None,
@@ -70,7 +69,7 @@ class Writing:
                 do="Pass one of the two.",
             )
         self.path: Path | None = _path_of(write)
-        self.pieces: Pieces = _cut(num_samples, batch_size, samples_per_piece)
+        self.pieces: Pieces = _cut(job.num_samples, job.batch_size, samples_per_piece)
         self._function = None if self.path is not None else cast("PredictionWriter[Any]", write)
         self._format: FileFormat | None = None if self.path is None else format_of(self.path)
         if folder is None and self.path is not None:
