@@ -40,7 +40,7 @@ class _Rotated(EpochOrder):
         self.by = by
 
     @override
-    def _indices(self, start: int, stop: int) -> Tensor:
+    def compute_indices(self, start: int, stop: int) -> Tensor:
         return (torch.arange(start, stop) + self.by).remainder(self.num_samples)
 
 

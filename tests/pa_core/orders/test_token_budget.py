@@ -211,3 +211,14 @@ def test_options_without_effect_are_refused(options: dict[str, Any], message: st
     with pytest.raises(ConfigurationError, match=message):
         KeyedDataLoader(TensorDataset(torch.arange(4)), order=order, **options)
     assert KeyedDataLoader(TensorDataset(torch.arange(4)), order=order, batch_size=None).batch_size is None
+
+
+def test_ends_of_batches_that_nobody_would_ask_for_are_refused() -> None:
+    """An order whose epochs say where batches end has to say that it makes them, or they would be cut elsewhere."""
+
+    class Forgetful(TokenBudget):
+        name = "forgetful-v1"
+        makes_batches = False
+
+    with pytest.raises(ConfigurationError, match="makes_batches = True"):
+        KeyedDataLoader(TensorDataset(torch.arange(3)), 2, order=Forgetful([1, 2, 3], max_tokens=6))

@@ -26,6 +26,7 @@ from pa_core.data.loader_checks import (
     check_order,
     count_samples,
     decide_whole_batches,
+    refuse_batch_ends,
     require_batch_ends,
 )
 from pa_core.data.split import BatchSplit, EvalSplit, Split, TrainSplit
@@ -393,6 +394,7 @@ def _split_epoch(
     kind: Literal["train", "eval"], order: EpochOrder, *, batch_size: int, num_processes: int, drop_last: bool
 ) -> Split:
     num_samples = order.num_samples
+    refuse_batch_ends(order)
     if kind == "train":
         return TrainSplit(num_samples, batch_size, num_processes, drop_last=drop_last)
     if kind == "eval":

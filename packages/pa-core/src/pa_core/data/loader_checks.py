@@ -24,6 +24,7 @@ __all__ = [
     "check_order",
     "count_samples",
     "decide_whole_batches",
+    "refuse_batch_ends",
     "require_batch_ends",
 ]
 
@@ -170,6 +171,21 @@ def require_batch_ends(order: EpochOrder) -> Tensor:
             do="Return the positions after the last sample of each batch, or leave makes_batches out.",
         )
     return ends
+
+
+def refuse_batch_ends(order: EpochOrder) -> None:
+    """Refuse an epoch that says where its batches end, of an order that does not say that it makes them.
+
+    Raises:
+        ConfigurationError: If it does.
+    """
+    if order.batch_ends is not None:
+        raise ConfigurationError(
+            "An order says where its batches end, and not that it makes them.",
+            given=f"{type(order).__name__}.batch_ends, and makes_batches=False",
+            expected="both or none of them",
+            do="Set makes_batches = True in the class of the order.",
+        )
 
 
 def check_epoch(split: Split, epoch: int = 0) -> None:

@@ -125,7 +125,7 @@ class _EpochOfShards(EpochOrder):
         return ends, begins[shards] - (ends - counts[shards])
 
     @override
-    def _indices(self, start: int, stop: int) -> Tensor:
+    def compute_indices(self, start: int, stop: int) -> Tensor:
         places = self._shuffled(torch.arange(start, stop))
         ends, shifts = self._sequence
         return places + shifts[torch.searchsorted(ends, places, right=True)]

@@ -33,7 +33,7 @@ class ChunkedEpoch(EpochOrder):
         """Return the samples at the positions of a chunk."""
 
     @override
-    def _indices(self, start: int, stop: int) -> Tensor:
+    def compute_indices(self, start: int, stop: int) -> Tensor:
         parts = [torch.empty(0, dtype=torch.int64)]
         for number in range(start // self._chunk, -(-stop // self._chunk)):
             first = number * self._chunk

@@ -94,7 +94,7 @@ class _CurriculumEpoch(EpochOrder):
         self._order = epoch_order(chosen.numel(), seed=seed, epoch=epoch, shuffle=shuffle)
 
     @override
-    def _indices(self, start: int, stop: int) -> Tensor:
+    def compute_indices(self, start: int, stop: int) -> Tensor:
         return self._chosen[self._order.indices(start, stop)]
 
 

@@ -63,10 +63,16 @@ class EpochOrder(ABC):
         """
         if not 0 <= start <= stop <= self.num_samples:
             raise IndexError(f"positions [{start}, {stop}) are not within an epoch of {self.num_samples} samples")
-        return self._indices(start, stop)
+        return self.compute_indices(start, stop)
 
     @abstractmethod
-    def _indices(self, start: int, stop: int) -> Tensor: ...
+    def compute_indices(self, start: int, stop: int) -> Tensor:
+        """Compute what `indices` returns; its arguments are in range. This is what an order of your own overrides.
+
+        Args:
+            start: The first position.
+            stop: The position after the last one.
+        """
 
     @property
     def batch_ends(self) -> Tensor | None:
@@ -92,7 +98,7 @@ class _IdentityOrder(EpochOrder):
     algorithm = "identity"
 
     @override
-    def _indices(self, start: int, stop: int) -> Tensor:
+    def compute_indices(self, start: int, stop: int) -> Tensor:
         return torch.arange(start, stop)
 
 
@@ -105,7 +111,7 @@ class _RandpermOrder(EpochOrder):
         return torch.randperm(self.num_samples, generator=generator)
 
     @override
-    def _indices(self, start: int, stop: int) -> Tensor:
+    def compute_indices(self, start: int, stop: int) -> Tensor:
         return self._permutation[start:stop].clone()
 
 
@@ -120,7 +126,7 @@ class _FeistelOrder(EpochOrder):
         self._chunk = torch.empty(0, dtype=torch.int64)
 
     @override
-    def _indices(self, start: int, stop: int) -> Tensor:
+    def compute_indices(self, start: int, stop: int) -> Tensor:
         if start == stop:
             return torch.empty(0, dtype=torch.int64)
         parts: list[Tensor] = []

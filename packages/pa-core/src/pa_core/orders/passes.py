@@ -70,7 +70,7 @@ class EpochOfSources(EpochOrder):
         self._stretch = torch.empty(0, dtype=torch.int64)
 
     @override
-    def _indices(self, start: int, stop: int) -> Tensor:
+    def compute_indices(self, start: int, stop: int) -> Tensor:
         parts = [torch.empty(0, dtype=torch.int64)]
         while start < stop:
             if not self._start <= start < self._start + self._stretch.numel():

@@ -103,7 +103,7 @@ class _Table(EpochOrder):
         return table
 
     @override
-    def _indices(self, start: int, stop: int) -> Tensor:
+    def compute_indices(self, start: int, stop: int) -> Tensor:
         return self._table[start:stop].clone()
 
 

@@ -103,7 +103,7 @@ class _WithReplacement(EpochOrder):
         self._sums = sums
 
     @override
-    def _indices(self, start: int, stop: int) -> Tensor:
+    def compute_indices(self, start: int, stop: int) -> Tensor:
         total = int(self._sums[-1])
         drawn = uniform(extend_key(self._key, _DRAWS), start, stop) * total
         return torch.searchsorted(self._sums, drawn.to(torch.int64).clamp_(max=total - 1), right=True)
@@ -130,7 +130,7 @@ class _WithoutReplacement(EpochOrder):
         return waits.argsort(stable=True)[: self.num_samples].clone()
 
     @override
-    def _indices(self, start: int, stop: int) -> Tensor:
+    def compute_indices(self, start: int, stop: int) -> Tensor:
         return self._table[start:stop].clone()
 
 

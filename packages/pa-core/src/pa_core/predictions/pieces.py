@@ -91,6 +91,6 @@ class _OrderOfChosen(EpochOrder):
         self._numbers, self._size = chosen.numbers, chosen.pieces.size
 
     @override
-    def _indices(self, start: int, stop: int) -> Tensor:
+    def compute_indices(self, start: int, stop: int) -> Tensor:
         positions = torch.arange(start, stop)
         return self._numbers[positions // self._size] * self._size + positions % self._size
