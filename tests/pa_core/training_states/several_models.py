@@ -17,6 +17,7 @@ from pa_core.accumulation import Accumulation
 from pa_core.callbacks import CallbackHandler
 from pa_core.data import KeyedDataLoader
 from pa_core.distributed.agreement import Agreement
+from pa_core.epoch_lengths import EpochLengths
 from pa_core.progress import Phase, Progress
 from pa_core.tracking import LossTracker, StepMeans
 from pa_core.training_state import Resumption, RunParts, SafePoints, StateRequest
@@ -40,6 +41,7 @@ class TwoModels:
         self.train_dataloader: SizedIterable = []
         self.eval_dataloader: SizedIterable | None = None
         self.eval_dataloaders: dict[str, SizedIterable] = {}
+        self.epoch_lengths = EpochLengths(lambda _: UPDATES_PER_EPOCH, are_equal=True)
         self.generator = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Dropout(0.2), nn.Linear(4, 2))
         self.discriminator = nn.Linear(2, 1)
         self.optimizers: dict[str, Optimizer] = {
