@@ -13,12 +13,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset
 from typing_extensions import override
 
 from pa_core.data import KeyedDataLoader
 from pa_core.errors import ArgumentTypeError, ConfigurationError, EmptyDatasetError
-from pa_core.orders import ClassBalanced, EpochOrder, Mixture, Order
+from pa_core.orders import ClassBalanced, EpochOrder, Mixture, Order, Shuffled, Weighted
 from pa_core.orders.feistel import permutations
 from tests.pa_core.data.drawing import Drawing, ranks_of
 
@@ -253,6 +253,26 @@ class Endless(IterableDataset[int]):
         return count()
 
 
+class Drawn(TensorDataset):
+    """Brings an order that draws some samples more often than others."""
+
+    default_order = Weighted([1.0, 2.0, 3.0])
+
+
+class Plain(TensorDataset):
+    """Brings the order that it would have anyway."""
+
+    default_order = Shuffled()
+
+
+@pytest.mark.parametrize("inner", [mixture(), Drawn(torch.arange(3))])
+def test_a_dataset_whose_order_would_be_lost_is_refused(inner: Dataset[Any]) -> None:
+    """An inner mixture would have other shares than it was made with. An order that says nothing of them may go."""
+    with pytest.raises(ConfigurationError, match=rf"'inner' is a {type(inner).__name__}, which brings"):
+        Mixture({"inner": inner, "ours": numbered(3)})
+    assert len(Mixture({"inner": Plain(torch.arange(3)), "ours": numbered(3)})) == 6
+
+
 @pytest.mark.parametrize("datasets", [{}, [numbered(3)], numbered(3), {"a": Endless()}, {"a": 3}, {1: numbered(3)}])
 def test_what_is_no_mixture_is_refused(datasets: Any) -> None:
     """A mixture takes datasets with a length, by name."""
@@ -293,17 +313,21 @@ class Sample(Dataset[Any]):
 @pytest.mark.parametrize(
     ("other", "note"),
     [
-        ({"x": 1}, "sample 0 of 'ours' is a tuple of 1 [int], and sample 1 of 'others' is a dict {'x': int}."),
-        (OSError("gone"), "Raised for sample 1 of Mixture, which is sample 0 of 'others'."),
+        (
+            {"x": 1},
+            "sample 0 of 'ours' is a tuple of 1 [Tensor of shape (1,) and dtype float32], and sample 2 of 'others' ",
+        ),
+        (OSError("gone"), "Raised for sample 2 of Mixture, which is sample 0 of 'others'."),
     ],
 )
 def test_an_error_says_which_dataset_it_is_about(other: object, note: str) -> None:
     """Samples that make no batch, and one that cannot be read, are named by the dataset that they are from."""
-    mixed = Mixture({"ours": Sample((1,)), "others": Sample(other)})
+    ours = [Sample((torch.zeros(length),)) for length in (1, 2)]
+    mixed = Mixture({"ours": ConcatDataset(ours), "others": Sample(other)})
     with pytest.raises(Exception) as error:  # noqa: PT011  # of torch, or of the dataset
-        list(KeyedDataLoader(mixed, batch_size=2))
+        list(KeyedDataLoader(mixed, batch_size=3))
     assert any(note in line for line in error.value.__notes__)
-    assert mixed.locate(1) == ("others", 0)
+    assert mixed.locate(2) == ("others", 0)
 
 
 @given(sizes=st.lists(st.integers(1, 600), min_size=1, max_size=5), key=st.integers(-(2**63), 2**63 - 1))

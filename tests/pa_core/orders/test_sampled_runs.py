@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch.optim import SGD
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
 from typing_extensions import override
 
 from pa_core import AnyTrainer, KeyedDataLoader, Run, SaveTrainingStateCallback, Trainer, TrainerCallback
@@ -120,3 +120,22 @@ def test_a_mixture_is_evaluated_sample_by_sample() -> None:
 
     train(mixture(num_samples=6), Evaluated(), eval_dataset=mixture())
     assert evaluated == 3 * list(range(60))
+
+
+@pytest.mark.parametrize(
+    ("data", "holder"),
+    [
+        (Subset(mixture(), range(6)), "a Subset"),
+        (ConcatDataset([DATA, Subset(mixture(), range(6))]), "a Subset"),
+        (ConcatDataset([DATA, mixture()]), "a ConcatDataset"),
+        (DataLoader(mixture(), 6), "a DataLoader"),
+    ],
+)
+def test_shares_that_are_lost_are_warned_of(data: Any, holder: str) -> None:
+    """Within another dataset, or in a loader with an order of its own, a mixture loses its shares."""
+    model = nn.Linear(1, 1)
+    trainer = Trainer(model, nn.MSELoss(), SGD(model.parameters(), lr=1e-5), callbacks=[])
+    with pytest.warns(UserWarning, match=f"The order of a Mixture, mixture-v1, has no effect in {holder}") as warned:
+        trainer.train(data, 1)
+    assert len(warned) == 1
+    assert warned[0].filename == __file__

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sized
 from types import BuiltinFunctionType, FunctionType
-from typing import Any
+from typing import Any, cast
 
-from torch.utils.data import IterableDataset, Sampler
+from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Sampler, Subset
 
 from pa_core.errors import ArgumentTypeError, ConfigurationError
 from pa_core.orders import Order, Sequential, Shuffled
+from pa_core.orders.checks import takes_each_once
 
 __all__ = [
     "check_given_order",
     "check_kind_of_order",
+    "describe_lost_order",
     "has_plain_order",
     "order_makes_batches",
     "order_of_dataset",
@@ -105,6 +107,28 @@ def check_given_order(order: Order | None, data: object, argument: str, kwargs: 
     if own is not None and not has_plain_order(order):
         do = f"Leave the order out, or pass a dataset of another kind than {kind}."
         raise _without_effect(order, f"a {kind} as {argument}, which brings the order {own.name}", do)
+
+
+def describe_lost_order(dataset: Dataset[Any], holder: str | None) -> str | None:
+    """Return a warning for a training dataset whose own order has no effect, as that of a mixture in a ``Subset``.
+
+    Args:
+        dataset: The dataset of the run, or one that it holds.
+        holder: What the dataset is in that has an order of its own; None where its order has an effect.
+    """
+    if isinstance(dataset, Subset):
+        return describe_lost_order(dataset.dataset, "a Subset")
+    order = order_of_dataset(dataset)
+    if order is not None and holder is not None and not takes_each_once(order, len(cast("Sized", dataset))):
+        kind = type(dataset).__name__
+        return (
+            f"The order of a {kind}, {order.name}, has no effect in {holder}: pass the {kind} itself as train_dataset."
+        )
+    if type(dataset) is ConcatDataset:
+        datasets: list[Dataset[Any]] = dataset.datasets  # pyright: ignore[reportUnknownMemberType]  # open in torch
+        parts = (describe_lost_order(part, "a ConcatDataset") for part in datasets)
+        return next((line for line in parts if line is not None), None)
+    return None
 
 
 def without_effect_on_loader(order: Order, loader: str) -> ConfigurationError:

@@ -29,7 +29,12 @@ from pa_core.data.custom_loader import (
 from pa_core.data.device import move_to_device
 from pa_core.data.fetching import is_in_memory
 from pa_core.data.given_data import GivenData, batch_size_of
-from pa_core.data.given_order import has_plain_order, order_makes_batches, without_effect_on_loader
+from pa_core.data.given_order import (
+    describe_lost_order,
+    has_plain_order,
+    order_makes_batches,
+    without_effect_on_loader,
+)
 from pa_core.data.keyed_loader import KeyedDataLoader
 from pa_core.data.loader_checks import count_samples
 from pa_core.data.replaced_samplers import describe_replacement
@@ -46,6 +51,7 @@ from pa_core.epoch_lengths import EpochLengths
 from pa_core.orders import Order, Shuffled
 from pa_core.run_config import LoaderSettings
 from pa_core.types import SizedIterable
+from pa_core.user_warnings import warn_user
 
 __all__ = [
     "MAX_DEFAULT_WORKERS",
@@ -174,6 +180,9 @@ class Loaders:
         _require_order(loader, data)
         if say is not None and data.purpose == "train" and is_dataloader(innermost(loader)):
             self._say_once(describe_replacement(innermost(loader)), say)
+        if data.purpose == "train" and data.order is None and data.dataset is not None:
+            holder = None if data.loader is None or is_keyed(data.loader) else "a DataLoader"
+            self._say_once(describe_lost_order(data.dataset, holder), warn_user)
         return loader
 
     def last_given(self, dataset: Dataset[Any] | None) -> Dataset[Any] | DataLoader[Any] | None:

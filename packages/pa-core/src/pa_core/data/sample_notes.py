@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from torch.utils.data import Dataset, Subset
 
-from pa_core.batch_structure import describe_batch
+from pa_core.batch_structure import describe_batch, is_array, is_mapping, keys_of
 from pa_core.orders.mixture import Mixture
 
 __all__ = ["describe_collation", "describe_samples"]
@@ -37,14 +37,26 @@ def describe_samples(dataset: Dataset[Any], indices: Sequence[int]) -> str:
 
 def describe_collation(dataset: Dataset[Any], indices: Sequence[int], samples: Sequence[Any]) -> str:
     """Return of which samples no batch could be made, and what the first two that differ are like."""
-    by_structure: dict[str, int] = {}
-    for index, sample in zip(indices, samples, strict=False):
-        by_structure.setdefault(describe_batch(sample), index)
     note = f"Raised while a batch was made of {_numbered(indices)} of {type(dataset).__name__}."
-    if len(by_structure) > 1:
-        (one, index), (other, other_index), *_ = by_structure.items()
-        note += f" They differ: {_sample(dataset, index)} is {one}, and {_sample(dataset, other_index)} is {other}."
+    for structure in (_structure_without_sizes, describe_batch):  # sizes may differ where the collation pads
+        by_structure: dict[str, str] = {}
+        for index, sample in zip(indices, samples, strict=False):
+            by_structure.setdefault(structure(sample), f"{_sample(dataset, index)} is {describe_batch(sample)}")
+        if len(by_structure) > 1:
+            one, other, *_ = by_structure.values()
+            return f"{note} They differ: {one}, and {other}."
     return note
+
+
+def _structure_without_sizes(value: object) -> str:
+    if is_mapping(value):
+        return str({key: _structure_without_sizes(value[key]) for key in keys_of(value)})
+    if is_array(value):
+        array: Any = value
+        return f"{type(array).__name__} {array.dtype} {len(array.shape)}"
+    if isinstance(value, tuple):
+        return str([*map(_structure_without_sizes, cast("tuple[object, ...]", value))])
+    return type(value).__name__
 
 
 def _sample(dataset: Dataset[Any], index: int) -> str:

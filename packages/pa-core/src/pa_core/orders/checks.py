@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from pa_core.errors import ArgumentTypeError, ConfigurationError
+from pa_core.orders.order import Order
 
-__all__ = ["check_one_for_each_sample", "check_range", "check_size_of_epoch", "column"]
+__all__ = ["check_one_for_each_sample", "check_range", "check_size_of_epoch", "column", "takes_each_once"]
 
 
 def column(name: str, values: Tensor | Sequence[Any], dtype: torch.dtype | None = None) -> Tensor:
@@ -98,3 +99,16 @@ def check_range(table: Tensor, num_samples: int, name: str) -> None:
             expected=f"indices from 0 to {num_samples - 1}",
             do="Look at how the indices are computed; those of a dataset before a split are common.",
         )
+
+
+def takes_each_once(order: Order, num_samples: int) -> bool:
+    """Whether an order decides nothing but when the samples come: each of them once an epoch, in batches of any size.
+
+    Args:
+        order: The order.
+        num_samples: The number of samples of the dataset.
+    """
+    if order.makes_batches:
+        return False
+    epoch = order.epoch_order(num_samples, seed=0, epoch=0)
+    return epoch.num_samples == num_samples and not epoch.repeats

@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from pa_core.batch_structure import describe_batch
 from pa_core.errors import ArgumentTypeError, ConfigurationError, EmptyDatasetError
-from pa_core.orders.checks import check_one_for_each_sample, check_size_of_epoch
+from pa_core.orders.checks import check_one_for_each_sample, check_size_of_epoch, takes_each_once
 from pa_core.orders.epoch_order import EpochOrder
 from pa_core.orders.order import Order
 from pa_core.orders.passes import EpochOfSources, SourcesOfSamples
@@ -51,7 +51,8 @@ class Mixture(ConcatDataset[_SampleT_co]):
     Raises:
         ArgumentTypeError: The datasets or the weights are not given by name, or one is no dataset with a length.
         ConfigurationError: The weights have other names, are negative or not finite, or so small that a dataset would
-            never come; or datasets of tensors in memory have samples of different shapes or types.
+            never come; datasets of tensors in memory have samples of different shapes or types; or a dataset brings an
+            order in which not each of its samples comes once, as another mixture does.
         EmptyDatasetError: A dataset with a weight above 0 has no sample.
 
     Example:
@@ -72,6 +73,7 @@ class Mixture(ConcatDataset[_SampleT_co]):
         lengths = _lengths(datasets)
         check_size_of_epoch(num_samples)
         shares = _checked_weights(lengths, lengths if weights is None else weights)
+        _check_orders(datasets)
         _check_structures(datasets)
         super().__init__(datasets.values())  # pyright: ignore[reportUnknownMemberType]  # open in torch
         self.names: tuple[str, ...] = tuple(datasets)
@@ -144,6 +146,22 @@ def _length(name: str, dataset: object) -> int:
         expected="a dataset with a length whose samples are indexed by integers",
         do="Give the dataset __len__ and __getitem__.",
     )
+
+
+def _check_orders(datasets: Mapping[str, Dataset[Any]]) -> None:
+    """Refuse datasets whose own order says how often samples come, which it would not in a mixture."""
+    for name, dataset in datasets.items():
+        order: object = getattr(dataset, "default_order", None)
+        if isinstance(order, Order) and not takes_each_once(order, _length(name, dataset)):
+            is_mixture = isinstance(dataset, Mixture)
+            raise ConfigurationError(
+                "The order that a dataset brings has no effect in a mixture.",
+                given=f"{name!r} is a {type(dataset).__name__}, which brings the order {order.name}",
+                expected="datasets whose samples all come equally often",
+                do="Pass its datasets themselves, each with its weight among all."
+                if is_mixture
+                else "Pass a dataset without default_order.",
+            )
 
 
 def _check_structures(datasets: Mapping[str, Dataset[Any]]) -> None:

@@ -188,12 +188,12 @@ def refuse_differences(differences: Iterable[Difference], allowed: Collection[st
         return
     names = ", ".join(f'"{one.name}"' for one in refused)
     reasons = "; ".join(f"{one.name}: {RESUME_OVERRIDES[one.name]}" for one in refused)
-    ways = " ".join(advice[one.name] for one in refused if one.name in advice)
+    ways = " ".join(advice[one.name] for one in refused if advice.get(one.name))
     raise CheckpointError(
         "The run would not continue as the one that was saved.",
         given=", ".join(f"{one.name}={one.asked}" for one in refused),
         expected=f"{', '.join(f'{one.name}={one.saved}' for one in refused)} ({reasons})",
-        do=f"{ways} Or allow it by name: resume_allow=({names},).".strip(),
+        do=f"{f'{ways} Or' if ways else 'Keep what was saved, or'} allow it by name: resume_allow=({names},).",
     )
 
 

@@ -41,7 +41,6 @@ from pa_core.training_state.optimizer_state import (
 )
 from pa_core.training_state.run_settings import (
     Difference,
-    batches_per_update,
     compare_settings,
     refuse_differences,
 )
@@ -191,7 +190,9 @@ class SavedRun:
 
     def _how_to_keep_the_updates(self, settings: Mapping[str, Any]) -> str:
         samples, processes = self.settings["samples_per_update"], settings["num_processes"]
-        if isinstance(samples, str) or isinstance(settings["samples_per_update"], str):
+        if isinstance(samples, str) != isinstance(settings["samples_per_update"], str):
+            return ""  # an order that makes the batches, and one that does not
+        if isinstance(samples, str):
             return self._how_to_keep_the_batches(processes)
         steps, batch_size = settings["gradient_accumulation_steps"], settings["train_per_device_batch_size"]
         ways: list[str] = []
@@ -204,10 +205,7 @@ class SavedRun:
         return f"With {processes} processes, pass {' or '.join(ways)}."
 
     def _how_to_keep_the_batches(self, processes: int) -> str:
-        """As above where the order makes the batches, unless it did not in the saved run, or no longer does."""
         batches: int = self.settings["num_processes"] * self.settings["gradient_accumulation_steps"]
-        if self.settings["samples_per_update"] != batches_per_update(batches):
-            return ""
         if batches % processes:
             return f"{batches} batches cannot be shared by {processes} processes."
         return f"With {processes} processes, pass gradient_accumulation_steps={batches // processes}."
