@@ -27,11 +27,13 @@ from pa_core import (
     BatchOutputError,
     CheckpointError,
     ConfigurationError,
+    FolderInUseError,
     Trainer,
     TrainerCallback,
     UnsupportedConfigurationError,
     gather_objects,
 )
+from pa_core.storage import folder_lock
 from tests.launching import Launch
 
 on_any_number_of_processes = pytest.mark.runs_on("one_process", "two_ranks")
@@ -296,6 +298,58 @@ def test_pieces_of_other_predictions_are_refused_or_removed(folder: Path) -> Non
     trainer.predict(numbers(21), BATCH_SIZE, write=path, other_pieces="remove")
     assert sum(gather_objects(trainer.batches)) == 7
     assert path.read_bytes() == lines_by_hand(21)
+
+
+class Meanwhile(TrainerCallback):
+    """Does something after the first batch."""
+
+    def __init__(self, action: Callable[[], object]) -> None:
+        self.actions = [action]
+
+    @override
+    def on_prediction_step_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        while self.actions:
+            self.actions.pop()()
+
+
+def test_one_run_at_a_time_writes_a_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another one is refused, even to begin anew with other weights, and the first one completes its own file."""
+    monkeypatch.setattr(folder_lock, "SECONDS_TO_DIE", 0.2)
+    path, other = folder / "p.jsonl", network()
+    with torch.no_grad():
+        other.get_parameter("0.weight").add_(1)
+
+    def write_the_same_file() -> None:
+        with pytest.raises(FolderInUseError, match="Another run is writing these predictions"):
+            trainer_with(model=other).predict(numbers(20), BATCH_SIZE, write=path, other_pieces="remove")
+
+    trainer_with(Meanwhile(write_the_same_file)).predict(numbers(20), BATCH_SIZE, write=path)
+    assert path.read_bytes() == lines_by_hand(20)
+    assert [entry.name for entry in folder.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize("number", [1, 2, 5, 7])
+def test_a_kill_while_pieces_are_removed_is_in_nobodys_way(number: int, tmp_path: Path) -> None:
+    """The file is complete then; what is left of its pieces is known to be that, and removed by the next run."""
+    path = tmp_path / "p.jsonl"
+
+    def predict_and_be_killed() -> None:
+        unlink, left = os.unlink, [number]
+
+        def unlink_until_killed(*args: Any, **kwargs: Any) -> None:
+            unlink(*args, **kwargs)
+            left[0] -= 1
+            if left[0] == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        os.unlink = unlink_until_killed
+        trainer_with().predict(numbers(20), BATCH_SIZE, write=path)
+
+    in_a_process_that_is_killed(predict_and_be_killed)
+    assert path.read_bytes() == lines_by_hand(20)
+    trainer_with().predict(numbers(21), BATCH_SIZE, write=path, other_pieces="remove")
+    assert path.read_bytes() == lines_by_hand(21)
+    assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
 
 
 def test_files_of_somebody_else_are_never_removed(folder: Path) -> None:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
-import shutil
+import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import BinaryIO, Final, Literal
 
 from pa_core.distributed.collectives import gather_objects, rank
-from pa_core.errors import CheckpointError, ConfigurationError, ExplainedError
+from pa_core.errors import CheckpointError, ConfigurationError, ExplainedError, FolderInUseError
 from pa_core.predictions.pieces import Pieces
 from pa_core.storage.atomic_file import atomic_write
+from pa_core.storage.folder_lock import FolderLock
 
 __all__ = ["PieceFolder"]
 
-_IDENTITY = "identity.json"
+_IDENTITY: Final = "identity.json"
+_PIECE: Final = re.compile(r"\d{12,}-\d{12,}\.\w+")
 
 
 class PieceFolder:
@@ -31,23 +34,28 @@ class PieceFolder:
         self.folder: Path = folder
         self._pieces = pieces
         self._suffix = suffix
+        self._lock: FolderLock | None = None
 
-    def open(self, identity: Mapping[str, str], others: Literal["error", "remove"]) -> set[int]:
-        """Return the numbers of the pieces that are there; every process must call this.
+    def open(
+        self, identity: Mapping[str, str], others: Literal["error", "remove"], say: Callable[[str], object]
+    ) -> set[int]:
+        """Return the numbers of the pieces that are there; every process must call this, and `close` at the end.
 
         Args:
             identity: What decides the predictions, by name.
             others: What to do with pieces that are predictions of something else.
+            say: Told why it takes time, where it does.
 
         Raises:
             CheckpointError: There are such pieces, and they are not to be removed; or the folder holds other files.
+            FolderInUseError: Another run is writing to the folder.
             ConfigurationError: The processes do not share the folder.
         """
         found: set[int] = set()
         error: Exception | None = None
         if rank() == 0:
             try:
-                found = self._open(identity, others)
+                found = self._open(identity, others, say)
             except (ExplainedError, OSError) as problem:
                 error = problem
         found, error = gather_objects((found, error))[0]
@@ -62,9 +70,12 @@ class PieceFolder:
             )
         return found
 
-    def _open(self, identity: Mapping[str, str], others: Literal["error", "remove"]) -> set[int]:
+    def _open(
+        self, identity: Mapping[str, str], others: Literal["error", "remove"], say: Callable[[str], object]
+    ) -> set[int]:
         path = self.folder / _IDENTITY
         self.folder.mkdir(parents=True, exist_ok=True)
+        self._lock = self._acquire(say)
         if not path.exists() and any(not name.startswith(".") for name in self._names()):
             raise CheckpointError(
                 "The folder for the pieces of the predictions holds something else.",
@@ -75,7 +86,7 @@ class PieceFolder:
         if path.exists() and (before := _read_identity(path)) != dict(identity):
             if others != "remove":
                 raise _of_something_else(self.folder, before, identity)
-            shutil.rmtree(self.folder)
+            self._remove_pieces()
         self._remove_unfinished()
         if not path.exists():
             atomic_write(path, lambda file: file.write(json.dumps(dict(identity), indent=1).encode()))
@@ -84,10 +95,26 @@ class PieceFolder:
     def _names(self) -> list[str]:
         return [entry.name for entry in self.folder.iterdir()]
 
+    def _acquire(self, say: Callable[[str], object]) -> FolderLock:
+        try:
+            return FolderLock.acquire(self.folder, say)
+        except FolderInUseError as error:
+            raise FolderInUseError(
+                "Another run is writing these predictions.",
+                given=error.given,
+                expected="a file that one run at a time writes",
+                do="Wait for the other run to end, end it, or write to another file.",
+            ) from None
+
     def _remove_unfinished(self) -> None:
-        if self.folder.exists():
-            for entry in self.folder.glob(".*.tmp"):
-                entry.unlink()
+        for entry in self.folder.glob(".*.tmp"):
+            entry.unlink()
+
+    def _remove_pieces(self) -> None:
+        """Remove what they are predictions of at the end: after a kill in the middle, the others are known by it."""
+        for name in filter(_PIECE.fullmatch, self._names()):
+            (self.folder / name).unlink()
+        (self.folder / _IDENTITY).unlink()
 
     def path(self, number: int) -> Path:
         """Return where a piece is."""
@@ -108,8 +135,17 @@ class PieceFolder:
         return [self.path(number) for number in range(len(self._pieces))]
 
     def remove(self) -> None:
-        """Remove the pieces, and the folder."""
-        shutil.rmtree(self.folder)
+        """Remove the pieces, and the folder unless something else is in it."""
+        self._remove_pieces()
+        self.close()
+        with suppress(OSError):  # something else is in it
+            self.folder.rmdir()
+
+    def close(self) -> None:
+        """Let other runs write to the folder."""
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
 
 
 def _read_identity(path: Path) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,10 +88,10 @@ class PredictionRun:
         Args:
             writing: What the predictions are written to.
         """
-        with self._hooks.running(self._job) as wrapping:
+        with self._hooks.running(self._job) as wrapping, closing(writing):
             identity = self._identity() if writing.keeps_pieces else {}
             require_alike(lambda: identity, self._trainer.device)
-            remaining = writing.open(identity)
+            remaining = writing.open(identity, self._trainer.print)
             if (found := writing.describe(remaining)) is not None:
                 self._trainer.print(found, flush=True)
             numbers = writing.numbers_of_process(remaining)

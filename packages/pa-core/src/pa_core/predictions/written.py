@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import count
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, cast
@@ -83,21 +83,23 @@ class Writing:
         """Whether what was written survives a kill."""
         return self._folder is not None
 
-    def open(self, identity: Mapping[str, str]) -> list[int]:
-        """Return the numbers of the pieces that are not there yet; every process must call this.
+    def open(self, identity: Mapping[str, str], say: Callable[[str], object]) -> list[int]:
+        """Return the numbers of the pieces that are not there yet; every process must call this, and `close` later.
 
         Args:
             identity: What decides the predictions, by name.
+            say: Told why it takes time, where it does.
 
         Raises:
             CheckpointError: There are pieces of other predictions.
+            FolderInUseError: Another run is writing them.
             ConfigurationError: The processes do not share the folder.
         """
         found: set[int] = set()
         if self._folder is not None:
             name = "a function" if self.path is None else self.path.suffix
             cut = {"samples in a piece": str(self.pieces.size), "written to": name}
-            found = self._folder.open({**identity, **cut}, self._other_pieces)
+            found = self._folder.open({**identity, **cut}, self._other_pieces, say)
         return [number for number in range(len(self.pieces)) if number not in found]
 
     def describe(self, remaining: list[int]) -> str | None:
@@ -148,6 +150,11 @@ class Writing:
         errors = do_while_others_wait(self._join if rank() == 0 else None)
         if errors[0] is not None:
             raise errors[0]
+
+    def close(self) -> None:
+        """Let other runs write the same; without effect after `finish`."""
+        if self._folder is not None:
+            self._folder.close()
 
     def _join(self) -> None:
         folder, file_format = self._folder, self._format
