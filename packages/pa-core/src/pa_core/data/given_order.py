@@ -125,7 +125,7 @@ def describe_lost_order(dataset: Dataset[Any], holder: str | None) -> str | None
             f"The order of a {kind}, {order.name}, has no effect in {holder}: pass the {kind} itself as train_dataset."
         )
     if type(dataset) is ConcatDataset:
-        datasets: list[Dataset[Any]] = dataset.datasets  # pyright: ignore[reportUnknownMemberType]  # open in torch
+        datasets: list[Dataset[Any]] = dataset.datasets  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]  # open in torch
         parts = (describe_lost_order(part, "a ConcatDataset") for part in datasets)
         return next((line for line in parts if line is not None), None)
     return None
