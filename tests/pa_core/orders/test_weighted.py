@@ -136,7 +136,7 @@ def test_its_identity_tells_weights_and_options_apart() -> None:
     ("weights", "named"),
     [
         ([1.0, -2.0, -1.0], r"weights\[1\]=-2\.0, and 1 more"),
-        ([1.0, math.nan], r"weights\[1\]=nan"),
+        ([1.0, math.nan], r"weights\[1\]=nan\n"),
         ([math.inf, 1.0], r"weights\[0\]=inf"),
         ([0.0, 0.0], "none of them above 0"),
         ([], "0 weights"),

@@ -11,7 +11,7 @@ from torch import Tensor
 from pa_core.errors import ArgumentTypeError, ConfigurationError
 from pa_core.orders.order import Order
 
-__all__ = ["check_one_for_each_sample", "check_range", "check_size_of_epoch", "column", "takes_each_once"]
+__all__ = ["and_more", "check_one_for_each_sample", "check_range", "check_size_of_epoch", "column", "takes_each_once"]
 
 
 def column(name: str, values: Tensor | Sequence[Any], dtype: torch.dtype | None = None) -> Tensor:
@@ -80,6 +80,11 @@ def check_one_for_each_sample(name: str, number: int, num_samples: int) -> None:
         )
 
 
+def and_more(number: int) -> str:
+    """Return how many others there are like the one that an error shows; nothing where it is the only one."""
+    return f", and {number} more like it" if number > 0 else ""
+
+
 def check_range(table: Tensor, num_samples: int, name: str) -> None:
     """Refuse indices that a dataset does not have.
 
@@ -95,7 +100,7 @@ def check_range(table: Tensor, num_samples: int, name: str) -> None:
     if wrong.numel() > 0:
         raise ConfigurationError(
             "An order visits samples that the dataset does not have.",
-            given=f"{int(table[wrong[0]])} at position {int(wrong[0])}, and {wrong.numel() - 1} more, from {name}",
+            given=f"{int(table[wrong[0]])} at position {int(wrong[0])} of {name}{and_more(wrong.numel() - 1)}",
             expected=f"indices from 0 to {num_samples - 1}",
             do="Look at how the indices are computed; those of a dataset before a split are common.",
         )

@@ -12,7 +12,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from pa_core.errors import ConfigurationError
-from pa_core.orders.checks import check_one_for_each_sample, check_size_of_epoch, column
+from pa_core.orders.checks import and_more, check_one_for_each_sample, check_size_of_epoch, column
 from pa_core.orders.epoch_order import EpochOrder
 from pa_core.orders.keyed_numbers import uniform
 from pa_core.orders.order import Order
@@ -146,7 +146,7 @@ def _checked(weights: Tensor) -> Tensor:
         wrong = (~(weights.isfinite() & (weights >= 0))).nonzero().squeeze(1)
         raise ConfigurationError(
             "Not every weight is a number of at least 0.",
-            given=f"weights[{int(wrong[0])}]={float(weights[wrong[0]])}, and {wrong.numel() - 1} more like it",
+            given=f"weights[{int(wrong[0])}]={float(weights[wrong[0]])}" + and_more(wrong.numel() - 1),
             expected="finite numbers of at least 0",
             do="Look at how the weight of this sample was computed; 1 / 0 for a class without samples is common.",
         )
