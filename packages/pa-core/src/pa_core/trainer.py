@@ -26,6 +26,7 @@ from pa_core.distributed.shared_errors import showing_errors_once
 from pa_core.distributed.watch import DEFAULT_MAX_WAIT_SECONDS, Place
 from pa_core.distributed.wrapping import ModelWrapping
 from pa_core.engine import Engine
+from pa_core.epoch_lengths import EpochLengths
 from pa_core.errors import StopTrainingError
 from pa_core.events import CallbackHandler, CallbackLike, TrainerCallback
 from pa_core.orders import Order
@@ -117,6 +118,8 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
     callback_handler: CallbackHandler[Self]
     train_dataset: Dataset[Any]
     train_dataloader: SizedIterable
+    eval_dataset: Dataset[Any] | None
+    epoch_lengths: EpochLengths
     run_config: TrainerRunConfig
     resume_from: Path | None
     _created_scheduler: SchedulerT | None

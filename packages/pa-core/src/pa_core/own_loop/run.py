@@ -27,6 +27,7 @@ from pa_core.distributed.comparison import Describe
 from pa_core.distributed.shared_errors import showing_errors_once
 from pa_core.distributed.watch import DEFAULT_MAX_WAIT_SECONDS
 from pa_core.engine import Engine
+from pa_core.epoch_lengths import EpochLengths
 from pa_core.errors import StopTrainingError
 from pa_core.events import CallbackHandler, CallbackLike, TrainerCallback
 from pa_core.orders import Order
@@ -139,6 +140,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
     train_dataset: Dataset[Any]
     eval_dataset: Dataset[Any] | None
     train_dataloader: SizedIterable
+    epoch_lengths: EpochLengths
     eval_dataloader: SizedIterable | None
     run_config: TrainerRunConfig
     callback_handler: CallbackHandler[Self]
