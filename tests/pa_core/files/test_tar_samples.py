@@ -82,3 +82,22 @@ def test_an_archive_that_was_cut_off_is_an_error(tmp_path: Path, ending: str) ->
     path.write_bytes(b"no archive" * 100)
     with pytest.raises(ShardError, match=rf"a.{ending}"):
         ShardedFiles(path, TarSamples())
+
+
+@pytest.mark.parametrize("size", [5 * 1024, 5 * 1024 + 100], ids=["between two files", "within a header"])
+def test_an_archive_without_its_end_is_an_error(tmp_path: Path, size: int) -> None:
+    """Cut off between two files or in a header, it would otherwise pass for one with fewer samples."""
+    path = write(tmp_path / "a.tar", {f"{key}.bin": b"1" for key in range(10)})
+    path.write_bytes(path.read_bytes()[:size])
+    with pytest.raises(ShardError, match=r"a.tar: .* before the end"):
+        ShardedFiles(path, TarSamples())
+
+
+def test_a_damaged_header_is_an_error(tmp_path: Path) -> None:
+    """It does not end the archive, which would leave out the samples that follow."""
+    path = write(tmp_path / "a.tar", {f"{key}.bin": b"1" for key in range(10)})
+    content = bytearray(path.read_bytes())
+    content[5 * 1024] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ShardError, match=r"a.tar: .* before the end"):
+        ShardedFiles(path, TarSamples())

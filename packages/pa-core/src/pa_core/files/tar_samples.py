@@ -7,9 +7,10 @@ import tarfile
 from array import array
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Literal, Self
 
 import numpy as np
+from typing_extensions import override
 
 from pa_core.errors import ShardError
 from pa_core.files.file_index import Arrays
@@ -135,10 +136,28 @@ def _find_members(file: ShardFile) -> Arrays:
     return found.arrays()
 
 
+class _Header(tarfile.TarInfo):
+    """A header, which is only missing after the empty block that ends an archive.
+
+    ``tarfile`` itself takes anything that is no header for the end, and so leaves out the rest of a damaged archive.
+    """
+
+    @override
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        try:
+            return super().frombuf(buf, encoding, errors)
+        except tarfile.HeaderError as error:
+            if len(buf) == tarfile.BLOCKSIZE and not any(buf):
+                raise
+            raise tarfile.ReadError(f"{error} before the end") from error
+
+
 def _files_of(file: ShardFile) -> Iterator[tarfile.TarInfo]:
     with file.stream() as stream:
         try:
-            with tarfile.open(fileobj=stream, mode="r|" if file.is_compressed else "r:") as archive:
+            mode: Literal["r|", "r:"] = "r|" if file.is_compressed else "r:"
+            with tarfile.open(fileobj=stream, mode=mode, tarinfo=_Header) as archive:
                 while (member := archive.next()) is not None:
                     vars(archive).update(members=[])  # which would grow with each of them
                     if member.isreg() and _NAME.fullmatch(member.name):
