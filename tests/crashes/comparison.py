@@ -11,7 +11,7 @@ import torch
 
 from tests.crashes.recording import digest, outcome_path, samples_path
 
-__all__ = ["Record", "differences", "first_update", "samples_by_update"]
+__all__ = ["Record", "differences", "first_step", "first_update", "samples_by_update"]
 
 Batch: TypeAlias = dict[str, Any]
 Sample: TypeAlias = tuple[int, list[float]]
@@ -95,6 +95,11 @@ def samples_by_update(folder: Path, ranks: int) -> dict[tuple[int, int], list[Sa
         if batch["attempt"] == last_attempt[update]:
             samples[update] += zip(batch["indices"], batch["draws"], strict=True)
     return samples
+
+
+def first_step(folder: Path, attempt: int) -> int:
+    """Return the step of its epoch with which a start of the script has begun to train, on the first rank."""
+    return next(int(batch["step"]) for batch in _lines(folder, rank=0) if batch["attempt"] == attempt)
 
 
 def first_update(folder: Path, ranks: int, attempt: int) -> int | None:

@@ -175,19 +175,21 @@ def _train_by_own_loop(options: argparse.Namespace, model: Net, callbacks: list[
     """Train in a loop of the script's own, with the callbacks that have a place in one."""
     folder: Path = options.folder
     best = SaveBestModelCallback(folder / "best.pt", load_saved_checkpoint=not options.keep_last)
+    order = order_of(options.data, TRAIN_SAMPLES)
+    sizes = {} if order is not None and order.makes_batches else {"per_device_batch_size": options.batch_size}
     return LOOPS[options.loop](
         model,
         _train_data(options),
         Augmented(EVAL_SAMPLES, seed=3),
         num_epochs=options.epochs,
         max_num_train_steps=options.max_updates,
-        per_device_batch_size=options.batch_size,
+        **sizes,
         gradient_accumulation_steps=options.accumulation,
         create_scheduler_fn=SCHEDULE,
         train_dataloader_kwargs={"num_workers": options.workers},
         eval_kwargs={"num_workers": options.workers},
         is_forgetful=options.is_forgetful,
-        order=order_of(options.data, TRAIN_SAMPLES),
+        order=order,
         callbacks=[*callbacks, best, *_states(options), EarlyStoppingCallback(options.patience)],
         resume_from=states_path(folder),
         resume_missing="start",
