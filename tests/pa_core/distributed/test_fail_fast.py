@@ -142,11 +142,11 @@ def seconds_since_failure(launched: Launched) -> float:
 
 
 class FailsOnAll(TrainerCallback):
-    """Raises another error on each rank, on one of them a second later."""
+    """Raises another error on each rank, on one of them a little later."""
 
     @override
     def on_train_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        time.sleep(dist.get_rank())
+        time.sleep(0.3 * dist.get_rank())
         raise [KeyError, OSError][dist.get_rank()]
 
 

@@ -45,9 +45,9 @@ def test_states_are_saved_when_time_has_passed_on_the_clock_of_the_first_process
         @override
         def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
             if update == 3 and distributed.rank() == 0:
-                time.sleep(3.1)
+                time.sleep(1.6)
 
-    states = SaveTrainingStateCallback(shared_tmp_path, save_every_n_seconds=3.0, save_at_end=False)
+    states = SaveTrainingStateCallback(shared_tmp_path, save_every_n_seconds=1.5, save_at_end=False)
     train(make_trainer(SlowThirdUpdate(), states), num_epochs=1)
     # Of several processes, the others hear of it with the next update.
     assert updates_in(shared_tmp_path) == [3 if distributed.num_processes() == 1 else 4]

@@ -111,8 +111,8 @@ class GivenData:
         if is_keyed(loader) and (loader.rank, loader.num_processes) != (rank, num_processes):
             raise ConfigurationError(
                 "A KeyedDataLoader yields the samples of one process, and this is another one.",
-                given=f"rank={loader.rank}, num_processes={loader.num_processes}",
-                expected=f"rank={rank}, num_processes={num_processes}",
+                given=f"rank={loader.rank}, num_processes={loader.num_processes} on process {rank} of {num_processes}",
+                expected=f"num_processes={num_processes}, and the rank of each process",
                 do=f"Pass the dataset as {self.argument}: a KeyedDataLoader is then created for each process.",
             )
 

@@ -55,8 +55,8 @@ def check_share(loader: Any, sampler: Any, *, rank: int, num_processes: int) -> 
     if (sampler.num_replicas, sampler.rank) != (num_processes, rank):
         raise ConfigurationError(
             f"{name} splits the samples for other processes than those of this run.",
-            given=f"{name} with num_replicas={sampler.num_replicas} and rank={sampler.rank}",
-            expected=f"num_replicas={num_processes} and rank={rank}, as this process is one of {num_processes}",
+            given=f"{name} with num_replicas={sampler.num_replicas} and rank={sampler.rank} on process {rank}",
+            expected=f"num_replicas={num_processes}, and on each process its own rank",
             do="Create the sampler after the trainer, and leave num_replicas and rank out."
             if num_processes > 1
             else "Leave the sampler out, or start the script with torchrun or accelerate launch.",

@@ -82,8 +82,8 @@ def check_share_of_stream(loader: object, share: StreamShare, *, rank: int, num_
     if share != (rank, num_processes):
         raise ConfigurationError(
             "The stream is split for other processes than those of this run.",
-            given=f"share {share.number} of {share.of} of {describe_loader(loader)}",
-            expected=f"share {rank} of {num_processes}, as this process is one of {num_processes}",
+            given=f"share {share.number} of {share.of} of {describe_loader(loader)} on process {rank}",
+            expected=f"on each of {num_processes} processes its own share of {num_processes}",
             do="Split it by trainer.process_index and trainer.num_processes."
             if num_processes > 1
             else "Leave the splitting out, or start the script with torchrun or accelerate launch.",
