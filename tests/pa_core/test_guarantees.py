@@ -29,6 +29,12 @@ TESTED_IN = {
     "weighted": "test_guarantees.py::test_what_is_not_exact_differs_between_splits",
     "sampler": "test_training.py::test_a_plain_loader_with_an_uneven_last_batch_weighs_what_it_holds",
     "padded": "test_two_ranks.py::test_a_loader_of_the_users_own_says_that_it_is_padded",
+    "orders": "orders/test_every_order.py::test_updates_are_the_same_on_any_number_of_processes_and_resumed_anywhere",
+    "tokens": "orders/test_token_budget_of_runs.py::test_an_update_is_the_mean_over_the_tokens_of_its_batches",
+    "files": "files/test_sharded_files.py::test_each_sample_comes_once_on_any_number_of_processes",
+    "sets": "data/test_evaluation_sets.py::test_each_set_is_evaluated_in_turn_and_recorded_under_its_name",
+    "predictions": "predictions/test_predicting.py::"
+    "test_each_sample_comes_once_in_order_whatever_the_number_of_samples",
     "tails": "sharding/test_processes_without_samples.py::test_last_step_with_a_sample_on_one_process_only",
     "accumulated": "sharding/test_sharded_training.py::test_five_updates_are_those_of_one_process",
     "by_norm": "sharding/test_sharded_training.py::test_gradients_are_clipped_by_the_norm_of_all_pieces",
