@@ -9,6 +9,7 @@ from itertools import accumulate
 from typing import Any, ClassVar, Protocol, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pa_core.errors import ShardError, UnsupportedConfigurationError
 from pa_core.files.places import is_url
@@ -102,12 +103,13 @@ class _ParquetFile(Protocol):
 
 class _ParquetShard:
     def __init__(self, file: ShardFile, columns: list[str] | None) -> None:
-        self._file, self._columns = file, columns
-        self._opened = _open(file)
+        self._file: ShardFile = file
+        self._columns: list[str] | None = columns
+        self._opened: _ParquetFile = _open(file)
         about = self._opened.metadata
         sizes = [int(about.row_group(number).num_rows) for number in range(about.num_row_groups)]
-        self._ends = np.array([0, *accumulate(sizes)], np.int64)
-        self.num_rows = int(self._ends[-1])
+        self._ends: NDArray[np.int64] = np.array([0, *accumulate(sizes)], np.int64)
+        self.num_rows: int = int(self._ends[-1])
         self._check_columns()
 
     def __getitem__(self, row: int) -> dict[str, Any]:

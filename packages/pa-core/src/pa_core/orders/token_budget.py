@@ -54,8 +54,8 @@ class TokenBudget(Order):
         max_samples: The largest number of samples in a batch, for samples that are very short; None for any.
         pad_to_multiple_of: What the ``collate_fn`` rounds the length of a batch up to.
         bucket_growth: The longest length of a cell of the grid over that of the cell before it. A larger number mixes
-            samples of more lengths, and pads more. By default, some hundred thousand samples have 0.5% padding, and twenty
-            thousand 5%.
+            samples of more lengths, and pads more. By default, some hundred thousand samples have 0.5% padding, and
+            twenty thousand 5%.
 
     Raises:
         ConfigurationError: A sample is longer than ``max_tokens``, or an argument is out of its range.
