@@ -43,7 +43,7 @@ HOOKS = [
     "evaluation_run_end",
 ]
 NOT_IN_THIS_RUN = {"on_init_end", "on_stop_training_error", "on_train_steps_passed_over", "on_preemption"}
-EVENTS = sorted(EVENT_NAMES - NOT_IN_THIS_RUN)
+EVENTS = sorted(event for event in EVENT_NAMES - NOT_IN_THIS_RUN if not event.startswith("on_prediction"))
 PLACES = [*HOOKS, *EVENTS, "the dataset", "a worker", "a callback that hangs"]
 STATUS_OF = {"ValueError": 1, "KeyboardInterrupt": 130, "SystemExit(3)": 3, "SystemExit(0)": 1, "SystemExit(text)": 1}
 
