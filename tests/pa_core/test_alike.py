@@ -69,7 +69,7 @@ def own_seed(case: Case) -> None:
 
 def own_temporary_folder(case: Case) -> None:
     """A new folder for temporary files, in which there is no state yet."""
-    case.arguments.update(resume_from=Path(tempfile.mkdtemp()), resume_missing="start")
+    case.arguments.update(resume_from=Path(tempfile.mkdtemp()) / "states", resume_missing="start")
 
 
 def own_workers(case: Case) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -113,6 +113,22 @@ def test_what_is_no_state_is_not_listed(tmp_path: Path) -> None:
 
     assert [record.update for record in folder.records()] == [10]
     assert _found(tmp_path) == (10, [])
+
+
+def test_folders_of_somebody_else_are_not_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dataset of a million files beside the states costs a look at its folder."""
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images" / "0.png").touch()
+    listed: list[Path] = []
+    original = Path.iterdir
+
+    def noted(folder: Path) -> Iterator[Path]:
+        listed.append(folder)
+        return original(folder)
+
+    monkeypatch.setattr(Path, "iterdir", noted)
+    assert StateFolder(tmp_path).records() == []
+    assert listed == [tmp_path]
 
 
 def test_a_listing_names_what_is_wrong(tmp_path: Path) -> None:

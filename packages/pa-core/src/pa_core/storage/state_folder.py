@@ -320,10 +320,12 @@ def _may_be_state(path: Path) -> bool:
 def _has_files_of_state(folder: Path) -> bool:
     """Whether it looks like a state whose manifest is damaged or missing, whatever it is called."""
     try:
+        if not (folder / DOCUMENTS).exists():  # of a folder that is somebody else's, the files may be many
+            return False
         names = {entry.name for entry in folder.iterdir()}
     except OSError:  # it may not be looked at
         return False
-    return DOCUMENTS in names and (MANIFEST in names or any(name.endswith(TENSORS) for name in names))
+    return MANIFEST in names or any(name.endswith(TENSORS) for name in names)
 
 
 def _may_be_remains(folder: Path) -> bool:
