@@ -164,7 +164,7 @@ def _divides(dataset: object) -> bool:
     classes = [
         one for one in type(dataset).__mro__ if one.__module__.partition(".")[0] not in ("builtins", "typing", "torch")
     ]
-    if any(one.__module__.partition(".")[0] in ("datasets", "torchdata", "webdataset") for one in classes):
+    if any(one.__module__.partition(".")[0] in _LIBRARIES_THAT_DIVIDE for one in classes):
         return True
     functions = [value for one in classes for value in vars(one).values() if inspect.isfunction(value)]
     return any(_names_worker_info(function) for function in functions)
