@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
 from pa_core.distributed import mailbox, shared_errors
-from pa_core.distributed.mailbox import Mailbox
+from pa_core.distributed.mailbox import Arrivals, Mailbox
 from pa_core.distributed.sign_of_life import Sign, Signs
 from pa_core.errors import OtherProcessError
 
@@ -55,3 +55,25 @@ def test_a_process_that_is_gone_is_not_waited_for() -> None:
     if dist.get_rank() == 0:
         with pytest.raises(OtherProcessError, match="rank 1, which has given no sign of life"):
             box.wait_for("receipt", 1)
+
+
+@pytest.mark.usefixtures("silent_process")
+def test_a_process_that_is_gone_before_it_has_come_is_not_waited_for() -> None:
+    """Whoever has come before gives up, and names it."""
+    arrivals = Arrivals()
+    if dist.get_rank() == 0:
+        with pytest.raises(OtherProcessError, match="rank 1, which has given no sign of life"):
+            arrivals.wait_for_all()
+
+
+def test_a_process_that_leaves_is_not_waited_for() -> None:
+    """The others learn of it; where all come, none of them does, whatever happened before."""
+    arrivals = Arrivals()
+    if dist.get_rank() == 0:
+        with pytest.raises(OtherProcessError, match="rank 1, which has raised an error"):
+            arrivals.wait_for_all()
+    else:
+        arrivals.leave()
+    again = Arrivals()
+    again.wait_for_all()
+    again.leave()

@@ -28,6 +28,7 @@ from pa_core import (
     CheckpointError,
     ConfigurationError,
     FolderInUseError,
+    OtherProcessError,
     Trainer,
     TrainerCallback,
     UnsupportedConfigurationError,
@@ -124,6 +125,22 @@ def test_an_interrupted_file_of_any_size_is_completed_to_the_last_byte(folder: P
         if count > 8 * BATCH_SIZE:
             assert sum(gather_objects(trainer.batches)) < batches
         assert not path.with_name(f"{path.name}.pieces").exists()
+
+
+@pytest.mark.runs_on("two_ranks")
+def test_a_failure_of_one_process_ends_the_others_and_all_of_them_may_try_again(folder: Path) -> None:
+    """They do not wait for pieces that nobody writes, and the next call completes the file."""
+    path, is_first = folder / "predictions.jsonl", trainer_with().is_main_process
+
+    def fail_on_the_second() -> None:
+        if not is_first:
+            raise OSError("no more room")
+
+    expected = (OtherProcessError, "rank 1, which has raised an error") if is_first else (OSError, "no more room")
+    with pytest.raises(expected[0], match=expected[1]):
+        trainer_with(Meanwhile(fail_on_the_second)).predict(numbers(20), BATCH_SIZE, write=path)
+    trainer_with().predict(numbers(20), BATCH_SIZE, write=path)
+    assert path.read_bytes() == lines_by_hand(20)
 
 
 KILLED = """

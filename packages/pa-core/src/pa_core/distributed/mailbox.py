@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 import torch.distributed as dist
@@ -15,11 +15,12 @@ from pa_core.distributed import shared_errors
 from pa_core.distributed.sign_of_life import Sign, Signs
 from pa_core.errors import OtherProcessError
 
-__all__ = ["Mailbox"]
+__all__ = ["Arrivals", "Mailbox"]
 
 _SECONDS_UNTIL_GONE = 15.0
 _SECONDS_BETWEEN_LOOKS: Final = (0.002, 0.1)
 """At first and at most."""
+_SECONDS_BETWEEN_COUNTS = 0.5
 
 _topics = itertools.count(1)
 
@@ -65,8 +66,8 @@ class Mailbox:
             OtherProcessError: That process gives no sign of life any more, or the one that keeps the messages is gone.
         """
         silence, pause = _Silence(), _SECONDS_BETWEEN_LOOKS[0]
-        while (message := self._find(key)) is None:
-            if silence.seconds(self._sign_of(rank)) > _SECONDS_UNTIL_GONE:
+        while (message := self.find(key)) is None:
+            if silence.seconds(self.signs_of_others().get(rank, Sign())) > _SECONDS_UNTIL_GONE:
                 raise _gone(rank)
             time.sleep(pause)
             pause = min(2 * pause, _SECONDS_BETWEEN_LOOKS[1])
@@ -84,13 +85,76 @@ class Mailbox:
         with _explained():
             self._store.delete_key(key)
 
-    def _find(self, key: str) -> str | None:
+    def find(self, key: str) -> str | None:
+        """Return a message if it is there.
+
+        Args:
+            key: What it is called.
+
+        Raises:
+            OtherProcessError: The process that keeps the messages is gone.
+        """
         with _explained():
             return self._store.get(key).decode() if self._store.check([key]) else None
 
-    def _sign_of(self, rank: int) -> Sign:
+    def count(self, key: str, step: int = 1) -> int:
+        """Return what all processes have counted so far.
+
+        Args:
+            key: What is counted.
+            step: How many more this process has; 0 to look.
+
+        Raises:
+            OtherProcessError: The process that keeps the numbers is gone.
+        """
         with _explained():
-            return self._signs.of_others().get(rank, Sign())
+            return self._store.add(key, step)
+
+    def signs_of_others(self) -> dict[int, Sign]:
+        """Return the last signs of life of the other processes by rank; of one that has given none, an empty one.
+
+        Raises:
+            OtherProcessError: The process that keeps them is gone.
+        """
+        with _explained():
+            return self._signs.of_others()
+
+
+class Arrivals:
+    """Lets each process come to a place when it is done with its share, however much later than the others.
+
+    Every process makes as many as the others, in the same order, and calls `wait_for_all` or `leave`. No process waits
+    in an exchange meanwhile, where the others would take it for one that hangs.
+    """
+
+    def __init__(self) -> None:
+        self._box = Mailbox()
+        self._has_come = False
+
+    def wait_for_all(self) -> None:
+        """Come, and return once all processes have.
+
+        Raises:
+            OtherProcessError: One of them has left, gives no sign of life any more, or kept the store and is gone.
+        """
+        self._has_come = True
+        self._box.count("come")
+        silences = {rank: _Silence() for rank in range(self._box.num_processes) if rank != self._box.rank}
+        pause = _SECONDS_BETWEEN_LOOKS[0]
+        while self._box.count("come", 0) < self._box.num_processes:
+            if (rank := self._box.find("left")) is not None:
+                raise _left(int(rank))
+            for other, sign in self._box.signs_of_others().items():
+                if silences[other].seconds(sign) > _SECONDS_UNTIL_GONE:
+                    raise _gone(other)
+            time.sleep(pause)
+            pause = min(2 * pause, _SECONDS_BETWEEN_COUNTS)
+
+    def leave(self) -> None:
+        """Tell the others that this process does not come; without effect if it has."""
+        if not self._has_come:
+            with suppress(OtherProcessError):  # nobody is there to be told
+                self._box.post("left", str(self._box.rank))
 
 
 class _Silence:
@@ -121,6 +185,15 @@ def _gone(rank: int) -> OtherProcessError:
     return OtherProcessError(
         "Another process is gone while this one waited for it.",
         given=f"rank {rank}, which has given no sign of life for {_SECONDS_UNTIL_GONE:g} seconds",
+        expected="all processes in the run until it ends on all of them",
+        do=f"See what rank {rank} printed last.",
+    )
+
+
+def _left(rank: int) -> OtherProcessError:
+    return OtherProcessError(
+        "Another process has failed while this one waited for it.",
+        given=f"rank {rank}, which has raised an error before it was done",
         expected="all processes in the run until it ends on all of them",
         do=f"See what rank {rank} printed last.",
     )

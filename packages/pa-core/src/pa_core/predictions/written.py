@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping
-from itertools import count
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, cast
 
@@ -13,7 +11,7 @@ from torch import Tensor
 
 from pa_core.distributed.collectives import num_processes, rank
 from pa_core.distributed.long_waits import do_while_others_wait
-from pa_core.distributed.shared_errors import store_of_processes
+from pa_core.distributed.mailbox import Arrivals
 from pa_core.errors import ArgumentTypeError, ConfigurationError
 from pa_core.predictions.columns import columns_of
 from pa_core.predictions.file_formats import FileFormat, format_of
@@ -28,8 +26,6 @@ __all__ = ["Writing", "require_nothing_to_write"]
 
 _MOST_PIECES = 1_000
 _MOST_SAMPLES = 65_536
-_LONGEST_PAUSE = 0.5  # seconds
-_times_waited = count()
 
 
 class Writing:
@@ -77,6 +73,7 @@ class Writing:
         suffix = ".done" if self.path is None else self.path.suffix
         self._folder = None if folder is None else PieceFolder(Path(folder).absolute(), self.pieces, suffix)
         self._other_pieces: Literal["error", "remove"] = other_pieces
+        self._arrivals: Arrivals | None = None
 
     @property
     def keeps_pieces(self) -> bool:
@@ -95,6 +92,7 @@ class Writing:
             FolderInUseError: Another run is writing them.
             ConfigurationError: The processes do not share the folder.
         """
+        self._arrivals = Arrivals() if num_processes() > 1 else None
         found: set[int] = set()
         if self._folder is not None:
             name = "a function" if self.path is None else self.path.suffix
@@ -145,14 +143,18 @@ class Writing:
         Raises:
             BatchOutputError: The pieces do not go together.
             OSError: The file cannot be written.
+            OtherProcessError: Another process has failed, or is gone, before it was done.
         """
-        _wait_for_everyone()
+        if self._arrivals is not None:
+            self._arrivals.wait_for_all()
         errors = do_while_others_wait(self._join if rank() == 0 else None)
         if errors[0] is not None:
             raise errors[0]
 
     def close(self) -> None:
-        """Let other runs write the same; without effect after `finish`."""
+        """Let other runs write the same, and the others fail that wait for this process; none of it after `finish`."""
+        if self._arrivals is not None:
+            self._arrivals.leave()
         if self._folder is not None:
             self._folder.close()
 
@@ -202,18 +204,6 @@ def _cut(num_samples: int, batch_size: int, samples_per_piece: int | None) -> Pi
         samples_per_piece = min(-(-num_samples // _MOST_PIECES), _MOST_SAMPLES)
     check_count("samples_per_piece", samples_per_piece)
     return Pieces(num_samples, batch_size, -(-samples_per_piece // batch_size))
-
-
-def _wait_for_everyone() -> None:
-    """Wait outside of any exchange: a process that predicts for longer is not taken for one that hangs."""
-    if num_processes() == 1:
-        return
-    store, key = store_of_processes(), f"pa_core/predictions/{next(_times_waited)}"
-    store.add(key, 1)
-    pause = 0.001
-    while store.add(key, 0) < num_processes():
-        time.sleep(pause)
-        pause = min(2 * pause, _LONGEST_PAUSE)
 
 
 def require_nothing_to_write(
