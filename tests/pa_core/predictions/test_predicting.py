@@ -18,6 +18,7 @@ from pa_core import (
     BatchMismatchError,
     ConfigurationError,
     EmptyDatasetError,
+    RanksDifferError,
     Trainer,
     TrainerCallback,
     gather_objects,
@@ -84,6 +85,18 @@ def test_each_sample_comes_once_in_order_whatever_the_number_of_samples() -> Non
         assert [name for batch in batches for name in batch.names] == [f"sample {i}" for i in range(count)]
         assert {batch.halves.dtype for batch in batches} == {torch.bfloat16}
         assert {tuple(batch.nothing.shape) for batch in batches} == {(0,)}
+
+
+@pytest.mark.runs_on("two_ranks")
+def test_processes_with_different_weights_are_refused() -> None:
+    """Predictions of two models would alternate, whether they are yielded or given to a function."""
+    trainer = trainer_of(nn.Linear(1, 1))
+    with torch.no_grad():
+        trainer.model.get_parameter("weight").fill_(trainer.process_index)
+    with pytest.raises(RanksDifferError, match="weights: "):
+        list(trainer.predict(numbers(5), 2))
+    with pytest.raises(RanksDifferError, match="weights: "):
+        trainer.predict(numbers(5), 2, write=lambda predictions, positions: None)
 
 
 @on_any_number_of_processes

@@ -68,6 +68,7 @@ class PredictionRun:
         numbers = torch.arange(trainer.process_index, steps * trainer.num_processes, trainer.num_processes)
         numbers.clamp_(max=len(pieces) - 1)
         with self._hooks.running(job):
+            require_alike(self._identity, trainer.device)
             self._call_event(TrainerCallback.on_prediction_run_start, num_batches=steps)
             for step, (number, batch) in enumerate(zip(numbers, self._loader(pieces, numbers), strict=True), start=1):
                 if not first.goes_on():
@@ -89,7 +90,7 @@ class PredictionRun:
             writing: What the predictions are written to.
         """
         with self._hooks.running(self._job) as wrapping, closing(writing):
-            identity = self._identity() if writing.keeps_pieces else {}
+            identity = self._identity() if writing.keeps_pieces or self._trainer.num_processes > 1 else {}
             require_alike(lambda: identity, self._trainer.device)
             remaining = writing.open(identity, self._trainer.print)
             if (found := writing.describe(remaining)) is not None:
