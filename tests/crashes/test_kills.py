@@ -76,7 +76,7 @@ WHOLE = [
     Configuration(ranks=2, accumulation=3, workers=2, every=(SECONDS,), data="weighted"),
     Configuration(ranks=2, every=(STEPS, EPOCHS), asynchronous=True, max_states=1, loop="one model", data="weighted"),
     Configuration(accumulation=3, workers=2, every=(STEPS,), asynchronous=True, max_states=2, data="token budget"),
-    Configuration(ranks=2, accumulation=3, workers=1, every=(SECONDS,), data="token budget"),
+    Configuration(ranks=3, accumulation=3, workers=1, every=(SECONDS,), data="token budget"),
     Configuration(every=(SECONDS,), workers=1, loop="one model", data="token budget"),
     Configuration(ranks=2, workers=2, every=(STEPS,), asynchronous=True, data="mixture"),
     Configuration(ranks=2, accumulation=3, workers=2, every=(SECONDS, EPOCHS), data="sharded files"),

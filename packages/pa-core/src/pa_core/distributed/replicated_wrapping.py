@@ -19,6 +19,7 @@ from pa_core.distributed.gradient_agreement import (
     synchronises_every_parameter,
 )
 from pa_core.distributed.gradient_exchange import GradientExchange, never_used
+from pa_core.distributed.summation_order import settle_summation_order
 from pa_core.distributed.wrapping import Carrier, ModelWrapping
 from pa_core.distributed.zero_pass import CallsOfStep, zero_pass
 from pa_core.errors import UnsupportedConfigurationError
@@ -84,6 +85,8 @@ class ReplicatedWrapping(ModelWrapping):
         if carrier is not None and synchronises_every_parameter(wrapped):
             carrier.join_backward_passes_of(wrapped)
             self.carrier = carrier
+        if trains_together:
+            settle_summation_order(wrapped, carrier)
         return wrapped
 
     def _create_carrier(self, plain_model: nn.Module, num_values: int) -> GradientAgreement | None:
