@@ -93,7 +93,7 @@ class Progress:
         >>> progress.finish_group(clock)
         >>> progress.finish_update(clock)
         >>> progress.position(Phase.STEP)
-        Position(phase=<Phase.STEP: 'step'>, epochs=0, updates=1, samples=16, steps=2)
+        Position(phase=<Phase.STEP: 'step'>, epochs=0, updates=1, samples=16, steps=2, eval_sets=())
     """
 
     updates: int = 0

@@ -50,6 +50,9 @@ def share_of_stream(loader: object) -> StreamShare | None:
     Example:
         >>> class Lines(IterableDataset[str]):
         ...     num_replicas, rank = 4, 1
+        ...
+        ...     def __iter__(self):
+        ...         yield from ["one of four lines"]
         >>> share_of_stream(DataLoader(Lines()))
         StreamShare(number=1, of=4)
     """

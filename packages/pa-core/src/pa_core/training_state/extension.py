@@ -49,7 +49,7 @@ def find_extension(
         >>> progress = Progress(updates=12, epochs=2, samples_in_epoch=16, steps_in_epoch=2)
         >>> extension = find_extension(ended, progress, num_steps=10, number_in_history=3, is_at_last_update=True)
         >>> extension.position
-        Position(phase=<Phase.STEP: 'step'>, epochs=1, updates=12, samples=16, steps=2)
+        Position(phase=<Phase.STEP: 'step'>, epochs=1, updates=12, samples=16, steps=2, eval_sets=())
     """
     is_unfinished = progress.steps_in_epoch > 0 and (num_steps is None or progress.steps_in_epoch < num_steps)
     if progress.epoch_under_way is not None:
