@@ -23,6 +23,8 @@ from pa_core.run_config import check_count
 __all__ = ["LengthGrouped"]
 
 _GROUPS_OF_WINDOW = 50
+_LEAST_GROUP = 2
+"""Of one sample, a group is no group: the order would be a random one."""
 
 
 class LengthGrouped(Order):
@@ -36,8 +38,8 @@ class LengthGrouped(Order):
 
     Args:
         lengths: The length of each sample, in the order of the dataset, in tokens or whatever is padded.
-        group_size: The number of samples of like length that stay together: best those of an update, which are
-            ``per_device_batch_size`` x processes x ``gradient_accumulation_steps``, or a multiple of them.
+        group_size: The number of samples of like length that stay together, at least 2: best those of an update, which
+            are ``per_device_batch_size`` x processes x ``gradient_accumulation_steps``, or a multiple of them.
         window: The number of samples that are sorted together, a multiple of ``group_size``; None for 50 groups. A
             larger window pads less, and has fewer lengths in a group.
 
@@ -47,7 +49,8 @@ class LengthGrouped(Order):
 
     Raises:
         ArgumentTypeError: The lengths are not numbers in one dimension.
-        ConfigurationError: A length is negative or no whole number, or the window is no multiple of a group.
+        ConfigurationError: A length is negative or no whole number, a group has less than two samples, or the window is
+            no multiple of a group.
 
     Example:
         >>> lengths = [3, 90, 4, 80, 5, 70]
@@ -59,7 +62,7 @@ class LengthGrouped(Order):
     name: ClassVar[str] = "length-grouped-v1"
 
     def __init__(self, lengths: Sequence[int] | Tensor, *, group_size: int, window: int | None = None) -> None:
-        check_count("group_size", group_size)
+        check_count("group_size", group_size, _LEAST_GROUP)
         self._lengths = lengths_of_samples(lengths)
         self.group_size: int = group_size
         self.window: int = _GROUPS_OF_WINDOW * group_size if window is None else window
