@@ -117,8 +117,10 @@ def test_its_identity_is_the_name_of_the_function_and_its_first_choice() -> None
         ([0.5, 1.0], ConfigurationError, r"float32 from choose\(2\)"),
         ([], EmptyDatasetError, r"choose\(2\) returned none"),
         ([False] * 10, EmptyDatasetError, r"choose\(2\) returned none"),
-        (None, ArgumentTypeError, r"choose\(2\) of type NoneType"),
-        ([[1, 2], [3, 4]], ArgumentTypeError, r"choose\(2\) of shape \(2, 2\)"),
+        (None, ArgumentTypeError, r"choose\(2\) of type NoneType(.|\n)*Return indices from choose"),
+        ({1, 2}, ArgumentTypeError, r"choose\(2\) of type set(.|\n)*Return indices from choose"),
+        (iter([1]), ArgumentTypeError, r"choose\(2\) of type list_iterator(.|\n)*Return indices from choose"),
+        ([[1, 2], [3, 4]], ArgumentTypeError, r"choose\(2\) of shape \(2, 2\)(.|\n)*Return indices from choose"),
     ],
 )
 def test_what_is_no_choice_is_refused(chosen: Any, kind: type[ExplainedError], named: str) -> None:

@@ -207,6 +207,8 @@ def test_labels_that_are_no_integers_are_refused(labels: Any) -> None:
 
 def test_class_balance_that_cannot_be_had_is_refused() -> None:
     """No labels, too short an epoch, and labels of another dataset are refused by their numbers."""
+    with pytest.raises(ArgumentTypeError, match=r"Number the classes: numbers = \{name"):
+        ClassBalanced(["cat", "dog", "cat"])  # type: ignore[list-item]  # pyright: ignore[reportArgumentType]  # on purpose
     with pytest.raises(EmptyDatasetError, match="0 labels"):
         ClassBalanced([])
     with pytest.raises(ConfigurationError, match="num_samples=2 and 3 classes"):

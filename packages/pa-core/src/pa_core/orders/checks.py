@@ -14,13 +14,16 @@ from pa_core.orders.order import Order
 __all__ = ["and_more", "check_one_for_each_sample", "check_range", "check_size_of_epoch", "column", "takes_each_once"]
 
 
-def column(name: str, values: Tensor | Sequence[Any], dtype: torch.dtype | None = None) -> Tensor:
+def column(
+    name: str, values: Tensor | Sequence[Any], dtype: torch.dtype | None = None, do: str | None = None
+) -> Tensor:
     """Return numbers that were given for the samples of a dataset as a tensor on the CPU.
 
     Args:
         name: The name of the argument.
         values: What was passed for it.
         dtype: What to convert them to; None for what they are.
+        do: What to do where they are something else; None for what to do about an argument.
 
     Raises:
         ArgumentTypeError: They are not numbers in one dimension.
@@ -32,14 +35,14 @@ def column(name: str, values: Tensor | Sequence[Any], dtype: torch.dtype | None 
             f"An order takes its {name} as numbers.",
             given=f"{name} of type {type(values).__name__}: {error}",
             expected="a tensor of one dimension, or a sequence of numbers, with one for each sample of the dataset",
-            do=f"Pass {name}=torch.tensor([...]).",
+            do=do or f"Pass {name}=torch.tensor([...]).",
         ) from error
     if given.dim() != 1:
         raise ArgumentTypeError(
             f"An order takes its {name} in one dimension.",
             given=f"{name} of shape {tuple(given.shape)}",
             expected="one number for each sample of the dataset",
-            do=f"Pass {name}.flatten(), if that has one number for each sample.",
+            do=do or f"Pass {name}.flatten(), if that has one number for each sample.",
         )
     return given
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -54,7 +54,7 @@ class ClassBalanced(Order):
     equal_epochs: ClassVar[bool] = True
 
     def __init__(self, labels: Tensor | Sequence[int], *, num_samples: int | None = None) -> None:
-        given = column("labels", labels)
+        given = column("labels", labels, do=_number_names(labels))
         if given.numel() == 0:
             raise EmptyDatasetError(
                 "There is no class to take samples from.",
@@ -89,6 +89,18 @@ class ClassBalanced(Order):
 
 class _ClassBalancedEpoch(EpochOfSources):
     algorithm = ClassBalanced.name
+
+
+def _number_names(labels: object) -> str | None:
+    """What to do about labels that are strings; None for others."""
+    if isinstance(labels, Tensor) or not isinstance(labels, Iterable):
+        return None
+    if not isinstance(next(iter(cast("Iterable[object]", labels)), None), str):
+        return None
+    return (
+        "Number the classes: numbers = {name: number for number, name in enumerate(sorted(set(labels)))}, and pass "
+        "[numbers[name] for name in labels]."
+    )
 
 
 def _equal_counts(num_samples: int, num_classes: int) -> Tensor:

@@ -21,6 +21,7 @@ __all__ = ["Chosen", "Curriculum"]
 Chosen: TypeAlias = Tensor | Sequence[int] | Sequence[bool]
 """The indices of samples, or whether each sample of the dataset is among them."""
 
+_WHAT_TO_RETURN = "Return indices from choose, or a mask: a tensor or a list of one dimension."
 _DRAWS = -6  # extends the key of an epoch for what is drawn while its samples are chosen
 
 
@@ -77,7 +78,7 @@ class Curriculum(Order):
     def _chosen(self, epoch: int, key: int) -> Tensor:
         with preserve_rng_state():
             seed_rng(key)
-            return column(f"choose({epoch})", self.choose(epoch))
+            return column(f"choose({epoch})", self.choose(epoch), do=_WHAT_TO_RETURN)
 
     @override
     def parameters(self) -> Mapping[str, object]:
