@@ -247,6 +247,8 @@ def test_the_order_is_in_the_training_state_and_is_resumed(tmp_path: Path) -> No
         with pytest.raises(CheckpointError, match="order") as refused:
             trained(order=other, resume_from=tmp_path)
         assert_explained(refused.value)
+    with pytest.raises(CheckpointError, match=r"order=Sequential\(\)(.|\n)*order=rotated-v1"):
+        trained(order=Sequential(), resume_from=tmp_path)
     assert trained(order=Rotated(1), resume_from=tmp_path, resume_allow=("order",)) == rotated(1, 2)[6:]
     shuffled = trained(resume_from=tmp_path, resume_allow=("order",))
     assert len(shuffled) == 18

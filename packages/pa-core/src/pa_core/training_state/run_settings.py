@@ -151,10 +151,17 @@ def compare_settings(saved: Mapping[str, Any], asked: Mapping[str, Any]) -> list
     """
     differences: list[Difference] = []
     for name in (*asked, *(name for name in saved if name not in asked)):
-        before, now = saved.get(name), asked.get(name)
+        before, now = _setting(saved, name), _setting(asked, name)
         if before != now:
             differences.append(Difference(name, before, now, before if name in _KEPT else now))
     return differences
+
+
+def _setting(settings: Mapping[str, Any], name: str) -> Any:
+    """The value of a setting; plain orders have none of their own, as whether samples are shuffled tells them."""
+    if name == "order" and name not in settings and settings.get("shuffle") is not None:
+        return "Shuffled()" if settings["shuffle"] else "Sequential()"
+    return settings.get(name)
 
 
 def check_resume_overrides(allowed: Collection[str]) -> None:
