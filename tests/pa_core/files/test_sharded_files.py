@@ -148,6 +148,8 @@ def test_what_is_wrong_with_files_is_said(tmp_path: Path) -> None:
         ShardedFiles(tmp_path / "none.jsonl", JsonLines())
     with pytest.raises(ShardError, match=r"named twice(.|\n)*00.jsonl"):
         ShardedFiles([pattern, tmp_path / "00.jsonl"], JsonLines())
+    with pytest.raises(ShardError, match=r"named twice(.|\n)*00.jsonl"):
+        ShardedFiles([tmp_path / "00.jsonl", f"{tmp_path}/./00.jsonl", tmp_path / "01.jsonl"], JsonLines())
     with pytest.raises(ShardError, match="folder was given"):
         ShardedFiles(tmp_path, JsonLines())
     with pytest.raises(ShardError, match="no files"):

@@ -94,11 +94,15 @@ def find_files(paths: Iterable[str | os.PathLike[str]], options: Mapping[str, An
     """
     whole = (one for path in paths for one in _numbered(os.fspath(path)))
     found = [file for path in whole for file in _fitting(path, options)]
-    twice = next((file for file in found if found.count(file) > 1), None) if len(set(found)) < len(found) else None
-    if twice is not None:
+    places: set[str] = set()
+    for file in found:
+        place = file if is_url(file) else os.path.abspath(file)  # noqa: PTH100 - Path.absolute() keeps ".."
+        if place not in places:
+            places.add(place)
+            continue
         raise ShardError(
             "A file is named twice.",
-            given=twice,
+            given=file,
             expected="each file once",
             do="Pass each path, and each pattern, once.",
         )
