@@ -317,6 +317,23 @@ def test_pieces_of_other_predictions_are_refused_or_removed(folder: Path) -> Non
     assert path.read_bytes() == lines_by_hand(21)
 
 
+@pytest.mark.parametrize("kept", [0, 9, -1])
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
+def test_a_damaged_piece_is_named_and_predicted_again_once_it_is_removed(suffix: str, kept: int, folder: Path) -> None:
+    """As a full disk or a copy leaves one behind; the file is that of an undisturbed run."""
+    whole = trainer_with().predict(numbers(20), BATCH_SIZE, write=folder / f"whole.{suffix}")
+    path = folder / f"p.{suffix}"
+    with pytest.raises(OSError, match="no more room"):
+        trainer_with(FailsAfter(3)).predict(numbers(20), BATCH_SIZE, write=path)
+    piece = min(path.with_name(f"{path.name}.pieces").glob(f"*.{suffix}"))
+    piece.write_bytes(piece.read_bytes()[:kept])
+    with pytest.raises(CheckpointError, match=f"{piece.name}(.|\n)*Remove this file"):
+        trainer_with().predict(numbers(20), BATCH_SIZE, write=path)
+    piece.unlink()
+    trainer_with().predict(numbers(20), BATCH_SIZE, write=path)
+    assert path.read_bytes() == whole.read_bytes()
+
+
 class Meanwhile(TrainerCallback):
     """Does something after the first batch."""
 

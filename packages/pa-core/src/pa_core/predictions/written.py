@@ -142,6 +142,7 @@ class Writing:
 
         Raises:
             BatchOutputError: The pieces do not go together.
+            CheckpointError: A piece is damaged.
             OSError: The file cannot be written.
             OtherProcessError: Another process has failed, or is gone, before it was done.
         """
