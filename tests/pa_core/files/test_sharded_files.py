@@ -146,6 +146,9 @@ def test_what_is_wrong_with_files_is_said(tmp_path: Path) -> None:
         ShardedFiles(str(tmp_path / "*.json"), JsonLines())
     with pytest.raises(ShardError, match=r"missing(.|\n)*none.jsonl"):
         ShardedFiles(tmp_path / "none.jsonl", JsonLines())
+    with_counts = ShardedFiles(tmp_path / "none.jsonl", JsonLines(), counts=[3])  # nothing is read at the start
+    with pytest.raises(ShardError, match=r"missing(.|\n)*none.jsonl"):
+        _ = with_counts[0]
     with pytest.raises(ShardError, match=r"named twice(.|\n)*00.jsonl"):
         ShardedFiles([pattern, tmp_path / "00.jsonl"], JsonLines())
     with pytest.raises(ShardError, match=r"named twice(.|\n)*00.jsonl"):

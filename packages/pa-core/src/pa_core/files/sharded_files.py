@@ -66,7 +66,8 @@ class ShardedFiles(Dataset[_SampleT_co]):
         default_order: The order of the training, where no other one is asked for.
 
     Raises:
-        ShardError: A pattern fits no file, a file is missing or damaged, or ``counts`` are wrong.
+        ShardError: A pattern fits no file, a file is named twice, or one is missing or damaged. With ``counts``, a
+            file is looked at when a sample of it is read: what is wrong is an error of ``dataset[index]`` then.
         EmptyDatasetError: There is no sample.
         ConfigurationError: A number is out of its range.
 
