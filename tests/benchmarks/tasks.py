@@ -232,7 +232,7 @@ MAX_TOKENS = 512
 
 def sentences() -> Task:
     """Texts of many lengths, in batches of at most so many tokens; the size of a batch is the mean."""
-    model = NextToken()
+    model = NextToken(width=128)
     return Task(model, AdamW(model.parameters(), lr=1e-3), nn.CrossEntropyLoss(), Sentences(1600), 18, num_epochs=1)
 
 
