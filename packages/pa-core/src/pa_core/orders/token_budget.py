@@ -26,7 +26,7 @@ __all__ = ["TokenBudget"]
 
 _BATCHES = -1  # extends the key of an epoch for the order of its batches, where buckets are numbered from 0
 _CHUNK = 8192  # some 5 ms
-_MIXED_BATCHES, _MOST_CELLS = 4, 8
+_MIXED_BATCHES, _MOST_CELLS = 2, 8
 
 
 class TokenBudget(Order):
@@ -38,7 +38,7 @@ class TokenBudget(Order):
     mean over all tokens of the update, on any number of processes.
 
     Samples are put into buckets by their length, on a grid that grows geometrically; up to eight neighbours that hold
-    fewer than four batches are joined. In each epoch the samples of a bucket are shuffled, and so are the batches. So
+    fewer than two batches are joined. In each epoch the samples of a bucket are shuffled, and so are the batches. So
     the samples of a batch are new in every epoch where buckets hold many batches, and recur where they hold few.
 
     The number of batches is the same in every epoch, for every seed and on every number of processes. One process takes
@@ -54,8 +54,8 @@ class TokenBudget(Order):
         max_samples: The largest number of samples in a batch, for samples that are very short; None for any.
         pad_to_multiple_of: What the ``collate_fn`` rounds the length of a batch up to.
         bucket_growth: The longest length of a cell of the grid over that of the cell before it. A larger number mixes
-            samples of more lengths, and pads more. By default, some hundred thousand samples have 0.5% padding, and
-            twenty thousand 5%.
+            samples of more lengths, and pads more. By default, batches of some ten thousand samples have 1 to 2% more
+            padding than batches of samples that are sorted.
 
     Raises:
         ConfigurationError: A sample is longer than ``max_tokens``, or an argument is out of its range.
