@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -135,7 +136,8 @@ def test_shares_that_are_lost_are_warned_of(data: Any, holder: str) -> None:
     """Within another dataset, or in a loader with an order of its own, a mixture loses its shares."""
     model = nn.Linear(1, 1)
     trainer = Trainer(model, nn.MSELoss(), SGD(model.parameters(), lr=1e-5), callbacks=[])
-    with pytest.warns(UserWarning, match=f"The order of a Mixture, mixture-v1, has no effect in {holder}") as warned:
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")  # on several processes, a loader is warned of for another reason too
         trainer.train(data, 1)
-    assert len(warned) == 1
-    assert warned[0].filename == __file__
+    text = f"The order of a Mixture, mixture-v1, has no effect in {holder}"
+    assert [one.filename for one in warned if str(one.message).startswith(text)] == [__file__]
