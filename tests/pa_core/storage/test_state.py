@@ -126,7 +126,7 @@ def test_the_library_reads_the_tensor_files(tmp_path: Path) -> None:
 def test_a_state_can_be_verified_with_other_tools(tmp_path: Path) -> None:
     """The way that the documentation shows needs nothing of ours, and sees damage."""
     _write(tmp_path / "state")
-    page = Path(__file__).parents[3] / "docs" / "training-state-format.md"
+    page = Path(__file__).parents[3] / "docs" / "maintainers" / "training-state-format.md"
     shown: dict[str, Any] = {}
     exec(page.read_text().split("```python\n")[1].split("```")[0], shown)
 

@@ -79,7 +79,7 @@ def test_each_process_writes_its_pieces_and_together_they_are_the_state(
 
 def test_the_page_of_the_format_tells_how_to_put_a_tensor_together(shared_tmp_path: Path) -> None:
     """Its code reads with other tools what the processes wrote."""
-    page = Path(__file__).parents[3] / "docs" / "training-state-format.md"
+    page = Path(__file__).parents[3] / "docs" / "maintainers" / "training-state-format.md"
     code = next(code for code in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL) if "def whole" in code)
     names: dict[str, Any] = {}
     exec(code, names)

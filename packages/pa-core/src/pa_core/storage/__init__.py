@@ -1,6 +1,6 @@
 """What is on disk: files and training states that are either whole or absent, and nothing that runs code when read.
 
-Usable without a trainer. A training state is a directory, described in ``docs/training-state-format.md``.
+Usable without a trainer. A training state is a directory, described in ``docs/maintainers/training-state-format.md``.
 """
 
 from __future__ import annotations
