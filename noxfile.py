@@ -97,12 +97,14 @@ UV = shutil.which("uv") or shutil.which("uv", path=Path(sys.executable).parent)
 AT_A_TIME = ("--numprocesses=auto", "--dist=worksteal")  # as many tests as the machine has cores
 CPU = {"ACCELERATE_USE_CPU": "true", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
 
+OFFLINE = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+
 TEST_TOOLS = ("hypothesis>=6.140", "pytest>=9", "pytest-cov>=7", "pytest-timeout>=2.4", "pytest-xdist>=3.8")
 LINT_TOOLS = ("import-linter>=2.13", "ruff")
 BUILD_TOOLS = ("build>=1.3", "hatchling>=1.27", "twine>=6.2", *TEST_TOOLS)
 DOCS_TOOLS = ("furo>=2025.9", "myst-parser>=4", "sphinx>=8.2")
 TRACKERS = ("mlflow", "trackio", "wandb")
-STRANGERS = ("datasets", "peft", "scikit-learn", "timm", "torchvision", "transformers")
+STRANGERS = ("datasets", "optuna", "peft", "scikit-learn", "timm", "torchvision", "transformers")
 PEERS = {
     "pytorch_accelerated": ("torch", "pytorch-accelerated"),
     "lightning": ("torch", "lightning"),
@@ -265,7 +267,7 @@ def types(session: nox.Session) -> None:
     sources = [f"packages/{one.name}/src" for one in DISTRIBUTIONS]
     environment.run_side_by_side(
         ["pyright", "--pythonpath", str(environment.interpreter)],
-        ["mypy", *sources, "tests", "examples", "docs/conf.py", "noxfile.py"],
+        ["mypy", *sources, "tests", "examples", "tools", "docs/conf.py", "noxfile.py"],
     )
 
 
@@ -314,8 +316,9 @@ def coverage(session: nox.Session) -> None:
 
 @nox.session
 def examples(session: nox.Session) -> None:
-    """Run each example in every way that a user can launch it."""
-    everything(session).run("python", "-m", "pytest", "tests/examples", *AT_A_TIME, *session.posargs)
+    """Run each example in every way that a user can launch it, with the packages of others that some of them need."""
+    pytest = ["pytest", "tests/examples", *AT_A_TIME, *session.posargs]
+    beside_strangers(session).run("python", "-m", *pytest, env=OFFLINE)
 
 
 @nox.session
@@ -369,11 +372,9 @@ def trackers(session: nox.Session) -> None:
 @nox.session
 def strangers(session: nox.Session) -> None:
     """Run scripts of users of timm and transformers, with the packages themselves, in each cell of the matrix."""
-    build_wheels(session)
-    environment = Environment(session, "strangers")
-    environment.install_for_tests(DISTRIBUTIONS, *STRANGERS)
+    environment = beside_strangers(session)
     for cell in CELLS:
-        env = {**cell.env, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+        env = {**cell.env, **OFFLINE}
         pytest = ["pytest", "tests/strangers", f"--cell={cell.name}", *session.posargs]
         run_in_cell(environment, Cell(cell.name, cell.ranks, env), pytest)
 
@@ -515,6 +516,16 @@ def everything(session: nox.Session) -> Environment:
         build_wheels(session)
         environment.install_for_tests(DISTRIBUTIONS, *LINT_TOOLS, *TYPE_TOOLS, *DOCS_TOOLS)
         READY.add("everything")
+    return environment
+
+
+def beside_strangers(session: nox.Session) -> Environment:
+    """The environment with all wheels, and with the packages of others that examples and users' scripts train with."""
+    environment = Environment(session, "strangers")
+    if "strangers" not in READY:
+        build_wheels(session)
+        environment.install_for_tests(DISTRIBUTIONS, *STRANGERS)
+        READY.add("strangers")
     return environment
 
 

@@ -8,6 +8,11 @@ average stays in the middle. This file runs unchanged in one process or several;
 over all of them, so that two train as one does with twice the batch size:
 
     torchrun --nproc-per-node 2 examples/average_weights.py
+
+It prints at the end:
+
+    Recognised 96.0% of the test digits with the last weights
+    Recognised 98.0% of the test digits with the best average
 """
 
 from __future__ import annotations

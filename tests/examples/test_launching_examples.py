@@ -1,4 +1,4 @@
-"""An example, unchanged, runs in every way that a user can launch it."""
+"""Examples, unchanged, run in every way that a user can launch them, and print what they say that they print."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.examples.ways import EXAMPLES, WAYS, launch_example
 from tests.launching import free_port, run_command
-
-EXAMPLES = Path(__file__).parents[2] / "examples"
+from tests.support.printed import is_end_of, shown_in_docstring
 
 NOTEBOOK_CELL = """
 import runpy, sys
@@ -39,7 +39,7 @@ ACCELERATE_TWO = [*ACCELERATE, "--multi_gpu", "--num_processes=2", "--num_machin
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]
 ON_CPU = {"ACCELERATE_USE_CPU": "true"}
 
-WAYS = {
+WAYS_OF_THE_FIRST = {
     "python": Way([sys.executable]),
     "accelerate launch": Way(ACCELERATE),
     "accelerate launch, bf16": Way([*ACCELERATE, "--mixed_precision=bf16"], precision="bf16"),
@@ -60,7 +60,7 @@ COVERED_BY_OTHERS = {"accelerate launch, bf16", "accelerate launch on two ranks"
     "way",
     [
         pytest.param(way, id=name, marks=[pytest.mark.whole_proof] if name in COVERED_BY_OTHERS else [])
-        for name, way in WAYS.items()
+        for name, way in WAYS_OF_THE_FIRST.items()
     ],
 )
 def test_the_first_example_runs_in_every_way(way: Way, tmp_path: Path) -> None:
@@ -76,9 +76,38 @@ def test_the_first_example_runs_in_every_way(way: Way, tmp_path: Path) -> None:
     assert float(result) >= 95.0
 
 
+@dataclass(frozen=True)
+class Short:
+    """Arguments with which an example ends soon, and whether it needs a package that imports torchvision."""
+
+    arguments: tuple[str, ...] = ("--epochs=1",)
+    beside_torchvision: bool = False
+
+
+LAUNCHES = {
+    "average_weights": Short(),
+    "distillation": Short(),
+    "gan": Short(),
+    "train_digits": Short(),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", LAUNCHES)
+def test_an_example_prints_what_its_docstring_shows(name: str, way: str, tmp_path: Path) -> None:
+    """However it is launched, its last lines are those of its docstring, but for the numbers in them."""
+    short = LAUNCHES[name]
+    launched = launch_example(
+        name, *short.arguments, way=way, folder=tmp_path, beside_torchvision=short.beside_torchvision
+    )
+
+    assert launched.status == 0
+    expected = shown_in_docstring(EXAMPLES / f"{name}.py")
+    assert is_end_of(launched.output, expected), f"expected at the end:\n{expected}\n\nprinted:\n{launched.output}"
+
+
 def test_each_example_has_tests_of_its_own() -> None:
-    """In a file of its name, which runs it; a folder of examples has one file."""
-    folders = {path.name for path in EXAMPLES.iterdir() if any(path.glob("*.py"))}
-    examples = {path.stem for path in EXAMPLES.glob("*.py")} | folders
+    """In a file of its name, which tests what it promises beside what it prints."""
+    examples = {path.stem for folder in (EXAMPLES, EXAMPLES / "trials") for path in folder.glob("*.py")}
     tested = {path.stem.removeprefix("test_") for path in Path(__file__).parent.glob("test_*.py")}
-    assert examples == tested - {"launching_examples"}
+    assert examples - tested == set()

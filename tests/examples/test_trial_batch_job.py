@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.examples.trials import EXAMPLES, WAYS, launch_example
+from tests.examples.ways import EXAMPLES, WAYS, launch_example
 from tests.launching import Launch
 
 PREEMPTED = """
@@ -40,7 +40,7 @@ def newest_weights(folder: Path) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("way", WAYS)
 def test_it_is_tried_on_one_batch(way: str, tmp_path: Path) -> None:
     """Without the flag it ends at once, with a checkpoint after its only batch."""
-    launched = launch_example("trial_batch_job", way=way, folder=tmp_path)
+    launched = launch_example("trials/trial_batch_job", way=way, folder=tmp_path)
 
     assert launched.status == 0
     assert len(list((tmp_path / "outputs").rglob("state_dict.pth"))) == 1
@@ -48,7 +48,7 @@ def test_it_is_tried_on_one_batch(way: str, tmp_path: Path) -> None:
 
 def test_a_preempted_job_resumes_to_the_same_weights(launch: Launch) -> None:
     """SIGTERM in batch 30 ends it with status 75; it continues after that batch, and ends as one that is left alone."""
-    job = EXAMPLES / "trial_batch_job.py"
+    job = EXAMPLES / "trials" / "trial_batch_job.py"
     preempted = launch(PREEMPTED, "30", str(job), "--job=preempted", "--epochs=2")
     resumed = launch(PREEMPTED, "30", str(job), "--job=preempted", "--epochs=2")  # which trains no batch 30 again
     undisturbed = launch(job, "--job=undisturbed", "--epochs=2")
@@ -61,7 +61,7 @@ def test_a_preempted_job_resumes_to_the_same_weights(launch: Launch) -> None:
 
 def test_all_ranks_of_a_preempted_job_leave_together(launch: Launch) -> None:
     """One of two gets the SIGTERM, both save; torchrun tells the status of the first to end, and ends the other."""
-    preempted = launch(PREEMPTED, "30", str(EXAMPLES / "trial_batch_job.py"), "--job=preempted", ranks=2)
+    preempted = launch(PREEMPTED, "30", str(EXAMPLES / "trials" / "trial_batch_job.py"), "--job=preempted", ranks=2)
 
     assert re.search(r"exitcode\s*: 75", preempted.output), preempted.output
     assert newest_weights(launch.folder / "preempted")

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.examples.trials import WAYS, launch_example
+from tests.examples.ways import WAYS, launch_example
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_the_digits_are_recognised(way: str, tmp_path: Path) -> None:
     """Each validation is reported once, and the best checkpoint is kept beside the last one."""
-    launched = launch_example("trial_digits", "--epochs=3", way=way, folder=tmp_path)
+    launched = launch_example("trials/trial_digits", "--epochs=3", way=way, folder=tmp_path)
 
     assert launched.status == 0
     reported = re.findall(r"Epoch (\d): recognised ([\d.]+)% of the validation digits", launched.output)

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.examples.trials import WAYS, launch_example
+from tests.examples.ways import WAYS, launch_example
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_each_digit_is_counted_once(way: str, tmp_path: Path) -> None:
     """After each epoch there is one line of metrics over all 297 digits."""
-    launched = launch_example("trial_reducers", "--epochs=3", way=way, folder=tmp_path)
+    launched = launch_example("trials/trial_reducers", "--epochs=3", way=way, folder=tmp_path)
 
     assert launched.status == 0
     reported = re.findall(

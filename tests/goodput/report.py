@@ -35,7 +35,7 @@ class Variant:
 VARIANTS = (
     Variant("digits, as most scripts begin", "digits", ("--collecting",)),
     Variant("digits, no garbage collected while importing", "digits"),
-    Variant("digits, by `keep_running.py`", "digits", starter="examples/keep_running.py"),
+    Variant("digits, by `keep_running.py`", "digits", starter="tools/keep_running.py"),
     Variant("images, no garbage collected while importing", "images"),
 )
 

@@ -15,7 +15,7 @@ PAGES = [*sorted(ROOT.glob("docs/**/*.md")), ROOT / "README.md", *sorted(ROOT.gl
 def test_each_file_of_the_repository_that_a_page_names_exists(page: Path) -> None:
     """Whoever follows the name of a file finds it."""
     text = page.read_text()
-    named = {ROOT / name for name in re.findall(r"`((?:docs|examples|packages|tests)/[\w./-]+)`", text)}
+    named = {ROOT / name for name in re.findall(r"`((?:docs|examples|packages|tests|tools)/[\w./-]+)`", text)}
     if page.name == "README.md":  # links of the other pages are checked by Sphinx
         named |= {page.parent / link for link in re.findall(r"\]\((?!http)([^)#]+)", text)}
     assert [path.relative_to(ROOT).as_posix() for path in sorted(named) if not path.exists()] == []

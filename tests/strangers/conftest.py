@@ -2,32 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
-from typing import Any, cast
-
 import pytest
-import torch
 import torch.distributed as dist
 
-OPERATORS: Any = cast("Any", torch.library).Library("torchvision", "FRAGMENT")
-"""It has to live as long as the operators that are declared in it."""
+from tests.support.beside_torchvision import make_torchvision_importable
 
 
 def pytest_configure() -> None:
-    """Make torchvision importable, which timm and transformers import.
-
-    Its compiled part does not load beside a torch that was built otherwise. Its Python part does, once the operators
-    that it registers itself for are declared; none of them is called here.
-    """
-    try:
-        importlib.import_module("torchvision")
-    except RuntimeError:
-        for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
-            del sys.modules[name]
-        OPERATORS.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        OPERATORS.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        importlib.import_module("torchvision")
+    """Let timm and transformers import torchvision."""
+    make_torchvision_importable()
 
 
 @pytest.fixture

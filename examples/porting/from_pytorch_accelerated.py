@@ -5,9 +5,9 @@ early stopping, and metrics in a callback. Nothing but the imports of `pytorch_a
 runs on; the last line that it prints says which one that was. It needs pa-compat[examples], and runs unchanged in one
 process or several, in full or mixed precision:
 
-    python examples/from_pytorch_accelerated.py
-    accelerate launch --mixed_precision bf16 examples/from_pytorch_accelerated.py
-    torchrun --nproc-per-node 2 examples/from_pytorch_accelerated.py
+    python examples/porting/from_pytorch_accelerated.py
+    accelerate launch --mixed_precision bf16 examples/porting/from_pytorch_accelerated.py
+    torchrun --nproc-per-node 2 examples/porting/from_pytorch_accelerated.py
 """
 
 from __future__ import annotations

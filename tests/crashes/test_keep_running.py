@@ -1,4 +1,4 @@
-"""The example that starts a killed script again does so from a process that has torch, and leaves other ends alone."""
+"""The program that starts a killed script again does so from a process that has torch, and leaves other ends alone."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.launching import Launch
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "keep_running.py"
+KEEP_RUNNING = Path(__file__).parents[2] / "tools" / "keep_running.py"
 
 TRAINING = """
 import os, random, signal, sys
@@ -38,7 +38,7 @@ def test_a_killed_script_goes_on_and_a_preempted_one_ends(launch: Launch, tmp_pa
     """It resumes in a process that has torch and draws of its own; SIGTERM reaches it, and its status is handed on."""
     script = tmp_path / "train.py"
     script.write_text(TRAINING)
-    launched = launch(EXAMPLE, str(script), "--an=option")
+    launched = launch(KEEP_RUNNING, str(script), "--an=option")
 
     assert launched.status == 75, launched.output
     starts = [line for line in launched.output.splitlines() if line.startswith("torch is there:")]
@@ -52,7 +52,7 @@ def test_a_script_that_is_killed_again_and_again_is_not_started_for_ever(launch:
     """Three kills, each within seconds, are a script that needs more than the machine has."""
     script = tmp_path / "train.py"
     script.write_text("import os, signal\nprint('begins', flush=True)\nos.kill(os.getpid(), signal.SIGKILL)\n")
-    launched = launch(EXAMPLE, str(script))
+    launched = launch(KEEP_RUNNING, str(script))
 
     assert launched.status == 137
     assert launched.output.count("begins") == 3

@@ -3,9 +3,9 @@
 The 1,797 digits of 8 x 8 pixels come inside scikit-learn, so that nothing is downloaded. This file runs unchanged in
 one process or several:
 
-    python examples/trial_digits.py
-    accelerate launch examples/trial_digits.py
-    torchrun --nproc-per-node 2 examples/trial_digits.py
+    python examples/trials/trial_digits.py
+    accelerate launch examples/trials/trial_digits.py
+    torchrun --nproc-per-node 2 examples/trials/trial_digits.py
 """
 
 from __future__ import annotations

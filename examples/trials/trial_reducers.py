@@ -3,9 +3,9 @@
 What a `MetricReducer` and a function reduce is gathered from all processes, so that the metrics are those of all
 validation digits, however many processes share them. This file runs unchanged in one process or several:
 
-    python examples/trial_reducers.py
-    accelerate launch examples/trial_reducers.py
-    torchrun --nproc-per-node 2 examples/trial_reducers.py
+    python examples/trials/trial_reducers.py
+    accelerate launch examples/trials/trial_reducers.py
+    torchrun --nproc-per-node 2 examples/trials/trial_reducers.py
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
 Without the flag, it trains and validates on a single batch, which shows in a second whether everything fits together.
 With it, the job trains to its end, and saves checkpoints in the folder:
 
-    python examples/trial_batch_job.py
-    python examples/trial_batch_job.py --job runs/digits
-    torchrun --nproc-per-node 2 examples/trial_batch_job.py --job runs/digits
+    python examples/trials/trial_batch_job.py
+    python examples/trials/trial_batch_job.py --job runs/digits
+    torchrun --nproc-per-node 2 examples/trials/trial_batch_job.py --job runs/digits
 
 Most schedulers announce by a SIGTERM that they need the machine. The job then saves a checkpoint and ends with status
 75, which asks for being started again. Started again, also after a crash, it resumes from its newest checkpoint, and

@@ -1,6 +1,6 @@
 """Run a training script, and start it again whenever it is killed: a few tenths of a second later it trains.
 
-    python examples/keep_running.py train.py --epochs 100
+    python keep_running.py train.py --epochs 100
 
 Most of the time from a kill to the next update is spent on importing torch. This program imports it once, and starts
 the script by forking itself. The script stays as it is: it saves training states and passes `resume_from`. It has to

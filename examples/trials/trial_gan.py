@@ -4,9 +4,9 @@ A generator makes digits, and a discriminator tells them from scanned ones. Each
 its own. Both are in the checkpoints, and the gradients of both are averaged over the processes. This file runs
 unchanged in one process or several:
 
-    python examples/trial_gan.py
-    accelerate launch examples/trial_gan.py
-    torchrun --nproc-per-node 2 examples/trial_gan.py
+    python examples/trials/trial_gan.py
+    accelerate launch examples/trials/trial_gan.py
+    torchrun --nproc-per-node 2 examples/trials/trial_gan.py
 """
 
 from __future__ import annotations
