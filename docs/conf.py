@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for docs.pictures
+
 project = "pytorch-accelerated, in parts"
 project_copyright = "the authors"
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "docs.pictures.directive"]
 myst_heading_anchors = 2  # for links such as when-training-fails.md#signals
 exclude_patterns = ["_build", "maintainers/*-figures.md"]  # the latter are parts of cost.md
 

@@ -195,6 +195,15 @@ def test_the_picture_has_a_curve_for_each_group(tmp_path: Path) -> None:
     assert (tmp_path / "schedule.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_dark_picture_has_a_dark_ground_and_light_text(tmp_path: Path) -> None:
+    """It can be read on a dark page."""
+    draw(path=tmp_path / "dark.svg", dark=True)
+    drawn = (tmp_path / "dark.svg").read_text()
+    assert "fill: #131416" in drawn
+    assert "fill: #ffffff" in drawn
+    assert "#000000" not in drawn
+
+
 def test_the_picture_of_a_single_group_needs_no_legend(tmp_path: Path) -> None:
     """There is nothing to tell apart, also in a run of one update."""
     optimizer = SGD([nn.Parameter(torch.ones(1))], lr=0.1)

@@ -14,6 +14,7 @@ from matplotlib.image import imread
 from typing_extensions import override
 
 from pa_core.errors import ConfigurationError, MetricNotFoundError
+from pa_core.plot_style import DARK, LIGHT, PlotStyle
 from pa_core.tracking import InMemoryRunHistory, MetricValue, RunHistory
 from pa_core.tracking.plot import PlotAxis, plot_run_history
 from tests.launching import Launch
@@ -262,3 +263,34 @@ def test_a_picture_that_cannot_be_drawn_leaves_the_old_one(tmp_path: Path, histo
         plot_run_history(history, path)
 
     assert path.read_bytes() == b"old"
+
+
+def test_a_dark_picture_has_a_dark_ground_and_light_text(tmp_path: Path, history: InMemoryRunHistory) -> None:
+    """It can be read on a dark page, and its curves differ from each other as on a light one."""
+    light, dark = (plot_run_history(history, tmp_path / f"{is_dark}.png", dark=is_dark) for is_dark in (False, True))
+
+    assert imread(light)[0, 0, :3].min() > 0.95
+    assert imread(dark)[0, 0, :3].max() < 0.1
+    assert _has_colour(dark, (0xFF, 0xFF, 0xFF))  # the titles
+    assert not _has_colour(dark, (0, 0, 0))
+    assert _has_colour(dark, (0x56, 0xB4, 0xE9))
+    assert _has_colour(dark, (0xE6, 0x9F, 0x00))
+
+
+@pytest.mark.parametrize("style", [LIGHT, DARK], ids=["light", "dark"])
+def test_text_and_curves_stand_out_from_the_ground(style: PlotStyle) -> None:
+    """By the contrasts of the accessibility guidelines (WCAG 2.2): 4.5 for text, 3 for curves."""
+    assert min(_contrast(text, style.ground) for text in (style.text, style.faint_text)) >= 4.5
+    assert min(_contrast(colour, style.ground) for colour in style.curves[:4]) >= 3
+    assert len(set(style.curves)) == len(style.curves)
+
+
+def _contrast(first: str, second: str) -> float:
+    low, high = sorted(map(_luminance, (first, second)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def _luminance(colour: str) -> float:
+    channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4 for value in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]

@@ -19,7 +19,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from typing_extensions import override
 
 from pa_core import ArgumentTypeError, TrainerPlaceholderValues, resolve_placeholders
-from pa_core.storage import atomic_write
+from pa_core.plot_style import PlotStyle, plot_style
 from pa_schedulers.argument_checks import whole_number
 from pa_schedulers.param_groups import read_field
 
@@ -27,9 +27,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 __all__ = ["ScheduleRow", "plot_schedule"]
-
-# distinguishable with the common kinds of colour blindness (Okabe and Ito, 2008)
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 
 
 class SteppedAlone(Protocol):
@@ -82,6 +79,7 @@ def plot_schedule(
     max_num_train_steps: int | None = None,
     train_dataloader_len: int | None = None,
     eval_dataloader_len: int | None = None,
+    dark: bool = False,
 ) -> list[ScheduleRow]:
     """Return the values that each update of a run will use, and draw them if a path is given.
 
@@ -101,6 +99,7 @@ def plot_schedule(
         max_num_train_steps: Updates after which the run ends; overrides ``num_epochs``, as in a trainer.
         train_dataloader_len: The number that stands for ``TRAIN_DATALOADER_LEN``, if the schedule needs it.
         eval_dataloader_len: The number that stands for ``EVAL_DATALOADER_LEN``, if the schedule needs it.
+        dark: Draw on a dark ground, for a page or slides that are dark.
 
     Raises:
         ImportError: A path is given, and matplotlib is not installed.
@@ -142,7 +141,8 @@ def plot_schedule(
         groups.step()
         scheduler.step()
     if path is not None:
-        _save_picture(rows, Path(path), field)
+        style = plot_style(dark=dark)
+        style.save(_draw(rows, field, style), path)
     return rows
 
 
@@ -184,13 +184,7 @@ def _create(factory: Callable[[Optimizer], SteppedAlone], optimizer: Optimizer) 
     return scheduler
 
 
-def _save_picture(rows: Sequence[ScheduleRow], path: Path, field: str) -> None:
-    figure = _draw(rows, field)
-    picture_format = path.suffix.removeprefix(".") or "png"
-    atomic_write(path, lambda file: figure.savefig(file, format=picture_format, dpi=150))
-
-
-def _draw(rows: Sequence[ScheduleRow], field: str) -> Figure:
+def _draw(rows: Sequence[ScheduleRow], field: str, style: PlotStyle) -> Figure:
     """Draw one curve for each parameter group."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -205,17 +199,16 @@ def _draw(rows: Sequence[ScheduleRow], field: str) -> Figure:
     axes = figure.subplots()
     updates = [row.update for row in rows]
     num_groups = len(rows[0].values)
-    for group, colour in zip(range(num_groups), itertools.cycle(_COLOURS), strict=False):
+    for group, colour in zip(range(num_groups), itertools.cycle(style.curves), strict=False):
         axes.plot(updates, [row.values[group] for row in rows], color=colour, label=f"group {group}")
     if num_groups > 1:
         # above the axes, where no curve is
-        axes.legend(frameon=False, fontsize=9, ncols=4, loc="lower right", bbox_to_anchor=(1.0, 1.0))
-    axes.set_title(field, loc="left", fontsize=11)
-    axes.set_xlabel("optimizer updates", fontsize=9)
+        axes.legend(
+            frameon=False, fontsize=9, ncols=4, loc="lower right", bbox_to_anchor=(1.0, 1.0), labelcolor=style.text
+        )
+    axes.set_title(field, loc="left")
+    axes.set_xlabel("optimizer updates")
     axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True, steps=[1, 2, 5, 10]))
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-    axes.tick_params(labelsize=9, colors="#444444")
-    axes.grid(color="#e6e6e6", linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
+    style.dress(axes)
     return figure

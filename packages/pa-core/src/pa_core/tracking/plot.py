@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, get_args
 
 from pa_core.errors import ConfigurationError
-from pa_core.storage import atomic_write
+from pa_core.plot_style import PlotStyle, plot_style
 from pa_core.tracking import InMemoryRunHistory, MetricRecord, RunHistory
 
 if TYPE_CHECKING:
@@ -41,9 +41,7 @@ _LOSS_OF_SET = re.compile(r"eval_(?P<name>\w+)_loss_epoch")
 _COLUMNS = 3
 _MARKED_POINTS = 50  # with more of them a marker at each would hide the line
 _DRAWN_POINTS = 300  # more cannot be told apart at this size
-# distinguishable with the common kinds of colour blindness (Okabe and Ito, 2008)
-_COLOURS = {"train": "#0072B2", "eval": "#D55E00"}
-_OTHER_COLOURS = ("#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+_COLOURED_ALIKE: tuple[str, ...] = ("train", "eval")  # in each panel; other curves take the colours after theirs
 
 
 class _Curve(NamedTuple):
@@ -63,6 +61,8 @@ def plot_run_history(
     path: str | Path,
     metrics: Sequence[str] | None = None,
     x: PlotAxis = "epoch",
+    *,
+    dark: bool = False,
 ) -> Path:
     """Draw the recorded metrics and save the picture.
 
@@ -75,6 +75,7 @@ def plot_run_history(
         path: Where to save the picture: a PNG, unless the ending says otherwise. Missing folders are made.
         metrics: The full names of the metrics to draw; None draws all. What is not a number is left out.
         x: What to draw them over. Several values that were recorded in one epoch are spread over it.
+        dark: Draw on a dark ground, for a page or slides that are dark.
 
     Returns:
         The path of the picture.
@@ -104,11 +105,8 @@ def plot_run_history(
             do='Leave x out to draw over epochs, or pass x="update", for example.',
         )
     panels = _panels(_records(history, metrics), x)
-    figure = _draw(panels, x)
-    path = Path(path)
-    picture_format = path.suffix.removeprefix(".") or "png"
-    atomic_write(path, lambda file: figure.savefig(file, format=picture_format, dpi=150))
-    return path
+    style = plot_style(dark=dark)
+    return style.save(_draw(panels, x, style), path)
 
 
 def _records(history: RunHistory, metrics: Sequence[str] | None) -> dict[str, list[MetricRecord]]:
@@ -185,7 +183,7 @@ def _curve(positions: list[float], values: list[float]) -> _Curve:
     )
 
 
-def _draw(panels: _Panels, x: PlotAxis) -> Figure:
+def _draw(panels: _Panels, x: PlotAxis, style: PlotStyle) -> Figure:
     """Return a figure with one panel for each quantity."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -207,12 +205,13 @@ def _draw(panels: _Panels, x: PlotAxis) -> Figure:
     scale, axis_label = _scale(panels, x)
     limits = _limits(panels, scale)
     for axes, (quantity, series) in zip(grid.flat, panels.items(), strict=False):
-        _draw_panel(axes, quantity, series, scale)
+        _draw_panel(axes, quantity, series, scale, style)
         axes.set_xlim(limits)
-        axes.set_xlabel(axis_label, fontsize=9)
+        axes.set_xlabel(axis_label)
         axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=x != "seconds"))
         if x in ("update", "samples"):
             axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+        style.dress(axes)
     return figure
 
 
@@ -234,12 +233,13 @@ def _limits(panels: _Panels, scale: float) -> tuple[float, float]:
     return start - margin, end + margin
 
 
-def _draw_panel(axes: Axes, quantity: str, series: Mapping[str, _Curve], scale: float) -> None:
+def _draw_panel(axes: Axes, quantity: str, series: Mapping[str, _Curve], scale: float, style: PlotStyle) -> None:
     """Draw the curves of one quantity."""
-    others = itertools.cycle(_OTHER_COLOURS)
+    kept: dict[str, str] = dict(zip(_COLOURED_ALIKE, style.curves, strict=False))
+    others = itertools.cycle(style.curves[len(kept) :])
     for label, curve in series.items():
         positions = [position / scale for position in curve.positions]
-        colour = _COLOURS.get(label) or next(others)
+        colour = kept.get(label) or next(others)
         marker = "o" if len(positions) <= _MARKED_POINTS else ""
         axes.plot(positions, curve.values, label=label, color=colour, marker=marker, markersize=3.5)
         if curve.lowest is not curve.highest:
@@ -247,10 +247,6 @@ def _draw_panel(axes: Axes, quantity: str, series: Mapping[str, _Curve], scale: 
     only = next(iter(series))
     several = len(series) > 1
     title = quantity if several or only == quantity else f"{only} {quantity}"
-    axes.set_title(title, loc="left", fontsize=11)
+    axes.set_title(title, loc="left")
     if several:
-        axes.legend(frameon=False, fontsize=9)
-    axes.tick_params(labelsize=9, colors="#444444")
-    axes.grid(color="#e6e6e6", linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(frameon=False, fontsize=9, labelcolor=style.text)

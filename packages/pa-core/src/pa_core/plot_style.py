@@ -1,0 +1,79 @@
+"""How the pictures of all distributions look: colours for light and for dark pages, axes, and how they are saved."""
+
+# pyright: reportUnknownMemberType=false
+# (matplotlib leaves the keyword arguments of its methods untyped)
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pa_core.storage import atomic_write
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["DARK", "LIGHT", "PlotStyle", "plot_style"]
+
+
+@dataclass(frozen=True)
+class PlotStyle:
+    """The colours of a picture.
+
+    Those of the curves are distinguishable with the common kinds of colour blindness (Okabe and Ito, 2008), and the
+    first four have a contrast of 3 to 1 or more with the ground (WCAG 2.2, 1.4.11).
+
+    Example:
+        >>> plot_style(dark=False).ground, plot_style(dark=True).ground
+        ('#ffffff', '#131416')
+    """
+
+    ground: str
+    text: str
+    faint_text: str
+    grid: str
+    curves: tuple[str, ...]
+
+    def dress(self, axes: Axes) -> None:
+        """Give axes their colours, a faint grid and no more frame than two lines."""
+        axes.set_facecolor(self.ground)
+        axes.title.set_color(self.text)
+        for side in ("left", "center", "right"):
+            axes.set_title(axes.get_title(side), loc=side, fontsize=11, color=self.text)
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.label.set(color=self.text, fontsize=9)
+        axes.tick_params(labelsize=9, colors=self.faint_text)
+        axes.grid(color=self.grid, linewidth=0.8)
+        axes.set_axisbelow(True)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.spines[["left", "bottom"]].set_color(self.faint_text)
+
+    def save(self, figure: Figure, path: str | Path) -> Path:
+        """Save a picture, all of it or nothing: a PNG, unless the ending says otherwise. Missing folders are made."""
+        path = Path(path)
+        picture_format = path.suffix.removeprefix(".") or "png"
+        atomic_write(path, lambda file: figure.savefig(file, format=picture_format, dpi=150, facecolor=self.ground))
+        return path
+
+
+LIGHT = PlotStyle(
+    ground="#ffffff",
+    text="#000000",
+    faint_text="#444444",
+    grid="#e6e6e6",
+    curves=("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"),
+)
+DARK = PlotStyle(
+    ground="#131416",
+    text="#ffffff",
+    faint_text="#b8bcc2",
+    grid="#303236",
+    curves=("#56B4E9", "#E69F00", "#009E73", "#CC79A7", "#F0E442", "#D55E00", "#ffffff"),
+)
+
+
+def plot_style(*, dark: bool) -> PlotStyle:
+    """The style for a dark page, or for a light one."""
+    return DARK if dark else LIGHT
