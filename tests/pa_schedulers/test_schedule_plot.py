@@ -197,7 +197,8 @@ def test_the_picture_has_a_curve_for_each_group(tmp_path: Path) -> None:
 
 def test_a_dark_picture_has_a_dark_ground_and_light_text(tmp_path: Path) -> None:
     """It can be read on a dark page."""
-    draw(path=tmp_path / "dark.svg", dark=True)
+    optimizer = two_groups(nn.Linear(4, 1))
+    plot_schedule(partial(StepLR, step_size=1), optimizer, 1, 2, tmp_path / "dark.svg", dark=True)
     drawn = (tmp_path / "dark.svg").read_text()
     assert "fill: #131416" in drawn
     assert "fill: #ffffff" in drawn
