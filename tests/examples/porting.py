@@ -1,22 +1,85 @@
-"""How scripts change when their loop becomes a ``Run``: the differences that the documentation shows.
+"""Scripts of other loops and trainers, and what they become: the differences that the documentation shows.
 
-``python -m tests.examples.porting`` writes them into the page.
+``python -m tests.examples.porting`` writes them into the pages.
 """
 
 from __future__ import annotations
 
 import difflib
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["PAGE", "SCRIPTS", "changes", "differences", "with_differences"]
+__all__ = ["PAGES", "PORTS", "Port", "changes", "differences", "with_differences"]
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "examples" / "porting"
-PAGE = ROOT / "docs" / "own-loops.md"
+PAGES = ROOT / "docs" / "coming-from"
 
 _CONTEXT = 2
-_BLOCK = re.compile(r"(<!-- diff: (\w+) -->\n)```diff\n.*?```\n", re.DOTALL)
+_BLOCK = re.compile(r"(<!-- diff: ([\w/]+) -->\n)```diff\n.*?```\n", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Port:
+    """A script and what it becomes.
+
+    Attributes:
+        name: The folder, which is the kind, and the name of the script; that of the port ends in ``_ported``.
+        loop: "trainer" or "own": whose loop trains in the port.
+        arguments: What both are called with in a test, so that they take seconds.
+        learned: What both print when they have learned, with the last number to compare as its group.
+        bounds: Between which two values this number has to be.
+        kill_at: The step of an optimizer after which a test kills the port.
+        weights: The file of weights that the port writes in the end.
+    """
+
+    name: str
+    loop: str
+    arguments: tuple[str, ...]
+    learned: str
+    bounds: tuple[float, float]
+    kill_at: int
+    weights: str
+
+    @property
+    def kind(self) -> str:
+        """Where it comes from."""
+        return self.name.partition("/")[0]
+
+    @property
+    def original(self) -> Path:
+        """The script as it was."""
+        return SCRIPTS / f"{self.name}.py"
+
+    @property
+    def port(self) -> Path:
+        """What it has become."""
+        return SCRIPTS / f"{self.name}_ported.py"
+
+
+PORTS = (
+    Port("pytorch/digits", "own", ("--epochs=2",), r"epoch 1 accuracy ([\d.]+)", (0.9, 1), 60, "digits.pt"),
+    Port("pytorch/finetune", "trainer", ("--epochs=4",), r"all: best accuracy ([\d.]+)", (0.9, 1), 130, "all.pt"),
+    Port(
+        "pytorch/character_model",
+        "own",
+        ("--max-iters=40", "--eval-interval=20", "--eval-iters=2"),
+        r"step 40: train loss [\d.]+, val loss ([\d.]+)",
+        (2, 3.2),
+        30,
+        "out/ckpt.pt",
+    ),
+    Port(
+        "accelerate/digits",
+        "own",
+        ("--epochs=3",),
+        r"epoch 2 loss [\d.]+ accuracy ([\d.]+)",
+        (0.9, 1),
+        60,
+        "outputs/model/model.safetensors",
+    ),
+)
 
 
 def differences(name: str) -> str:
@@ -65,4 +128,5 @@ def _opcodes(before: list[str], after: list[str]) -> difflib.SequenceMatcher[str
 
 
 if __name__ == "__main__":
-    PAGE.write_text(with_differences(PAGE.read_text()))
+    for page in PAGES.glob("*.md"):
+        page.write_text(with_differences(page.read_text()))

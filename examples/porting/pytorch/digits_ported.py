@@ -72,7 +72,8 @@ def main() -> None:
         for epoch in run.epochs():
             train(model, run, epoch)
             print(f"epoch {epoch} accuracy {test(model, run, test_data):.3f}")
-        torch.save(model.state_dict(), "digits.pt")
+        if run.is_main_process:
+            torch.save(model.state_dict(), "digits.pt")
 
 
 if __name__ == "__main__":
