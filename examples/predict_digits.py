@@ -1,0 +1,87 @@
+"""Predict each sample of a dataset once, write a file of predictions, and read it back.
+
+`predict` takes care of what easily goes wrong by hand: no sample is missing and none comes twice, whatever the number
+of processes and the length of the last batch, and the lines are in the order of the dataset. A prediction that was
+killed goes on with the pieces that are there.
+
+    python examples/predict_digits.py
+    torchrun --nproc-per-node 2 examples/predict_digits.py
+    accelerate launch --mixed_precision bf16 examples/predict_digits.py
+
+The last lines that it prints:
+
+    digits.csv has 300 predictions, 97.0% of them are right.
+    The least certain one is sample 82: it is 1, and was taken for 8 with a certainty of 25.8%.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+from torch.utils.data import Subset, TensorDataset, random_split
+from typing_extensions import override
+
+from pa_core import BatchOutput, Trainer
+
+Batch: TypeAlias = tuple[Tensor, Tensor]
+
+
+class DigitsTrainer(Trainer[nn.Module, Batch, BatchOutput]):
+    """A trainer that predicts the most probable digit. Without the override, predictions are the model's outputs."""
+
+    @override
+    def predict_batch(self, batch: Batch) -> dict[str, Tensor]:
+        pixels, digits = batch
+        logits: Tensor = self.model(pixels)
+        certainty, guesses = logits.float().softmax(dim=1).max(dim=1)
+        return {"digit": digits, "guess": guesses, "certainty": certainty}
+
+
+def load_data() -> list[Subset[tuple[Tensor, ...]]]:
+    """Return the training and test parts of the digits that come with scikit-learn."""
+    digits: Any = load_digits()  # pyright: ignore[reportUnknownVariableType]  # it has no types
+    pixels = torch.tensor(digits.images, dtype=torch.float32) / 16
+    dataset = TensorDataset(pixels, torch.tensor(digits.target))
+    return random_split(dataset, [1497, 300], generator=torch.Generator().manual_seed(0))
+
+
+def describe(path: Path) -> str:
+    """Read a file of predictions, and say how good they are."""
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    right = sum(row["digit"] == row["guess"] for row in rows)
+    worst = min(range(len(rows)), key=lambda index: float(rows[index]["certainty"]))
+    row = rows[worst]
+    return (
+        f"{path.name} has {len(rows)} predictions, {right / len(rows):.1%} of them are right.\n"
+        f"The least certain one is sample {worst}: it is {row['digit']}, and was taken for {row['guess']} with a "
+        f"certainty of {float(row['certainty']):.1%}."
+    )
+
+
+def main(epochs: int = 10, output: Path = Path("outputs")) -> None:
+    """Train, write predictions of the test digits, and print how good they are."""
+    torch.manual_seed(0)  # pyright: ignore[reportUnknownMemberType]  # torch leaves it untyped
+    train_dataset, test_dataset = load_data()
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
+    trainer = DigitsTrainer(model, nn.CrossEntropyLoss(), torch.optim.AdamW(model.parameters(), lr=3e-3))
+    trainer.train(train_dataset, epochs, per_device_batch_size=32)
+
+    # For a few predictions, `for predictions in trainer.predict(test_dataset)` yields them batch after batch.
+    path = trainer.predict(test_dataset, per_device_batch_size=64, write=output / "digits.csv")
+    if trainer.is_main_process:
+        print(describe(path))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Predict scanned digits, and write the predictions to a file.")
+    parser.add_argument("--epochs", type=int, default=10, help="how often to go over the training digits")
+    parser.add_argument("--output", type=Path, default=Path("outputs"), help="the folder for the predictions")
+    arguments = parser.parse_args()
+    main(arguments.epochs, arguments.output)
