@@ -86,8 +86,13 @@ class Short:
 
 LAUNCHES = {
     "average_weights": Short(),
+    "custom_event": Short(),
+    "custom_logger": Short(),
     "distillation": Short(),
     "gan": Short(),
+    "metrics_in_a_subclass": Short(),
+    "predict_digits": Short(),
+    "several_evaluation_sets": Short(),
     "train_digits": Short(),
 }
 
