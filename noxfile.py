@@ -276,14 +276,15 @@ def types(session: nox.Session) -> None:
 def tests(session: nox.Session, tested: tuple[Distribution, ...], cell: Cell) -> None:
     """Test built wheels: each distribution alone on one process, all together in the other cells of the matrix.
 
-    `floors` tests all together on one process; here, that is what belongs to none of them: crashes, this repository.
+    `floors` tests all together on one process; here, that is what belongs to none of them: crashes, this
+    repository, and the code on the pages of the documentation.
     """
     together = tested == DISTRIBUTIONS
     environment = everything(session) if together else alone(session, *tested)
     installed = set[Distribution]().union(*(one.with_ours() for one in tested))
     folders = [one.tests() for one in tested]
     if together and cell.name == "one_process":
-        folders = ["tests/repository", "tests/crashes"]
+        folders = ["tests/repository", "tests/docs", "tests/crashes"]
     options = [
         f"--cell={cell.name}",
         f"--installed={','.join(sorted(one.name for one in installed))}",

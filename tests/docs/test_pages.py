@@ -1,0 +1,29 @@
+"""Each code block of each page does what the page says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.docs.pages import ROOT, Page, all_pages
+from tests.docs.running import run_page
+
+PAGES = all_pages()
+NOT_YET: set[str] = set()
+"""Pages with code that is still to be made whole."""
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if str(page) not in NOT_YET], ids=str)
+def test_the_page_does_what_it_shows(page: Page, tmp_path: Path) -> None:
+    """From top to bottom, in an empty folder: what it runs works, and prints what it shows."""
+    problems = page.problems() or run_page(page, tmp_path)
+    assert not problems, "\n".join(problems)
+
+
+def test_all_pages_are_found() -> None:
+    """The README, those of the distributions and those of the documentation are among them."""
+    names = {str(page) for page in PAGES}
+    assert "README.md" in names
+    assert {str(path.relative_to(ROOT)) for path in ROOT.glob("packages/*/README.md")} < names
+    assert "docs/maintainers/cost.md" in names
