@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 from torch.optim.lr_scheduler import StepLR
 
+from docs.pictures.loop import svg
 from pa_core import Trainer
 from pa_core.events import EVENT_NAMES
+from pa_core.plot_style import DARK, LIGHT, PlotStyle
 from pa_core.testing import RecordingCallback
 from tests.small_runs import make_trainer, samples
 
@@ -44,10 +46,21 @@ def calls_of_a_run() -> list[str]:
     return recorder.events
 
 
+def named(text: str) -> list[str]:
+    """The methods and events that a text names, in its order."""
+    return [name for name in re.findall(r"\w+", text) if name in CALLED or name in EVENT_NAMES]
+
+
 @pytest.mark.parametrize("text", [str(Trainer.__doc__), PAGE.read_text()], ids=["docstring", "page"])
 def test_the_loop_as_it_is_written_is_the_loop_as_it_runs(text: str) -> None:
     """Neither leaves out a method or an event, nor has two of them in another order."""
     loop = text[text.index("train()") : text.index("Args:" if "Args:" in text else "On the left are")]
-    written = [name for name in re.findall(r"\w+", loop) if name in CALLED or name in EVENT_NAMES]
+    written = named(loop)
     calls = [name for name in calls_of_a_run() if "Args:" in text or not name.startswith("create_")]
     assert written == calls
+
+
+@pytest.mark.parametrize("style", [LIGHT, DARK], ids=["light", "dark"])
+def test_the_loop_as_it_is_drawn_is_the_loop_as_it_runs(style: PlotStyle) -> None:
+    """The picture of the loop shows each method and each event at its place."""
+    assert named(svg(style)) == [name for name in calls_of_a_run() if not name.startswith("create_")]
