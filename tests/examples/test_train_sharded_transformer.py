@@ -24,7 +24,7 @@ ON_CPU = {"ACCELERATE_USE_CPU": "true", "CUDA_VISIBLE_DEVICES": ""}
 
 def losses(output: str) -> list[float]:
     """The losses of the evaluations, as they were printed."""
-    return [float(one) for one in re.findall(r"^eval_loss_epoch: ([\d.]+)", output, re.MULTILINE)]
+    return [float(one) for one in re.findall(r"^ +\d+ +[\d.]+ +\*?([\d.]+) ", output, re.MULTILINE)]
 
 
 def test_it_is_launched_by_torchrun_and_goes_on_under_accelerate(launch: Launch, tmp_path: Path) -> None:

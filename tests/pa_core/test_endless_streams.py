@@ -119,9 +119,8 @@ def test_a_stream_trains_as_the_same_samples_in_a_list_do(accumulation_steps: in
 
 def test_a_stream_without_an_end_is_trained_on_for_a_number_of_updates(capsys: pytest.CaptureFixture[str]) -> None:
     """The displays count its batches without a total; the config has one epoch of all updates."""
-    callbacks = PrintProgressCallback(), ProgressBarCallback()
-
-    trainer = train(make_trainer(Trainer, *callbacks), Stream(None), 7, eval_dataset=Stream(17))
+    trainer = train(make_trainer(Trainer, PrintProgressCallback()), Stream(None), 7, eval_dataset=Stream(17))
+    train(make_trainer(Trainer, ProgressBarCallback()), Stream(None), 7, eval_dataset=Stream(17))
 
     printed = capsys.readouterr().out
     assert (trainer.num_updates_completed, trainer.num_epochs_completed) == (7, 1)

@@ -146,9 +146,12 @@ def test_a_schedule_of_epochs_is_not_stepped_for_the_epoch_that_was_cut_short() 
 
 def test_displays_show_the_length_of_each_epoch(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """The line of an epoch names its batches, also of the one that is cut short; the first line the sum of updates."""
-    trainer = train(make_trainer(Trainer, PrintProgressCallback(), ProgressBarCallback()))
+    trainers = [make_trainer(Trainer, display) for display in (PrintProgressCallback, ProgressBarCallback)]
+    for trainer in trainers:
+        train(trainer)
     whole = capsys.readouterr().out
-    train(trainer, num_epochs=1, max_num_train_steps=5)
+    for trainer in trainers:
+        train(trainer, num_epochs=1, max_num_train_steps=5)
     cut = capsys.readouterr().out
 
     assert "Training starts: 3 epochs of 4 updates on average, 10 updates, 8 samples per update" in whole

@@ -228,8 +228,10 @@ def test_limit_within() -> None:
 
 
 def test_console(capsys: pytest.CaptureFixture[str]) -> None:
-    """A run ends with a table of its metrics."""
-    make_trainer(Trainer, PrintProgressCallback).train(samples(4), 2)
+    """An epoch is a row with its metrics, and a run ends with a table of them."""
+    make_trainer(Trainer, PrintProgressCallback, LogMetricsCallback).train(samples(4), 2)
     printed = capsys.readouterr().out
-    assert "Starting epoch 2" in printed
+    assert re.search(r"\nepoch +train loss +lr +samples/s +time\n +1 .*\n +2 ", printed)
+    assert "Starting epoch" not in printed
+    assert "train_loss_epoch: " not in printed
     assert re.search(r"metric +last +best +epoch\n +train_loss_epoch", printed)

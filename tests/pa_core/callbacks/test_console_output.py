@@ -111,31 +111,42 @@ def _read_or_nothing(descriptor: int) -> bytes:
         return b""
 
 
-def test_a_terminal_shows_bars_and_whole_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each epoch leaves one complete bar with its figures, and every printed line stands on its own."""
-    trainer = linear_trainer(*DEFAULT_CALLBACKS, SlowSteps)
-    lines = lines_on_screen(on_terminal(monkeypatch, lambda: trainer.train(DATA, 2, DATA)))
-    figures = r"\[00:0\d<00:00, loss=[\d.e-]+, lr=0\.01, [\d,.]+ samples/s\]"
-    expected = [
-        r"Training starts: 2 epochs of 5 updates, 8 samples per update; 1 process, device cpu, .*",
-        r"Starting epoch 1",
-        rf"Epoch 1 \|█+\| 5/5 {figures}",
-        r"train_loss_epoch: [\d.e-]+",
-        r"Epoch 1 eval \|█+\| 5/5 \[00:0\d<00:00, loss=[\d.e-]+, [\d,.]+ samples/s\]",
-        r"eval_loss_epoch: [\d.e-]+",
-        r"Starting epoch 2",
-        rf"Epoch 2 \|█+\| 5/5 {figures}",
-        r"train_loss_epoch: [\d.e-]+",
-        r"Epoch 2 eval \|█+\| 5/5 \[.*\]",
-        r"eval_loss_epoch: [\d.e-]+",
-        r"Training ended: 2 epochs, 10 updates in [\d.]+ s, [\d,.]+ samples/s in training",
-        r"  metric +last +best +epoch",
-        r"  eval_loss_epoch +[\d.e-]+ +[\d.e-]+ +2",
-        r"  train_loss_epoch +[\d.e-]+ +[\d.e-]+ +2",
-    ]
-    assert len(lines) == len(expected), "\n".join(lines)
-    for line, pattern in zip(lines, expected, strict=True):
+HEADER = r"epoch  train loss  eval loss        lr  samples/s     time"
+ROW = r" +\d  +[\d.e-]+  +\*?[\d.e-]+      0\.01  +[\d,.]+   \d\.\d\d s"
+TABLE = [
+    r"  metric +last +best +epoch",
+    r"  eval_loss_epoch +[\d.e-]+ +[\d.e-]+ +\d",
+    r"  train_loss_epoch +[\d.e-]+ +[\d.e-]+ +\d",
+]
+
+
+def assert_lines(lines: list[str], patterns: list[str]) -> None:
+    """Each line is as its pattern says, and none is longer than a terminal."""
+    for line, pattern in zip(lines, patterns, strict=True):
         assert re.fullmatch(pattern, line), "\n".join(lines)
+    assert all(len(line) <= 80 for line in lines[1:])
+
+
+def test_a_terminal_shows_bars_and_leaves_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There are a bar for the run and one for the epoch; what stays is a row for each epoch, whole and aligned."""
+    trainer = linear_trainer(*DEFAULT_CALLBACKS, SlowSteps)
+    output = on_terminal(monkeypatch, lambda: trainer.train(DATA, 2, DATA), size=(24, 80))
+    assert_lines(
+        lines_on_screen(output),
+        [
+            r"Training starts: 2 epochs of 5 updates, 8 samples per update; 1 process, device cpu, .*",
+            HEADER,
+            ROW,
+            ROW,
+            r"Training ended: 2 epochs, 10 updates in [\d.]+ s, [\d,.]+ samples/s in training",
+            *TABLE,
+        ],
+    )
+    drawn = re.split(r"[\r\n]|\x1b\[A", output)
+    assert any(re.match(r"Run \|.*\| [1-9]0% \[00:0\d<00:0\d\]", bar) for bar in drawn), drawn
+    assert any(re.match(r"Epoch 2 \|.*\| 3/5 \[00:0\d<00:0\d, loss=[\d.e-]+, lr=0\.01, ", bar) for bar in drawn), drawn
+    assert any(re.match(r"Epoch 2 eval \|.*\| 5/5 \[", bar) for bar in drawn), drawn
+    assert all(len(bar) <= 80 for bar in drawn if "|" in bar)
 
 
 def test_a_terminal_that_does_not_know_its_size_shows_bars(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,25 +166,19 @@ def test_the_last_figures_of_a_bar_are_those_of_the_epoch(monkeypatch: pytest.Mo
     assert f"loss={float(trainer.run_history.get_latest_metric('train_loss_epoch')):.4g}," in bar
 
 
-def test_the_bar_of_the_training_survives_evaluations_in_between(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bars of evaluations within an epoch vanish, and their metrics stay above the bar that goes on."""
+def test_evaluations_within_an_epoch_have_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their values are in the columns of the evaluation after the epoch, above the bar that goes on."""
     callbacks: list[CallbackLike] = [*DEFAULT_CALLBACKS, SlowSteps, StepBasedEvaluationCallback(2)]
     trainer = linear_trainer(*callbacks)
-    lines = lines_on_screen(on_terminal(monkeypatch, lambda: trainer.train(DATA, 1, DATA)))
-    kinds = [re.split(r"[:|]", line)[0].strip() for line in lines]
-    assert kinds[1:7] == [
-        "Starting epoch 1",
-        "intermediate_eval_loss_epoch",
-        "intermediate_eval_loss_epoch",
-        "Epoch 1",
-        "train_loss_epoch",
-        "Epoch 1 eval",
-    ], "\n".join(lines)
-    assert " 5/5 " in lines[4]
+    output = on_terminal(monkeypatch, lambda: trainer.train(DATA, 1, DATA))
+    lines = lines_on_screen(output)
+    intermediate = r" 0\.{}0           - +\*?[\d.e-]+      0\.01  +[\d,.]+   \d\.\d\d s"
+    assert_lines(lines[1:5], [HEADER, intermediate.format(4), intermediate.format(8), ROW])
+    assert re.search(r"Epoch 1 \|.*\| 5/5 ", output)
 
 
 def test_evaluations_in_between_do_not_count_as_training_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Samples per second, on the bar and in the summary, are those of the training alone."""
+    """Samples per second, on the bar, in the row and in the summary, are those of the training alone."""
 
     class SlowEvaluation(TrainerCallback):
         @override
@@ -183,15 +188,15 @@ def test_evaluations_in_between_do_not_count_as_training_time(monkeypatch: pytes
     callbacks: list[CallbackLike] = [PrintProgressCallback, ProgressBarCallback, SlowSteps, SlowEvaluation]
     trainer = linear_trainer(*callbacks, StepBasedEvaluationCallback(1))
     output = on_terminal(monkeypatch, lambda: trainer.train(DATA, 1, make_regression(8)))
-    rates = {
-        line.split()[0]: float(found[1].replace(",", ""))
-        for line in lines_on_screen(output)
-        if (found := re.search(r"([\d,.]+) samples/s", line)) and "eval" not in line
-    }
-    assert rates.keys() == {"Epoch", "Training"}
+    lines = lines_on_screen(output)
+    row = next(line for line in lines if line.startswith("    1 "))
+    rates = [float(row.split()[-3].replace(",", ""))]
+    rates += [float(found) for found in re.findall(r"([\d.]+) samples/s in training", "\n".join(lines))]
+    rates.append(float(re.findall(r"Epoch 1 \|.*?([\d.]+) samples/s\]", output)[-1]))
+    assert len(rates) == 3
     # 40 samples in 5 steps of 0.03 s; the 4 evaluations in between take 2 s.
-    assert max(rates.values()) <= 40 / (5 * 0.03)
-    assert min(rates.values()) > 1.5 * 40 / (5 * 0.03 + 4 * 0.5)
+    assert max(rates) <= 40 / (5 * 0.03)
+    assert min(rates) > 1.5 * 40 / (5 * 0.03 + 4 * 0.5)
 
 
 def test_a_bar_is_refreshed_at_its_own_rate(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,26 +239,19 @@ trainer.evaluate(make_regression(16))
 def assert_lines_of_a_run(output: str) -> None:
     """Every line of the script above is there, in the order of the events."""
     assert "\r" not in output
-    patterns = [
-        "Training starts: 1 epoch of 5 updates, .*",
-        "Starting epoch 1",
-        "Epoch 1: 5/5 batches, loss=.*, lr=0.01, .* samples/s",
-        "train_loss_epoch: .*",
-        "Epoch 1 eval: 2/2 batches, loss=.* samples/s",
-        "eval_loss_epoch: .*",
-        "Training ended: 1 epoch, 5 updates in .* s, .* samples/s in training",
-        "  metric .*",
-        "  eval_loss_epoch .*",
-        "  train_loss_epoch .*",
-        "Evaluation starts: 2 batches; .*",
-        "Evaluation: 2/2 batches, loss=.*",
-        "evaluation_loss: .*",
-        "Evaluation ended in .* s",
-    ]
-    lines = output.splitlines()
-    assert len(lines) == len(patterns)
-    for line, pattern in zip(lines, patterns, strict=True):
-        assert re.fullmatch(pattern, line)
+    assert_lines(
+        output.splitlines(),
+        [
+            "Training starts: 1 epoch of 5 updates, .*",
+            HEADER,
+            ROW,
+            "Training ended: 1 epoch, 5 updates in .* s, .* samples/s in training",
+            *TABLE,
+            "Evaluation starts: 2 batches; .*",
+            "Evaluation ended in .* s",
+            r"  evaluation_loss [\d.e-]+",
+        ],
+    )
 
 
 def test_piped_output_is_plain_lines(launch: launching.Launch) -> None:
@@ -273,30 +271,24 @@ def test_two_files_get_everything_in_one(launch: launching.Launch) -> None:
     assert_lines_of_a_run((launch.folder / "out.txt").read_text())
 
 
-def test_a_file_has_the_line_of_each_epoch_while_the_terminal_has_the_bar(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """With standard output in a file, a bar is drawn on the terminal, and the file is as without a terminal."""
-    trainer = linear_trainer(*DEFAULT_CALLBACKS, StepBasedEvaluationCallback(2))
+def test_a_file_has_the_rows_while_the_terminal_has_the_bars(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """With standard output in a file, bars are drawn on the terminal, and the file is as without a terminal."""
 
-    def train() -> None:
-        with (tmp_path / "out.txt").open("w") as file, monkeypatch.context() as patch:
-            patch.setattr(sys, "stdout", file)
-            trainer.train(DATA, 1, DATA)
+    def train(*callbacks: CallbackLike) -> Callable[[], None]:
+        def to_file() -> None:
+            with (tmp_path / "out.txt").open("w") as file, monkeypatch.context() as patch:
+                patch.setattr(sys, "stdout", file)
+                linear_trainer(*callbacks).train(DATA, 1, DATA)
 
-    lines = lines_on_screen(on_terminal(monkeypatch, train))
-    assert [line.split("|")[0].strip() for line in lines] == ["Epoch 1", "Epoch 1 eval"]
-    written = (tmp_path / "out.txt").read_text().splitlines()
-    assert [line.split(":")[0] for line in written[1:8]] == [
-        "Starting epoch 1",
-        "intermediate_eval_loss_epoch",
-        "intermediate_eval_loss_epoch",
-        "Epoch 1",
-        "train_loss_epoch",
-        "Epoch 1 eval",
-        "eval_loss_epoch",
-    ]
-    assert re.fullmatch(r"Epoch 1: 5/5 batches, loss=.*, lr=0\.01, .* samples/s", written[4])
+        return to_file
+
+    assert lines_on_screen(on_terminal(monkeypatch, train(*DEFAULT_CALLBACKS))) == []
+    assert_lines((tmp_path / "out.txt").read_text().splitlines()[1:3], [HEADER, ROW])
+
+    bars = lines_on_screen(on_terminal(monkeypatch, train(ProgressBarCallback)))
+    assert [line.split("|")[0].strip() for line in bars] == ["Epoch 1", "Epoch 1 eval"]
+    lines = (tmp_path / "out.txt").read_text().splitlines()
+    assert [line.split(",")[0] for line in lines] == ["Epoch 1: 5/5 batches", "Epoch 1 eval: 5/5 batches"]
 
 
 def test_a_dumb_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -185,4 +185,4 @@ def test_a_history_of_the_users_own_is_enough(capsys: pytest.CaptureFixture[str]
     linear_trainer(*DEFAULT_CALLBACKS, run_history=LastValues()).train(DATA, 1, DATA)
     printed = capsys.readouterr().out
     assert re.search(r"^  eval_loss_epoch +[\d.e-]+ +[\d.e-]+ +-$", printed, re.M)
-    assert "train_loss_epoch: " in printed
+    assert re.search(r"^ +1 +[\d.e-]+ +[\d.e-]+ ", printed, re.M)

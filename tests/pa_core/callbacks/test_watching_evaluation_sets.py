@@ -17,6 +17,7 @@ from pa_core import (
     ConfigurationError,
     EvaluationSet,
     MetricNotFoundError,
+    ProgressBarCallback,
     Run,
     SaveBestModelCallback,
     StepBasedEvaluationCallback,
@@ -168,14 +169,21 @@ def test_a_callback_evaluates_sets_by_name() -> None:
 
 
 def test_what_is_shown_names_the_set(capsys: pytest.CaptureFixture[str]) -> None:
-    """In the lines of progress, in the table at the end, and where ``evaluate()`` starts."""
+    """In the row of an epoch, in the table at the end, in the lines of progress, and where ``evaluate()`` starts."""
     trainer = make_trainer(Trainer, *DEFAULT_CALLBACKS)
     trainer.train(DATA, 1, RARE)
     trainer.evaluate()
     shown = capsys.readouterr().out
+    header, _, rest = shown.splitlines()[1:4]  # the third loss has no room in 80 columns
+    bars = make_trainer(Trainer, ProgressBarCallback)
+    bars.train(DATA, 1, RARE)
+    bars.evaluate()
+    lines = capsys.readouterr().out
     for name in RARE:
-        assert f"Epoch 1 eval {name}: 1/1 batches" in shown
-        assert f"Evaluation of {name}: 1/1 batches" in shown
+        assert f"Epoch 1 eval {name}: 1/1 batches" in lines
+        assert f"Evaluation of {name}: 1/1 batches" in lines
+        assert f"  eval_{name}_loss_epoch " in rest if name == "test_ood" else f"  eval {name} loss  " in header
+        assert f"evaluation_{name}_loss " in shown
         assert f"  eval_{name}_loss_epoch " in shown
     assert "Evaluation starts: 3 batches of val, test, test_ood;" in shown
 

@@ -1,8 +1,8 @@
-"""Messages about the progress of a run, and the table of its metrics at the end."""
+"""Messages about the progress of a run, its epochs as rows, and the table of its metrics at the end."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -10,17 +10,26 @@ from typing_extensions import override
 
 from pa_core.any_trainer import AnyTrainer
 from pa_core.callbacks.epoch_progress import format_rate
-from pa_core.callbacks.metric_direction import JudgesMetric
+from pa_core.callbacks.epoch_rows import format_time, is_loss
+from pa_core.callbacks.row_display import RowDisplay, known_directions, table_of
 from pa_core.callbacks.run_summary import format_duration, format_table, summarise
 from pa_core.data.custom_loader import innermost, is_keyed, length_of
 from pa_core.errors import StopTrainingError
-from pa_core.events import TrainerCallback
+from pa_core.tracking import RunHistory
+from pa_core.tracking.metric_values import as_number
 
 __all__ = ["PrintProgressCallback"]
 
 
-class PrintProgressCallback(TrainerCallback):
-    """Prints a message at the start and the end of a run and at the start of each epoch.
+class PrintProgressCallback(RowDisplay):
+    """Prints a message at the start and the end of a run, and a row for each epoch.
+
+    The row has the losses of the epoch, its learning rate (that of the first parameter group of the first optimizer,
+    before a scheduler of epochs is stepped), samples per second and the time that it took with its evaluation. The
+    metrics are added by ``LogMetricsCallback``. A value is marked with ``*`` where it is better than in all epochs
+    before, those before a resumed run among them, unless ``train`` is in its name. What has no room in 80 columns
+    follows on indented lines. An evaluation within an epoch has a row of its own, in which the first column says how
+    many epochs were trained by then: ``1.50``, or ``@200`` after the 200th update of a stream without an end.
 
     A training run ends with a table: of each metric the last value, the best value and the epoch of the best.
     Of a metric that a callback such as ``SaveBestModelCallback`` judges by, the best value is the one that counts
@@ -50,6 +59,22 @@ class PrintProgressCallback(TrainerCallback):
         self._start = _Reading(0, 0.0)
         self._training_seconds = 0.0
         self._training_since: float | None = None
+        self._epoch_start = _Reading(0, 0.0)
+        self._training_seconds_before = 0.0
+        self._learning_rate: float | None = None
+        self._num_losses: dict[str, int] = {}
+
+    @override
+    def _figures_of_row(self, trainer: AnyTrainer) -> Mapping[str, str]:
+        """Return learning rate, samples per second and time of the epoch so far."""
+        start, now = self._epoch_start, _Reading.of(trainer)
+        training = self._training_seconds - self._training_seconds_before
+        is_measured = training > 0 and now.samples > start.samples
+        return {
+            "lr": "-" if self._learning_rate is None else f"{self._learning_rate:.3g}",
+            "samples/s": format_rate((now.samples - start.samples) / training) if is_measured else "-",
+            "time": format_time(now.seconds - start.seconds),
+        }
 
     @override
     def on_training_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
@@ -79,28 +104,40 @@ class PrintProgressCallback(TrainerCallback):
 
     @override
     def on_train_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Print the number of the epoch."""
-        trainer.print(f"Starting epoch {trainer.run_history.current_epoch}", flush=True)
-        self._training_since = trainer.run_history.clock.seconds
+        """Start the clock of the epoch."""
+        super().on_train_epoch_start(trainer, **kwargs)
+        self._epoch_start = _Reading.of(trainer)
+        self._training_since = self._epoch_start.seconds
+        self._training_seconds_before = self._training_seconds
+        self._learning_rate = None
+        self._num_losses = _count_losses(trainer.run_history)
 
     @override
     def on_train_steps_passed_over(self, trainer: AnyTrainer, steps: int, **kwargs: Any) -> None:
         """Leave out the time in which nothing was trained."""
-        self._training_since = trainer.run_history.clock.seconds
+        self._epoch_start = _Reading.of(trainer)
+        self._training_since = self._epoch_start.seconds
 
     @override
     def on_train_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Stop the clock of the training."""
+        """Stop the clock of the training, and note the loss."""
         self._stop_training_time(trainer)
+        self._learning_rate = _learning_rate(trainer)
+        self._add_losses(trainer)
 
     @override
     def on_eval_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         """Stop the clock of the training."""
+        if self._training_since is not None:
+            self._learning_rate = _learning_rate(trainer)
         self._stop_training_time(trainer)
+        self._num_losses = _count_losses(trainer.run_history)
 
     @override
     def on_eval_epoch_end(self, trainer: AnyTrainer, *, is_intermediate: bool = False, **kwargs: Any) -> None:
-        """Restart the clock of the training, if the training continues."""
+        """Note the loss, and restart the clock of the training if the training continues."""
+        self._add_losses(trainer)
+        super().on_eval_epoch_end(trainer, is_intermediate=is_intermediate, **kwargs)
         if is_intermediate:
             self._training_since = trainer.run_history.clock.seconds
 
@@ -109,6 +146,7 @@ class PrintProgressCallback(TrainerCallback):
         self, trainer: AnyTrainer, *, error: StopTrainingError | None = None, **kwargs: Any
     ) -> None:
         """Print why the run stops."""
+        super().on_stop_training_error(trainer, **kwargs)
         self._stop_training_time(trainer)
         reason = str(error) or type(error).__name__
         trainer.print(f"Stopping early: {reason.splitlines()[0]}", flush=True)
@@ -118,10 +156,11 @@ class PrintProgressCallback(TrainerCallback):
         """Print what ran, and the table of the metrics."""
         if not trainer.was_complete:
             self._print_what_ran(trainer)
-        directions = {**_directions_judged_by(trainer.callback_handler.callbacks), **self.greater_is_better}
-        table = format_table(summarise(trainer.run_history, directions))
+        table = format_table(summarise(trainer.run_history, known_directions(trainer)))
         if table:
             trainer.print(table, flush=True)
+            table_of(trainer, self).is_summarised = True
+        super().on_training_run_end(trainer, **kwargs)
 
     def _print_what_ran(self, trainer: AnyTrainer) -> None:
         start, end = self._start, _Reading.of(trainer)
@@ -150,6 +189,15 @@ class PrintProgressCallback(TrainerCallback):
         """Print that the evaluation has ended."""
         seconds = trainer.run_history.clock.seconds - self._start.seconds
         trainer.print(f"Evaluation ended in {format_duration(seconds)}", flush=True)
+        super().on_evaluation_run_end(trainer, **kwargs)
+
+    def _add_losses(self, trainer: AnyTrainer) -> None:
+        """Note the losses that were recorded since this was called last."""
+        counts = _count_losses(trainer.run_history)
+        new = [name for name, count in counts.items() if count != self._num_losses.get(name, 0)]
+        self._num_losses = counts
+        numbers = {name: as_number(trainer.run_history.get_latest_metric(name)) for name in new}
+        table_of(trainer, self).add(trainer, {name: one for name, one in numbers.items() if one is not None})
 
     def _stop_training_time(self, trainer: AnyTrainer) -> None:
         if self._training_since is not None:
@@ -169,10 +217,14 @@ class _Reading(NamedTuple):
         return cls(clock.samples, clock.seconds)
 
 
-def _directions_judged_by(callbacks: Iterable[object]) -> dict[str, bool]:
-    """For metrics by name, what the callbacks of a run take for better; the first of several decides."""
-    judges = [one for one in callbacks if isinstance(one, JudgesMetric)]
-    return {judge.watch_metric: judge.greater_is_better for judge in reversed(judges)}
+def _learning_rate(trainer: AnyTrainer) -> float | None:
+    """The learning rate of the first group of the first optimizer; None without an optimizer."""
+    optimizer = next(iter(trainer.named_optimizers().values()), None)
+    return None if optimizer is None else as_number(optimizer.param_groups[0].get("lr"))
+
+
+def _count_losses(history: RunHistory) -> dict[str, int]:
+    return {name: history.count_metric_values(name) for name in history.get_metric_names() if is_loss(name)}
 
 
 def _count(number: int, singular: str, plural: str = "") -> str:

@@ -5,27 +5,33 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 from typing_extensions import override
 
 from pa_core._tqdm import bar_class
 from pa_core.any_trainer import AnyTrainer
 from pa_core.callbacks.epoch_progress import EpochProgress, PlainLines, ProgressDisplay
+from pa_core.callbacks.row_display import shows_rows
 from pa_core.data.custom_loader import length_of
 from pa_core.events import TrainerCallback
 from pa_core.types import BatchOutput
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
 
 __all__ = ["ProgressBarCallback"]
 
 
 class ProgressBarCallback(TrainerCallback):
-    """Shows the progress of each epoch: mean loss so far, learning rate, samples per second.
+    """Shows the progress of the run, and of each epoch: mean loss so far, learning rate, samples per second.
 
-    On a terminal and in a notebook this is a progress bar, on standard error. Without a terminal, for example in a
-    job, a line is written to standard output every 30 seconds and at the end of each epoch, among the metrics. With
-    standard output alone in a file, that file still gets the line at the end of each epoch. Only the first process
-    of each machine shows anything. The loss is that of this process, and never waits for an accelerator.
+    On a terminal these are two progress bars on standard error, one for the run, if it has several epochs, and one for
+    the epoch; in a notebook there is the latter. Without a terminal, for example in a job, a line is written to
+    standard output every 30 seconds of an epoch. Where ``PrintProgressCallback`` or ``LogMetricsCallback`` print a row
+    for each epoch, nothing else is left of it; without them, the bar of each epoch stays on the screen, or a line is
+    written at its end, also to a file that gets standard output alone. Only the first process of each machine shows
+    anything. The loss is that of this process, and never waits for an accelerator.
 
     Example:
         >>> from pa_core import get_default_callbacks
@@ -38,11 +44,25 @@ class ProgressBarCallback(TrainerCallback):
         self._eval: EpochProgress | None = None
         self._prediction: EpochProgress | None = None
         self._only_evaluates = False
+        self._run: _RunBar | None = None
 
     @override
     def on_training_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Note that evaluation epochs follow training epochs."""
+        """Open the bar of the run."""
         self._only_evaluates = False
+        self._close_run()
+        self._run = _open_run_bar(trainer)
+
+    @override
+    def on_training_run_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        """Move the bar of the run on."""
+        if self._run is not None:
+            self._run.show(trainer)
+
+    @override
+    def on_training_run_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        """Close the bar of the run."""
+        self._close_run()
 
     @override
     def on_evaluation_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
@@ -53,7 +73,11 @@ class ProgressBarCallback(TrainerCallback):
     def on_train_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         """Open the display of a training epoch."""
         title = f"Epoch {trainer.run_history.current_epoch}"
-        display = _open_display(trainer, title, _num_batches_to_train(trainer), keeps_last=True)
+        keeps_last = not shows_rows(trainer)
+        display = _open_display(trainer, title, _num_batches_to_train(trainer), keeps_last)
+        if self._run is not None:
+            self._run.show(trainer)
+            display = None if display is None else _WithRunBar(display, self._run, trainer)
         self._train = None if display is None else EpochProgress(display, shows_learning_rate=True)
 
     @override
@@ -83,7 +107,8 @@ class ProgressBarCallback(TrainerCallback):
         title = "Evaluation" if self._only_evaluates else f"Epoch {trainer.run_history.current_epoch} eval"
         if trainer.eval_name is not None:
             title += f" {trainer.eval_name}" if not self._only_evaluates else f" of {trainer.eval_name}"
-        display = _open_display(trainer, title, length_of(trainer.eval_dataloader), keeps_last=not is_intermediate)
+        keeps_last = not is_intermediate and not shows_rows(trainer)
+        display = _open_display(trainer, title, length_of(trainer.eval_dataloader), keeps_last)
         self._eval = None if display is None else EpochProgress(display, shows_learning_rate=False)
 
     @override
@@ -130,6 +155,12 @@ class ProgressBarCallback(TrainerCallback):
         self._close_eval(trainer, is_complete=False)
         self._close_train(trainer, is_complete=False)
         self._close_prediction(trainer)
+        self._close_run()
+
+    def _close_run(self) -> None:
+        if self._run is not None:
+            self._run.close()
+            self._run = None
 
     def _close_prediction(self, trainer: AnyTrainer) -> None:
         if self._prediction is not None:
@@ -164,21 +195,7 @@ class _TerminalBar(ProgressDisplay):
         self, title: str, total: int | None, stream: TextIO, keeps_last: bool, log: ProgressDisplay | None
     ) -> None:
         self._log = log
-        assumed = _size_if_unknown(stream)
-        self._bar = bar_class()(
-            desc=title,
-            total=total,
-            file=stream,
-            leave=keeps_last,
-            # The last column and the last line are left free, as tqdm does itself.
-            ncols=None if assumed is None else assumed.columns - 1,
-            nrows=None if assumed is None else assumed.lines - 1,
-            dynamic_ncols=assumed is None,
-            # It is told when to refresh, and does so each time.
-            mininterval=0,
-            miniters=1,
-            bar_format="{desc} |{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]",
-        )
+        self._bar = _draw_bar(title, total, stream, "{n_fmt}/{total_fmt}", keeps_last=keeps_last)
 
     @override
     def show(self, batches: int, figures: str) -> None:
@@ -195,6 +212,71 @@ class _TerminalBar(ProgressDisplay):
         self._bar.close()
         if self._log is not None:
             self._log.close(batches, figures)
+
+
+class _RunBar:
+    """A bar of tqdm for the updates of a whole run, above that of the epoch.
+
+    Args:
+        total: The updates of the run.
+        done: Those that were made before it was resumed.
+        stream: Where it is drawn.
+    """
+
+    def __init__(self, total: int, done: int, stream: TextIO) -> None:
+        self._bar = _draw_bar("Run", total, stream, "{percentage:.0f}%", keeps_last=False, initial=done)
+
+    def show(self, trainer: AnyTrainer) -> None:
+        """Show how far the run is."""
+        self._bar.update(trainer.num_updates_completed - self._bar.n)
+
+    def close(self) -> None:
+        """Remove the bar."""
+        self._bar.close()
+
+
+class _WithRunBar(ProgressDisplay):
+    """The display of a training epoch, with which the bar of the run is refreshed."""
+
+    def __init__(self, display: ProgressDisplay, run: _RunBar, trainer: AnyTrainer) -> None:
+        self.seconds_between = display.seconds_between
+        self._display = display
+        self._run = run
+        self._trainer = trainer
+
+    @override
+    def show(self, batches: int, figures: str) -> None:
+        self._display.show(batches, figures)
+        self._run.show(self._trainer)
+
+    @override
+    def resume(self) -> None:
+        self._display.resume()
+
+    @override
+    def close(self, batches: int, figures: str) -> None:
+        self._display.close(batches, figures)
+
+
+def _draw_bar(
+    title: str, total: int | None, stream: TextIO, count: str, *, keeps_last: bool, initial: int = 0
+) -> tqdm[NoReturn]:
+    assumed = _size_if_unknown(stream)
+    return bar_class()(
+        desc=title,
+        total=total,
+        initial=initial,
+        file=stream,
+        leave=keeps_last,
+        # The last column and the last line are left free, as tqdm does itself.
+        ncols=None if assumed is None else assumed.columns - 1,
+        nrows=None if assumed is None else assumed.lines - 1,
+        dynamic_ncols=assumed is None,
+        # It is told when to refresh, and does so each time.
+        mininterval=0,
+        miniters=1,
+        bar_format=f"{{desc}} |{{bar}}| {count} [{{elapsed}}<{{remaining}}{{postfix}}]",
+    )
 
 
 def _size_if_unknown(stream: TextIO) -> os.terminal_size | None:
@@ -221,6 +303,18 @@ def _open_display(trainer: AnyTrainer, title: str, total: int | None, keeps_last
     if screen is not None and _is_terminal(screen):
         return _TerminalBar(title, total, screen, keeps_last, log=None if log is None or log.isatty() else lines)
     return lines
+
+
+def _open_run_bar(trainer: AnyTrainer) -> _RunBar | None:
+    """Return a bar where there is a terminal, and more of a run to show than the bar of its only epoch does."""
+    screen: TextIO | None = sys.stderr
+    if screen is None or not _is_terminal(screen) or not trainer.run_config.is_local_process_zero:
+        return None
+    num_epochs = trainer.run_config.num_epochs
+    if trainer.was_complete or num_epochs == 1 or not trainer.epoch_lengths.are_known:
+        return None
+    total = trainer.run_config.max_num_train_steps or trainer.epoch_lengths.updates_before(num_epochs)
+    return _RunBar(total, trainer.num_updates_completed, screen)
 
 
 def _is_notebook(stream: TextIO) -> bool:

@@ -1,0 +1,198 @@
+"""The rows of a table that grows by one row an epoch, laid out in 80 columns."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import NamedTuple
+
+__all__ = ["EpochRow", "EpochRows", "format_pairs", "format_time", "format_value", "is_loss"]
+
+WIDTH = 80
+_GAP = 2
+_NARROWEST = 7
+_SMALLEST_FIXED, _LARGEST_FIXED, _DIGITS = 1e-3, 1e6, 5
+_TEN_SECONDS, _MINUTE, _HOUR = 10, 60, 3600
+_LOSS = re.compile(r"(.+_)?loss(_epoch)?")
+
+
+@dataclass(frozen=True)
+class EpochRow:
+    """What one row says.
+
+    Attributes:
+        epoch: The cell of the epoch.
+        metrics: Values by the full names of the metrics.
+        best: Which of the metrics are marked as the best so far.
+        figures: The last cells by their titles; the same titles in each row.
+    """
+
+    epoch: str
+    metrics: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    best: Collection[str] = ()
+    figures: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+
+class _Column(NamedTuple):
+    title: str
+    width: int
+
+
+class EpochRows:
+    """Lays rows out under a header, which is repeated where a metric gets a column later.
+
+    Losses have the first columns, then metrics in the order in which they come. Those for which the line has no
+    room left follow on lines of their own.
+
+    Example:
+        >>> rows = EpochRows()
+        >>> metrics = {"train_loss_epoch": 1.9031, "eval_loss_epoch": 1.2011, "accuracy": 0.721}
+        >>> for line in rows.lines(EpochRow("1", metrics, figures={"time": "0.11 s"})):
+        ...     print(line)
+        epoch  train loss  eval loss  accuracy     time
+            1      1.9031     1.2011    0.7210   0.11 s
+        >>> for line in rows.lines(EpochRow("2", {"accuracy": 0.75}, ["accuracy"], {"time": "0.1 s"})):
+        ...     print(line)
+            2           -          -   *0.7500    0.1 s
+    """
+
+    _FIGURE_WIDTHS = MappingProxyType({"lr": 8, "samples/s": 9, "time": 7})
+
+    def __init__(self) -> None:
+        self._expected: dict[str, None] = {}
+        self._columns: dict[str, _Column] = {}
+        self._below: set[str] = set()
+        self._has_header = False
+
+    def expect(self, name: str) -> None:
+        """Give a metric its column with the first row, although it comes later."""
+        self._expected[name] = None
+
+    def lines(self, row: EpochRow) -> list[str]:
+        """Return the lines of the next row, the header before it where it is new.
+
+        Args:
+            row: The row.
+        """
+        figures = [_Column(title, self._FIGURE_WIDTHS.get(title, len(title))) for title in row.figures]
+        lines: list[str] = []
+        if self._add_columns(row.metrics, figures) or not self._has_header:
+            self._has_header = True
+            columns = [_Column("epoch", 5), *self._columns.values(), *figures]
+            lines.append(_aligned((column.title, column.width) for column in columns))
+        cells = [_marked(row, name) for name in self._columns]
+        widths = [5, *(column.width for column in (*self._columns.values(), *figures))]
+        lines.append(_aligned(zip([row.epoch, *cells, *row.figures.values()], widths, strict=True)))
+        below = {name: value for name, value in row.metrics.items() if name in self._below}
+        return lines + format_pairs(below, row.best)
+
+    def _add_columns(self, metrics: Iterable[str], figures: list[_Column]) -> bool:
+        """Give new metrics a column where there is room; return whether one has got it."""
+        expected = () if self._has_header else self._expected
+        new = [name for name in dict.fromkeys((*expected, *metrics)) if not {name} & {*self._columns, *self._below}]
+        had = len(self._columns)
+        for name in sorted(new, key=_rank):
+            title = _title(name)
+            if any(column.title == title for column in self._columns.values()):
+                title = name
+            column = _Column(title, max(len(title), _NARROWEST))
+            taken = 5 + sum(_GAP + other.width for other in (*self._columns.values(), *figures, column))
+            if taken <= WIDTH:
+                self._columns[name] = column
+            else:
+                self._below.add(name)
+        self._columns = {name: self._columns[name] for name in sorted(self._columns, key=_rank)}
+        return len(self._columns) > had
+
+
+def is_loss(metric_name: str) -> bool:
+    """Return whether a metric is a loss by its name.
+
+    Example:
+        >>> [is_loss(name) for name in ("eval_val_loss_epoch", "evaluation_loss", "lossless")]
+        [True, True, False]
+    """
+    return _LOSS.fullmatch(metric_name) is not None
+
+
+def format_pairs(metrics: Mapping[str, float], best: Collection[str] = (), *, indent: int = 7) -> list[str]:
+    """Return indented lines of names and values, as many to a line as fit.
+
+    Args:
+        metrics: Values by name.
+        best: The names of those that are marked.
+        indent: The spaces before each line; by default, what is below a row leaves the column of the epoch free.
+
+    Example:
+        >>> format_pairs({"evaluation_loss": 0.21, "accuracy": 0.947}, best=["accuracy"])
+        ['       evaluation_loss 0.2100, accuracy *0.9470']
+    """
+    lines: list[str] = []
+    for name, value in metrics.items():
+        pair = f"{name} {'*' if name in best else ''}{format_value(value)}"
+        if lines and len(lines[-1]) + len(", ") + len(pair) < WIDTH:
+            lines[-1] += f", {pair}"
+        else:
+            lines = [*lines[:-1], f"{lines[-1]},"] if lines else []
+            lines.append(" " * indent + pair)
+    return lines
+
+
+def format_value(value: float) -> str:
+    """Return a number with about five digits, as short as it can be read.
+
+    Example:
+        >>> [format_value(value) for value in (1.90312, 0.5, 123.456, 40000.0, 0.0000123, 0.0, float("nan"))]
+        ['1.9031', '0.5000', '123.46', '40000', '1.23e-05', '0', 'nan']
+    """
+    size = abs(value)
+    if not math.isfinite(value) or size == 0:
+        return f"{value:g}"
+    if not _SMALLEST_FIXED <= size < _LARGEST_FIXED:
+        return f"{value:.2e}"
+    whole_digits = max(1, math.floor(math.log10(size)) + 1)
+    return f"{value:.{max(0, _DIGITS - whole_digits)}f}"
+
+
+def format_time(seconds: float) -> str:
+    """Return a duration in at most seven characters.
+
+    Example:
+        >>> [format_time(seconds) for seconds in (0.1049, 12.34, 75, 4000, 400000)]
+        ['0.10 s', '12.3 s', '1m 15s', '1h 06m', '111h 06m']
+    """
+    if seconds < _MINUTE:
+        return f"{seconds:.2f} s" if seconds < _TEN_SECONDS else f"{seconds:.1f} s"
+    whole = int(seconds)
+    if seconds < _HOUR:
+        return f"{whole // _MINUTE}m {whole % _MINUTE:02d}s"
+    return f"{whole // _HOUR}h {whole % _HOUR // _MINUTE:02d}m"
+
+
+def _rank(name: str) -> int:
+    """Losses come first; sorting keeps the order of all others."""
+    if name == "train_loss_epoch":
+        return 0
+    return 1 if is_loss(name) else 2
+
+
+def _title(name: str) -> str:
+    return name.removesuffix("_epoch").replace("_", " ").strip() or name
+
+
+def _marked(row: EpochRow, name: str) -> str:
+    if name not in row.metrics:
+        return "-"
+    return ("*" if name in row.best else "") + format_value(row.metrics[name])
+
+
+def _aligned(cells: Iterable[tuple[str, int]]) -> str:
+    """Put cells next to each other, each at the right of its column; one that is too wide takes room of the gap."""
+    line, end = "", 0
+    for text, width in cells:
+        end += width + (_GAP if line else 0)
+        line += (" " if line else "") + text.rjust(end - len(line) - (1 if line else 0))
+    return line.rstrip()

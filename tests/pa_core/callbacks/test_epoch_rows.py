@@ -1,0 +1,194 @@
+"""One row an epoch: what is in it, what is marked, and what becomes of the metrics that have no room."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typing_extensions import override
+
+from pa_core import (
+    AnyTrainer,
+    LogMetricsCallback,
+    PrintProgressCallback,
+    SaveTrainingStateCallback,
+    StopTrainingError,
+    TrainerCallback,
+)
+from pa_core.callbacks import CallbackLike
+from pa_core.callbacks.epoch_rows import EpochRow, EpochRows
+from pa_core.testing import make_regression
+from tests.support.trainers import linear_trainer
+
+DATA = make_regression(16)
+FIGURES = {"lr": "0.01", "samples/s": "12,345", "time": "1.23 s"}
+
+
+class Record(TrainerCallback):
+    """Records the values of an epoch with its evaluation."""
+
+    def __init__(self, **values: list[float]) -> None:
+        self.values = values
+
+    @override
+    def on_eval_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        for name, values in self.values.items():
+            if trainer.run_history.current_epoch <= len(values):
+                trainer.run_history.update_metric(name, values[trainer.run_history.current_epoch - 1])
+
+
+def rows_of_run(
+    capsys: pytest.CaptureFixture[str], *callbacks: CallbackLike, epochs: int = 3, **arguments: Any
+) -> list[list[str]]:
+    """The words of the header, and of each line up to the end of the run."""
+    capsys.readouterr()
+    linear_trainer(*callbacks).train(DATA, epochs, DATA, **arguments)
+    lines = capsys.readouterr().out.splitlines()
+    header = next(index for index, line in enumerate(lines) if line.startswith("epoch"))
+    end = next((i for i, line in enumerate(lines) if line.startswith(("Training ended", "Stopping"))), len(lines))
+    assert all(len(line) <= 80 for line in lines[header:])
+    return [line.replace(" loss", "_loss").split() for line in lines[header:end]]
+
+
+def test_a_value_is_marked_where_it_is_better_than_all_before(capsys: pytest.CaptureFixture[str]) -> None:
+    """Neither the first one, nor NaN, nor what has no better or worse, nor a value of the training."""
+    record = Record(
+        accuracy=[0.5, 0.75, 0.625, 0.875],
+        error=[2.0, 3.0, float("nan"), 1.0],
+        speed=[1.0, 2.0, 3.0, 4.0],
+        train_accuracy=[1.0, 2.0, 3.0, 4.0],
+    )
+    rows = rows_of_run(capsys, record, LogMetricsCallback, epochs=4)
+    of = {name: [row[rows[0].index(name)] for row in rows[1:]] for name in ("accuracy", "error", "speed")}
+    assert of["accuracy"] == ["0.5000", "*0.7500", "0.6250", "*0.8750"]
+    assert of["error"] == ["2.0000", "3.0000", "nan", "*1.0000"]
+    assert of["speed"] == ["1.0000", "2.0000", "3.0000", "4.0000"]
+    assert not any(row[1].startswith("*") for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("callbacks", "header"),
+    [
+        ([PrintProgressCallback], "epoch train_loss eval_loss lr samples/s time"),
+        ([LogMetricsCallback], "epoch train_loss eval_loss accuracy"),
+        ([PrintProgressCallback, LogMetricsCallback], "epoch train_loss eval_loss accuracy lr samples/s time"),
+        ([LogMetricsCallback, PrintProgressCallback], "epoch train_loss eval_loss accuracy lr samples/s time"),
+    ],
+)
+def test_each_display_adds_what_it_knows(
+    capsys: pytest.CaptureFixture[str], callbacks: list[CallbackLike], header: str
+) -> None:
+    """In one table, whichever of them are there, and in whatever order."""
+    rows = rows_of_run(capsys, Record(accuracy=[0.5, 0.5, 0.5]), *callbacks)
+    assert rows[0] == header.split()
+    assert [row[0] for row in rows[1:]] == ["1", "2", "3"]
+    assert {len(row) for row in rows} <= {len(rows[0]), len(rows[0]) + 1}  # the time has a unit
+
+
+def test_a_logger_that_sends_elsewhere_leaves_the_losses(capsys: pytest.CaptureFixture[str]) -> None:
+    """They are on the console all the same; with ``super()`` the metrics are as well."""
+    sent: list[dict[str, float]] = []
+
+    class SendElsewhere(LogMetricsCallback):
+        @override
+        def log_metrics(self, trainer: AnyTrainer, metrics: dict[str, float]) -> None:
+            sent.append(metrics)
+
+    class SendAndPrint(SendElsewhere):
+        @override
+        def log_metrics(self, trainer: AnyTrainer, metrics: dict[str, float]) -> None:
+            super().log_metrics(trainer, metrics)
+            LogMetricsCallback.log_metrics(self, trainer, metrics)
+
+    record = Record(accuracy=[0.5])
+    rows = rows_of_run(capsys, record, PrintProgressCallback, SendElsewhere, epochs=1)
+    assert rows[0] == ["epoch", "train_loss", "eval_loss", "lr", "samples/s", "time"]
+    assert [set(metrics) for metrics in sent] == [{"train_loss_epoch"}, {"accuracy", "eval_loss_epoch"}]
+    rows = rows_of_run(capsys, record, PrintProgressCallback, SendAndPrint, epochs=1)
+    assert rows[0] == ["epoch", "train_loss", "eval_loss", "accuracy", "lr", "samples/s", "time"]
+
+
+def test_metrics_without_room_follow_on_indented_lines() -> None:
+    """No line is longer than 80 columns, and every value is there."""
+    metrics = {f"metric_{number}_epoch": float(number) for number in range(12)} | {"long_" * 9 + "name": 0.5}
+    lines = EpochRows().lines(EpochRow("1", metrics, figures=FIGURES))
+    assert all(len(line) <= 80 for line in lines)
+    assert lines[0].split() == ["epoch", *["metric", "0", "metric", "1", "metric", "2", "metric", "3"], *FIGURES]
+    assert all(line.startswith("       metric_") or line.startswith("       long_") for line in lines[2:])
+    for name in [f"metric_{number}_epoch" for number in range(4, 12)] + ["long_" * 9 + "name"]:
+        assert f"{name} " in "\n".join(lines[2:])
+
+
+def test_a_metric_that_comes_late_gets_a_column_under_a_new_header() -> None:
+    """Where a metric is missing in a row there is a dash, and columns stay where they are."""
+    rows = EpochRows()
+    first = rows.lines(EpochRow("1", {"train_loss_epoch": 1.0}, figures=FIGURES))
+    second = rows.lines(EpochRow("2", {"train_loss_epoch": 0.5, "f1": 0.25}, ["f1"], FIGURES))
+    third = rows.lines(EpochRow("3", {"train_loss_epoch": 0.25}, figures=FIGURES))
+    assert [len(lines) for lines in (first, second, third)] == [2, 2, 1]
+    assert second[0] == "epoch  train loss       f1        lr  samples/s     time"
+    assert second[1] == "    2      0.5000  *0.2500      0.01     12,345   1.23 s"
+    assert third[0] == "    3      0.2500        -      0.01     12,345   1.23 s"
+
+
+def test_a_cell_that_is_too_wide_moves_nothing_else() -> None:
+    """It takes room of the gap before it."""
+    rows = EpochRows()
+    wide = rows.lines(EpochRow("1", {"a": -1.234e-10, "b": 0.5}, ["a"], FIGURES))
+    assert wide[1] == "    1 *-1.23e-10 0.5000      0.01     12,345   1.23 s"
+
+
+def test_metrics_of_like_names_are_told_apart() -> None:
+    """Two that would have the same title have their full names."""
+    header, *_ = EpochRows().lines(EpochRow("1", {"f1_epoch": 0.5, "f1": 0.25}))
+    assert header.split() == ["epoch", "f1", "f1"] or header.split() == ["epoch", "f1", "f1_epoch"]
+
+
+def test_a_resumed_run_prints_a_header_and_remembers_the_best(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """What was better before the interruption is still the best."""
+    record = Record(accuracy=[0.9, 0.5, 0.75, 0.95])
+    rows_of_run(capsys, record, LogMetricsCallback, SaveTrainingStateCallback(tmp_path), epochs=2)
+    rows = rows_of_run(capsys, record, LogMetricsCallback, epochs=4, resume_from=tmp_path)
+    assert [row[0] for row in rows] == ["epoch", "3", "4"]
+    assert [row[-1] for row in rows[1:]] == ["0.7500", "*0.9500"]
+
+
+def test_a_run_that_stops_in_an_evaluation_has_the_row_of_its_training(capsys: pytest.CaptureFixture[str]) -> None:
+    """What is known of the epoch is printed before the reason of the stop; and before the traceback of an error."""
+
+    class Stop(TrainerCallback):
+        def __init__(self, error: BaseException) -> None:
+            self.error = error
+
+        @override
+        def on_eval_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+            raise self.error
+
+    rows = rows_of_run(capsys, LogMetricsCallback, PrintProgressCallback, Stop(StopTrainingError("enough")))
+    assert [row[0] for row in rows] == ["epoch", "1"]
+    with pytest.raises(RuntimeError, match="broken"):
+        linear_trainer(PrintProgressCallback, Stop(RuntimeError("broken"))).train(DATA, 1, DATA)
+    assert capsys.readouterr().out.splitlines()[-1].split()[0] == "1"
+
+
+def test_what_is_recorded_after_its_row_comes_below_it(capsys: pytest.CaptureFixture[str]) -> None:
+    """By a callback behind the logger, at the end of an epoch: that is not of the next one."""
+
+    class RecordLate(TrainerCallback):
+        @override
+        def on_training_run_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+            trainer.run_history.update_metric("late", torch.tensor(float(trainer.run_history.current_epoch)))
+
+    rows = rows_of_run(capsys, LogMetricsCallback, RecordLate)
+    assert [row[:2] for row in rows if row[0] == "late"] == [["late", "1.0000"], ["late", "2.0000"], ["late", "3.0000"]]
+    assert [row[0] for row in rows] == ["epoch", "1", "late", "2", "late", "3", "late"]
+
+
+def test_a_logger_prints_at_once_outside_of_a_run(capsys: pytest.CaptureFixture[str]) -> None:
+    """``log_metrics`` of a callback that no trainer has is a way to print some values."""
+    LogMetricsCallback().log_metrics(linear_trainer(), {"accuracy": 0.5, "loss": 2.0})
+    assert capsys.readouterr().out == "  accuracy 0.5000, loss 2.0000\n"
