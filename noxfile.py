@@ -101,7 +101,7 @@ OFFLINE = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 TEST_TOOLS = ("hypothesis>=6.140", "pytest>=9", "pytest-cov>=7", "pytest-timeout>=2.4", "pytest-xdist>=3.8")
 LINT_TOOLS = ("import-linter>=2.13", "ruff")
-BUILD_TOOLS = ("build>=1.3", "hatchling>=1.27", "twine>=6.2", *TEST_TOOLS)
+BUILD_TOOLS = ("build>=1.3", "hatchling>=1.27", "packaging>=25", "pyyaml>=6", "twine>=6.2", *TEST_TOOLS)
 DOCS_TOOLS = ("furo>=2025.9", "myst-parser>=4", "sphinx>=8.2")
 TRACKERS = ("mlflow", "trackio", "wandb")
 STRANGERS = ("datasets", "optuna", "peft", "scikit-learn", "timm", "torchvision", "transformers")
@@ -111,6 +111,7 @@ PEERS = {
     "ignite": ("torch", "pytorch-ignite"),
     "transformers": ("transformers[torch]",),
 }
+DEV_TOOLS = ("pre-commit>=4",)
 TYPE_TOOLS = ("mypy", "nox", "pyright[nodejs]", "types-tqdm")
 
 
@@ -235,6 +236,18 @@ def quickstart(session: nox.Session) -> None:
 
 
 @nox.session
+def dev(session: nox.Session) -> None:
+    """Make an environment to work in: all distributions, editable, with every tool; it says how to activate it."""
+    environment = Environment(session, "dev")
+    editable = [f"--editable={PACKAGES / one.name}[{','.join(one.extras)}]" for one in DISTRIBUTIONS]
+    needed = itertools.chain.from_iterable(one.test_requirements for one in DISTRIBUTIONS)
+    environment.install(*editable, *needed, *BUILD_TOOLS, *LINT_TOOLS, *TYPE_TOOLS, *DOCS_TOOLS, *DEV_TOOLS)
+    bin_folder = environment.interpreter.parent
+    activate = str(bin_folder / "activate") if os.name == "nt" else f"source {bin_folder / 'activate'}"
+    session.log(f"To work in it: {activate}")
+
+
+@nox.session
 def lint(session: nox.Session) -> None:
     """Check style and format of every Python file (ruff)."""
     environment = Environment(session, "lint")
@@ -257,7 +270,19 @@ def build(session: nox.Session) -> None:
     """Build wheel and sdist of each distribution and check what is in them (twine, tests)."""
     environment = build_wheels(session)
     environment.run("twine", "check", "--strict", *(str(path) for path in sorted(WHEELS.iterdir())))
-    environment.run("python", "-m", "pytest", "tests/repository/test_wheels.py")
+    environment.run("python", "-m", "pytest", "tests/repository/test_wheels.py", "tests/release")
+
+
+@nox.session
+def release(session: nox.Session) -> None:
+    """Check what a release needs: `-- --check`; without it, make the files of one (RELEASING.md)."""
+    environment = Environment(session, "build")
+    environment.install(*BUILD_TOOLS)
+    shutil.rmtree(NOX / "release_trial", ignore_errors=True)
+    trial = Environment(session, "release_trial")
+    uv = [f"--uv={UV}"] if UV else []
+    options = [f"--folder={NOX / 'release'}", f"--python={trial.interpreter}", *uv, *session.posargs]
+    environment.run("python", "-m", "tools.release", *options, env=_pip_settings_for_uv() if UV else None)
 
 
 @nox.session
@@ -378,6 +403,13 @@ def strangers(session: nox.Session) -> None:
         env = {**cell.env, **OFFLINE}
         pytest = ["pytest", "tests/strangers", f"--cell={cell.name}", *session.posargs]
         run_in_cell(environment, Cell(cell.name, cell.ranks, env), pytest)
+
+
+@nox.session
+def full_matrix(session: nox.Session) -> None:
+    """Run every cell of the matrix, also those that need other packages than ours."""
+    for name in ("tests", "floors", "strangers"):
+        session.notify(name)
 
 
 @nox.session

@@ -1,0 +1,88 @@
+"""What the forge runs for us is what is in this repository: sessions, tools, versions of Python, forms."""
+
+from __future__ import annotations
+
+import ast
+import re
+import tomllib
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+
+
+def load(path: Path) -> dict[str, Any]:
+    """The content of a YAML file."""
+    return cast("dict[str, Any]", yaml.safe_load(path.read_text()))
+
+
+def sessions() -> set[str]:
+    """The names of the sessions in noxfile.py."""
+    functions = [
+        node for node in ast.parse((ROOT / "noxfile.py").read_text()).body if isinstance(node, ast.FunctionDef)
+    ]
+    decorated = {one.name: [ast.unparse(decorator) for decorator in one.decorator_list] for one in functions}
+    return {name for name, decorators in decorated.items() if "nox.session" in decorators}
+
+
+def named_sessions(workflow: Path) -> set[str]:
+    """The sessions that the jobs of a workflow name, in a command or in a matrix."""
+    commands: list[str] = re.findall(r"noxfile\.py -s ([^\n]+)", workflow.read_text())
+    words = {
+        word for command in commands for word in command.partition(" -- ")[0].split() if re.fullmatch(r"\w+", word)
+    }
+    for job in load(workflow)["jobs"].values():
+        listed: list[str] = job.get("strategy", {}).get("matrix", {}).get("sessions", [])
+        words |= {word for line in listed for word in line.split()}
+    return words - {"matrix", "sessions"}
+
+
+@pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.stem)
+def test_each_session_that_a_workflow_names_exists(workflow: Path) -> None:
+    """A session that was renamed does not stay behind in a workflow."""
+    assert named_sessions(workflow)
+    assert named_sessions(workflow) - sessions() == set()
+
+
+def test_pull_requests_run_what_a_plain_nox_runs() -> None:
+    """What is green on a developer's machine is what the forge asks for."""
+    (plain,) = re.findall(r"nox\.options\.sessions = \[(.*?)\]", (ROOT / "noxfile.py").read_text(), re.DOTALL)
+    assert set(re.findall(r'"(\w+)"', plain)) - named_sessions(ROOT / ".github" / "workflows" / "ci.yml") == set()
+
+
+@pytest.mark.parametrize("project", sorted(ROOT.glob("packages/*/pyproject.toml")), ids=lambda path: path.parent.name)
+def test_each_version_of_python_that_is_claimed_is_tested(project: Path) -> None:
+    """The classifiers name the versions of Python that run the tests of every pull request, and no others."""
+    classifiers: list[str] = tomllib.loads(project.read_text())["project"]["classifiers"]
+    claimed = [version for line in classifiers for version in re.findall(r":: Python :: (3\.\d+)$", line)]
+    assert claimed == load(ROOT / ".github" / "workflows" / "ci.yml")["jobs"]["tests"]["strategy"]["matrix"]["python"]
+
+
+def test_hooks_need_nothing_but_the_tools_of_the_environment() -> None:
+    """A commit downloads nothing: each hook is local, and runs a program that `nox -s dev` installs."""
+    repositories = load(ROOT / ".pre-commit-config.yaml")["repos"]
+    assert {one["repo"] for one in repositories} == {"local"}
+    hooks = [hook for one in repositories for hook in one["hooks"]]
+    assert {hook["language"] for hook in hooks} == {"system"}
+    assert {hook["entry"].split()[0] for hook in hooks} == {"ruff", "lint-imports"}
+
+
+def test_forms_ask_for_what_an_answer_needs() -> None:
+    """A report of a bug has a script, the line that says what runs, and the versions."""
+    form = load(ROOT / ".github" / "ISSUE_TEMPLATE" / "bug.yml")
+    required = {part["id"] for part in form["body"] if part.get("validations", {}).get("required")}
+    assert required == {"script", "outcome", "run", "versions"}
+    assert "describe_run()" in (ROOT / ".github" / "ISSUE_TEMPLATE" / "bug.yml").read_text()
+    assert "describe_run()" in (ROOT / ".github" / "pull_request_template.md").read_text()
+
+
+def test_the_changelog_names_the_versions_of_the_training_state_format() -> None:
+    """A change of the format cannot be released without its line."""
+    manifest = ROOT / "packages" / "pa-core" / "src" / "pa_core" / "storage" / "manifest.py"
+    first, last = re.findall(r"^FIRST_VERSION, LAST_VERSION = (\d+), (\d+)$", manifest.read_text(), re.MULTILINE)[0]
+    newest = (ROOT / "CHANGELOG.md").read_text().partition("### Training states")[2].partition("\n### ")[0]
+    assert f"reads versions {first} and {last}" in newest or f"reads versions {first} to {last}" in newest

@@ -1,0 +1,189 @@
+"""Checks of what the files of the repository say. Each returns what is wrong; nothing is built."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from dataclasses import dataclass
+from datetime import date
+
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
+from tools.release.repository import Distribution, Repository
+
+__all__ = [
+    "changelog",
+    "classifiers",
+    "clean_tree",
+    "metadata",
+    "missing_for_release",
+    "upload_order",
+    "urls",
+    "versions",
+]
+
+TRAINING_STATES = "Training states"
+_PYTHON = "Programming Language :: Python :: "
+
+
+def clean_tree(repository: Repository) -> list[str]:
+    """Everything is committed, since only what is committed is built."""
+    changed = _git(repository, "status", "--porcelain").splitlines()
+    return [f"not committed: {line[3:]}" for line in changed]
+
+
+def versions(repository: Repository) -> list[str]:
+    """All distributions have one version and require each other within it."""
+    distributions = repository.distributions
+    version = repository.version
+    problems = [
+        f"{one.name} has version {one.version}, {distributions[0].name} has {version}: all are released together"
+        for one in distributions
+        if one.version != version
+    ]
+    siblings = {one.name for one in distributions}
+    expected = sibling_range(version)
+    return problems + [
+        f"{one.name} requires {line}; write {line.name}{_as_written(version)}"
+        for one in distributions
+        for line in one.requirements
+        if line.name in siblings and line.specifier != expected
+    ]
+
+
+def sibling_range(version: str) -> SpecifierSet:
+    """The range in which distributions of this version require each other: one minor version."""
+    return SpecifierSet(_as_written(version))
+
+
+def changelog(repository: Repository) -> list[str]:
+    """The changelog tells users what is new in each distribution, and in the format of training states."""
+    entry = _entry(repository)
+    if entry is None:
+        return [f"CHANGELOG.md has no heading '## {repository.version} (unreleased)', or with a date instead"]
+    wanted = [TRAINING_STATES, *sorted(one.name for one in repository.distributions)]
+    return [
+        f"CHANGELOG.md, {repository.version}: nothing under '### {name}'; write a line, if only that nothing changed"
+        for name in wanted
+        if not entry.parts.get(name, "").strip()
+    ]
+
+
+def metadata(repository: Repository) -> list[str]:
+    """Each distribution says who made it, under which licence, and what it is, and its README leads nowhere wrong."""
+    return [f"{one.name}: {problem}" for one in repository.distributions for problem in _metadata(repository, one)]
+
+
+def classifiers(repository: Repository) -> list[str]:
+    """What the classifiers claim is true: the versions of Python are those of CI, and typed packages are marked."""
+    tested = set(repository.tested_versions)
+    oldest = min(tested, key=Version)
+    problems: list[str] = []
+    for one in repository.distributions:
+        claimed = {line.removeprefix(_PYTHON) for line in one.classifiers if line.startswith(f"{_PYTHON}3.")}
+        problems += [
+            f"{one.name} claims Python {version}, which CI does not test" for version in sorted(claimed - tested)
+        ]
+        problems += [
+            f"{one.name} does not claim Python {version}, which CI tests" for version in sorted(tested - claimed)
+        ]
+        if one.project.get("requires-python") != f">={oldest}":
+            problems.append(f"{one.name}: requires-python is not >={oldest}, the oldest version that CI tests")
+        typed = (one.folder / "src" / one.package / "py.typed").exists()
+        if typed != ("Typing :: Typed" in one.classifiers):
+            problems.append(f"{one.name}: 'Typing :: Typed' and py.typed go together, and one of them is missing")
+    return problems
+
+
+def urls(repository: Repository) -> list[str]:
+    """Each distribution has the addresses of the project, as the table in the root's pyproject.toml has them."""
+    known = {name: address for name, address in repository.urls.items() if address}
+    problems = [
+        f"pyproject.toml, [tool.release.urls]: {name} is no https address: {address}"
+        for name, address in known.items()
+        if not re.fullmatch(r"https://[\w.-]+\.\w+(/\S*)?", address)
+    ]
+    return problems + [
+        f"{one.name}: [project.urls] is {one.urls}, not {known}; run nox -s release -- --write-urls"
+        for one in repository.distributions
+        if one.urls != known
+    ]
+
+
+def upload_order(repository: Repository) -> list[str]:
+    """The release workflow and RELEASING.md upload each distribution after those that it requires."""
+    expected = [one.name for one in repository.distributions]
+    steps = repository.workflow("release")["jobs"]["publish"]["steps"]
+    folders = [step["with"]["packages-dir"] for step in steps if "packages-dir" in step.get("with", {})]
+    in_workflow = [folder.strip("/").rpartition("/")[2] for folder in folders]
+    section = (repository.root / "RELEASING.md").read_text().partition("## Order of upload")[2].partition("\n## ")[0]
+    in_page = re.findall(r"^\d+\. `([\w-]+)`$", section, re.MULTILINE)
+    return [
+        f"{where} uploads {found}; the order is {expected}"
+        for where, found in ((".github/workflows/release.yml", in_workflow), ("RELEASING.md", in_page))
+        if found != expected
+    ]
+
+
+def missing_for_release(repository: Repository) -> list[str]:
+    """What a check lets pass, and the files of a release do not: addresses, a date, a tag."""
+    missing = [
+        f'no address: fill in {name} = "https://..." in pyproject.toml, [tool.release.urls], '
+        "then run nox -s release -- --write-urls"
+        for name, address in repository.urls.items()
+        if not address
+    ]
+    entry = _entry(repository)
+    if entry is not None and entry.released is None:
+        missing.append(f"no date: write '## {repository.version} ({date.today().isoformat()})' in CHANGELOG.md")
+    tag = f"v{repository.version}"
+    if tag not in _git(repository, "tag", "--points-at", "HEAD").split():
+        missing.append(f"no tag: this commit is not tagged {tag}")
+    return missing
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """The entry of the changelog for one version."""
+
+    released: date | None
+    parts: dict[str, str]
+
+
+def _entry(repository: Repository) -> _Entry | None:
+    """The entry of the version that the distributions have."""
+    for text in re.split(r"^## ", repository.changelog(), flags=re.MULTILINE)[1:]:
+        heading, _, content = text.partition("\n")
+        match = re.fullmatch(
+            re.escape(repository.version) + r" \((?:unreleased|(\d{4}-\d{2}-\d{2}))\)", heading.strip()
+        )
+        if match is not None:
+            parts = re.split(r"^### (.+)$", content, flags=re.MULTILINE)
+            released = date.fromisoformat(match[1]) if match[1] else None
+            return _Entry(released, dict(zip(parts[1::2], parts[2::2], strict=True)))
+    return None
+
+
+def _metadata(repository: Repository, one: Distribution) -> list[str]:
+    needed = ("authors", "description", "keywords", "license", "license-files", "readme")
+    problems = [f"pyproject.toml has no {key}" for key in needed if not one.project.get(key)]
+    licence = one.folder / "LICENSE"
+    if not licence.exists() or licence.read_bytes() != (repository.root / "LICENSE").read_bytes():
+        problems.append("LICENSE is not that of the repository")
+    readme = one.folder / "README.md"
+    text = readme.read_text() if readme.exists() else ""
+    if not text.strip():
+        problems.append("README.md has no text")
+    links: list[str] = re.findall(r"\]\((?!https://|#)([^)\s]+)", text)
+    return problems + [f"README.md: the link to {link} leads nowhere on a package index" for link in links]
+
+
+def _as_written(version: str) -> str:
+    parsed = Version(version)
+    return f">={parsed.major}.{parsed.minor},<{parsed.major}.{parsed.minor + 1}"
+
+
+def _git(repository: Repository, *arguments: str) -> str:
+    command = ["git", "-C", str(repository.root), *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout

@@ -1,0 +1,53 @@
+"""Installing the built wheels as users will get them: one after the other, each from what is uploaded by then."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from tools.release.repository import Repository
+
+__all__ = ["Installer", "install_in_order"]
+
+
+@dataclass(frozen=True)
+class Installer:
+    """An environment that nothing of ours is in, and what installs into it: uv, where it is given, or pip."""
+
+    python: Path
+    uv: Path | None = None
+    constraints: Path | None = None
+
+    def install(self, *arguments: str) -> str | None:
+        """Install, and return what went wrong, if anything did."""
+        python = str(self.python)
+        command = [str(self.uv), "pip", "install", "--python", python] if self.uv else [python, "-m", "pip", "install"]
+        constraints = ["--constraint", str(self.constraints)] if self.constraints else []
+        return _failure([*command, "--quiet", *constraints, *arguments])
+
+
+def install_in_order(repository: Repository, built: Path, folder: Path, installer: Installer) -> list[str]:
+    """Install the wheels in the order of their upload and import each after its step; return what went wrong."""
+    uploaded = folder / "uploaded"
+    uploaded.mkdir(parents=True)
+    ours = {one.name for one in repository.distributions}
+    for one in repository.distributions:
+        shutil.copy(built / one.wheel, uploaded)
+        others = [str(line) for line in one.required if line.name not in ours]
+        if others and (failure := installer.install(*others)):
+            return [f"{one.name}: what it requires of others cannot be installed:\n{failure}"]
+        only_ours = ("--no-index", "--find-links", str(uploaded))
+        if failure := installer.install(*only_ours, f"{one.name}=={one.version}"):
+            return [f"{one.name} cannot be installed from what is uploaded before it and itself:\n{failure}"]
+        program = f"import {one.package}, importlib.metadata as m; assert m.version({one.name!r}) == {one.version!r}"
+        # Isolated, so that nothing is imported from the working tree.
+        if failure := _failure([str(installer.python), "-I", "-c", program], folder=folder):
+            return [f"{one.name} is installed and cannot be imported:\n{failure}"]
+    return []
+
+
+def _failure(command: list[str], folder: Path | None = None) -> str | None:
+    ran = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    return (ran.stdout + ran.stderr).strip() or f"status {ran.returncode}" if ran.returncode else None
