@@ -1,18 +1,17 @@
 """Average the weights of a training, stop when the average no longer improves, and test both.
 
-    pip install 'pa-callbacks-extra[torchmetrics]' scikit-learn
-    python examples/average_weights.py
-
 A fifth of the training digits have a random label. These pull the weights of a small network to and fro, while their
-average stays in the middle. This file runs unchanged in one process or several; on several, batch norm layers normalise
-over all of them, so that two train as one does with twice the batch size:
+average stays in the middle. On several processes, batch norm layers normalise over all of them, so that two train as
+one does with twice the batch size:
 
+    python examples/average_weights.py
     torchrun --nproc-per-node 2 examples/average_weights.py
+    accelerate launch --mixed_precision bf16 examples/average_weights.py
 
 It prints at the end:
 
-    Recognised 96.0% of the test digits with the last weights
-    Recognised 98.0% of the test digits with the best average
+    Recognised 81.9% of the test digits with the last weights
+    Recognised 89.5% of the test digits with the best average
 """
 
 from __future__ import annotations
@@ -91,10 +90,10 @@ def main(epochs: int = 30, output: Path = Path("outputs")) -> None:
     trainer.train(train_dataset, num_epochs=epochs, eval_dataset=eval_dataset, per_device_batch_size=16)
 
     trainer.evaluate(test_dataset, per_device_batch_size=64)
-    of_last = float(trainer.run_history.get_latest_metric("evaluation_accuracy"))
+    of_last = trainer.run_history.get_latest_metric("evaluation_accuracy")
     trainer.load_checkpoint(best_average)
     trainer.evaluate(test_dataset, per_device_batch_size=64)
-    of_average = float(trainer.run_history.get_latest_metric("evaluation_accuracy"))
+    of_average = trainer.run_history.get_latest_metric("evaluation_accuracy")
     trainer.print(f"Recognised {of_last:.1%} of the test digits with the last weights")
     trainer.print(f"Recognised {of_average:.1%} of the test digits with the best average")
 
@@ -103,5 +102,4 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Train on scanned digits, and average the weights.")
     parser.add_argument("--epochs", type=int, default=30, help="how often to go over the training digits at most")
     parser.add_argument("--output", type=Path, default=Path("outputs"), help="the folder for the best average")
-    arguments = parser.parse_args()
-    main(arguments.epochs, arguments.output)
+    main(**vars(parser.parse_args()))

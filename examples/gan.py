@@ -1,16 +1,16 @@
 """Train two networks against each other: a generator makes digits, a discriminator tells them from scanned ones.
 
 Each has an optimizer of its own, and a name. Both are in the training states, and their gradients are exchanged between
-the processes: two passes over the discriminator, and one over the generator through it. This file runs unchanged in one
-process or several, and resumes where it was interrupted:
+the processes: two passes over the discriminator, and one over the generator through it. The loop is the script's own;
+interrupted and started again, it resumes where it was.
 
     python examples/gan.py
     torchrun --nproc-per-node 2 examples/gan.py
+    accelerate launch --mixed_precision bf16 examples/gan.py
 
 It prints at the end:
 
-    Epoch 40: generator 1.002, discriminator 1.207
-    The mean pixel of the generated digits is 0.072 from that of the scanned ones
+    The mean pixel of the generated digits is 0.196 from that of the scanned ones
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def make_models() -> tuple[nn.Sequential, nn.Sequential]:
     return generator, discriminator
 
 
-def main(epochs: int = 40, output: Path = Path("outputs")) -> None:
+def main(epochs: int = 30, output: Path = Path("outputs")) -> None:
     """Train, and print how far the mean of the generated digits is from that of the scanned ones."""
     torch.manual_seed(0)  # pyright: ignore[reportUnknownMemberType]  # torch leaves it untyped
     digits = load_data()
@@ -53,7 +53,7 @@ def main(epochs: int = 40, output: Path = Path("outputs")) -> None:
         {"generator": generator, "discriminator": discriminator},
         {
             "generator": torch.optim.Adam(generator.parameters(), lr=1e-3, betas=(0.5, 0.999)),
-            "discriminator": torch.optim.Adam(discriminator.parameters(), lr=5e-4, betas=(0.5, 0.999)),
+            "discriminator": torch.optim.Adam(discriminator.parameters(), lr=2e-3, betas=(0.5, 0.999)),
         },
         digits,
         num_epochs=epochs,
@@ -83,7 +83,6 @@ def main(epochs: int = 40, output: Path = Path("outputs")) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Train a generator of digits against a discriminator.")
-    parser.add_argument("--epochs", type=int, default=40, help="how often to go over the digits")
+    parser.add_argument("--epochs", type=int, default=30, help="how often to go over the digits")
     parser.add_argument("--output", type=Path, default=Path("outputs"), help="the folder for the training states")
-    arguments = parser.parse_args()
-    main(arguments.epochs, arguments.output)
+    main(**vars(parser.parse_args()))

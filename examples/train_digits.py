@@ -1,11 +1,11 @@
-"""Train a small network on real scanned digits, and test it on digits that it has never seen.
+"""Train a small network on real scanned digits, keep its best weights, and test them on digits it has never seen.
 
 The 1,797 digits of 8 x 8 pixels come inside scikit-learn, so that nothing is downloaded. This file runs
 unchanged in one process or several, in full or mixed precision:
 
     python examples/train_digits.py
-    accelerate launch --mixed_precision bf16 examples/train_digits.py
     torchrun --nproc-per-node 2 examples/train_digits.py
+    accelerate launch --mixed_precision bf16 examples/train_digits.py
 
 In a notebook:
 
@@ -16,7 +16,7 @@ In a notebook:
 
 It prints at the end:
 
-    Recognised 96.7% of the test digits
+    Recognised 97.3% of the test digits
 """
 
 from __future__ import annotations
@@ -31,60 +31,25 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import OneCycleLR
 from torch.utils.data import Subset, TensorDataset, random_split
-from torchmetrics.classification import MulticlassAccuracy
 from typing_extensions import override
 
-from pa_core import (
-    DEFAULT_CALLBACKS,
-    AnyTrainer,
-    BatchOutput,
-    SaveBestModelCallback,
-    Trainer,
-    TrainerCallback,
-    TrainerPlaceholderValues,
-)
+from pa_core import DEFAULT_CALLBACKS, SaveBestModelCallback, Trainer, TrainerPlaceholderValues
 
 
-class DigitsNet(nn.Module):
-    """Two hidden layers over the pixels of a digit."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(
-            nn.Flatten(),
-            nn.Linear(64, 128),
-            nn.ReLU(),
-            nn.Dropout(0.1),
-            nn.Linear(128, 64),
-            nn.ReLU(),
-            nn.Linear(64, 10),
-        )
+class DigitsTrainer(Trainer):
+    """A trainer that also records which share of the digits is recognised."""
 
     @override
-    def forward(self, pixels: Tensor) -> Tensor:
-        logits: Tensor = self.layers(pixels)
-        return logits
+    def calculate_eval_batch_loss(self, batch: tuple[Tensor, Tensor]) -> dict[str, Any]:
+        output = super().calculate_eval_batch_loss(batch)
+        self.log("accuracy", (output["model_outputs"].argmax(dim=1) == batch[1]).float().mean())
+        return output
 
 
-class AccuracyCallback(TrainerCallback):
-    """Records the share of digits that were recognised in each evaluation, counted over all processes."""
-
-    def __init__(self) -> None:
-        self.accuracy = MulticlassAccuracy(num_classes=10, average="micro")
-
-    @override
-    def on_eval_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        self.accuracy.to(trainer.device).reset()
-
-    @override
-    def on_eval_step_end(
-        self, trainer: AnyTrainer, batch: tuple[Tensor, Tensor], batch_output: BatchOutput, **kwargs: Any
-    ) -> None:
-        self.accuracy.update(batch_output["model_outputs"], batch[1])
-
-    @override
-    def on_eval_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        trainer.run_history.update_metric("accuracy", self.accuracy.compute())
+def make_model() -> nn.Sequential:
+    """Return two hidden layers over the pixels of a digit."""
+    layers = nn.Flatten(), nn.Linear(64, 128), nn.ReLU(), nn.Dropout(0.1), nn.Linear(128, 64), nn.ReLU()
+    return nn.Sequential(*layers, nn.Linear(64, 10))
 
 
 def load_data() -> list[Subset[tuple[Tensor, ...]]]:
@@ -99,22 +64,20 @@ def main(epochs: int = 20, output: Path = Path("outputs")) -> None:
     """Train, keep the best weights in ``output``, and print their accuracy on the test digits."""
     torch.manual_seed(0)  # pyright: ignore[reportUnknownMemberType]  # torch leaves it untyped
     train_dataset, eval_dataset, test_dataset = load_data()
-    model = DigitsNet()
-    trainer = Trainer(
+    model = make_model()
+    save_best = SaveBestModelCallback(
+        output / "best_digits.pt", watch_metric="eval_accuracy_epoch", greater_is_better=True
+    )
+    trainer = DigitsTrainer(
         model,
         loss_func=nn.CrossEntropyLoss(),
         optimizer=torch.optim.AdamW(model.parameters(), lr=1e-3),
-        # Callbacks are called in this order: the accuracy is recorded before it is watched and printed.
-        callbacks=[
-            AccuracyCallback,
-            SaveBestModelCallback(output / "best_digits.pt", watch_metric="accuracy", greater_is_better=True),
-            *DEFAULT_CALLBACKS,
-        ],
+        callbacks=[*DEFAULT_CALLBACKS, save_best],
     )
     trainer.train(
-        train_dataset=train_dataset,
-        eval_dataset=eval_dataset,
+        train_dataset,
         num_epochs=epochs,
+        eval_dataset=eval_dataset,
         per_device_batch_size=32,
         create_scheduler_fn=partial(
             OneCycleLR,
@@ -124,7 +87,7 @@ def main(epochs: int = 20, output: Path = Path("outputs")) -> None:
         ),
     )
     trainer.evaluate(test_dataset, per_device_batch_size=64)
-    accuracy = float(trainer.run_history.get_latest_metric("accuracy"))
+    accuracy = trainer.run_history.get_latest_metric("evaluation_accuracy")
     trainer.print(f"Recognised {accuracy:.1%} of the test digits")
 
 
@@ -132,5 +95,4 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Train a small network on scanned digits.")
     parser.add_argument("--epochs", type=int, default=20, help="how often to go over the training digits")
     parser.add_argument("--output", type=Path, default=Path("outputs"), help="the folder for the best weights")
-    arguments = parser.parse_args()
-    main(arguments.epochs, arguments.output)
+    main(**vars(parser.parse_args()))

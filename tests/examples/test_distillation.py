@@ -1,4 +1,4 @@
-"""The example with a teacher and a student trains the student on two ranks."""
+"""The example with a teacher shows that a student learns more with one than without."""
 
 from __future__ import annotations
 
@@ -11,13 +11,9 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "distillation.py"
 
 
 def test_a_student_learns_from_its_teacher(launch: Launch) -> None:
-    """On two ranks, of 300 digits; the teacher stays as it was."""
-    launched = launch(EXAMPLE, "--epochs=20", ranks=2)
+    """On two ranks, of 300 digits: more than from the digits alone, and less than the teacher."""
+    launched = launch(EXAMPLE, "--epochs=10", ranks=2)
 
     assert launched.status == 0
-    assert _share("The student recognised", launched.output) > 85
-    assert _share("The teacher recognised", launched.output) > 93
-
-
-def _share(what: str, output: str) -> float:
-    return float(re.findall(rf"{what}.*?([\d.]+)%", output)[-1])
+    teacher, student, untaught = map(float, re.findall(r"([\d.]+)%", launched.output.partition("The teacher")[2]))
+    assert teacher > student > untaught > 80

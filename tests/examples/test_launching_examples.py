@@ -93,6 +93,8 @@ LAUNCHES = {
     "metrics_in_a_subclass": Short(),
     "predict_digits": Short(),
     "several_evaluation_sets": Short(),
+    "imbalanced_digits": Short(),
+    "schedule_with_decays": Short(("--epochs=4",)),
     "train_digits": Short(),
 }
 

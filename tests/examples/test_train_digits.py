@@ -37,7 +37,7 @@ def test_two_ranks_count_each_test_digit_once(launch: Launch) -> None:
     launched = launch(EXAMPLE, "--epochs=10", "--output=best", ranks=2)
 
     example: dict[str, Any] = runpy.run_path(str(EXAMPLE))
-    model: torch.nn.Module = example["DigitsNet"]().eval()
+    model: torch.nn.Module = example["make_model"]().eval()
     best = torch.load(launch.folder / "best" / "best_digits.pt", weights_only=True)
     model.load_state_dict(best["model_state_dict"])
     ((pixels, digits),) = DataLoader(example["load_data"]()[2], batch_size=300)

@@ -8,7 +8,7 @@ from typing import Any
 
 from pa_core.orders import ClassBalanced, Shuffled
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "train_imbalanced_digits.py"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "imbalanced_digits.py"
 
 
 def test_class_balance_finds_rare_digits() -> None:

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from tests.launching import Launch
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "train_with_checkpointed_decay.py"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "schedule_with_decays.py"
 
 
 def test_each_checkpoint_is_a_finished_model(launch: Launch) -> None:
@@ -21,7 +21,7 @@ def test_each_checkpoint_is_a_finished_model(launch: Launch) -> None:
 
     assert launched.status == 0
     example: dict[str, Any] = runpy.run_path(str(EXAMPLE))
-    model: torch.nn.Module = example["create_trainer"](example["WSDCheckpointCallback"](launch.folder)).model
+    model: torch.nn.Module = example["make_trainer"](example["WSDCheckpointCallback"](launch.folder)).model
     ((pixels, digits),) = DataLoader(example["load_data"]()[1], batch_size=357)
 
     def share(export: str) -> str:
@@ -29,7 +29,7 @@ def test_each_checkpoint_is_a_finished_model(launch: Launch) -> None:
         model.load_state_dict(content["model_state_dict"])
         return f"{(model(pixels).argmax(dim=1) == digits).sum().item() / 357:.1%}"
 
-    printed = re.findall(r"After (\d+) updates: ([\d.]+%)", launched.output)
-    assert printed == [(str(n), share(f"first/checkpoint_{n}_wsd_post_decay.pt")) for n in (45, 90, 180)]
-    assert f"Recognised {share('longer/checkpoint_180_wsd_post_decay.pt')} of the test digits" in launched.output
+    printed = re.findall(r"Recognised ([\d.]+%) of the test digits after (\d+) updates", launched.output)
+    first = [(share(f"first/checkpoint_{updates}_wsd_post_decay.pt"), str(updates)) for updates in (45, 90, 180)]
+    assert printed == [*first, (share("longer/checkpoint_180_wsd_post_decay.pt"), "360")]
     assert (launch.folder / "saved" / "first" / "checkpoint_171_wsd_pre_decay").is_dir()
