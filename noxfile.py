@@ -95,6 +95,7 @@ COVERAGE = NOX / "coverage"
 CONSTRAINTS = ROOT / "tests" / "constraints.txt"
 UV = shutil.which("uv") or shutil.which("uv", path=Path(sys.executable).parent)
 AT_A_TIME = ("--numprocesses=auto", "--dist=worksteal")  # as many tests as the machine has cores
+BF16 = {"ACCELERATE_MIXED_PRECISION": "bf16"}
 CPU = {"ACCELERATE_USE_CPU": "true", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
 
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -216,14 +217,21 @@ ON_TORCH_ALONE = (
     "pa_trial/test_samplers.py",
     "pa_trial/test_trial_stopping.py",
 )
+ONE_PROCESS = Cell("one_process")
 CELLS = (
-    Cell("one_process"),
+    ONE_PROCESS,
     Cell("two_ranks", ranks=2),
-    Cell("bf16", env={"ACCELERATE_MIXED_PRECISION": "bf16"}),
+    Cell("bf16", env=BF16),
+    Cell("two_ranks_bf16", ranks=2, env=BF16),
 )
-MATRIX = [
-    *(nox.param((one,), CELLS[0], id=f"{one.name}, {CELLS[0].name}") for one in DISTRIBUTIONS),
-    *(nox.param(DISTRIBUTIONS, cell, id=f"together, {cell.name}") for cell in CELLS),
+SHORT_MATRIX = [
+    *(nox.param((one,), ONE_PROCESS, id=f"{one.name}, {ONE_PROCESS.name}") for one in DISTRIBUTIONS),
+    *(nox.param(DISTRIBUTIONS, cell, id=f"together, {cell.name}") for cell in CELLS[:3]),
+]
+FULL_MATRIX = [
+    nox.param(tested, cell, id=f"{tested[0].name if len(tested) == 1 else 'together'}, {cell.name}")
+    for tested in (*((one,) for one in DISTRIBUTIONS), DISTRIBUTIONS)
+    for cell in CELLS
 ]
 
 
@@ -297,39 +305,27 @@ def types(session: nox.Session) -> None:
 
 
 @nox.session
-@nox.parametrize("tested, cell", MATRIX)
+@nox.parametrize("tested, cell", SHORT_MATRIX)
 def tests(session: nox.Session, tested: tuple[Distribution, ...], cell: Cell) -> None:
     """Test built wheels: each distribution alone on one process, all together in the other cells of the matrix.
 
     `floors` tests all together on one process; here, that is what belongs to none of them: crashes, this
     repository, and the code on the pages of the documentation.
     """
-    together = tested == DISTRIBUTIONS
-    environment = everything(session) if together else alone(session, *tested)
-    installed = set[Distribution]().union(*(one.with_ours() for one in tested))
-    folders = [one.tests() for one in tested]
-    if together and cell.name == "one_process":
-        folders = ["tests/repository", "tests/docs", "tests/crashes"]
-    options = [
-        f"--cell={cell.name}",
-        f"--installed={','.join(sorted(one.name for one in installed))}",
-        *(AT_A_TIME if cell.ranks == 1 else ()),
-        *session.posargs,
-    ]
     if "coverage" not in READY:
         shutil.rmtree(COVERAGE, ignore_errors=True)
         READY.add("coverage")
-    if cell.name == "bf16":  # runs what one process has run: to measure it again would double the time
-        run_in_cell(environment, cell, ["pytest", *folders, *options])
-    elif cell.ranks == 1:
-        data = COVERAGE / f"data.{'together' if together else tested[0].name}.{cell.name}"
-        covered = Cell(cell.name, env={**cell.env, "COVERAGE_FILE": str(data)})
-        pytest = ["pytest", *folders, *options, "--cov", "--cov-report=", "--cov-fail-under=0"]
-        run_in_cell(environment, covered, pytest)
-    else:
-        first, second = halves(folders)
-        measured = ["coverage", "run", "-m", "pytest"]
-        run_in_cell(environment, cell, [*measured, *first, *options], [*measured, *second, *options])
+    folders = [one.tests() for one in tested]
+    if tested == DISTRIBUTIONS and cell == ONE_PROCESS:
+        folders = ["tests/repository", "tests/docs", "tests/crashes"]
+    run_tests(session, tested, cell, folders, measured=cell in CELLS[:2])  # bf16 runs what fp32 has run
+
+
+@nox.session
+@nox.parametrize("tested, cell", FULL_MATRIX)
+def full_matrix(session: nox.Session, tested: tuple[Distribution, ...], cell: Cell) -> None:
+    """Test each distribution alone, and all together, in every cell; over an hour, so that it runs each night."""
+    run_tests(session, tested, cell, [one.tests() for one in tested], measured=False)
 
 
 @nox.session
@@ -378,12 +374,12 @@ def floors(session: nox.Session) -> None:
         "pytest",
         *(one.tests() for one in DISTRIBUTIONS),
         *(f"--ignore=tests/{name}" for name in ON_TORCH_ALONE),
-        f"--cell={CELLS[0].name}",
+        f"--cell={ONE_PROCESS.name}",
         f"--versions={','.join(oldest)}",
         *AT_A_TIME,
         *session.posargs,
     ]
-    run_in_cell(environment, CELLS[0], pytest)
+    run_in_cell(environment, ONE_PROCESS, pytest)
 
 
 @nox.session
@@ -562,10 +558,34 @@ def beside_strangers(session: nox.Session) -> Environment:
     return environment
 
 
-def halves(folders: list[str]) -> tuple[list[str], list[str]]:
+def run_tests(
+    session: nox.Session, tested: tuple[Distribution, ...], cell: Cell, folders: list[str], *, measured: bool
+) -> None:
+    """Run the tests of some folders in a cell, against the wheels of some distributions and what these require."""
+    together = tested == DISTRIBUTIONS
+    environment = everything(session) if together else alone(session, *tested)
+    installed = set[Distribution]().union(*(one.with_ours() for one in tested))
+    options = [
+        f"--cell={cell.name}",
+        f"--installed={','.join(sorted(one.name for one in installed))}",
+        *(AT_A_TIME if cell.ranks == 1 else ()),
+        *session.posargs,
+    ]
+    if cell.ranks == 1 and measured:
+        data = COVERAGE / f"data.{'together' if together else tested[0].name}.{cell.name}"
+        cell = Cell(cell.name, env={**cell.env, "COVERAGE_FILE": str(data)})
+        options += ["--cov", "--cov-report=", "--cov-fail-under=0"]
+    pytest = ["coverage", "run", "-m", "pytest"] if cell.ranks > 1 and measured else ["pytest"]
+    shares = halves(folders) if cell.ranks > 1 else [folders]
+    run_in_cell(environment, cell, *([*pytest, *share, *options] for share in shares))
+
+
+def halves(folders: list[str]) -> list[list[str]]:
     """Divide the tests of several ranks, which wait for each other half of the time, so that two can run at once."""
     core, half_of_core = "tests/pa_core", "tests/pa_core/training_states"
-    return [core, f"--ignore={half_of_core}"], [half_of_core, *(folder for folder in folders if folder != core)]
+    if core not in folders:
+        return [folders]
+    return [[core, f"--ignore={half_of_core}"], [half_of_core, *(folder for folder in folders if folder != core)]]
 
 
 def run_in_cell(environment: Environment, cell: Cell, *modules: list[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import cast
 
@@ -21,8 +22,14 @@ CELLS = {
     "one_process": Cell(ranks=1, backend=None, dtype="torch.float32"),
     "two_ranks": Cell(ranks=2, backend="gloo", dtype="torch.float32"),
     "bf16": Cell(ranks=1, backend=None, dtype="torch.bfloat16"),
+    "two_ranks_bf16": Cell(ranks=2, backend="gloo", dtype="torch.bfloat16"),
 }
 """fp16 is no cell: on a CPU accelerate accepts it and silently computes in fp32."""
+
+
+def runs_in(cell: str, named: Collection[str]) -> bool:
+    """Whether a test that names some cells runs in one: what holds on two ranks and in bf16, also holds in both."""
+    return cell in named or (cell == "two_ranks_bf16" and {"two_ranks", "bf16"} <= {*named})
 
 
 def observe() -> Cell:

@@ -82,7 +82,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             message = f"{item.nodeid}: runs_on takes {sorted(cells.CELLS)}, got {sorted(unknown)}"
             raise pytest.UsageError(message)
         is_due = whole_proof or not item.get_closest_marker("whole_proof")
-        (kept if cell in wanted and is_due else left_out).append(item)
+        (kept if cells.runs_in(cell, wanted) and is_due else left_out).append(item)
     config.hook.pytest_deselected(items=left_out)
     items[:] = kept
 

@@ -39,9 +39,12 @@ def _run(folder: Path, *options: str, ranks: int = 1, env: dict[str, str] | None
     return run_command(command, folder=folder, env={"ACCELERATE_MIXED_PRECISION": "no", **(env or {})})
 
 
-@pytest.mark.parametrize(("cell", "ranks", "env"), [("one_process", 1, {}), ("two_ranks", 2, {}), ("bf16", 1, BF16)])
+@pytest.mark.parametrize(
+    ("cell", "ranks", "env"),
+    [("one_process", 1, {}), ("two_ranks", 2, {}), ("bf16", 1, BF16), ("two_ranks_bf16", 2, BF16)],
+)
 def test_a_cell_runs_the_tests_made_for_it(trial: Path, cell: str, ranks: int, env: dict[str, str]) -> None:
-    """A test runs in the cells that it names, and on one process if it names none."""
+    """A test runs in the cells that it names; two_ranks and bf16 together name their common cell, none one process."""
     ran = _run(trial, f"--cell={cell}", ranks=ranks, env=env)
     assert ran.status == 0
     assert ran.output.count("1 passed, 1 deselected") == ranks
@@ -56,8 +59,17 @@ def test_a_cell_runs_the_tests_made_for_it(trial: Path, cell: str, ranks: int, e
         ("two_ranks", 2, {"ACCELERATE_USE_CPU": "false", "CUDA_VISIBLE_DEVICES": ""}),
         ("bf16", 1, {}),
         ("bf16", 1, {"ACCELERATE_MIXED_PRECISION": "fp16"}),
+        ("two_ranks_bf16", 2, {}),
     ],
-    ids=["in bf16", "on two ranks", "one rank", "two unconnected ranks", "in fp32", "fp16 that is ignored"],
+    ids=[
+        "in bf16",
+        "on two ranks",
+        "one rank",
+        "two unconnected ranks",
+        "in fp32",
+        "fp16 that is ignored",
+        "two ranks in fp32",
+    ],
 )
 def test_a_cell_that_is_not_what_it_claims_fails(trial: Path, cell: str, ranks: int, env: dict[str, str]) -> None:
     """No test runs when processes, backend or precision are not those of the cell."""
