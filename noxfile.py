@@ -402,13 +402,6 @@ def strangers(session: nox.Session) -> None:
 
 
 @nox.session
-def full_matrix(session: nox.Session) -> None:
-    """Run every cell of the matrix, also those that need other packages than ours."""
-    for name in ("tests", "floors", "strangers"):
-        session.notify(name)
-
-
-@nox.session
 def typed_wheels(session: nox.Session) -> None:
     """Check the types that users see: wheels, both checkers, each version of Python, a project of a user's."""
     environment = everything(session)
