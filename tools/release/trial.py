@@ -38,7 +38,8 @@ def install_in_order(repository: Repository, built: Path, folder: Path, installe
         others = [str(line) for line in one.required if line.name not in ours]
         if others and (failure := installer.install(*others)):
             return [f"{one.name}: what it requires of others cannot be installed:\n{failure}"]
-        only_ours = ("--no-index", "--find-links", str(uploaded))
+        # Without the cache, which may have a wheel of the same name from another commit.
+        only_ours = ("--no-index", "--find-links", str(uploaded), "--no-cache-dir")
         if failure := installer.install(*only_ours, f"{one.name}=={one.version}"):
             return [f"{one.name} cannot be installed from what is uploaded before it and itself:\n{failure}"]
         program = f"import {one.package}, importlib.metadata as m; assert m.version({one.name!r}) == {one.version!r}"
