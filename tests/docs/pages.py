@@ -43,7 +43,7 @@ REASONS = {
 }
 """Why a block need not be executed."""
 
-DATA = {"csv", "diff", "dockerfile", "ini", "json", "md", "text", "toml", "yaml"}
+DATA = {"bash", "csv", "diff", "dockerfile", "ini", "json", "md", "text", "toml", "yaml"}
 RUN = {"console", "pycon", "python"}
 
 _PROSE = {"admonition", "dropdown", "important", "note", "tab-item", "tab-set", "tip", "warning"}

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 HERE = Path(__file__).parent
+FOLDER = "/home/me"  # what a page shows as the folder that it is run in
 PROGRAMS = {
     "python": [],
     "torchrun": ["-m", "torch.distributed.run"],
@@ -94,8 +95,8 @@ def _run_script(page: Page, script: Script, folder: Path, beside: Path) -> list[
 
     results = (beside / "results").read_text().splitlines() if (beside / "results").exists() else []
     for number, (step, result) in enumerate(zip(steps, results, strict=False)):
-        printed = (beside / f"results.{number}").read_text(errors="replace")
-        if problem := step.problem(printed, json.loads(result)):
+        printed = (beside / f"results.{number}").read_text(errors="replace").replace(str(folder), FOLDER)
+        if problem := step.problem(printed, json.loads(result.replace(str(folder), FOLDER))):
             return [f"{page}:{step.line}: {problem}"]
     if len(results) < len(steps):
         unfinished = beside / f"results.{len(results)}"

@@ -46,8 +46,9 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Ten
 
 def lines_of_page(begin: str) -> list[str]:
     """The command lines of the page that begin so, each as one line."""
-    blocks = re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
-    commands = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    blocks = re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL)
+    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    commands = [line.removeprefix("$ ") for line in lines]
     return [command for command in commands if command.startswith(begin)]
 
 
