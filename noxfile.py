@@ -91,6 +91,8 @@ nox.options.sessions = [
 
 PACKAGES = ROOT / "packages"
 WHEELS = NOX / "wheels"
+SITE = NOX / "docs"
+BUILD_SITE = ["sphinx-build", "-n", "-W", "--keep-going", "-E", "-q", "docs", str(SITE)]
 COVERAGE = NOX / "coverage"
 CONSTRAINTS = ROOT / "tests" / "constraints.txt"
 UV = shutil.which("uv") or shutil.which("uv", path=Path(sys.executable).parent)
@@ -345,14 +347,23 @@ def examples(session: nox.Session) -> None:
 
 @nox.session
 def docs(session: nox.Session) -> None:
-    """Build the documentation, warnings are errors, and run the examples in docstrings."""
+    """Build the documentation, warnings are errors, check its links, and run the examples in docstrings."""
     environment = everything(session)
     packages = [one.package for one in DISTRIBUTIONS]
     environment.run_side_by_side(
         ["python", "-m", "pytest", "--doctest-modules", "--pyargs", *packages],
-        ["sphinx-build", "-n", "-W", "--keep-going", "-E", "-q", "docs", str(NOX / "docs")],
+        BUILD_SITE,
         env=CPU,
     )
+    environment.run("python", "-m", "pytest", "tests/docs_site", *session.posargs, env={"BUILT_SITE": str(SITE)})
+
+
+@nox.session
+def site(session: nox.Session) -> None:
+    """Build the documentation and look at it in Chromium, which has to be installed: `-- [PAGE ...]`."""
+    environment = everything(session)
+    environment.run(*BUILD_SITE, env=CPU)
+    environment.run("python", "-m", "tests.docs_site.look", str(SITE), str(NOX / "screenshots"), *session.posargs)
 
 
 @nox.session

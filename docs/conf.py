@@ -7,7 +7,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for docs.pictures
 
-project = "pytorch-accelerated, in parts"
+project = "Training loops for PyTorch, in parts"
 project_copyright = "the authors"
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "docs.pictures.directive"]
 myst_heading_anchors = 2  # for links such as when-training-fails.md#signals
@@ -15,6 +15,9 @@ exclude_patterns = ["_build", "maintainers/*-figures.md"]  # the latter are part
 
 html_theme = "furo"
 html_title = project
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_logo = html_favicon = "_static/logo.svg"
 
 autodoc_default_options = {"members": True, "show-inheritance": True}
 autodoc_member_order = "bysource"

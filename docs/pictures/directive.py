@@ -44,10 +44,11 @@ class Picture(SphinxDirective):
         except ValueError as error:
             raise self.error(str(error)) from error
         self.env.note_dependency(str(Path(__file__).with_name(f"{name}.py")))
-        figure = nodes.figure(classes=["picture"])
+        images = nodes.container(classes=["picture-box"])
         for path, page in zip(drawn, ("only-light", "only-dark"), strict=True):
             uri = Path(os.path.relpath(path, self.env.srcdir)).as_posix()
-            figure += nodes.image(uri=f"/{uri}", alt=alt, classes=[page])
+            images += nodes.image(uri=f"/{uri}", alt=alt, classes=[page])
+        figure = nodes.figure("", images, classes=["picture"])
         if "caption" in self.options:
             text, messages = self.parse_inline(self.options["caption"])
             figure += nodes.caption(self.options["caption"], "", *text)
