@@ -13,9 +13,7 @@ PAGES = all_pages()
 NOT_YET = {
     "docs/launching.md",
     "docs/metrics.md",
-    "docs/own-loops.md",
     "docs/resuming.md",
-    "docs/run.md",
     "docs/schedulers.md",
     "docs/when-training-fails.md",
 }
