@@ -142,6 +142,11 @@ class Distribution:
         """The folder of its tests."""
         return f"tests/{self.name.replace('-', '_')}"
 
+    def source(self) -> str:
+        """Its folder, with the extras that its tests need, if there are any: pip wants no empty brackets here."""
+        extras = f"[{','.join(self.extras)}]" if self.extras else ""
+        return f"{PACKAGES / self.name}{extras}"
+
     def wheel(self) -> str:
         """The requirement that is met by its built wheel and nothing else."""
         (wheel,) = WHEELS.glob(f"{self.name.replace('-', '_')}-*.whl")
@@ -249,7 +254,7 @@ def quickstart(session: nox.Session) -> None:
 def dev(session: nox.Session) -> None:
     """Make an environment to work in: all distributions, editable, with every tool; it says how to activate it."""
     environment = Environment(session, "dev")
-    editable = [f"--editable={PACKAGES / one.name}[{','.join(one.extras)}]" for one in DISTRIBUTIONS]
+    editable = [f"--editable={one.source()}" for one in DISTRIBUTIONS]
     needed = itertools.chain.from_iterable(one.test_requirements for one in DISTRIBUTIONS)
     environment.install(*editable, *needed, *BUILD_TOOLS, *LINT_TOOLS, *TYPE_TOOLS, *DOCS_TOOLS, *DEV_TOOLS)
     bin_folder = environment.interpreter.parent
