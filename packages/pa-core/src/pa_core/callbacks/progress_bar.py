@@ -12,6 +12,7 @@ from typing_extensions import override
 from pa_core._tqdm import bar_class
 from pa_core.any_trainer import AnyTrainer
 from pa_core.callbacks.epoch_progress import EpochProgress, PlainLines, ProgressDisplay
+from pa_core.callbacks.notebook_bars import NotebookBar, NotebookOutput, NotebookRunBar, is_in_notebook
 from pa_core.callbacks.row_display import shows_rows
 from pa_core.data.custom_loader import length_of
 from pa_core.events import TrainerCallback
@@ -27,11 +28,13 @@ class ProgressBarCallback(TrainerCallback):
     """Shows the progress of the run, and of each epoch: mean loss so far, learning rate, samples per second.
 
     On a terminal these are two progress bars on standard error, one for the run, if it has several epochs, and one for
-    the epoch; in a notebook there is the latter. Without a terminal, for example in a job, a line is written to
-    standard output every 30 seconds of an epoch. Where ``PrintProgressCallback`` or ``LogMetricsCallback`` print a row
-    for each epoch, nothing else is left of it; without them, the bar of each epoch stays on the screen, or a line is
-    written at its end, also to a file that gets standard output alone. Only the first process of each machine shows
-    anything. The loss is that of this process, and never waits for an accelerator.
+    the epoch. In a notebook they are one output of the cell, of which the bar of the run is left. Without a terminal,
+    for example in a job, a line is written to standard output every 30 seconds of an epoch.
+
+    Where ``PrintProgressCallback`` or ``LogMetricsCallback`` print a row for each epoch, nothing else is left of it.
+    Without them, the bar of each epoch stays on the screen, or a line is written at its end, also to a file that gets
+    standard output alone. Only the first process of each machine shows anything. The loss is that of this process, and
+    never waits for an accelerator.
 
     Example:
         >>> from pa_core import get_default_callbacks
@@ -44,14 +47,16 @@ class ProgressBarCallback(TrainerCallback):
         self._eval: EpochProgress | None = None
         self._prediction: EpochProgress | None = None
         self._only_evaluates = False
-        self._run: _RunBar | None = None
+        self._run: _RunBar | NotebookRunBar | None = None
+        self._cell = NotebookOutput()
 
     @override
     def on_training_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         """Open the bar of the run."""
         self._only_evaluates = False
         self._close_run()
-        self._run = _open_run_bar(trainer)
+        self._cell = NotebookOutput()
+        self._run = _open_run_bar(trainer, self._cell)
 
     @override
     def on_training_run_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
@@ -67,6 +72,7 @@ class ProgressBarCallback(TrainerCallback):
     @override
     def on_evaluation_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         """Note that there is no epoch to name."""
+        self._cell = NotebookOutput(stays=True)
         self._only_evaluates = True
 
     @override
@@ -74,7 +80,7 @@ class ProgressBarCallback(TrainerCallback):
         """Open the display of a training epoch."""
         title = f"Epoch {trainer.run_history.current_epoch}"
         keeps_last = not shows_rows(trainer)
-        display = _open_display(trainer, title, _num_batches_to_train(trainer), keeps_last)
+        display = _open_display(trainer, self._cell, title, _num_batches_to_train(trainer), keeps_last)
         if self._run is not None:
             self._run.show(trainer)
             display = None if display is None else _WithRunBar(display, self._run, trainer)
@@ -108,7 +114,7 @@ class ProgressBarCallback(TrainerCallback):
         if trainer.eval_name is not None:
             title += f" {trainer.eval_name}" if not self._only_evaluates else f" of {trainer.eval_name}"
         keeps_last = not is_intermediate and not shows_rows(trainer)
-        display = _open_display(trainer, title, length_of(trainer.eval_dataloader), keeps_last)
+        display = _open_display(trainer, self._cell, title, length_of(trainer.eval_dataloader), keeps_last)
         self._eval = None if display is None else EpochProgress(display, shows_learning_rate=False)
 
     @override
@@ -127,7 +133,8 @@ class ProgressBarCallback(TrainerCallback):
     @override
     def on_prediction_run_start(self, trainer: AnyTrainer, *, num_batches: int, **kwargs: Any) -> None:
         """Open the display of a prediction."""
-        display = _open_display(trainer, "Prediction", num_batches, keeps_last=True)
+        self._cell = NotebookOutput(stays=True)
+        display = _open_display(trainer, self._cell, "Prediction", num_batches, keeps_last=True)
         self._prediction = (
             None if display is None else EpochProgress(display, shows_learning_rate=False, shows_means=False)
         )
@@ -179,7 +186,7 @@ class ProgressBarCallback(TrainerCallback):
 
 
 class _TerminalBar(ProgressDisplay):
-    """A bar of tqdm, on a terminal or in a notebook.
+    """A bar of tqdm, on a terminal.
 
     Args:
         title: What the bar starts with.
@@ -238,7 +245,7 @@ class _RunBar:
 class _WithRunBar(ProgressDisplay):
     """The display of a training epoch, with which the bar of the run is refreshed."""
 
-    def __init__(self, display: ProgressDisplay, run: _RunBar, trainer: AnyTrainer) -> None:
+    def __init__(self, display: ProgressDisplay, run: _RunBar | NotebookRunBar, trainer: AnyTrainer) -> None:
         self.seconds_between = display.seconds_between
         self._display = display
         self._run = run
@@ -291,34 +298,33 @@ def _size_if_unknown(stream: TextIO) -> os.terminal_size | None:
     return None if all(reported) else shutil.get_terminal_size()
 
 
-def _open_display(trainer: AnyTrainer, title: str, total: int | None, keeps_last: bool) -> ProgressDisplay | None:
+def _open_display(
+    trainer: AnyTrainer, cell: NotebookOutput, title: str, total: int | None, keeps_last: bool
+) -> ProgressDisplay | None:
     """Return what suits the place where the output goes; None where nothing is shown."""
     if not trainer.run_config.is_local_process_zero:
         return None
     screen: TextIO | None = sys.stderr
     log: TextIO | None = sys.stdout
     lines = None if log is None else PlainLines(title, total, log, keeps_last)
-    if screen is not None and _is_notebook(screen):
-        return _TerminalBar(title, total, screen, keeps_last, log=None)
+    if is_in_notebook() and trainer.num_processes == 1:
+        return NotebookBar(cell, title, total, lines if keeps_last and not cell.stays else None)
     if screen is not None and _is_terminal(screen):
         return _TerminalBar(title, total, screen, keeps_last, log=None if log is None or log.isatty() else lines)
     return lines
 
 
-def _open_run_bar(trainer: AnyTrainer) -> _RunBar | None:
-    """Return a bar where there is a terminal, and more of a run to show than the bar of its only epoch does."""
+def _open_run_bar(trainer: AnyTrainer, cell: NotebookOutput) -> _RunBar | NotebookRunBar | None:
+    """Return a bar where it can be drawn, and has more to show than the bar of the only epoch."""
+    num_epochs, lengths = trainer.run_config.num_epochs, trainer.epoch_lengths
+    if trainer.was_complete or num_epochs == 1 or not lengths.are_known or not trainer.run_config.is_local_process_zero:
+        return None
+    done = trainer.num_updates_completed
+    total = trainer.run_config.max_num_train_steps or lengths.updates_before(num_epochs)
     screen: TextIO | None = sys.stderr
-    if screen is None or not _is_terminal(screen) or not trainer.run_config.is_local_process_zero:
-        return None
-    num_epochs = trainer.run_config.num_epochs
-    if trainer.was_complete or num_epochs == 1 or not trainer.epoch_lengths.are_known:
-        return None
-    total = trainer.run_config.max_num_train_steps or trainer.epoch_lengths.updates_before(num_epochs)
-    return _RunBar(total, trainer.num_updates_completed, screen)
-
-
-def _is_notebook(stream: TextIO) -> bool:
-    return type(stream).__module__.startswith("ipykernel")
+    if is_in_notebook() and trainer.num_processes == 1:
+        return NotebookRunBar(cell, total, done)
+    return _RunBar(total, done, screen) if screen is not None and _is_terminal(screen) else None
 
 
 def _is_terminal(stream: TextIO) -> bool:

@@ -80,7 +80,7 @@ class EpochTable:
     def _lines_of_row(self, trainer: AnyTrainer, is_intermediate: bool) -> list[str]:
         figures = dict[str, str]()
         for display in row_displays(trainer):
-            figures.update(display._figures_of_row(trainer))
+            figures.update(display._figures_of_row(trainer))  # pyright: ignore[reportPrivateUsage]  # as below
         best = self._note_best(trainer)
         metrics, self._metrics = self._metrics, {}
         epoch = self._epoch
@@ -193,7 +193,7 @@ def row_displays(trainer: AnyTrainer) -> list[RowDisplay]:
 
 def shows_rows(trainer: AnyTrainer) -> bool:
     """Return whether the epochs of a trainer are shown as rows."""
-    return any(display._shows_rows for display in row_displays(trainer))
+    return any(one._shows_rows for one in row_displays(trainer))  # pyright: ignore[reportPrivateUsage]  # as below
 
 
 def table_of(trainer: AnyTrainer, display: RowDisplay) -> EpochTable:
@@ -203,7 +203,9 @@ def table_of(trainer: AnyTrainer, display: RowDisplay) -> EpochTable:
         trainer: The trainer.
         display: Whose table it is, if the trainer has no callback that shows rows.
     """
-    return next(iter(row_displays(trainer)), display)._epoch_table
+    first = next(iter(row_displays(trainer)), display)
+    # Hidden from the loggers that users derive, and not from this module.
+    return first._epoch_table  # pyright: ignore[reportPrivateUsage]  # see above
 
 
 def known_directions(trainer: AnyTrainer) -> dict[str, bool]:
