@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -144,7 +145,9 @@ def test_a_terminal_shows_bars_and_leaves_rows(monkeypatch: pytest.MonkeyPatch) 
     )
     drawn = re.split(r"[\r\n]|\x1b\[A", output)
     assert any(re.match(r"Run \|.*\| [1-9]0% \[00:0\d<00:0\d\]", bar) for bar in drawn), drawn
-    assert any(re.match(r"Epoch 2 \|.*\| 3/5 \[00:0\d<00:0\d, loss=[\d.e-]+, lr=0\.01, ", bar) for bar in drawn), drawn
+    assert any(re.match(r"Epoch 2 \|.*\| [1-5]/5 \[00:0\d<00:0\d, loss=[\d.e-]+, lr=0\.01, ", bar) for bar in drawn), (
+        drawn
+    )
     assert any(re.match(r"Epoch 2 eval \|.*\| 5/5 \[", bar) for bar in drawn), drawn
     assert all(len(bar) <= 80 for bar in drawn if "|" in bar)
 
@@ -303,17 +306,67 @@ def test_a_dumb_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> No
     assert "Epoch 1: 5/5 batches, loss=" in output
 
 
-def test_a_notebook_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The output of a notebook is no terminal, and draws over its last line all the same."""
+def outputs_of_cell(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Make this process that of a notebook, and return what its cell shows, where displayed things are replaced."""
+    outputs: list[str] = []
+
+    class Handle:
+        def __init__(self, position: int) -> None:
+            self.position = position
+
+        def update(self, data: dict[str, str], *, raw: bool) -> None:
+            outputs[self.position] = data["text/plain"]
+
+    def display(data: dict[str, str], *, raw: bool, display_id: bool) -> Handle:
+        outputs.append(data["text/plain"])
+        return Handle(len(outputs) - 1)
 
     class OutStream(io.StringIO):
         __module__ = "ipykernel.iostream"
 
-    stream = OutStream()
-    monkeypatch.setattr(sys, "stderr", stream)
-    linear_trainer(ProgressBarCallback).train(DATA, 1)
-    (bar,) = lines_on_screen(stream.getvalue())
-    assert re.match(r"Epoch 1 \|[█#]+\| 5/5 \[", bar)
+        @override
+        def write(self, text: str, /) -> int:
+            outputs.extend(line for line in text.splitlines() if line)
+            return len(text)
+
+    monkeypatch.setitem(sys.modules, "IPython.display", ModuleType("IPython.display"))
+    monkeypatch.setattr(sys.modules["IPython.display"], "display", display, raising=False)
+    monkeypatch.setattr(sys, "stderr", OutStream())
+    monkeypatch.setattr(sys, "stdout", OutStream())
+    return outputs
+
+
+def test_a_notebook_keeps_one_bar_and_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bar of the run has its place above the rows; those of the epochs are gone, and there is no control code."""
+    cell = outputs_of_cell(monkeypatch)
+    linear_trainer(*DEFAULT_CALLBACKS).train(DATA, 2, DATA)
+    bar = r"Run \|█+\| 100% \[00:0\d<00:00\]"
+    assert_lines(cell[:5], ["Training starts: .*", bar, HEADER, ROW, ROW])
+    assert len(cell) == 6 + len(TABLE)
+    assert "".join(cell).isprintable()
+
+
+def test_a_notebook_keeps_what_is_printed_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without rows there is a line for each epoch; an evaluation and a prediction leave their bars."""
+    cell = outputs_of_cell(monkeypatch)
+    trainer = linear_trainer(ProgressBarCallback)
+    trainer.train(DATA, 1)
+    assert re.fullmatch(r"Epoch 1: 5/5 batches, loss=[\d.e-]+, lr=0\.01, [\d,.]+ samples/s", cell.pop())
+    assert re.fullmatch(r"Epoch 1 \|█+\| 5/5 \[00:0\d<00:00, loss=.* samples/s\]", cell.pop())
+    trainer.evaluate(DATA)
+    list(trainer.predict(DATA))
+    assert [line.split("|")[0] for line in cell] == ["Evaluation ", "Prediction "]
+
+
+@pytest.mark.parametrize("rows", [[], [PrintProgressCallback]])
+def test_a_long_epoch_shows_signs_of_life_in_a_log(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, rows: list[CallbackLike]
+) -> None:
+    """Where its row is printed at its end, lines come in between as they do without rows."""
+    monkeypatch.setattr(PlainLines, "seconds_between", 0.0)
+    linear_trainer(*rows, ProgressBarCallback).train(DATA, 1)
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Epoch 1: ")]
+    assert [line.split()[2] for line in lines] == ["1/5", "2/5", "3/5", "4/5", "5/5", *([] if rows else ["5/5"])]
 
 
 def test_a_run_that_ends_within_an_epoch_fills_its_bar(capsys: pytest.CaptureFixture[str]) -> None:

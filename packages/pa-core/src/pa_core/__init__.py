@@ -44,6 +44,7 @@ from pa_core.errors import (
     TrainingPreempted,
     UnsupportedConfigurationError,
 )
+from pa_core.model_description import describe_model
 from pa_core.own_loop import Run, Update
 from pa_core.placeholders import TrainerPlaceholderValues, resolve_placeholders
 from pa_core.run_config import TrainerRunConfig
@@ -109,6 +110,7 @@ __all__ = [
     "TrainingPreempted",
     "UnsupportedConfigurationError",
     "Update",
+    "describe_model",
     "gather_objects",
     "get_default_callbacks",
     "local_process_zero_first",

@@ -33,6 +33,7 @@ from pa_core.distributed.agreement import Agreement
 from pa_core.epoch_lengths import EpochLengths
 from pa_core.errors import ArgumentTypeError, ConfigurationError, StopTrainingError
 from pa_core.events import CallbackHandler
+from pa_core.model_description import describe_model
 from pa_core.private_parts import PrivateParts
 from pa_core.progress import Progress
 from pa_core.run_config import TrainerRunConfig
@@ -503,6 +504,27 @@ class AnyTrainer(ABC):
     def describe_run(self) -> str:
         """Return one line that says what runs: processes, backend, device and precision."""
         return _accelerate.describe_processes(self._accelerator)
+
+    def describe_model(self, depth: int = 2) -> str:
+        """Return a table of the modules that the run trains or calls: parameters, trainable ones, memory, dtype.
+
+        See ``pa_core.describe_model`` for what the columns say. Print it with ``trainer.print``, once on each machine.
+
+        Args:
+            depth: How many levels of modules are shown below each model; 0 for the models alone.
+
+        Raises:
+            ConfigurationError: ``depth`` is not a whole number of at least 0.
+
+        Example:
+            >>> import torch
+            >>> from pa_core import Trainer
+            >>> trainer = Trainer(torch.nn.Linear(64, 10), torch.nn.MSELoss(), None, callbacks=[])
+            >>> trainer.print(trainer.describe_model())
+            module  type    parameters  trainable    memory  dtype
+            model   Linear         650        650  2.54 KiB  float32
+        """
+        return describe_model({**self.named_models(), **self.modules}, depth)
 
     def print(self, *args: object, **kwargs: Any) -> None:
         """Print once per node, without breaking progress bars."""

@@ -42,4 +42,6 @@ def compiled_from(model: nn.Module) -> nn.Module | None:
     as a plain attribute.
     """
     attributes = vars(model)
-    return cast("nn.Module | None", attributes.get("_modules", {}).get("_orig_mod", attributes.get("_orig_mod")))
+    modules = attributes.get("_modules", {})  # of a scripted module, a mapping without get
+    found = modules["_orig_mod"] if "_orig_mod" in modules else attributes.get("_orig_mod")
+    return cast("nn.Module | None", found)

@@ -24,11 +24,11 @@ __all__ = ["PrintProgressCallback"]
 class PrintProgressCallback(RowDisplay):
     """Prints a message at the start and the end of a run, and a row for each epoch.
 
-    The row has the losses of the epoch, its learning rate (that of the first parameter group of the first optimizer,
-    before a scheduler of epochs is stepped), samples per second and the time that it took with its evaluation. The
-    metrics are added by ``LogMetricsCallback``. A value is marked with ``*`` where it is better than in all epochs
-    before, those before a resumed run among them, unless ``train`` is in its name. What has no room in 80 columns
-    follows on indented lines. An evaluation within an epoch has a row of its own, in which the first column says how
+    The row has the losses of the epoch, the learning rate at its end (that of the first parameter group of the first
+    optimizer, before a scheduler of epochs is stepped), samples per second of the training, and the time that it took
+    with its evaluation. ``LogMetricsCallback`` adds the metrics. A value is marked with ``*`` where it is better than
+    in all epochs before, also those before a resumed run, unless ``train`` is in its name. What has no room in 80
+    columns follows on indented lines. An evaluation within an epoch has a row of its own, whose first cell says how
     many epochs were trained by then: ``1.50``, or ``@200`` after the 200th update of a stream without an end.
 
     A training run ends with a table: of each metric the last value, the best value and the epoch of the best.
@@ -52,6 +52,7 @@ class PrintProgressCallback(RowDisplay):
         ... # doctest: +ELLIPSIS
         Evaluation starts: 1 batch; 1 process, device cpu, precision fp32
         Evaluation ended in ... s
+          evaluation_loss ...
     """
 
     def __init__(self, greater_is_better: Mapping[str, bool] = MappingProxyType({})) -> None:

@@ -1,0 +1,164 @@
+"""A model as a table: its modules, their parameters, and the memory that these take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import groupby
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
+
+from pa_core.run_config import check_count
+from pa_core.sharded_tensors import is_sharded, local_piece
+from pa_core.unwrapping import unwrap_model
+
+__all__ = ["describe_model"]
+
+_HEADER: tuple[str, ...] = ("module", "type", "parameters", "trainable", "memory", "dtype", "")
+_LEFT = (0, 1, 5, 6)
+_LAZY = (UninitializedParameter, UninitializedBuffer)
+_KIB = 1024
+
+
+def describe_model(model: nn.Module | Mapping[str, nn.Module], depth: int = 2) -> str:
+    """Return a table of the modules of a model: parameters, trainable ones, memory and dtype of each.
+
+    Each row counts everything in the module, and a parameter only once however often it is used. Neighbours that are
+    alike, such as the blocks of a transformer, share a row. Memory is that of parameters and buffers, without gradients
+    and the state of an optimizer. The last column says what else there is to know: ``shares NAME`` of a module with a
+    parameter that is listed further up too, ``meta`` of parameters that have no memory yet (it is what they are going
+    to take), ``lazy`` of those whose sizes come with the first batch (which are not counted), and ``sharded`` of those
+    that are split over processes (the memory is that of this process). Nothing is exchanged with other processes.
+
+    Args:
+        model: The model, also wrapped or compiled; or several by name.
+        depth: How many levels of modules are shown below the model; 0 for the model alone.
+
+    Raises:
+        ConfigurationError: ``depth`` is not a whole number of at least 0.
+
+    Example:
+        >>> layers = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+        >>> print(describe_model(layers))
+        module  type        parameters  trainable    memory  dtype
+        model   Sequential       2,410      2,410  9.41 KiB  float32
+          0     Linear           2,080      2,080  8.12 KiB  float32
+          1     ReLU                 0          0       0 B
+          2     Linear             330        330  1.29 KiB  float32
+    """
+    check_count("depth", depth, minimum=0)
+    models = {"model": model} if isinstance(model, nn.Module) else model
+    rows = [_HEADER]
+    for name, one in models.items():
+        whole = unwrap_model(one, keep_torch_compile=False)
+        first_names = {id(parameter): first for first, parameter in whole.named_parameters()}
+        rows += _rows(name, [whole], _Place("", 0, first_names), depth)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if column in _LEFT else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    )
+
+
+class _Place(NamedTuple):
+    """Where in a model a module is."""
+
+    path: str
+    level: int
+    first_names: Mapping[int, str]
+
+    def child(self, name: str) -> _Place:
+        return self._replace(path=f"{self.path}{name}.", level=self.level + 1)
+
+
+class _Size(NamedTuple):
+    """What the columns say of some modules."""
+
+    parameters: int
+    trainable: int
+    memory: int
+    dtypes: tuple[str, ...]
+    kinds: tuple[str, ...]
+
+    @classmethod
+    def of(cls, modules: Iterable[nn.Module]) -> _Size:
+        modules = list(modules)
+        parameters = list({id(one): one for module in modules for one in module.parameters()}.values())
+        buffers = list({id(one): one for module in modules for one in module.buffers()}.values())
+        known = [one for one in parameters if not isinstance(one, _LAZY)]
+        tensors = [*known, *(one for one in buffers if not isinstance(one, _LAZY))]
+        kinds = {
+            "lazy": len(known) < len(parameters),
+            "meta": any(one.is_meta for one in tensors),
+            "sharded": any(map(is_sharded, tensors)),
+        }
+        return cls(
+            sum(one.numel() for one in known),
+            sum(one.numel() for one in known if one.requires_grad),
+            sum(map(_memory, tensors)),
+            tuple(sorted({str(one.dtype).removeprefix("torch.") for one in known or tensors})),
+            tuple(kind for kind, applies in kinds.items() if applies),
+        )
+
+
+def _rows(
+    name: str, modules: list[nn.Module], place: _Place, depth: int, above: tuple[nn.Module, ...] = ()
+) -> Iterator[tuple[str, ...]]:
+    """Yield the row of some modules that are alike, and of a single one those of what is in it."""
+    first, size = modules[0], _Size.of(modules)
+    kind = type(first).__name__ if len(modules) == 1 else f"{len(modules)} x {type(first).__name__}"
+    yield (
+        "  " * place.level + name,
+        kind,
+        f"{size.parameters:,}",
+        f"{size.trainable:,}",
+        _format_memory(size.memory),
+        ", ".join(size.dtypes),
+        ", ".join([*size.kinds, *_shared(modules, place)]),
+    )
+    if depth == 0 or len(modules) > 1 or first in above:
+        return
+    named: dict[str, nn.Module | None] = vars(first)["_modules"]
+    children = [(child, one) for child, one in named.items() if one is not None]
+    for _, alike in groupby(children, key=lambda child: _likeness(child, place)):
+        of_group = list(alike)
+        names = [child for child, _ in of_group]
+        title = names[0] if len(names) == 1 else f"{names[0]} - {names[-1]}"
+        yield from _rows(title, [one for _, one in of_group], place.child(names[0]), depth - 1, (*above, first))
+
+
+def _likeness(child: tuple[str, nn.Module], place: _Place) -> object:
+    """Return what is equal of neighbours that share a row: those that are numbered, and of one kind and size."""
+    name, module = child
+    is_numbered = name.isdigit() and any(True for _ in module.parameters())
+    shared = _shared([module], place.child(name))
+    return (type(module), _Size.of([module]), *shared) if is_numbered else name
+
+
+def _shared(modules: Iterable[nn.Module], place: _Place) -> list[str]:
+    """Say which parameters have their first name in another module, further up."""
+    if len(list(modules)) > 1:
+        return []
+    (module,) = modules
+    names = [place.first_names.get(id(one), place.path) for one in module.parameters()]
+    elsewhere = [name for name in names if not name.startswith(place.path)]
+    if not elsewhere:
+        return []
+    return [f"shares {elsewhere[0]}" + (f" and {len(elsewhere) - 1} more" if len(elsewhere) > 1 else "")]
+
+
+def _memory(tensor: Tensor) -> int:
+    piece: Any = local_piece(tensor)
+    return int(piece.numel() * piece.element_size())
+
+
+def _format_memory(size: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < _KIB:
+            return f"{size:.3g} {unit}"
+        size /= _KIB
+    return f"{size:.3g} TiB"
