@@ -11,10 +11,7 @@ from tests.docs.running import run_page
 
 PAGES = all_pages()
 NOT_YET = {
-    "docs/launching.md",
-    "docs/metrics.md",
     "docs/resuming.md",
-    "docs/schedulers.md",
     "docs/when-training-fails.md",
 }
 """Pages with code that is still to be made whole."""
