@@ -1,11 +1,9 @@
-"""The page about callbacks: it lists all of them, and what it shows runs."""
+"""The page about callbacks lists all of them."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
-
-import pytest
 
 import pa_callbacks_extra
 import pa_core
@@ -26,10 +24,3 @@ def test_the_page_lists_each_callback_and_whether_it_is_a_default() -> None:
     }
     del offered["pa_core", "TrainerCallback"]
     assert {(package, name): default == "yes" for package, name, default in rows} == offered
-
-
-def test_the_example_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It can be copied, and what it asserts holds."""
-    monkeypatch.chdir(tmp_path)
-    (block,) = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
-    exec(compile(block, "callbacks.md", "exec"), {"__name__": "page"})  # it is our own page
