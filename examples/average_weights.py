@@ -8,7 +8,7 @@ one does with twice the batch size:
     torchrun --nproc-per-node 2 examples/average_weights.py
     accelerate launch --mixed_precision bf16 examples/average_weights.py
 
-It prints at the end:
+The last lines that it prints:
 
     Recognised 81.9% of the test digits with the last weights
     Recognised 89.5% of the test digits with the best average

@@ -7,7 +7,7 @@ from what the teacher makes of them. A student that learned from the digits alon
     torchrun --nproc-per-node 2 examples/distillation.py
     accelerate launch --mixed_precision bf16 examples/distillation.py
 
-It prints at the end:
+The last lines that it prints:
 
     The teacher recognised 98.0% of the test digits
     The student recognised 94.7%, and 92.7% without a teacher

@@ -8,7 +8,7 @@ interrupted and started again, it resumes where it was.
     torchrun --nproc-per-node 2 examples/gan.py
     accelerate launch --mixed_precision bf16 examples/gan.py
 
-It prints at the end:
+The last line that it prints:
 
     The mean pixel of the generated digits is 0.196 from that of the scanned ones
 """

@@ -9,7 +9,7 @@ with any number of workers, and after a resume.
     torchrun --nproc-per-node 2 examples/imbalanced_digits.py
     accelerate launch --mixed_precision bf16 examples/imbalanced_digits.py
 
-It prints at the end:
+The last lines that it prints:
 
     Shuffled: recognised 0.0% of the rare digits, 90.5% of the others
     ClassBalanced: recognised 71.0% of the rare digits, 87.2% of the others

@@ -7,7 +7,7 @@ state from before the last decay is trained for as long again, without having to
     torchrun --nproc-per-node 2 examples/schedule_with_decays.py
     accelerate launch --mixed_precision bf16 examples/schedule_with_decays.py
 
-It prints at the end:
+The last lines that it prints:
 
     Recognised 91.0% of the test digits after 90 updates
     Recognised 93.8% of the test digits after 180 updates

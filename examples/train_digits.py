@@ -14,7 +14,7 @@ In a notebook:
 
     notebook_launcher(main, num_processes=2)
 
-It prints at the end:
+The last line that it prints:
 
     Recognised 97.3% of the test digits
 """

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.docs.comparison import differs
+from tests.examples.docstrings import shown_in_docstring
 from tests.examples.ways import EXAMPLES, WAYS, launch_example
 from tests.launching import free_port, run_command
-from tests.support.printed import is_end_of, shown_in_docstring
 
 NOTEBOOK_CELL = """
 import runpy, sys
@@ -89,6 +90,8 @@ LAUNCHES = {
     "custom_event": Short(),
     "custom_logger": Short(),
     "distillation": Short(),
+    "finetune_timm": Short(beside_torchvision=True),
+    "finetune_transformers": Short(beside_torchvision=True),
     "gan": Short(),
     "metrics_in_a_subclass": Short(),
     "predict_digits": Short(),
@@ -110,7 +113,7 @@ def test_an_example_prints_what_its_docstring_shows(name: str, way: str, tmp_pat
 
     assert launched.status == 0
     expected = shown_in_docstring(EXAMPLES / f"{name}.py")
-    assert is_end_of(launched.output, expected), f"expected at the end:\n{expected}\n\nprinted:\n{launched.output}"
+    assert not differs(launched.output, f"...\n{expected}"), f"It shows:\n{expected}\nand prints:\n{launched.output}"
 
 
 def test_each_example_has_tests_of_its_own() -> None:
