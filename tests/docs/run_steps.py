@@ -10,6 +10,7 @@ import doctest
 import json
 import linecache
 import os
+import signal
 import subprocess
 import sys
 import traceback
@@ -69,6 +70,9 @@ class Process:
 
 def main(steps_file: Path, results_file: Path) -> None:
     """Execute the steps, each with its output in a file, until one ends with an error."""
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # which a shell ignores for what it starts in the background
     script: dict[str, Any] = json.loads(steps_file.read_text())
     process = Process(script["page"])
     kept = [os.dup(number) for number in (1, 2)]
