@@ -87,7 +87,7 @@ class EpochRows:
         widths = [5, *(column.width for column in (*self._columns.values(), *figures))]
         lines.append(_aligned(zip([row.epoch, *cells, *row.figures.values()], widths, strict=True)))
         below = {name: value for name, value in row.metrics.items() if name in self._below}
-        return lines + format_pairs(below, row.best)
+        return lines + format_pairs(below, row.best) if below else lines
 
     def _add_columns(self, metrics: Iterable[str], figures: list[_Column]) -> bool:
         """Give new metrics a column where there is room; return whether one has got it."""

@@ -8,7 +8,7 @@ from typing import Any
 from typing_extensions import override
 
 from pa_core.any_trainer import AnyTrainer
-from pa_core.callbacks.row_display import RowDisplay, row_displays, table_of
+from pa_core.callbacks.row_display import RowDisplay
 from pa_core.tracking import RunHistory
 from pa_core.tracking.metric_prefix import INTERMEDIATE_PREFIX
 from pa_core.tracking.metric_values import as_number
@@ -57,10 +57,9 @@ class LogMetricsCallback(RowDisplay):
             trainer: The trainer.
             metrics: The value of each metric that was updated.
         """
-        table = table_of(trainer, self)
-        table.add(trainer, metrics)
-        if self not in row_displays(trainer):
-            table.print_pairs(trainer)
+        self._table.add(trainer, metrics)
+        if not self._table.is_open:
+            self._table.print_pairs(trainer)
 
     @property
     @override
@@ -136,7 +135,7 @@ class LogMetricsCallback(RowDisplay):
             numbers = {name: number for name, number in latest.items() if number is not None}
             if numbers:
                 late = [name for name in numbers if counts[name] == (self._late or {}).get(name)]
-                table_of(trainer, self).add(trainer, {}, late=late)
+                self._table.add(trainer, {}, late=late)
                 self.log_metrics(trainer, numbers)
 
 

@@ -11,7 +11,7 @@ from typing_extensions import override
 from pa_core.any_trainer import AnyTrainer
 from pa_core.callbacks.epoch_progress import format_rate
 from pa_core.callbacks.epoch_rows import format_time, is_loss
-from pa_core.callbacks.row_display import RowDisplay, known_directions, table_of
+from pa_core.callbacks.row_display import RowDisplay, known_directions
 from pa_core.callbacks.run_summary import format_duration, format_table, summarise
 from pa_core.data.custom_loader import innermost, is_keyed, length_of
 from pa_core.errors import StopTrainingError
@@ -80,8 +80,8 @@ class PrintProgressCallback(RowDisplay):
     @override
     def on_training_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         """Print what is going to run, if anything is."""
-        self._start = _Reading.of(trainer)
-        self._training_seconds = 0.0
+        self._start = self._epoch_start = _Reading.of(trainer)
+        self._training_seconds = self._training_seconds_before = 0.0
         self._training_since = None
         if trainer.was_complete:
             return
@@ -160,7 +160,7 @@ class PrintProgressCallback(RowDisplay):
         table = format_table(summarise(trainer.run_history, known_directions(trainer)))
         if table:
             trainer.print(table, flush=True)
-            table_of(trainer, self).is_summarised = True
+            self._table.is_summarised = True
         super().on_training_run_end(trainer, **kwargs)
 
     def _print_what_ran(self, trainer: AnyTrainer) -> None:
@@ -198,7 +198,7 @@ class PrintProgressCallback(RowDisplay):
         new = [name for name, count in counts.items() if count != self._num_losses.get(name, 0)]
         self._num_losses = counts
         numbers = {name: as_number(trainer.run_history.get_latest_metric(name)) for name in new}
-        table_of(trainer, self).add(trainer, {name: one for name, one in numbers.items() if one is not None})
+        self._table.add(trainer, {name: one for name, one in numbers.items() if one is not None})
 
     def _stop_training_time(self, trainer: AnyTrainer) -> None:
         if self._training_since is not None:

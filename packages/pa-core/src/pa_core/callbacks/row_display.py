@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
@@ -18,21 +17,29 @@ from pa_core.tracking import InMemoryRunHistory
 from pa_core.tracking.metric_prefix import INTERMEDIATE_PREFIX
 from pa_core.tracking.metric_values import as_number
 
-__all__ = ["EpochTable", "RowDisplay", "known_directions", "row_displays", "shows_rows", "table_of"]
+__all__ = ["EpochTable", "RowDisplay", "known_directions", "row_displays", "shows_rows"]
 
 
 class EpochTable:
     """The rows of one run, printed as they are complete.
 
     Attributes:
+        displays: The callbacks that add to the rows, of which the last one prints them.
+        is_open: Whether a run is under way.
         is_summarised: Whether everything that was recorded is printed in another form.
     """
 
     def __init__(self) -> None:
-        self.start_run()
+        self.start_run([])
 
-    def start_run(self) -> None:
-        """Begin anew, with a header."""
+    def start_run(self, displays: list[RowDisplay]) -> None:
+        """Begin anew, with a header.
+
+        Args:
+            displays: The callbacks that add to the rows; none outside of a run.
+        """
+        self.displays = displays
+        self.is_open = bool(displays)
         self.is_summarised = False
         self._rows = EpochRows()
         self._best: dict[str, BestMetric] = {}
@@ -60,26 +67,26 @@ class EpochTable:
             trainer: The trainer.
             is_intermediate: Whether the row is of an evaluation within a training epoch.
         """
+        if not self._metrics:
+            return
         lines = self._lines_of_late(is_intermediate)
         if self._metrics:
             lines += self._lines_of_row(trainer, is_intermediate)
-        if lines:
-            # Without flush, lines of the progress, which are written at once, would overtake these in a log file.
-            trainer.print("\n".join(lines), flush=True)
+        # Without flush, lines of the progress, which are written at once, would overtake these in a log file.
+        trainer.print("\n".join(lines), flush=True)
 
     def _lines_of_late(self, is_intermediate: bool) -> list[str]:
         """Take out what belongs to the row before."""
-        late = {
-            name: self._metrics.pop(name)
-            for name in [*self._metrics]
-            if name in self._late or (not is_intermediate and name.startswith(INTERMEDIATE_PREFIX))
-        }
+        late: dict[str, float] = {}
+        for name in [*self._metrics]:
+            if name in self._late or (not is_intermediate and name.startswith(INTERMEDIATE_PREFIX)):
+                late[name] = self._metrics.pop(name)
         self._late.clear()
-        return format_pairs(late)
+        return format_pairs(late) if late else []
 
     def _lines_of_row(self, trainer: AnyTrainer, is_intermediate: bool) -> list[str]:
         figures = dict[str, str]()
-        for display in row_displays(trainer):
+        for display in self.displays:
             figures.update(display._figures_of_row(trainer))  # pyright: ignore[reportPrivateUsage]  # as below
         best = self._note_best(trainer)
         metrics, self._metrics = self._metrics, {}
@@ -89,11 +96,13 @@ class EpochTable:
             metrics = {name.removeprefix(INTERMEDIATE_PREFIX): value for name, value in metrics.items()}
             best = {name.removeprefix(INTERMEDIATE_PREFIX) for name in best}
             epoch = _epochs_trained(trainer)
+        if is_intermediate or "train_loss_epoch" in trainer.run_history.get_metric_names():
             self._rows.expect("train_loss_epoch")
         return self._rows.lines(EpochRow(epoch, metrics, best, figures))
 
     def print_pairs(self, trainer: AnyTrainer) -> None:
-        """Print what was noted as names and values, unless it is summarised elsewhere."""
+        """Print what was noted as names and values, unless it is summarised elsewhere; the run is over."""
+        self.is_open = False
         metrics, self._metrics = self._metrics, {}
         if metrics and not self.is_summarised:
             trainer.print("\n".join(format_pairs(metrics, indent=2)), flush=True)
@@ -123,10 +132,15 @@ class RowDisplay(TrainerCallback):
     Nothing depends on ``__init__``, which loggers derived from ``LogMetricsCallback`` need not call.
     """
 
-    @cached_property
-    def _epoch_table(self) -> EpochTable:
-        """The table, if this is the first callback of its kind in a run."""
-        return EpochTable()
+    # The table of the run under way, or of the last one.
+    _shared_table: EpochTable | None = None
+
+    @property
+    def _table(self) -> EpochTable:
+        """The table of the run; one of its own for a callback that was in none."""
+        if self._shared_table is None:
+            self._shared_table = EpochTable()
+        return self._shared_table
 
     @property
     def _shows_rows(self) -> bool:
@@ -139,51 +153,55 @@ class RowDisplay(TrainerCallback):
 
     @override
     def on_prepare_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Begin a table."""
-        table_of(trainer, self).start_run()
+        """Begin a table, which the first callback of this kind makes."""
+        displays = row_displays(trainer)
+        if displays[0] is self:
+            self._shared_table = EpochTable()
+            self._shared_table.start_run(displays)
+        else:
+            self._shared_table = displays[0]._table
 
     @override
     def on_train_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         """Print what is left of the epoch before, where a subclass does not end its row."""
-        table_of(trainer, self).print_row(trainer)
+        self._table.print_row(trainer)
 
     @override
     def on_training_run_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         """Print the row of the epoch."""
-        if self._is_last(trainer):
-            table_of(trainer, self).print_row(trainer)
+        if self._is_last():
+            self._table.print_row(trainer)
 
     @override
     def on_eval_epoch_end(self, trainer: AnyTrainer, *, is_intermediate: bool = False, **kwargs: Any) -> None:
         """Print the row of an evaluation within the epoch."""
-        if is_intermediate and self._is_last(trainer):
-            table_of(trainer, self).print_row(trainer, is_intermediate=True)
+        if is_intermediate and self._is_last():
+            self._table.print_row(trainer, is_intermediate=True)
 
     @override
     def on_stop_training_error(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         """Print what is known of an epoch that is not complete."""
-        table_of(trainer, self).print_row(trainer)
+        self._table.print_row(trainer)
 
     @override
     def on_exception(self, trainer: AnyTrainer, exception: BaseException, **kwargs: Any) -> None:
         """Print what is known of an epoch that is not complete."""
-        table_of(trainer, self).print_row(trainer)
+        self._table.print_row(trainer)
 
     @override
     def on_training_run_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         """Print what was recorded too late for the last row."""
-        if self._is_last(trainer):
-            table_of(trainer, self).print_pairs(trainer)
+        if self._is_last():
+            self._table.print_pairs(trainer)
 
     @override
     def on_evaluation_run_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         """Print the metrics of the evaluation."""
-        if self._is_last(trainer):
-            table_of(trainer, self).print_pairs(trainer)
+        if self._is_last():
+            self._table.print_pairs(trainer)
 
-    def _is_last(self, trainer: AnyTrainer) -> bool:
-        displays = row_displays(trainer)
-        return not displays or displays[-1] is self
+    def _is_last(self) -> bool:
+        return not self._table.displays or self._table.displays[-1] is self
 
 
 def row_displays(trainer: AnyTrainer) -> list[RowDisplay]:
@@ -194,18 +212,6 @@ def row_displays(trainer: AnyTrainer) -> list[RowDisplay]:
 def shows_rows(trainer: AnyTrainer) -> bool:
     """Return whether the epochs of a trainer are shown as rows."""
     return any(one._shows_rows for one in row_displays(trainer))  # pyright: ignore[reportPrivateUsage]  # as below
-
-
-def table_of(trainer: AnyTrainer, display: RowDisplay) -> EpochTable:
-    """Return the table of a run.
-
-    Args:
-        trainer: The trainer.
-        display: Whose table it is, if the trainer has no callback that shows rows.
-    """
-    first = next(iter(row_displays(trainer)), display)
-    # Hidden from the loggers that users derive, and not from this module.
-    return first._epoch_table  # pyright: ignore[reportPrivateUsage]  # see above
 
 
 def known_directions(trainer: AnyTrainer) -> dict[str, bool]:
