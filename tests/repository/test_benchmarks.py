@@ -203,4 +203,5 @@ def test_a_step_calls_few_functions_of_the_trainer(loop: str, most: int) -> None
     of_step = calls_of_step(TASKS["digits"], train)
     assert of_step.of_trainer <= most
     assert of_step == calls_of_step(TASKS["digits"], train)
-    assert 0 <= calls_of_edge(TASKS["digits"], train).of_trainer <= 3 * most
+    of_row = 60 if loop == "ours" else 0  # the default callbacks lay out and print a row
+    assert 0 <= calls_of_edge(TASKS["digits"], train).of_trainer <= 3 * most + of_row

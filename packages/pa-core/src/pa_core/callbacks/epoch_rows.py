@@ -47,6 +47,9 @@ class EpochRows:
     Losses have the first columns, then metrics in the order in which they come. Those for which the line has no
     room left follow on lines of their own.
 
+    Attributes:
+        has_header: Whether there was a row before.
+
     Example:
         >>> rows = EpochRows()
         >>> metrics = {"train_loss_epoch": 1.9031, "eval_loss_epoch": 1.2011, "accuracy": 0.721}
@@ -65,7 +68,7 @@ class EpochRows:
         self._expected: dict[str, None] = {}
         self._columns: dict[str, _Column] = {}
         self._below: set[str] = set()
-        self._has_header = False
+        self.has_header = False
 
     def expect(self, name: str) -> None:
         """Give a metric its column with the first row, although it comes later."""
@@ -79,8 +82,8 @@ class EpochRows:
         """
         figures = [_Column(title, self._FIGURE_WIDTHS.get(title, len(title))) for title in row.figures]
         lines: list[str] = []
-        if self._add_columns(row.metrics, figures) or not self._has_header:
-            self._has_header = True
+        if self._add_columns(row.metrics, figures) or not self.has_header:
+            self.has_header = True
             columns = [_Column("epoch", 5), *self._columns.values(), *figures]
             lines.append(_aligned((column.title, column.width) for column in columns))
         cells = [_marked(row, name) for name in self._columns]
@@ -91,7 +94,7 @@ class EpochRows:
 
     def _add_columns(self, metrics: Iterable[str], figures: list[_Column]) -> bool:
         """Give new metrics a column where there is room; return whether one has got it."""
-        expected = () if self._has_header else self._expected
+        expected = () if self.has_header else self._expected
         new = [name for name in dict.fromkeys((*expected, *metrics)) if not {name} & {*self._columns, *self._below}]
         had = len(self._columns)
         for name in sorted(new, key=_rank):

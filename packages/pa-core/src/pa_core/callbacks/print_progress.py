@@ -11,7 +11,7 @@ from typing_extensions import override
 from pa_core.any_trainer import AnyTrainer
 from pa_core.callbacks.epoch_progress import format_rate
 from pa_core.callbacks.epoch_rows import format_time, is_loss
-from pa_core.callbacks.row_display import RowDisplay, known_directions
+from pa_core.callbacks.row_display import RowDisplay, known_directions, shows_rows
 from pa_core.callbacks.run_summary import format_duration, format_table, summarise
 from pa_core.data.custom_loader import innermost, is_keyed, length_of
 from pa_core.errors import StopTrainingError
@@ -64,6 +64,7 @@ class PrintProgressCallback(RowDisplay):
         self._training_seconds_before = 0.0
         self._learning_rate: float | None = None
         self._num_losses: dict[str, int] = {}
+        self._adds_no_losses = False
 
     @override
     def _figures_of_row(self, trainer: AnyTrainer) -> Mapping[str, str]:
@@ -76,6 +77,12 @@ class PrintProgressCallback(RowDisplay):
             "samples/s": format_rate((now.samples - start.samples) / training) if is_measured else "-",
             "time": format_time(now.seconds - start.seconds),
         }
+
+    @override
+    def on_prepare_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        """Begin a table, and note whether another callback adds the losses with all other metrics."""
+        super().on_prepare_start(trainer, **kwargs)
+        self._adds_no_losses = shows_rows(trainer, besides=self)
 
     @override
     def on_training_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
@@ -111,7 +118,8 @@ class PrintProgressCallback(RowDisplay):
         self._training_since = self._epoch_start.seconds
         self._training_seconds_before = self._training_seconds
         self._learning_rate = None
-        self._num_losses = _count_losses(trainer.run_history)
+        if not self._adds_no_losses:
+            self._num_losses = _count_losses(trainer.run_history)
 
     @override
     def on_train_steps_passed_over(self, trainer: AnyTrainer, steps: int, **kwargs: Any) -> None:
@@ -132,7 +140,8 @@ class PrintProgressCallback(RowDisplay):
         if self._training_since is not None:
             self._learning_rate = _learning_rate(trainer)
         self._stop_training_time(trainer)
-        self._num_losses = _count_losses(trainer.run_history)
+        if not self._adds_no_losses:
+            self._num_losses = _count_losses(trainer.run_history)
 
     @override
     def on_eval_epoch_end(self, trainer: AnyTrainer, *, is_intermediate: bool = False, **kwargs: Any) -> None:
@@ -193,7 +202,9 @@ class PrintProgressCallback(RowDisplay):
         super().on_evaluation_run_end(trainer, **kwargs)
 
     def _add_losses(self, trainer: AnyTrainer) -> None:
-        """Note the losses that were recorded since this was called last."""
+        """Note the losses that were recorded since this was called last, unless all metrics are added elsewhere."""
+        if self._adds_no_losses:
+            return
         counts = _count_losses(trainer.run_history)
         new = [name for name, count in counts.items() if count != self._num_losses.get(name, 0)]
         self._num_losses = counts

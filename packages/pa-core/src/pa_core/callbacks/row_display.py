@@ -96,7 +96,7 @@ class EpochTable:
             metrics = {name.removeprefix(INTERMEDIATE_PREFIX): value for name, value in metrics.items()}
             best = {name.removeprefix(INTERMEDIATE_PREFIX) for name in best}
             epoch = _epochs_trained(trainer)
-        if is_intermediate or "train_loss_epoch" in trainer.run_history.get_metric_names():
+        if not self._rows.has_header and (is_intermediate or _has_train_loss(trainer)):
             self._rows.expect("train_loss_epoch")
         return self._rows.lines(EpochRow(epoch, metrics, best, figures))
 
@@ -209,9 +209,15 @@ def row_displays(trainer: AnyTrainer) -> list[RowDisplay]:
     return [callback for callback in trainer.callback_handler.callbacks if isinstance(callback, RowDisplay)]
 
 
-def shows_rows(trainer: AnyTrainer) -> bool:
-    """Return whether the epochs of a trainer are shown as rows."""
-    return any(one._shows_rows for one in row_displays(trainer))  # pyright: ignore[reportPrivateUsage]  # as below
+def shows_rows(trainer: AnyTrainer, *, besides: RowDisplay | None = None) -> bool:
+    """Return whether the epochs of a trainer are shown as rows.
+
+    Args:
+        trainer: The trainer.
+        besides: A callback that does not count.
+    """
+    displays = [one for one in row_displays(trainer) if one is not besides]
+    return any(one._shows_rows for one in displays)  # pyright: ignore[reportPrivateUsage]  # as above
 
 
 def known_directions(trainer: AnyTrainer) -> dict[str, bool]:
@@ -223,6 +229,10 @@ def known_directions(trainer: AnyTrainer) -> dict[str, bool]:
     for display in row_displays(trainer):
         directions.update(getattr(display, "greater_is_better", {}))
     return directions
+
+
+def _has_train_loss(trainer: AnyTrainer) -> bool:
+    return "train_loss_epoch" in trainer.run_history.get_metric_names()
 
 
 def _earlier_values(trainer: AnyTrainer, name: str) -> list[tuple[float, int]]:
