@@ -1,0 +1,101 @@
+"""Stop a run in any way, start it again, and get the same weights to the last bit.
+
+Press Ctrl-C, or send SIGTERM as a batch system does: the update that is under way is finished, a state is saved, and
+the script ends with the status 75. Or kill it with `kill -9`: what came after the newest state is trained again. Either
+way the same command goes on, with the samples, the shifts and the dropout that would have come next, and the digest of
+the weights at the end is that of a run that was never stopped.
+
+    python examples/stop_and_resume.py
+    torchrun --nproc-per-node 2 examples/stop_and_resume.py
+    accelerate launch --mixed_precision bf16 examples/stop_and_resume.py
+
+Each of them has its own digest, and so has each kind of machine. `--output=FOLDER` starts a new run. It prints at the
+end:
+
+    After 1,520 updates the digest of the weights is ac6d4589490f
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import random
+from pathlib import Path
+from typing import Any
+
+import torch
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+from typing_extensions import override
+
+from pa_core import DEFAULT_CALLBACKS, SaveTrainingStateCallback, Trainer
+
+
+class ShiftedDigits(Dataset[tuple[Tensor, int]]):
+    """The digits that come with scikit-learn, shifted at random each time."""
+
+    def __init__(self) -> None:
+        digits: Any = load_digits()  # pyright: ignore[reportUnknownVariableType]  # it has no types
+        self.images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16
+        self.digits: list[int] = digits.target.tolist()
+
+    def __len__(self) -> int:
+        return len(self.digits)
+
+    @override
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        shift = random.choice([-1, 0, 1]), random.choice([-1, 0, 1])
+        return self.images[index].roll(shift, dims=(1, 2)), self.digits[index]
+
+
+def make_model() -> nn.Sequential:
+    """Return a network with everything that a resumed run can get wrong: batch norm, dropout."""
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 3),
+        nn.BatchNorm2d(16),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Dropout(0.2),
+        nn.Linear(16 * 6 * 6, 10),
+    )
+
+
+def digest(model: nn.Module) -> str:
+    """Return a number that is another one if any bit of the weights and statistics is."""
+    contents = hashlib.sha256()
+    for tensor in model.state_dict().values():
+        contents.update(tensor.cpu().numpy().tobytes())
+    return contents.hexdigest()[:12]
+
+
+def main(epochs: int = 40, output: Path = Path("outputs/resumed")) -> None:
+    """Train, or go on training, and print the digest of the weights."""
+    torch.manual_seed(0)  # pyright: ignore[reportUnknownMemberType]  # torch leaves it untyped
+    model = make_model()
+    save_states = SaveTrainingStateCallback(
+        output, save_every_n_steps=20, max_checkpoints=2, stop_on_signals=("SIGINT", "SIGTERM")
+    )
+    trainer = Trainer(
+        model,
+        loss_func=nn.CrossEntropyLoss(),
+        optimizer=torch.optim.AdamW(model.parameters(), lr=3e-3),
+        callbacks=[*DEFAULT_CALLBACKS, save_states],
+    )
+    trainer.train(
+        ShiftedDigits(),
+        num_epochs=epochs,
+        per_device_batch_size=48,
+        resume_from=output,
+        resume_missing="start",
+    )
+    updates = trainer.num_updates_completed
+    trainer.print(f"After {updates:,} updates the digest of the weights is {digest(model)}")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Train on digits, in a run that can be stopped at any time.")
+    parser.add_argument("--epochs", type=int, default=40, help="how often to go over the digits")
+    parser.add_argument("--output", type=Path, default=Path("outputs/resumed"), help="the folder of the states")
+    arguments = parser.parse_args()
+    main(arguments.epochs, arguments.output)
