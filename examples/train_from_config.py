@@ -1,8 +1,8 @@
 """Take the settings of a run from a YAML file and the command line, as typed dataclasses.
 
 Each field is an option of the command line, and a YAML file is a list of such options. So an unknown setting or a value
-of another type is refused wherever it comes from, and `--help` shows them all. The rest are arguments of the trainer: it
-accumulates, clips, evaluates, saves, resumes, and reports to trackers. Copy `read_settings` and what it calls.
+of another type is refused wherever it comes from, and `--help` shows them all. The rest are arguments of the trainer:
+it accumulates, clips, evaluates, saves, resumes, and reports to trackers. Copy `read_settings` and what it calls.
 
     python examples/train_from_config.py examples/train_from_config.yaml --optimizer.learning_rate=1e-3
     torchrun --nproc-per-node 2 examples/train_from_config.py examples/train_from_config.yaml
@@ -10,7 +10,7 @@ accumulates, clips, evaluates, saves, resumes, and reports to trackers. Copy `re
 
 Started again with the same `exp_name`, it resumes. The last line that it prints:
 
-    outputs/wide/model has a loss of 0.2915 on the test digits
+    outputs/.../model has a loss of 0.4223 on the test digits
 """
 
 from __future__ import annotations

@@ -93,12 +93,16 @@ LAUNCHES = {
     "finetune_timm": Short(beside_torchvision=True),
     "finetune_transformers": Short(beside_torchvision=True),
     "gan": Short(),
+    "imbalanced_digits": Short(),
     "metrics_in_a_subclass": Short(),
     "predict_digits": Short(),
-    "several_evaluation_sets": Short(),
-    "imbalanced_digits": Short(),
+    "progressive_resizing": Short(),
     "schedule_with_decays": Short(("--epochs=4",)),
+    "several_evaluation_sets": Short(),
+    "stop_and_resume": Short(),
     "train_digits": Short(),
+    "train_from_config": Short(("--num_epochs=1",)),
+    "tune_with_optuna": Short(("--epochs=1", "--trials=2")),
 }
 
 
