@@ -11,7 +11,6 @@ from tests.docs.running import run_page
 
 PAGES = all_pages()
 NOT_YET = {
-    "docs/resuming.md",
     "docs/when-training-fails.md",
 }
 """Pages with code that is still to be made whole."""

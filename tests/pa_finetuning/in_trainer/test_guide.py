@@ -14,7 +14,6 @@ GUIDE = Path(__file__).parents[3] / "docs" / "finetuning.md"
 def test_the_code_of_the_guide_runs(tmp_path: Path) -> None:
     """The blocks of the page, one after the other, run without a warning, and what they assert holds."""
     blocks = re.findall(r"^```python\n(.*?)^```", GUIDE.read_text(), flags=re.DOTALL | re.MULTILINE)
-    assert len(blocks) == GUIDE.read_text().count("```") // 2
     script = tmp_path / "guide.py"
     script.write_text("\n".join(blocks))
     torch.manual_seed(0)

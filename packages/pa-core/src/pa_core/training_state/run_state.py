@@ -202,13 +202,13 @@ class SavedRun:
             ways.append(f"gradient_accumulation_steps={samples // (processes * batch_size)}")
         if not ways:
             return f"{samples} samples cannot be shared by {processes} processes and {steps} batches each."
-        return f"With {processes} processes, pass {' or '.join(ways)}."
+        return f"{_with(processes)}, pass {' or '.join(ways)}."
 
     def _how_to_keep_the_batches(self, processes: int) -> str:
         batches: int = self.settings["num_processes"] * self.settings["gradient_accumulation_steps"]
         if batches % processes:
             return f"{batches} batches cannot be shared by {processes} processes."
-        return f"With {processes} processes, pass gradient_accumulation_steps={batches // processes}."
+        return f"{_with(processes)}, pass gradient_accumulation_steps={batches // processes}."
 
     def restore(
         self,
@@ -376,6 +376,10 @@ class SavedRun:
             )
         for one, saved in zip(objects, self._parts.objects, strict=True):
             self._take_over(one, saved.state, "a registered object", undo)
+
+
+def _with(processes: int) -> str:
+    return f"With {processes} {'process' if processes == 1 else 'processes'}"
 
 
 def _other_scheduler(path: Path, found: str, kind: str) -> CheckpointError:
