@@ -383,6 +383,8 @@ class Engine(AnyTrainer):
         try:
             yield
         except StopTrainingError as error:
+            # This frame leads to one that refers to the error, from Python 3.12 on: a cycle, which keeps the last step.
+            error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
             self._agreement.stop = error
             self.callback_handler.call_event(TrainerCallback.on_stop_training_error, self, error=error)
         self._watch.place = Place.RUN_END
