@@ -372,6 +372,8 @@ def stream() -> dict[str, Any]:
     trainer = Trainer(model, nn.MSELoss(), optimizer, callbacks=[])
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
+        # From Python 3.12 on, where workers are forked beside threads.
+        warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
         with Run(model, optimizer, _Stream(), num_epochs=1, per_device_batch_size=4) as run:
             for inputs, targets in run.batches():
                 run.backward((model(inputs) - targets).square().mean())

@@ -18,11 +18,12 @@ if TYPE_CHECKING:
     from tests.launching import Launch
 
 SCRIPT = """
-import os, signal, sys, time
+import os, signal, sys, time, warnings
 import torch
 from torch.utils.data import TensorDataset
 from pa_core import SaveTrainingStateCallback, Trainer, TrainerCallback
 
+warnings.simplefilter("ignore", DeprecationWarning)  # of the fork below, from Python 3.12 on
 first, asynchronous = sys.argv[1], sys.argv[2] == "asynchronous"
 
 
