@@ -146,6 +146,21 @@ def test_losses_are_recorded_by_name() -> None:
     assert set(history.get_metric_names()) == {"train_discriminator_loss_epoch", "train_generator_loss_epoch"}
 
 
+def test_losses_of_passes_after_the_step_of_another_model_are_recorded() -> None:
+    """A generator that learns from the discriminator as it is after its step; passes before and after it add up."""
+    run = gan(num_epochs=1)
+    with run:
+        for real, _ in run.batches():
+            made = run.models["generator"](real[:, :3]).sum() * 0
+            run.backward(made + 1.0, model="generator", retain_graph=True)
+            run.backward(run.models["discriminator"](real).sum() * 0 + 3.0, model="discriminator")
+            run.step("discriminator")
+            run.backward(made + 4.0, model="generator")
+            run.step("generator")
+    assert run.run_history.get_latest_metric("train_discriminator_loss_epoch") == pytest.approx(3.0)
+    assert run.run_history.get_latest_metric("train_generator_loss_epoch") == pytest.approx(5.0)
+
+
 def test_an_optimizer_need_not_step_in_each_update() -> None:
     """A critic that is trained five times as often as its generator, and whose schedule is stepped with it."""
     run = gan(num_epochs=1)

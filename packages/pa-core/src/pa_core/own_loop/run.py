@@ -855,7 +855,11 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
             has_one_optimizer=self._trained_models.has_one_optimizer,
         )
         self._hooks = UpdateHooks(
-            self._training_batches.start, self._training_batches.finish, self._backward, self._make_step
+            self._training_batches.start,
+            self._training_batches.report_loss,
+            self._training_batches.finish,
+            self._backward,
+            self._make_step,
         )
 
     @override

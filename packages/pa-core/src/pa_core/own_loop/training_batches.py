@@ -10,7 +10,7 @@ from pa_core.any_trainer import AnyTrainer
 from pa_core.data.custom_loader import innermost, is_keyed
 from pa_core.events import TrainerCallback
 from pa_core.own_loop import mistakes
-from pa_core.own_loop.update import FinishedBatch
+from pa_core.own_loop.update import FinishedBatch, LossReport
 from pa_core.progress import Progress
 from pa_core.tracking import LossTracker, StepMeans
 from pa_core.training_state.safe_points import CallEvent
@@ -104,6 +104,17 @@ class TrainingBatches(Generic[BatchT]):
             raise mistakes.no_previous_batch()
         return self._last
 
+    def report_loss(self, part: MicroBatch, name: str, report: LossReport) -> None:
+        """Log the loss of one of several optimizers.
+
+        Args:
+            part: The part of the batch in its update.
+            name: The name of what is trained.
+            report: Its loss.
+        """
+        if self._step_means.is_in_step and not (self._has_one_optimizer or part.is_empty):
+            self._step_means.log(f"{name}_loss", report.loss, count=report.weight)
+
     def finish(self, finished: FinishedBatch) -> None:
         """Count a batch whose backward passes are over, and tell callbacks of its loss.
 
@@ -117,9 +128,6 @@ class TrainingBatches(Generic[BatchT]):
                 self._call_for_all(lambda: None, is_empty=True)
             return
         loss = finished.loss()
-        if not self._has_one_optimizer:
-            for name, report in finished.reports.items():
-                self._step_means.log(f"{name}_loss", report.loss, count=report.weight)
         if finished.reports:
             self._losses.update(loss, max(report.weight for report in finished.reports.values()))
         self._step_means.count_samples(finished.samples)

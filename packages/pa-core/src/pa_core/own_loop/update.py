@@ -65,12 +65,15 @@ class UpdateHooks:
 
     Attributes:
         start_batch: Called with the part that a batch has in the update, and the batch; returns what to hand out.
+        report_loss: Called with the part of a batch, the name of what is trained, and its loss, once no more of it can
+            come: before its step, or when the next batch or the end of the update does.
         finish_batch: Called when the body of a batch is over, or the first step is about to be made.
         backward: Called with what is trained, the loss, the part of the batch, and whether to keep the graph.
         make_step: Called with what is to be stepped, the part of the last batch, and whether it is the first step.
     """
 
     start_batch: Callable[[MicroBatch, Any], Any]
+    report_loss: Callable[[MicroBatch, str, LossReport], None]
     finish_batch: Callable[[FinishedBatch], None]
     backward: Callable[[TrainedModel, Tensor, MicroBatch, bool], None]
     make_step: Callable[[TrainedModel, MicroBatch, bool], None]
@@ -124,6 +127,7 @@ class Update(Generic[BatchT]):
         self._is_in_batch = False
         self._is_over = False
         self._reports: dict[str, LossReport] = {}
+        self._reported: set[str] = set()
         self._with_gradients: set[str] = set()
         self._exchanged: set[str] = set()
         self._stepped: set[str] = set()
@@ -153,6 +157,8 @@ class Update(Generic[BatchT]):
         self._finish_batch()
         if self.is_at_last_batch:
             raise StopIteration
+        self._report_losses()
+        self._reports, self._reported = {}, set()
         part, batch = next(self._batches)
         batch = self._hooks.start_batch(part, batch)
         self._part, self._batch, self._is_in_batch = part, batch, True
@@ -230,6 +236,7 @@ class Update(Generic[BatchT]):
             raise mistakes.no_backward_of_last_batch(trained.name)
         if not trained.has_gradients():
             raise mistakes.no_gradients_left(trained.name)
+        self._report_loss(trained.name)
         self._finish_batch()
         self._hooks.make_step(trained, part, not self._stepped)
         self._stepped.add(trained.name)
@@ -251,6 +258,7 @@ class Update(Generic[BatchT]):
 
     def close(self) -> None:
         """Forget the batches: a script may keep the update, and a batch would stay on the device with it."""
+        self._report_losses()
         self._is_over = True
         self._batch, self._batches = None, iter(())
 
@@ -258,8 +266,17 @@ class Update(Generic[BatchT]):
         if self._is_in_batch and self._part is not None:
             self._is_in_batch = False
             batch, self._batch = self._batch, None
-            reports, self._reports = self._reports, {}
-            self._hooks.finish_batch(FinishedBatch(self._part, batch, self._samples, reports))
+            self._hooks.finish_batch(FinishedBatch(self._part, batch, self._samples, self._reports))
+
+    def _report_losses(self) -> None:
+        for name in self._reports:
+            self._report_loss(name)
+
+    def _report_loss(self, name: str) -> None:
+        """Report the loss of a model, to which passes after the step of another one may have added."""
+        if self._part is not None and name in self._reports.keys() - self._reported:
+            self._reported.add(name)
+            self._hooks.report_loss(self._part, name, self._reports[name])
 
     def _find(self, name: str | None, call: str) -> TrainedModel:
         if name is None and len(self._trained) == 1:
