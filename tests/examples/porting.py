@@ -106,7 +106,7 @@ PORTS = (
         ("--epochs=2", "--num-lines=1600"),
         r"accuracy ([\d.]+)\n",
         (0.8, 1),
-        60,
+        100,
         "lines/best/model.safetensors",
     ),
     Port(
@@ -121,10 +121,10 @@ PORTS = (
     Port(
         "transformers/weighted",
         "trainer",
-        ("--epochs=2", "--num-lines=1200"),
+        ("--epochs=3", "--num-lines=1200"),
         r"eval loss ([\d.]+)",
-        (0.2, 0.6),
-        80,
+        (0.2, 0.62),
+        100,
         "rare/last/model.safetensors",
     ),
 )
