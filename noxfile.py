@@ -443,6 +443,15 @@ def benchmark(session: nox.Session) -> None:
 
 
 @nox.session
+def ports(session: nox.Session) -> None:
+    """Train scripts of Lightning with Lightning itself, beside what they become: both learn alike."""
+    peer = Environment(session, "peer_lightning")
+    peer.install(*PEERS["lightning"], "scikit-learn")
+    env = {**CPU, "LIGHTNING_PYTHON": str(peer.interpreter)}
+    everything(session).run("python", "-m", "pytest", "tests/peers", *session.posargs, env=env)
+
+
+@nox.session
 def goodput(session: nox.Session) -> None:
     """Measure what is left of a run that is killed every 15 seconds: `-- [--kills N] [--every SECONDS] [--write]`."""
     everything(session).run("python", "-m", "tests.goodput", *session.posargs)

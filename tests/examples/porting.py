@@ -18,6 +18,7 @@ PAGES = ROOT / "docs" / "coming-from"
 
 _CONTEXT = 2
 _BLOCK = re.compile(r"(<!-- diff: ([\w/]+) -->\n)```diff\n.*?```\n", re.DOTALL)
+_NUMBERS = re.compile(r"`([\w/]+)\.py`: \w+ lines new or changed, \w+ gone")
 
 
 @dataclass(frozen=True)
@@ -161,8 +162,14 @@ def changes(name: str) -> tuple[int, int]:
 
 
 def with_differences(page: str) -> str:
-    """Return the page with the differences of today."""
-    return _BLOCK.sub(lambda found: f"{found[1]}```diff\n{differences(found[2])}```\n", page)
+    """Return the page with the differences of today, and with their numbers."""
+    page = _BLOCK.sub(lambda found: f"{found[1]}```diff\n{differences(found[2])}```\n", page)
+    return _NUMBERS.sub(lambda found: _count(found[1]), page)
+
+
+def _count(name: str) -> str:
+    changed, gone = changes(name)
+    return f"`{name}.py`: {changed} lines new or changed, {gone} gone"
 
 
 def _lines(name: str) -> list[str]:
