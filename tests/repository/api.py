@@ -22,6 +22,7 @@ MODULES = (
     "pa_core.files",
     "pa_core.orders",
     "pa_core.parts",
+    "pa_core.plot_style",
     "pa_core.predictions",
     "pa_core.storage",
     "pa_core.testing",

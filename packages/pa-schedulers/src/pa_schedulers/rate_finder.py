@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import math
+import random
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from pa_core import (
     AnyTrainer,
     BatchOutput,
     ConfigurationError,
+    InMemoryRunHistory,
     MoveModulesToDeviceCallback,
     StopTrainingError,
     Trainer,
@@ -31,8 +33,6 @@ from pa_core import (
     UnsupportedConfigurationError,
 )
 from pa_core.plot_style import PlotStyle, plot_style
-from pa_core.rng import capture_rng_state, restore_rng_state
-from pa_core.tracking import InMemoryRunHistory
 from pa_schedulers.argument_checks import whole_number
 
 if TYPE_CHECKING:
@@ -128,7 +128,8 @@ def find_learning_rate(
     The rate grows by the same factor with each update (Smith, 2017, arXiv:1506.01186), and the search ends early once
     the loss is four times its lowest. Of several parameter groups, each keeps its ratio to the one with the highest
     rate. Afterwards weights, buffers, optimizers, scheduler, history and random numbers are as before, so that a run
-    after a search is the run without it. Callbacks are not called, except those that move modules to the device.
+    after a search is the run without it. What tells of the last run, such as ``run_config``, tells of the search.
+    Callbacks are not called, except for ``MoveModulesToDeviceCallback``.
 
     Args:
         trainer: The trainer of the run that the rate is for.
@@ -259,10 +260,11 @@ def _left_as_it_was(trainer: Trainer[Any, Any, Any, Any]) -> Generator[None]:
         for value in group.values()
         if isinstance(value, Tensor)
     ]
-    scheduler, history, rng = trainer.scheduler, trainer.run_history, capture_rng_state(trainer.device)
+    scheduler, history = trainer.scheduler, trainer.run_history
     trainer.run_history = InMemoryRunHistory()
     try:
-        yield
+        with _same_random_numbers(trainer.device):
+            yield
     finally:
         for module, saved in zip(modules, weights, strict=True):
             module.load_state_dict(saved)
@@ -277,7 +279,21 @@ def _left_as_it_was(trainer: Trainer[Any, Any, Any, Any]) -> Generator[None]:
         for rate, value in rates:  # schedulers of torch change a rate that is a tensor in place
             rate.copy_(value)
         trainer.scheduler, trainer.run_history = scheduler, history
-        restore_rng_state(rng, trainer.device)
+
+
+@contextmanager
+def _same_random_numbers(device: torch.device) -> Generator[None]:
+    """Restore the RNG states of Python, NumPy and torch, and of torch on the device."""
+    import numpy as np  # which this package needs for nothing else
+
+    of_python, of_numpy = random.getstate(), np.random.get_state()
+    on_device: dict[str, Any] = {} if device.type == "cpu" else {"devices": [device], "device_type": device.type}
+    try:
+        with torch.random.fork_rng(**on_device or {"devices": []}):
+            yield
+    finally:
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)
 
 
 def _copied(value: Any) -> Any:
