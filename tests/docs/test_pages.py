@@ -7,16 +7,13 @@ from pathlib import Path
 import pytest
 
 from tests.docs.pages import ROOT, Page, all_pages
-from tests.docs.running import run_page
+from tests.docs.running import TIME_LIMIT, run_page
 
 PAGES = all_pages()
-NOT_YET = {
-    "docs/when-training-fails.md",
-}
-"""Pages with code that is still to be made whole."""
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if str(page) not in NOT_YET], ids=str)
+@pytest.mark.timeout(2 * TIME_LIMIT)
+@pytest.mark.parametrize("page", PAGES, ids=str)
 def test_the_page_does_what_it_shows(page: Page, tmp_path: Path) -> None:
     """From top to bottom, in an empty folder: what it runs works, and prints what it shows."""
     problems = page.problems() or run_page(page, tmp_path)
