@@ -1,4 +1,4 @@
-"""The table of type scores in the README: `python -m tests.typing.scores` writes it, from what the checkers say."""
+"""The lines about types in the README: `python -m tests.typing.scores` writes it, from what the checkers say."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ TESTS = ROOT / "tests" / "typing"
 
 
 def describe_scores(completeness: Mapping[str, Completeness], environment: TypedEnvironment) -> str:
-    """Return the table, and what else there is to count, for what is installed in an environment."""
-    rows = [f"| `{name}` | {found.num_symbols} | {found.score:.1%} |" for name, found in completeness.items()]
+    """Return what there is to count, for what is installed in an environment."""
+    num_symbols = sum(found.num_symbols for found in completeness.values())
+    scores = {f"{found.score:.1%}" for found in completeness.values()}
+    if len(scores) > 1:
+        scores = {", ".join(f"{found.score:.1%} (`{name}`)" for name, found in completeness.items())}
     num_open = len(find_open_types(environment.site_packages / package for package in PACKAGES.values()))
     num_types, num_failing = _count("must_pass", "assert_type("), _count("must_fail", "  # type: ignore[")
     *versions, last = PYTHON_VERSIONS
-    how = (
-        f"Measured with `pyright --verifytypes` on the built wheels. {version_of('mypy')} in its strict mode and "
-        f"{version_of('pyright')} in its own agree on {num_types} types and on {num_failing} lines that must fail, on "
-        f"Python {', '.join(versions)} and {last}. Public signatures say `Any` or `object` in {num_open} places, each "
-        "with [its reason](tests/typing/open_types.txt)."
-    )
-    table = ["| distribution | public symbols | with a type |", "|---|---|---|", *rows]
-    return "\n".join(["", *table, "", *textwrap.wrap(how, width=115, break_on_hyphens=False), "", ""]).replace(
-        ".0%", " %"
-    )
+    text = (
+        f"Everything is typed: {scores.pop()} of {num_symbols} public symbols by `pyright --verifytypes` on the built "
+        f"wheels. {version_of('mypy')} in its strict mode and {version_of('pyright')} in its own agree on {num_types} "
+        f"types and on {num_failing} lines that must fail, on Python {', '.join(versions)} and {last}. Public "
+        f"signatures say `Any` or `object` in {num_open} places, each with [its reason](tests/typing/open_types.txt)."
+    ).replace(".0%", " %")
+    return "\n".join([*textwrap.wrap(text, width=115, break_on_hyphens=False), ""])
 
 
 def written_scores() -> str:
@@ -57,7 +57,7 @@ def written_scores() -> str:
 
 def without_counts(text: str) -> tuple[str, list[int]]:
     """Return a text in one line with its counts taken out, and these: percentages and versions stay."""
-    counts = r"(?<=\s)\d+(?=\s(?:\||types|lines|places))"
+    counts = r"(?<=\s)\d+(?=\s(?:public|types|lines|places))"
     return " ".join(re.sub(counts, "N", text).split()), [int(count) for count in re.findall(counts, text)]
 
 
