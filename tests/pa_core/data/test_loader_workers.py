@@ -26,11 +26,6 @@ from pa_core.testing import TinyClassifier, make_classification
 from tests.pa_core.data.drawing import Drawing, draw_after, preserved_streams, samples_by_index
 from tests.pa_core.good_run import assert_explained
 
-pytestmark = pytest.mark.filterwarnings(
-    # From python 3.12 on; the timeout of the tests is a thread.
-    "ignore:This process .* is multi-threaded, use of fork:DeprecationWarning"
-)
-
 
 class WithFile(Dataset[str]):
     """Opens something in each worker, as datasets over archives do."""
