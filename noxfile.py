@@ -303,7 +303,8 @@ def release(session: nox.Session) -> None:
 @nox.session
 def types(session: nox.Session) -> None:
     """Check the types of packages, tests, examples and this file (mypy --strict, pyright strict)."""
-    environment = everything(session)
+    environment = beside_strangers(session)  # which examples import
+    environment.install(*LINT_TOOLS, *TYPE_TOOLS, *DOCS_TOOLS)
     sources = [f"packages/{one.name}/src" for one in DISTRIBUTIONS]
     environment.run_side_by_side(
         ["pyright", "--pythonpath", str(environment.interpreter)],

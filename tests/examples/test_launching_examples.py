@@ -12,6 +12,7 @@ import pytest
 
 from tests.docs.comparison import differs
 from tests.examples.docstrings import shown_in_docstring
+from tests.examples.index import ORDER, PAGES, with_table
 from tests.examples.ways import EXAMPLES, WAYS, launch_example
 from tests.launching import free_port, run_command
 
@@ -118,6 +119,26 @@ def test_an_example_prints_what_its_docstring_shows(name: str, way: str, tmp_pat
     assert launched.status == 0
     expected = shown_in_docstring(EXAMPLES / f"{name}.py")
     assert not differs(launched.output, f"...\n{expected}"), f"It shows:\n{expected}\nand prints:\n{launched.output}"
+
+
+def test_each_example_is_launched() -> None:
+    """None can be forgotten in the table of launches, nor in the index; there are few enough to be read."""
+    examples = {path.stem for path in EXAMPLES.glob("*.py")}
+    assert set(LAUNCHES) == set(ORDER) == examples
+    assert len(examples) <= 18
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_the_index_is_the_one_of_today(path: str) -> None:
+    """Run ``python -m tests.examples.index`` after a change of the examples."""
+    page = (EXAMPLES.parent / path).read_text()
+    assert with_table(page, PAGES[path]) == page
+
+
+@pytest.mark.parametrize("name", LAUNCHES)
+def test_an_example_is_short(name: str) -> None:
+    """It is read in a few minutes: 60 to 120 lines."""
+    assert 60 <= len((EXAMPLES / f"{name}.py").read_text().splitlines()) <= 120
 
 
 def test_each_example_has_tests_of_its_own() -> None:
