@@ -117,5 +117,4 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Give your trainer an event of its own.")
     parser.add_argument("--epochs", type=int, default=30, help="after how many epochs to stop at the latest")
     parser.add_argument("--mistakes", type=int, default=9, help="how many mistakes are few enough")
-    arguments = parser.parse_args()
-    main(arguments.epochs, arguments.mistakes)
+    main(**vars(parser.parse_args()))

@@ -66,7 +66,7 @@ class ShardingTrainer(Trainer[CharacterTransformer]):
 
 def load_data() -> tuple[TensorDataset, TensorDataset]:
     """Return excerpts to train on, and others to evaluate on, each with the characters that come next."""
-    text = "\n".join(topics[name] for name in sorted(topics))[:100_000]
+    text = "\n".join(topics[name] for name in sorted(topics))[:60_000]
     numbers = torch.tensor([CHARACTERS.index(one) for one in text if one in CHARACTERS])
     count = (len(numbers) - 1) // CONTEXT
     inputs, targets = (numbers[first:][: count * CONTEXT].view(count, CONTEXT) for first in (0, 1))
@@ -110,8 +110,7 @@ def main(epochs: int = 10, output: Path = Path("outputs")) -> None:
     written = write(trainer)
     trainer.print(f"The model writes:\n{written}")
     own = sum((one.to_local() if isinstance(one, DTensor) else one).numel() for one in model.parameters())
-    whole = sum(one.numel() for one in model.parameters())
-    trainer.print(f"This process has {own:,} of {whole:,} parameters")
+    trainer.print(f"This process has {own:,} of {sum(one.numel() for one in model.parameters()):,} parameters")
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 import runpy
-import sysconfig
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.launching import Launch, free_port, run_command
+from tests.launching import Launch, forked_python, free_port, run_command
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "sharded_transformer.py"
 ACCELERATE = [
-    *(str(Path(sysconfig.get_path("scripts"), "accelerate")), "launch", "--use_fsdp", "--fsdp_version=2"),
+    *("-m", "accelerate.commands.launch", "--no_python", "--use_fsdp", "--fsdp_version=2"),
     *("--num_processes=2", "--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no"),
 ]
 ON_CPU = {"ACCELERATE_USE_CPU": "true", "CUDA_VISIBLE_DEVICES": ""}
@@ -28,7 +27,8 @@ def test_it_is_launched_by_torchrun_and_goes_on_under_accelerate(launch: Launch,
     first = launch(EXAMPLE, "--epochs=1", "--output=here", ranks=2)
     assert first.status == 0
     port = f"--main_process_port={free_port()}"
-    command = [*ACCELERATE, port, str(EXAMPLE), "--epochs=2", "--output=here"]
+    python = forked_python()
+    command = [*python, *ACCELERATE, port, *python, "-u", str(EXAMPLE), "--epochs=2", "--output=here"]
     second = run_command(command, folder=tmp_path, env=ON_CPU)
     assert second.status == 0
 
