@@ -40,7 +40,7 @@ ORDER = (
 
 _DISTRIBUTIONS = {"sklearn": "scikit-learn", "yaml": "pyyaml"}
 _COME_WITH_ALL = {"accelerate", "torch", "typing_extensions"}
-_BEGIN, _END = "<!-- the examples -->\n", "<!-- end of the examples -->\n"
+_BEGIN, _END = "<!-- the examples, written by python -m tests.examples.index -->\n", "<!-- end -->\n"
 
 
 def with_table(page: str, link: str) -> str:
