@@ -346,8 +346,8 @@ def coverage(session: nox.Session) -> None:
 
 @nox.session
 def examples(session: nox.Session) -> None:
-    """Run each example in every way that a user can launch it, with the packages of others that some of them need."""
-    pytest = ["pytest", "tests/examples", *AT_A_TIME, *session.posargs]
+    """Run each example in every way that a user can launch it, and pages, with packages of others that some need."""
+    pytest = ["pytest", "tests/examples", "tests/docs_with_others", *AT_A_TIME, *session.posargs]
     beside_strangers(session).run("python", "-m", *pytest, env=OFFLINE)
 
 

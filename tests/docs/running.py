@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 HERE = Path(__file__).parent
+BESIDE_TORCHVISION = HERE.parent / "support" / "beside_torchvision.py"
 TIME_LIMIT = 150  # seconds for a script of a page, on a machine that does much else
 FOLDER = "/home/me"  # what a page shows as the folder that it is run in
 PROGRAMS = {
@@ -91,7 +92,8 @@ def _run_script(page: Page, script: Script, folder: Path, beside: Path) -> list[
         "PET_STANDALONE": "1",  # on a port that torch finds itself: several pages are run at once
         "PYTHON_EXEC": str(programs / "python"),  # which torchrun starts
     }
-    command = [*forked_python(), "-u", str(HERE / "run_steps.py"), str(beside / "steps"), str(beside / "results")]
+    scripts = [*([str(BESIDE_TORCHVISION)] if script.needs else []), str(HERE / "run_steps.py")]
+    command = [*forked_python(), "-u", *scripts, str(beside / "steps"), str(beside / "results")]
     ran = run_command(command, folder=folder, env=env, timeout=TIME_LIMIT)
 
     results = (beside / "results").read_text().splitlines() if (beside / "results").exists() else []

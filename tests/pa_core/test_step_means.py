@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any, cast
 
@@ -402,12 +401,3 @@ def test_no_mean_is_recorded_of_nothing() -> None:
 
     assert trainer.run_history.get_metric_values("train_kl_epoch") == [1.0]
     assert "on_training_run_end" in recorder.events
-
-
-def test_the_example_of_the_page_runs() -> None:
-    """What docs/metrics.md shows of logging in a step can be copied, and what it asserts holds."""
-    page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
-    section = page.split("## Means of what a step computes")[1].split("\n## ")[0]
-    (block,) = re.findall(r"^```python\n(.*?)^```", section, flags=re.DOTALL | re.MULTILINE)
-
-    exec(compile(block, "metrics.md", "exec"), {"__name__": "page"})  # it is our own page

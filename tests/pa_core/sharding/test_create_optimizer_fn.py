@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -34,7 +33,6 @@ from tests.support.sharded_models import sentences, tiny_transformer, whole_weig
 pytestmark = pytest.mark.runs_on("one_process", "two_ranks")
 
 DATA = TensorDataset(*sentences(20))
-PAGE = Path(__file__).parents[3] / "docs" / "sharding.md"
 
 
 class ShardingTrainer(Trainer[Any]):
@@ -143,22 +141,6 @@ def test_a_run_resumes_with_an_optimizer_that_is_made(shared_tmp_path: Path) -> 
     whole = train(4)
     train(2, shared_tmp_path / "trainer")
     torch.testing.assert_close(train(4, shared_tmp_path / "trainer"), whole, rtol=0, atol=0)
-
-
-def test_the_snippet_of_the_page() -> None:
-    """What docs/sharding.md shows of models on the meta device trains."""
-    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    (snippet,) = [block for block in blocks if "create_optimizer_fn" in block]
-    names: dict[str, Any] = {
-        "torch": torch,
-        "MyTransformer": MakesItsWeights,
-        "loss_func": nn.CrossEntropyLoss(),
-        "train_dataset": TensorDataset(*sentences(4)),
-        "ShardingTrainer": ShardingTrainer,
-    }
-    exec(snippet, names)
-    assert names["trainer"].num_updates_completed == 10
-    assert not any(parameter.is_meta for parameter in names["model"].parameters())
 
 
 class Loads(TrainerCallback):
