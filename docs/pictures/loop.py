@@ -72,7 +72,7 @@ LOOP = Box(
     ),
 )
 
-WIDTH, EVENTS_AT, ROW, GAP, INDENT, TOP = 800, 552, 25, 7, 16, 40
+WIDTH, EVENTS_AT, ROW, GAP, INDENT, TOP = 680, 440, 25, 7, 16, 40
 CODE = "ui-monospace, SFMono-Regular, Menlo, Consolas, 'DejaVu Sans Mono', monospace"
 WORDS = "system-ui, 'Segoe UI', Helvetica, Arial, 'DejaVu Sans', sans-serif"
 
