@@ -164,3 +164,14 @@ def test_an_export_in_the_middle_of_a_run_has_the_plain_names(shared_tmp_path: P
         assert [path.name for path in shared_tmp_path.iterdir()] == ["model.safetensors"]
         weights = load_file(shared_tmp_path / "model.safetensors")
         assert_equal(weights, model)
+
+
+@pytest.mark.parametrize("max_shard_size", ["5GB", 100])
+def test_others_may_read_an_export_as_they_may_read_any_new_file(tmp_path: Path, max_shard_size: int | str) -> None:
+    """Each file has the permissions of a file that the process makes, and not those of a temporary one."""
+    (tmp_path / "any").touch()
+
+    trainer_of(network()).save_model(tmp_path / "export", max_shard_size)
+
+    modes = {path.stat().st_mode for path in (tmp_path / "export").iterdir()}
+    assert modes == {(tmp_path / "any").stat().st_mode}

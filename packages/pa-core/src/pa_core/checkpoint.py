@@ -8,6 +8,7 @@ import pickle
 import re
 import reprlib
 import shutil
+import stat
 import tempfile
 import zipfile
 from collections.abc import Callable, Generator, Mapping
@@ -333,10 +334,19 @@ def _replacing_weights(target: Path) -> Generator[Path]:
     try:
         yield staging
         new = sorted(path.name for path in staging.iterdir())
+        mode = _mode_of_new_files(staging)
         for name in new:
+            (staging / name).chmod(mode)  # safetensors writes files that nobody else can read
             (staging / name).replace(target / name)
         for old in target.glob("model*.safetensors*"):
             if old.name not in new:
                 old.unlink()
     finally:
         shutil.rmtree(staging, ignore_errors=True)
+
+
+def _mode_of_new_files(folder: Path) -> int:
+    with tempfile.TemporaryDirectory(dir=folder) as beside:
+        made = Path(beside) / "made"
+        made.touch()
+        return stat.S_IMODE(made.stat().st_mode)
