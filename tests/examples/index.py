@@ -32,6 +32,7 @@ ORDER = (
     "tune_with_optuna",
     "finetune_timm",
     "finetune_transformers",
+    "character_transformer",
     "sharded_transformer",
     "gan",
     "distillation",
