@@ -32,7 +32,6 @@ ORDER = (
     "tune_with_optuna",
     "finetune_timm",
     "finetune_transformers",
-    "character_transformer",
     "sharded_transformer",
     "gan",
     "distillation",

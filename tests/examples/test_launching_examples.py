@@ -88,7 +88,6 @@ class Short:
 
 LAUNCHES = {
     "average_weights": Short(),
-    "character_transformer": Short(),
     "custom_event": Short(),
     "custom_logger": Short(),
     "distillation": Short(),
