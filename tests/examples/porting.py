@@ -58,6 +58,15 @@ class Port:
         """What it has become."""
         return SCRIPTS / f"{self.name}_ported.py"
 
+    def has_learned(self, output: str) -> bool:
+        """Whether the last number that was printed is between the bounds.
+
+        Args:
+            output: What the script or its port printed.
+        """
+        lowest, highest = self.bounds
+        return lowest <= float(re.findall(self.learned, output)[-1]) <= highest
+
 
 PORTS = (
     Port("pytorch/digits", "own", ("--epochs=2",), r"epoch 1 accuracy ([\d.]+)", (0.9, 1), 60, "digits.pt"),
