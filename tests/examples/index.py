@@ -32,7 +32,7 @@ ORDER = (
     "tune_with_optuna",
     "finetune_timm",
     "finetune_transformers",
-    "sharded_transformer",
+    "character_transformer",
     "gan",
     "distillation",
 )

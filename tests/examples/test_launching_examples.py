@@ -100,7 +100,7 @@ LAUNCHES = {
     "progressive_resizing": Short(),
     "schedule_with_decays": Short(("--epochs=4",)),
     "several_evaluation_sets": Short(),
-    "sharded_transformer": Short(),
+    "character_transformer": Short(),
     "stop_and_resume": Short(),
     "train_digits": Short(),
     "train_from_config": Short(("--num_epochs=1",)),

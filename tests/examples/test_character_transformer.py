@@ -1,4 +1,4 @@
-"""The example of a sharded model trains, goes on and writes, however its processes were started."""
+"""The example of a character-level transformer trains, goes on and writes, however its processes were started."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from tests.launching import Launch, forked_python, free_port, run_command
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "sharded_transformer.py"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "character_transformer.py"
 ACCELERATE = [
     *("-m", "accelerate.commands.launch", "--no_python", "--use_fsdp", "--fsdp_version=2"),
     *("--num_processes=2", "--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no"),

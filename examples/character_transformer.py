@@ -1,12 +1,12 @@
-"""Train a transformer of which each process has a piece, resume it on any number of processes, and let it write.
+"""Train a transformer to write character by character, on one process or divided over several.
 
-It learns to guess the next character of Python's manual, which comes with Python. Parameters, gradients
-and the optimizer's states are divided over the processes; on one, nothing is. Killed and started again, also on another
-number of processes, it goes on from its last training state.
+It learns to guess the next character of Python's manual, which comes with Python, and then writes by itself. Launched
+on several processes, the same file divides parameters, gradients and the states of the optimizer over them. Killed and
+started again, on as many processes or on others, it continues from its last training state.
 
-    torchrun --nproc-per-node 2 examples/sharded_transformer.py
-    accelerate launch --use_fsdp --fsdp_version 2 --num_processes 2 examples/sharded_transformer.py
-    python examples/sharded_transformer.py
+    python examples/character_transformer.py
+    torchrun --nproc-per-node 2 examples/character_transformer.py
+    accelerate launch --use_fsdp --fsdp_version 2 --num_processes 2 examples/character_transformer.py
 
 The last lines that it prints:
 
@@ -37,7 +37,7 @@ CONTEXT = 64
 
 
 class CharacterTransformer(nn.Module):
-    """Maps characters, as numbers, to the logits of the character after each."""
+    """Maps characters, as numbers, to the log-probabilities of the character after each."""
 
     def __init__(self, width: int = 64, depth: int = 2, heads: int = 4) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class CharacterTransformer(nn.Module):
         mask = nn.Transformer.generate_square_subsequent_mask(length, device=characters.device)
         hidden = self.characters(characters) + self.positions[:length]
         logits: Tensor = self.logits(self.layers(hidden, mask=mask, is_causal=True))
-        return logits
+        return logits.log_softmax(dim=-1)
 
 
 class ShardingTrainer(Trainer[CharacterTransformer]):
@@ -73,9 +73,9 @@ def load_data() -> tuple[TensorDataset, TensorDataset]:
     return TensorDataset(inputs[:-150], targets[:-150]), TensorDataset(inputs[-150:], targets[-150:])
 
 
-def loss_of_next_characters(logits: Tensor, targets: Tensor) -> Tensor:
+def loss_of_next_characters(log_probabilities: Tensor, targets: Tensor) -> Tensor:
     """Return the mean over all characters."""
-    return nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    return nn.functional.nll_loss(log_probabilities.flatten(0, 1), targets.flatten())
 
 
 @torch.no_grad()
@@ -84,7 +84,7 @@ def write(trainer: AnyTrainer, length: int = 200) -> str:
     model, text = trainer.get_model().eval(), torch.tensor([[CHARACTERS.index("R")]], device=trainer.device)
     generator = torch.Generator(trainer.device).manual_seed(0)  # all processes draw the same characters
     for _ in range(length):
-        chances = model(text[:, -CONTEXT:])[:, -1].float().softmax(dim=-1)
+        chances = model(text[:, -CONTEXT:])[:, -1].float().exp()
         text = torch.cat([text, torch.multinomial(chances, 1, generator=generator)], dim=1)
     return "".join(CHARACTERS[int(number)] for number in text.flatten())
 
@@ -114,7 +114,7 @@ def main(epochs: int = 10, output: Path = Path("outputs")) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Train a transformer of which each process has a piece.")
+    parser = argparse.ArgumentParser(description="Train a transformer to write character by character.")
     parser.add_argument("--epochs", type=int, default=10, help="how often to go over the text")
     parser.add_argument("--output", type=Path, default=Path("outputs"), help="the folder for states and weights")
     main(**vars(parser.parse_args()))
