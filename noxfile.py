@@ -177,53 +177,62 @@ DISTRIBUTIONS = (
     Distribution("pa-trial", "pa_trial", extras=("tensorboard",)),
     Distribution("pa-compat", "pytorch_accelerated", extras=("examples",), test_requirements=("pandas",)),
 )
-ON_TORCH_ALONE = (
-    "pa_core/damage/test_damaged_checkpoints.py",
-    "pa_core/damage/test_damaged_states.py",
-    "pa_core/damage/test_misfitting_checkpoints.py",
-    "pa_core/data",
-    "pa_core/distributed/test_comparison.py",
-    "pa_core/distributed/test_fail_fast.py",
-    "pa_core/distributed/test_shared_errors.py",
-    "pa_core/distributed/test_summation_order.py",
-    "pa_core/distributed/test_watch.py",
-    "pa_core/files/test_lines.py",
-    "pa_core/files/test_shard_order.py",
-    "pa_core/files/test_sharded_files.py",
-    "pa_core/orders/test_curriculum.py",
-    "pa_core/orders/test_epoch_order.py",
-    "pa_core/orders/test_every_order.py",
-    "pa_core/orders/test_length_grouped.py",
-    "pa_core/orders/test_passes.py",
-    "pa_core/orders/test_shuffled.py",
-    "pa_core/orders/test_table_order.py",
-    "pa_core/orders/test_token_budget.py",
-    "pa_core/orders/test_weighted.py",
-    "pa_core/sharding/test_replicated_pieces.py",
-    "pa_core/storage",
-    "pa_core/test_beginners_mistakes.py",
-    "pa_core/test_runs_within_runs.py",
-    "pa_core/test_state_misfits.py",
-    "pa_core/training_states/test_endings.py",
-    "pa_core/training_states/test_repeated_signals.py",
-    "pa_core/training_states/test_resuming_in_one_trainer.py",
-    "pa_core/training_states/test_runs_in_one_folder.py",
-    "pa_core/training_states/test_saving_states.py",
-    "pa_core/training_states/test_snapshots.py",
-    "pa_finetuning/test_gradual_unfreezing.py",
-    "pa_finetuning/test_layer_groups.py",
-    "pa_finetuning/test_model_freezer.py",
-    "pa_finetuning/test_parameter_groups.py",
-    "pa_schedulers/test_cosine_scheduler.py",
-    "pa_schedulers/test_scheduler_base.py",
-    "pa_schedulers/test_wsd_scheduler.py",
-    "pa_trial/test_boundaries.py",
-    "pa_trial/test_data_length.py",
-    "pa_trial/test_data_loader.py",
-    "pa_trial/test_distributed_context.py",
+BESIDE_OTHERS = (
+    "pa_callbacks_extra",
+    "pa_compat/migrating",
+    "pa_compat/test_samples.py",
+    "pa_core/callbacks",
+    "pa_core/data/test_loaders.py",
+    "pa_core/data/test_replaced_samplers.py",
+    "pa_core/data/test_split_sampler.py",
+    "pa_core/distributed/test_gradient_exchange.py",
+    "pa_core/files/test_file_index.py",
+    "pa_core/files/test_parquet.py",
+    "pa_core/files/test_stores.py",
+    "pa_core/files/test_tar_samples.py",
+    "pa_core/own_loops/test_full_precision.py",
+    "pa_core/own_loops/test_run.py",
+    "pa_core/predictions",
+    "pa_core/sharding/test_shard_model.py",
+    "pa_core/storage/test_encoding.py",
+    "pa_core/storage/test_state.py",
+    "pa_core/test_accelerator_settings.py",
+    "pa_core/test_accumulation.py",
+    "pa_core/test_checkpoint.py",
+    "pa_core/test_compatibility.py",
+    "pa_core/test_compile.py",
+    "pa_core/test_experiment_trackers.py",
+    "pa_core/test_golden_curves.py",
+    "pa_core/test_gradient_scaler.py",
+    "pa_core/test_precision.py",
+    "pa_core/test_precision_per_run.py",
+    "pa_core/test_run_config.py",
+    "pa_core/test_safetensors.py",
+    "pa_core/test_several_modules.py",
+    "pa_core/test_tracking.py",
+    "pa_core/test_training.py",
+    "pa_core/tracking",
+    "pa_core/training_states/test_accelerate_states.py",
+    "pa_core/training_states/test_custom_loader_state.py",
+    "pa_core/training_states/test_object_stores.py",
+    "pa_finetuning/in_trainer",
+    "pa_finetuning/test_freezing_with_accelerate.py",
+    "pa_schedulers/test_in_trainer.py",
+    "pa_schedulers/test_rate_finder.py",
+    "pa_schedulers/test_schedule_plot.py",
+    "pa_trial/test_checkpoints.py",
+    "pa_trial/test_foreign_checkpoints.py",
+    "pa_trial/test_init.py",
+    "pa_trial/test_load_trial.py",
+    "pa_trial/test_metric_reducers.py",
+    "pa_trial/test_metrics_of_a_trial.py",
     "pa_trial/test_samplers.py",
-    "pa_trial/test_trial_stopping.py",
+    "pa_trial/test_tensorboard.py",
+    "pa_trial/test_training_metrics.py",
+    "pa_trial/test_trial_resuming.py",
+    "pa_trial/test_validation_metrics.py",
 )
+"""Tests, in the folder `tests`, of what our code asks of packages of others, torch excepted."""
 ONE_PROCESS = Cell("one_process")
 CELLS = (
     ONE_PROCESS,
@@ -231,6 +240,8 @@ CELLS = (
     Cell("bf16", env=BF16),
     Cell("two_ranks_bf16", ranks=2, env=BF16),
 )
+OF_NONE = ["tests/repository", "tests/docs", "tests/crashes"]
+"""Tests that belong to no distribution."""
 SHORT_MATRIX = [
     *(nox.param((one,), ONE_PROCESS, id=f"{one.name}, {ONE_PROCESS.name}") for one in DISTRIBUTIONS),
     *(nox.param(DISTRIBUTIONS, cell, id=f"together, {cell.name}") for cell in CELLS[:3]),
@@ -285,7 +296,7 @@ def build(session: nox.Session) -> None:
     """Build wheel and sdist of each distribution and check what is in them (twine, tests)."""
     environment = build_wheels(session)
     environment.run("twine", "check", "--strict", *(str(path) for path in sorted(WHEELS.iterdir())))
-    environment.run("python", "-m", "pytest", "tests/repository/test_wheels.py", "tests/release")
+    environment.run("python", "-m", "pytest", "tests/repository/test_wheels.py", "tests/release", *AT_A_TIME)
 
 
 @nox.session
@@ -317,23 +328,26 @@ def types(session: nox.Session) -> None:
 def tests(session: nox.Session, tested: tuple[Distribution, ...], cell: Cell) -> None:
     """Test built wheels: each distribution alone on one process, all together in the other cells of the matrix.
 
-    `floors` tests all together on one process; here, that is what belongs to none of them: crashes, this
-    repository, and the code on the pages of the documentation.
+    All together on one process, that is what belongs to none of them: crashes, this repository, and the code on the
+    pages of the documentation. `full_matrix` has the other combinations, and docs/maintainers/matrix.md the table.
     """
     if "coverage" not in READY:
         shutil.rmtree(COVERAGE, ignore_errors=True)
         READY.add("coverage")
     folders = [one.tests() for one in tested]
     if tested == DISTRIBUTIONS and cell == ONE_PROCESS:
-        folders = ["tests/repository", "tests/docs", "tests/crashes"]
+        folders = OF_NONE
     run_tests(session, tested, cell, folders, measured=cell in CELLS[:2])  # bf16 runs what fp32 has run
 
 
 @nox.session
 @nox.parametrize("tested, cell", FULL_MATRIX)
 def full_matrix(session: nox.Session, tested: tuple[Distribution, ...], cell: Cell) -> None:
-    """Test each distribution alone, and all together, in every cell; over an hour, so that it runs each night."""
-    run_tests(session, tested, cell, [one.tests() for one in tested], measured=False)
+    """Test each distribution alone, and all together, in every cell, with more cases; hours, so each night."""
+    folders = [one.tests() for one in tested]
+    if tested == DISTRIBUTIONS and cell == ONE_PROCESS:
+        folders += OF_NONE
+    run_tests(session, tested, cell, folders, "--more-cases", measured=False)
 
 
 @nox.session
@@ -374,29 +388,18 @@ def site(session: nox.Session) -> None:
 
 @nox.session
 def floors(session: nox.Session) -> None:
-    """Test all together with the oldest versions that the distributions declare, torch excepted.
+    """Test what meets packages of others, with the oldest versions of them that the distributions declare.
 
-    torch stays at the version of tests/constraints.txt, because builds of its floor are not at hand
-    everywhere; where one is, write its version there and run this session. Left out is what stands on torch alone, so
-    that none of the packages that are oldest here has a part in it: data loading, storage, layer groups, the formulas
-    of schedules, messages about mistakes, how processes fail, and how states are saved and runs end.
+    torch stays at the version of tests/constraints.txt, because builds of its floor are not at hand everywhere; where
+    one is, write its version there and run this session.
     """
-    required = map(split_requirement, {line for one in DISTRIBUTIONS for line in one.requirements()})
-    fixed = {"torch", *(one.name for one in DISTRIBUTIONS)}
-    oldest = sorted(f"{name}=={floor}" for name, floor in required if name not in fixed)
-    build_wheels(session)
-    environment = Environment(session, "floors")
-    environment.install_for_tests(DISTRIBUTIONS, *oldest)
-    pytest = [
-        "pytest",
-        *(one.tests() for one in DISTRIBUTIONS),
-        *(f"--ignore=tests/{name}" for name in ON_TORCH_ALONE),
-        f"--cell={ONE_PROCESS.name}",
-        f"--versions={','.join(oldest)}",
-        *AT_A_TIME,
-        *session.posargs,
-    ]
-    run_in_cell(environment, ONE_PROCESS, pytest)
+    run_with_oldest(session, [f"tests/{name}" for name in BESIDE_OTHERS])
+
+
+@nox.session
+def full_floors(session: nox.Session) -> None:
+    """Test everything with those versions, and more cases; some minutes, so that it runs each night."""
+    run_with_oldest(session, [*(one.tests() for one in DISTRIBUTIONS), "--more-cases"])
 
 
 @nox.session
@@ -578,7 +581,12 @@ def beside_strangers(session: nox.Session) -> Environment:
 
 
 def run_tests(
-    session: nox.Session, tested: tuple[Distribution, ...], cell: Cell, folders: list[str], *, measured: bool
+    session: nox.Session,
+    tested: tuple[Distribution, ...],
+    cell: Cell,
+    folders: list[str],
+    *more_options: str,
+    measured: bool,
 ) -> None:
     """Run the tests of some folders in a cell, against the wheels of some distributions and what these require."""
     together = tested == DISTRIBUTIONS
@@ -588,6 +596,7 @@ def run_tests(
         f"--cell={cell.name}",
         f"--installed={','.join(sorted(one.name for one in installed))}",
         *(AT_A_TIME if cell.ranks == 1 else ()),
+        *more_options,
         *session.posargs,
     ]
     if cell.ranks == 1 and measured:
@@ -597,6 +606,20 @@ def run_tests(
     pytest = ["coverage", "run", "-m", "pytest"] if cell.ranks > 1 and measured else ["pytest"]
     shares = halves(folders) if cell.ranks > 1 else [folders]
     run_in_cell(environment, cell, *([*pytest, *share, *options] for share in shares))
+
+
+def run_with_oldest(session: nox.Session, tests: list[str]) -> None:
+    """Run tests on one process, all wheels together, with the oldest versions that they declare of all but torch."""
+    required = map(split_requirement, {line for one in DISTRIBUTIONS for line in one.requirements()})
+    fixed = {"torch", *(one.name for one in DISTRIBUTIONS)}
+    oldest = sorted(f"{name}=={floor}" for name, floor in required if name not in fixed)
+    environment = Environment(session, "floors")
+    if "floors" not in READY:
+        build_wheels(session)
+        environment.install_for_tests(DISTRIBUTIONS, *oldest)
+        READY.add("floors")
+    options = [f"--cell={ONE_PROCESS.name}", f"--versions={','.join(oldest)}", *AT_A_TIME, *session.posargs]
+    run_in_cell(environment, ONE_PROCESS, ["pytest", *tests, *options])
 
 
 def halves(folders: list[str]) -> list[list[str]]:

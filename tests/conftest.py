@@ -27,6 +27,9 @@ DISTRIBUTIONS = {
     "pa-compat": "pytorch_accelerated",
 }
 
+_ON_DEMAND = {"more_cases": "--more-cases", "whole_proof": "--whole-proof"}
+"""Markers of tests that take time: further cases of a promise that others have shown, and what takes minutes."""
+
 # The same examples in every run and on every rank; a busy machine is no failure.
 hypothesis.settings.register_profile("repeatable", deadline=None, derandomize=True, database=None)
 hypothesis.settings.load_profile("repeatable")
@@ -37,6 +40,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--cell", choices=sorted(cells.CELLS), help="the cell of the matrix that must run")
     parser.addoption("--installed", help="those of our distributions that must be installed, no others: A,B")
     parser.addoption("--versions", help="versions of others that must be installed: A==1.0,B==2.0")
+    parser.addoption("--more-cases", action="store_true", help="run what is marked more_cases too")
     parser.addoption("--whole-proof", action="store_true", help="run what is marked whole_proof too, for some minutes")
 
 
@@ -45,7 +49,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
     A shell that starts a command in the background has Ctrl-C ignored.
     """
-    config.addinivalue_line("markers", "whole_proof: runs with --whole-proof only")
+    for marker, option in _ON_DEMAND.items():
+        config.addinivalue_line("markers", f"{marker}: runs with {option} only")
     signal.signal(signal.SIGINT, signal.default_int_handler)
     resources = contextlib.ExitStack()
     resources.enter_context(launching.fork_server())
@@ -69,10 +74,10 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Keep the tests made for this cell; a test that names none runs on one_process only.
 
-    Those that belong to a whole proof are left out, unless it was asked for.
+    Those that run on demand are left out, unless they were asked for.
     """
     cell: str = config.getoption("--cell") or "one_process"
-    whole_proof = bool(config.getoption("--whole-proof"))
+    not_asked_for = [marker for marker, option in _ON_DEMAND.items() if not config.getoption(option)]
     kept: list[pytest.Item] = []
     left_out: list[pytest.Item] = []
     for item in items:
@@ -81,7 +86,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if unknown := set(wanted) - set(cells.CELLS):
             message = f"{item.nodeid}: runs_on takes {sorted(cells.CELLS)}, got {sorted(unknown)}"
             raise pytest.UsageError(message)
-        is_due = whole_proof or not item.get_closest_marker("whole_proof")
+        is_due = not any(item.get_closest_marker(marker) for marker in not_asked_for)
         (kept if cells.runs_in(cell, wanted) and is_due else left_out).append(item)
     config.hook.pytest_deselected(items=left_out)
     items[:] = kept

@@ -11,6 +11,7 @@ from tests.launching import Launched, forked_python, run_command, torchrun
 
 ROOT = Path(__file__).parents[2]
 BF16 = {"ACCELERATE_MIXED_PRECISION": "bf16"}
+UNCONNECTED = {"ACCELERATE_USE_CPU": "false", "CUDA_VISIBLE_DEVICES": ""}
 
 TRIAL = """
 import pytest
@@ -19,12 +20,15 @@ def test_that_names_no_cell(): ...
 
 @pytest.mark.runs_on("two_ranks", "bf16")
 def test_that_names_two(): ...
+
+@pytest.mark.more_cases
+def test_that_runs_on_demand(): ...
 """
 
 
 @pytest.fixture
 def trial(tmp_path: Path) -> Path:
-    """A folder with the settings and the conftest of this repository, and two tests of its own."""
+    """A folder with the settings and the conftest of this repository, and three tests of its own."""
     (tmp_path / "tests").mkdir()
     for path in (ROOT / "tests").glob("*.py"):
         shutil.copy(path, tmp_path / "tests")
@@ -41,34 +45,37 @@ def _run(folder: Path, *options: str, ranks: int = 1, env: dict[str, str] | None
 
 @pytest.mark.parametrize(
     ("cell", "ranks", "env"),
-    [("one_process", 1, {}), ("two_ranks", 2, {}), ("bf16", 1, BF16), ("two_ranks_bf16", 2, BF16)],
+    [
+        ("one_process", 1, {}),
+        pytest.param("two_ranks", 2, {}, marks=pytest.mark.more_cases),
+        pytest.param("bf16", 1, BF16, marks=pytest.mark.more_cases),
+        ("two_ranks_bf16", 2, BF16),
+    ],
 )
 def test_a_cell_runs_the_tests_made_for_it(trial: Path, cell: str, ranks: int, env: dict[str, str]) -> None:
     """A test runs in the cells that it names; two_ranks and bf16 together name their common cell, none one process."""
     ran = _run(trial, f"--cell={cell}", ranks=ranks, env=env)
     assert ran.status == 0
-    assert ran.output.count("1 passed, 1 deselected") == ranks
+    assert ran.output.count("1 passed, 2 deselected") == ranks
+
+
+def test_more_cases_run_when_they_are_asked_for(trial: Path) -> None:
+    """What the short matrix leaves out runs with the option that the full one passes."""
+    ran = _run(trial, "--more-cases")
+    assert ran.status == 0
+    assert "2 passed, 1 deselected" in ran.output
 
 
 @pytest.mark.parametrize(
     ("cell", "ranks", "env"),
     [
-        ("one_process", 1, BF16),
-        ("one_process", 2, {}),
-        ("two_ranks", 1, {}),
-        ("two_ranks", 2, {"ACCELERATE_USE_CPU": "false", "CUDA_VISIBLE_DEVICES": ""}),
-        ("bf16", 1, {}),
-        ("bf16", 1, {"ACCELERATE_MIXED_PRECISION": "fp16"}),
-        ("two_ranks_bf16", 2, {}),
-    ],
-    ids=[
-        "in bf16",
-        "on two ranks",
-        "one rank",
-        "two unconnected ranks",
-        "in fp32",
-        "fp16 that is ignored",
-        "two ranks in fp32",
+        pytest.param("one_process", 1, BF16, id="in bf16"),
+        pytest.param("one_process", 2, {}, id="on two ranks", marks=pytest.mark.more_cases),
+        pytest.param("two_ranks", 1, {}, id="one rank", marks=pytest.mark.more_cases),
+        pytest.param("two_ranks", 2, UNCONNECTED, id="two unconnected ranks"),
+        pytest.param("bf16", 1, {}, id="in fp32", marks=pytest.mark.more_cases),
+        pytest.param("bf16", 1, {"ACCELERATE_MIXED_PRECISION": "fp16"}, id="fp16 that is ignored"),
+        pytest.param("two_ranks_bf16", 2, {}, id="two ranks in fp32"),
     ],
 )
 def test_a_cell_that_is_not_what_it_claims_fails(trial: Path, cell: str, ranks: int, env: dict[str, str]) -> None:

@@ -45,14 +45,22 @@ HOOKS = [
 NOT_IN_THIS_RUN = {"on_init_end", "on_stop_training_error", "on_train_steps_passed_over", "on_preemption"}
 EVENTS = sorted(event for event in EVENT_NAMES - NOT_IN_THIS_RUN if not event.startswith("on_prediction"))
 PLACES = [*HOOKS, *EVENTS, "the dataset", "a worker", "a callback that hangs"]
+ERRORS = ["KeyboardInterrupt", "SystemExit(3)", "SystemExit(0)", "SystemExit(text)"]
+CASES = [
+    *((place, number % 2, "ValueError") for number, place in enumerate(PLACES)),
+    *(("on_train_step_end", number % 2, error) for number, error in enumerate(ERRORS)),
+]
+ON_THE_OTHER_RANK = [(place, 1 - rank, error) for place, rank, error in CASES]
 STATUS_OF = {"ValueError": 1, "KeyboardInterrupt": 130, "SystemExit(3)": 3, "SystemExit(0)": 1, "SystemExit(text)": 1}
 
 
-def test_a_rank_that_fails_ends_at_once_wherever_it_fails(launch: Launch, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "cases", [CASES, pytest.param(ON_THE_OTHER_RANK, marks=pytest.mark.more_cases)], ids=["by turns", "the other rank"]
+)
+def test_a_rank_that_fails_ends_at_once_wherever_it_fails(
+    cases: list[tuple[str, int, str]], launch: Launch, tmp_path: Path
+) -> None:
     """In each hook and event, by each kind of exception, on either rank, whatever the script does about it."""
-    places = [(place, rank, "ValueError") for place in PLACES for rank in (0, 1)]
-    errors = [("on_train_step_end", rank, error) for error in list(STATUS_OF)[1:] for rank in (0, 1)]
-    cases = [*places, *errors]
     with_ports = [(*case, port) for case, port in zip(cases, free_ports(len(cases)), strict=True)]
     assert launch(FAILING_ON_ONE_RANK, json.dumps(with_ports)).status == 0
 

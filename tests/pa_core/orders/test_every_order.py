@@ -17,6 +17,15 @@ from tests.pa_core.orders import train_in_every_order
 from tests.pa_core.orders.every_order import ORDERS, loaders_of, updates_of
 
 EPOCH = 1
+MOST_FOR_WORKERS = ("Mixture", "ShardOrder", "TokenBudget")
+"""Several data sets, files, and batches of different sizes."""
+CASES = [
+    *((name, 0) for name in ORDERS),
+    *(
+        pytest.param(name, 2, marks=[] if name in MOST_FOR_WORKERS else [pytest.mark.more_cases], id=f"{name}, workers")
+        for name in ORDERS
+    ),
+]
 
 
 def test_none_is_left_out() -> None:
@@ -26,8 +35,7 @@ def test_none_is_left_out() -> None:
     assert {one for one in kinds if not any(isinstance(order, one) for order in ORDERS.values())} == set()
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("name", ORDERS)
+@pytest.mark.parametrize(("name", "workers"), CASES)
 def test_updates_are_the_same_on_any_number_of_processes_and_resumed_anywhere(name: str, workers: int) -> None:
     """On 1, 2 and 4 processes, from each update on: samples, draws, and which of them make an update."""
     whole = updates_of(loaders_of(ORDERS[name], 1), EPOCH)
