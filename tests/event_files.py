@@ -26,7 +26,7 @@ def wait_for_the_next_file() -> None:
 
 def read_configs(folder: Path) -> list[dict[str, Any]]:
     """The settings that were stored below a folder: one dictionary for each time that some were."""
-    import yaml  # type: ignore[import-untyped]  # a requirement of accelerate, for which the types are not installed
+    import yaml
 
     return [yaml.safe_load(file.read_text()) for file in sorted(folder.rglob("hparams.yml"))]
 

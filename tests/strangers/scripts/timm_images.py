@@ -4,7 +4,7 @@
 # mypy: ignore-errors
 # pyright: basic, reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false
 # pyright: reportIndexIssue=false, reportMissingImports=false, reportOptionalCall=false
-# pyright: reportOptionalMemberAccess=false
+# pyright: reportOptionalMemberAccess=false, reportPrivateImportUsage=false
 # ruff: noqa: D102, D103
 
 import copy
