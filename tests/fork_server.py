@@ -31,6 +31,7 @@ BEFOREHAND = [
     "accelerate",
     "sklearn.datasets",  # examples import it
 ]
+MORE_BEFOREHAND = "TESTS_IMPORT_BEFOREHAND"  # the variable with the path of a script that imports more
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,8 @@ def serve(listener: socket.socket) -> None:
     for name in BEFOREHAND:
         if importlib.util.find_spec(name.partition(".")[0]):
             importlib.import_module(name)
+    if script := os.environ.get(MORE_BEFOREHAND):
+        runpy.run_path(script, run_name="__main__")
     if len(list(Path("/proc/self/task").iterdir())) > 1:
         raise RuntimeError("There is a second thread, which a fork would not take along: set OMP_NUM_THREADS=1.")
     gc.freeze()  # or each process would copy all of this memory when it ends, to look for garbage in it
