@@ -1,7 +1,8 @@
-"""Let a large network teach a small one: a student of scanned digits that learns from its teacher's doubts too.
+"""Let a large network teach a small one, which learns from few labels and from the probabilities of its teacher.
 
-The teacher is trained by the trainer, and frozen. The student learns in a loop of the script's own, from the digits and
-from what the teacher makes of them. A student that learned from the digits alone is there to compare.
+A trainer trains the teacher, which is then frozen. The student learns in a loop of the script's own, from 300 scanned
+digits and from how probable the teacher takes each class to be. A second student, without a teacher, shows what that
+is worth.
 
     python examples/distillation.py
     torchrun --nproc-per-node 2 examples/distillation.py

@@ -9,8 +9,8 @@ of the weights at the end is that of a run that was never stopped.
     torchrun --nproc-per-node 2 examples/stop_and_resume.py
     accelerate launch --mixed_precision bf16 examples/stop_and_resume.py
 
-Each of them has its own checksum, and so has each kind of machine. `--output=FOLDER` starts a new run. It prints at the
-end:
+The checksum depends on which of these three ways it is, and on the machine. To train from the beginning, name another
+folder: `--output=FOLDER`. The last line that it prints:
 
     After 1,520 updates the checksum of the weights is 70504509
 """

@@ -1,4 +1,4 @@
-"""The example that averages weights prints the truth about both kinds, on one process and on two."""
+"""The example that averages weights prints the truth about both kinds, on two processes."""
 
 from __future__ import annotations
 
@@ -7,25 +7,23 @@ import runpy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pytest
 import torch
 from torch.utils.data import DataLoader
 
 if TYPE_CHECKING:
-    from tests.launching import Launch
+    from tests.examples.shared_launches import SharedLaunches
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "average_weights.py"
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_the_average_recognises_more_digits(launch: Launch, ranks: int) -> None:
+def test_the_average_recognises_more_digits(shared_launch: SharedLaunches) -> None:
     """The printed share is that of the saved average over the test digits, counted by hand, and the larger one."""
-    launched = launch(EXAMPLE, "--epochs=12", "--output=best", ranks=ranks)
+    launched = shared_launch("average_weights", "torchrun with two ranks")
 
     example: dict[str, Any] = runpy.run_path(str(EXAMPLE))
     model: torch.nn.Module = example["make_model"]().eval()
     model.load_state_dict(
-        torch.load(launch.folder / "best" / "average_of_digits.pt", weights_only=True)["model_state_dict"]
+        torch.load(launched.folder / "outputs" / "average_of_digits.pt", weights_only=True)["model_state_dict"]
     )
     ((images, digits),) = DataLoader(example["load_data"]()[2], batch_size=1000)
     recognised = (model(images).argmax(dim=1) == digits).float().mean().item()

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.examples.shared_launches import SharedLaunches
+from tests.examples.ways import WAYS
 from tests.launching import Launch
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "custom_logger.py"
@@ -19,10 +21,10 @@ def read_lines(path: Path) -> list[dict[str, float]]:
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_killed_run_has_each_line_once(launch: Launch, ranks: int) -> None:
+def test_a_killed_run_has_each_line_once(launch: Launch, shared_launch: SharedLaunches, ranks: int) -> None:
     """Killed in an epoch and started again, the file is that of a run that was not interrupted."""
     updates = -(-1200 // (32 * ranks))
-    launch(EXAMPLE, "--epochs=3", "--output=whole", ranks=ranks)
+    whole = shared_launch("custom_logger", WAYS[ranks - 1])
     killed = launch(KILLED_AFTER, str(2 * updates + 5), str(EXAMPLE), "--epochs=3", "--output=killed", ranks=ranks)
     assert killed.status != 0
     assert len(read_lines(launch.folder / "killed" / "metrics.jsonl")) == 4
@@ -30,7 +32,7 @@ def test_a_killed_run_has_each_line_once(launch: Launch, ranks: int) -> None:
     assert launch(EXAMPLE, "--epochs=3", "--output=killed", ranks=ranks).status == 0
 
     lines = read_lines(launch.folder / "killed" / "metrics.jsonl")
-    assert lines == read_lines(launch.folder / "whole" / "metrics.jsonl")
+    assert lines == read_lines(whole.folder / "outputs" / "digits" / "metrics.jsonl")
     expected = [
         (epoch, epoch * updates, name) for epoch in (1, 2, 3) for name in ("train_loss_epoch", "eval_loss_epoch")
     ]

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
-from tests.launching import Launch
-
-EXAMPLE = Path(__file__).parents[2] / "examples" / "distillation.py"
+from tests.examples.shared_launches import SharedLaunches
 
 
-def test_a_student_learns_from_its_teacher(launch: Launch) -> None:
+def test_a_student_learns_from_its_teacher(shared_launch: SharedLaunches) -> None:
     """On two ranks, of 300 digits: more than from the digits alone, and less than the teacher."""
-    launched = launch(EXAMPLE, "--epochs=10", ranks=2)
+    launched = shared_launch("distillation", "torchrun with two ranks")
 
     assert launched.status == 0
     teacher, student, untaught = map(float, re.findall(r"([\d.]+)%", launched.output.partition("The teacher")[2]))

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
-from tests.examples.ways import launch_example
+from tests.examples.shared_launches import SharedLaunches
 
 
-def test_each_stage_trains_more_layers(tmp_path: Path) -> None:
+def test_each_stage_trains_more_layers(shared_launch: SharedLaunches) -> None:
     """The first trains the head alone, the last all but the input; with it, more digits are recognised."""
-    launched = launch_example("finetune_timm", "--epochs=2", way="python", folder=tmp_path, beside_torchvision=True)
+    launched = shared_launch("finetune_timm", "torchrun with two ranks")
 
     assert launched.status == 0
     stages = re.findall(r"^Stage \d: ([\d,]+) parameters trained, ([\d.]+)%", launched.output, re.MULTILINE)

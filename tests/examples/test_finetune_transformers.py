@@ -4,31 +4,25 @@ from __future__ import annotations
 
 import re
 import runpy
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tests.examples.ways import EXAMPLES, launch_example
+from tests.examples.shared_launches import SharedLaunches
+from tests.examples.ways import EXAMPLES
 from tests.support.beside_torchvision import make_torchvision_importable
 
 
-def test_the_saved_model_has_the_printed_loss(tmp_path: Path) -> None:
+def test_the_saved_model_has_the_printed_loss(shared_launch: SharedLaunches) -> None:
     """Trained on two ranks, it is loaded by transformers alone; its mean over all tokens is what was printed."""
-    launched = launch_example(
-        "finetune_transformers",
-        *("--epochs=1", "--output=here"),
-        way="torchrun with two ranks",
-        folder=tmp_path,
-        beside_torchvision=True,
-    )
+    launched = shared_launch("finetune_transformers", "torchrun with two ranks")
 
     assert launched.status == 0
     trained, loaded = map(float, re.findall(r"(\d\.\d{3})", launched.output.splitlines()[-1]))
     make_torchvision_importable()
     example: dict[str, Any] = runpy.run_path(str(EXAMPLES / "finetune_transformers.py"))
-    model = example["GPT2LMHeadModel"].from_pretrained(tmp_path / "here" / "model").eval()
+    model = example["GPT2LMHeadModel"].from_pretrained(launched.folder / "outputs" / "model").eval()
     loss = num_tokens = 0.0
     for paragraph in example["load_data"]()[1]:
         with torch.no_grad():

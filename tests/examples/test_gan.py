@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
-from tests.launching import Launch
-
-EXAMPLE = Path(__file__).parents[2] / "examples" / "gan.py"
+from tests.examples.shared_launches import SharedLaunches
 
 
-def test_a_generator_comes_nearer_to_the_digits(launch: Launch) -> None:
+def test_a_generator_comes_nearer_to_the_digits(shared_launch: SharedLaunches) -> None:
     """The mean of what it makes; one that has learned nothing is twice as far away."""
-    launched = launch(EXAMPLE, "--epochs=20", ranks=2)
+    launched = shared_launch("gan", "torchrun with two ranks")
 
     assert launched.status == 0
     assert launched.output.count("Epoch 20:") == 1

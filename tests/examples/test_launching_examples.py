@@ -13,8 +13,9 @@ import pytest
 from tests.docs.comparison import differs
 from tests.examples.docstrings import shown_in_docstring
 from tests.examples.index import ORDER, PAGES, with_table
-from tests.examples.ways import EXAMPLES, WAYS, launch_example
-from tests.launching import free_port, run_command
+from tests.examples.shared_launches import LAUNCHES, SharedLaunches
+from tests.examples.ways import EXAMPLES, WAYS
+from tests.launching import Launch, Launched, free_port, run_command
 
 NOTEBOOK_CELL = """
 import runpy, sys
@@ -50,18 +51,16 @@ WAYS_OF_THE_FIRST = {
     "accelerate launch on two ranks, bf16": Way(
         [*ACCELERATE_TWO, "--mixed_precision=bf16"], processes=TWO, precision="bf16", env=ON_CPU
     ),
-    "notebook_launcher": Way([sys.executable, "-c", NOTEBOOK_CELL], processes=TWO),
 }
 
-
-COVERED_BY_OTHERS = {"accelerate launch, bf16", "accelerate launch on two ranks"}
-"""What is tried with each of the other ways: bf16 by the launcher, and two ranks that it starts."""
+STARTED_EACH_TIME = {"python", "accelerate launch on two ranks, bf16"}
+"""The others are parts of the second one, and all examples are launched so, forked; `--whole-proof` starts them too."""
 
 
 @pytest.mark.parametrize(
     "way",
     [
-        pytest.param(way, id=name, marks=[pytest.mark.whole_proof] if name in COVERED_BY_OTHERS else [])
+        pytest.param(way, id=name, marks=[] if name in STARTED_EACH_TIME else [pytest.mark.whole_proof])
         for name, way in WAYS_OF_THE_FIRST.items()
     ],
 )
@@ -71,53 +70,31 @@ def test_the_first_example_runs_in_every_way(way: Way, tmp_path: Path) -> None:
     hidden = {"ACCELERATE_USE_CPU": None, "CUDA_VISIBLE_DEVICES": "", "HF_HOME": str(tmp_path)}
     command = [*way.command, *port, str(EXAMPLES / "train_digits.py")]
     ran = run_command(command, folder=tmp_path, env={**hidden, **way.env})
+    assert_it_reached_its_result(ran, way.processes, way.precision)
+
+
+def test_the_first_example_runs_in_a_notebook(launch: Launch) -> None:
+    """On two processes that a cell starts; it reaches its result once."""
+    assert_it_reached_its_result(launch(NOTEBOOK_CELL, str(EXAMPLES / "train_digits.py")), TWO, "fp32")
+
+
+def assert_it_reached_its_result(ran: Launched, processes: str, precision: str) -> None:
+    """Assert that the first example ran once, as it was asked to."""
     assert ran.status == 0
-    assert f"{way.processes}, device cpu" in ran.output
-    assert f"precision {way.precision}" in ran.output
+    assert f"{processes}, device cpu" in ran.output
+    assert f"precision {precision}" in ran.output
     (result,) = re.findall(r"Recognised ([\d.]+)% of the test digits", ran.output)
     assert float(result) >= 95.0
 
-
-@dataclass(frozen=True)
-class Short:
-    """Arguments with which an example ends soon, and whether it needs a package that imports torchvision."""
-
-    arguments: tuple[str, ...] = ("--epochs=1",)
-    beside_torchvision: bool = False
-
-
-LAUNCHES = {
-    "average_weights": Short(),
-    "custom_event": Short(),
-    "custom_logger": Short(),
-    "distillation": Short(),
-    "finetune_timm": Short(beside_torchvision=True),
-    "finetune_transformers": Short(beside_torchvision=True),
-    "gan": Short(),
-    "imbalanced_digits": Short(),
-    "metrics_in_a_subclass": Short(),
-    "predict_digits": Short(),
-    "progressive_resizing": Short(),
-    "schedule_with_decays": Short(("--epochs=4",)),
-    "several_evaluation_sets": Short(),
-    "character_transformer": Short(),
-    "stop_and_resume": Short(),
-    "train_digits": Short(),
-    "train_from_config": Short(("--num_epochs=1",)),
-    "tune_with_optuna": Short(("--epochs=1", "--trials=2")),
-}
 
 LONGER = {"train_from_config": 235, "tune_with_optuna": 130}
 
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", LAUNCHES)
-def test_an_example_prints_what_its_docstring_shows(name: str, way: str, tmp_path: Path) -> None:
+def test_an_example_prints_what_its_docstring_shows(name: str, way: str, shared_launch: SharedLaunches) -> None:
     """However it is launched, its last lines are those of its docstring, but for the numbers in them."""
-    short = LAUNCHES[name]
-    launched = launch_example(
-        name, *short.arguments, way=way, folder=tmp_path, beside_torchvision=short.beside_torchvision
-    )
+    launched = shared_launch(name, way)
 
     assert launched.status == 0
     expected = shown_in_docstring(EXAMPLES / f"{name}.py")

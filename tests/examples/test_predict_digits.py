@@ -9,19 +9,20 @@ from typing import Any
 
 import pytest
 
-from tests.launching import Launch
+from tests.examples.shared_launches import SharedLaunches
+from tests.examples.ways import WAYS
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "predict_digits.py"
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_the_file_has_each_sample_once_and_the_printed_accuracy(launch: Launch, ranks: int) -> None:
+@pytest.mark.parametrize("way", WAYS[:2])
+def test_the_file_has_each_sample_once_and_the_printed_accuracy(shared_launch: SharedLaunches, way: str) -> None:
     """The digits of the file are those of the test set, in its order, and the printed share is that of its guesses."""
-    launched = launch(EXAMPLE, "--epochs=2", "--output=here", ranks=ranks)
+    launched = shared_launch("predict_digits", way)
     assert launched.status == 0
 
     example: dict[str, Any] = runpy.run_path(str(EXAMPLE))
-    with (launch.folder / "here" / "digits.csv").open(newline="") as file:
+    with (launched.folder / "outputs" / "digits.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [int(row["digit"]) for row in rows] == [int(digit) for _, digit in example["load_data"]()[1]]
     right = sum(row["digit"] == row["guess"] for row in rows)

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
-from tests.launching import Launch
+from tests.examples.shared_launches import SharedLaunches
+from tests.examples.ways import WAYS
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "progressive_resizing.py"
 
-
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_the_rate_falls_to_its_end_in_the_last_stage(launch: Launch, ranks: int) -> None:
+@pytest.mark.parametrize("way", WAYS[:2])
+def test_the_rate_falls_to_its_end_in_the_last_stage(shared_launch: SharedLaunches, way: str) -> None:
     """Epochs are counted on, the cycle ends with the run, and the full size is recognised better with each stage."""
-    launched = launch(EXAMPLE, "--epochs=2", ranks=ranks)
+    launched = shared_launch("progressive_resizing", way)
     assert launched.status == 0
     rows = re.findall(r"^(\d) x \1 +(\d-\d) +([\d.]+) +([\d.]+)%$", launched.output, re.MULTILINE)
     assert [(size, epochs) for size, epochs, _, _ in rows] == [("4", "1-2"), ("6", "3-4"), ("8", "5-6")]

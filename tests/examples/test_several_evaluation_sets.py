@@ -11,20 +11,21 @@ import pytest
 import torch
 from torch import nn
 
-from tests.launching import Launch
+from tests.examples.shared_launches import SharedLaunches
+from tests.examples.ways import WAYS
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "several_evaluation_sets.py"
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_each_set_is_counted_with_the_best_weights(launch: Launch, ranks: int) -> None:
+@pytest.mark.parametrize("way", WAYS[:2])
+def test_each_set_is_counted_with_the_best_weights(shared_launch: SharedLaunches, way: str) -> None:
     """The printed shares are those of the saved weights over each set, counted by hand."""
-    launched = launch(EXAMPLE, "--epochs=3", "--output=here", ranks=ranks)
+    launched = shared_launch("several_evaluation_sets", way)
     assert launched.status == 0
 
     example: dict[str, Any] = runpy.run_path(str(EXAMPLE))
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
-    best = torch.load(launch.folder / "here" / "best.pt", weights_only=True)
+    best = torch.load(launched.folder / "outputs" / "best.pt", weights_only=True)
     model.load_state_dict(best["model_state_dict"])
     sets = example["load_data"]()[1]
     assert [*sets] == ["clean", "noisy", "shifted"]

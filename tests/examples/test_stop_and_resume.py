@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.examples.shared_launches import SharedLaunches
+from tests.examples.ways import WAYS
 from tests.launching import Launch
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "stop_and_resume.py"
@@ -36,9 +38,11 @@ def checksum(output: str) -> str:
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_run_that_was_killed_ends_with_the_same_checksum(launch: Launch, ranks: int) -> None:
+def test_a_run_that_was_killed_ends_with_the_same_checksum(
+    launch: Launch, shared_launch: SharedLaunches, ranks: int
+) -> None:
     """After SIGKILL, the same command goes on from the newest state, and the last bit is the same."""
-    whole = launch(EXAMPLE, "--epochs=3", "--output=whole", ranks=ranks)
+    whole = shared_launch("stop_and_resume", WAYS[ranks - 1])
     killed = launch(KILLED_AFTER, "33", str(EXAMPLE), "--epochs=3", "--output=killed", ranks=ranks)
     assert killed.status != 0
 
@@ -48,9 +52,9 @@ def test_a_run_that_was_killed_ends_with_the_same_checksum(launch: Launch, ranks
     assert checksum(resumed.output) == checksum(whole.output)
 
 
-def test_a_run_that_was_terminated_loses_nothing(launch: Launch) -> None:
+def test_a_run_that_was_terminated_loses_nothing(launch: Launch, shared_launch: SharedLaunches) -> None:
     """At SIGTERM the update is finished and saved, the status is 75, and the checksum of the rest is the same."""
-    whole = launch(EXAMPLE, "--epochs=3", "--output=whole")
+    whole = shared_launch("stop_and_resume", "python")
     terminated = launch(TERMINATED_AFTER, str(EXAMPLE), "--epochs=3", "--output=terminated")
     assert terminated.status == 75
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import runpy
-import sysconfig
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
 
-from tests.launching import Launch, run_command
+from tests.examples.shared_launches import SharedLaunches
+from tests.launching import forked_python, run_command
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "train_digits.py"
-ACCELERATE = str(Path(sysconfig.get_path("scripts"), "accelerate"))
 
 RUN_OBSERVED = """
 import runpy, sys
@@ -32,13 +31,13 @@ print("layers computed in", *dtypes)
 """
 
 
-def test_two_ranks_count_each_test_digit_once(launch: Launch) -> None:
+def test_two_ranks_count_each_test_digit_once(shared_launch: SharedLaunches) -> None:
     """The printed share is that of the saved weights over the 300 test digits, counted by hand."""
-    launched = launch(EXAMPLE, "--epochs=10", "--output=best", ranks=2)
+    launched = shared_launch("train_digits", "torchrun with two ranks")
 
     example: dict[str, Any] = runpy.run_path(str(EXAMPLE))
     model: torch.nn.Module = example["make_model"]().eval()
-    best = torch.load(launch.folder / "best" / "best_digits.pt", weights_only=True)
+    best = torch.load(launched.folder / "outputs" / "best_digits.pt", weights_only=True)
     model.load_state_dict(best["model_state_dict"])
     ((pixels, digits),) = DataLoader(example["load_data"]()[2], batch_size=300)
     recognised = (model(pixels).argmax(dim=1) == digits).sum().item()
@@ -50,7 +49,9 @@ def test_mixed_precision_reaches_the_layers(tmp_path: Path) -> None:
     """Under `accelerate launch --mixed_precision bf16`, every linear layer computes in bfloat16."""
     observed = tmp_path / "run_observed.py"
     observed.write_text(RUN_OBSERVED)
-    command = [ACCELERATE, "launch", "--mixed_precision=bf16", str(observed), str(EXAMPLE), "--epochs=1"]
+    python = forked_python()
+    accelerate = [*python, "-m", "accelerate.commands.launch", "--no_python", "--mixed_precision=bf16"]
+    command = [*accelerate, *python, "-u", str(observed), str(EXAMPLE), "--epochs=1"]
     launched = run_command(command, folder=tmp_path, env={"HF_HOME": str(tmp_path)})
     assert launched.status == 0
     assert "layers computed in torch.bfloat16\n" in launched.output

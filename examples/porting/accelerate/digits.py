@@ -1,4 +1,4 @@
-"""Train a small network on scanned digits with accelerate, and go on from the last epoch after a crash."""
+"""Train a small network on scanned digits, and go on from the last epoch after a crash."""
 
 import argparse
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Train a character model on lines of different lengths with accelerate: each token weighs the same in an update."""
+"""Train a character model on lines of different lengths: each token weighs the same in an update."""
 
 import argparse
 import math

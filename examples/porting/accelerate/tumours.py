@@ -1,4 +1,4 @@
-"""Classify tumours in mixed precision with accelerate: tracked, and resumable from a checkpoint every few steps."""
+"""Classify tumours in mixed precision: tracked, and resumable from a checkpoint every few steps."""
 
 import argparse
 from pathlib import Path

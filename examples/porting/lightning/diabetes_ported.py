@@ -1,4 +1,4 @@
-"""Predict the progress of a disease with Lightning: a data module, a schedule by steps, accumulation and clipping."""
+"""Predict the progress of a disease: a data module, a schedule by steps, accumulation and clipping."""
 
 import argparse
 from functools import partial

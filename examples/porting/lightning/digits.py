@@ -1,4 +1,4 @@
-"""Train a network on scanned digits with Lightning: callbacks keep the best weights and stop early."""
+"""Train a network on scanned digits: callbacks keep the best weights and stop early."""
 
 import argparse
 from typing import Any

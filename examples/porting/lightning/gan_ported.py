@@ -1,4 +1,4 @@
-"""Train two networks against each other with Lightning and manual optimization: one makes digits, one judges them."""
+"""Train two networks against each other, each with an optimizer of its own: one makes digits, one judges them."""
 
 import argparse
 from typing import Any

@@ -1,4 +1,4 @@
-"""Tell lines of code from lines of documentation with a small transformer and transformers' Trainer."""
+"""Tell lines of code from lines of documentation with a small transformer."""
 
 import argparse
 import inspect

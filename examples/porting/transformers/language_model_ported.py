@@ -1,4 +1,4 @@
-"""Train a small GPT on Python's own reference with transformers' Trainer; blocks of text have different lengths."""
+"""Train a small GPT on paragraphs of Python's own reference, which have different lengths."""
 
 import argparse
 import math

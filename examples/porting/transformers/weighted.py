@@ -1,4 +1,4 @@
-"""Find rare lines of code with a loss that weighs them, in a subclass of transformers' Trainer, and with a callback."""
+"""Find rare lines of code: a subclass of the trainer weighs the loss, and a callback freezes the embeddings."""
 
 import argparse
 import inspect

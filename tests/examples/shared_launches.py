@@ -1,0 +1,92 @@
+"""Launches of examples that several tests look at, each made once."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.examples.ways import launch_example
+
+__all__ = ["LAUNCHES", "Arguments", "Ended", "SharedLaunches"]
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """With which an example ends soon.
+
+    Attributes:
+        usual: Of most launches.
+        two_ranks: Of those with two ranks, where a test of the example needs it to learn more.
+        beside_torchvision: Whether it needs a package that imports torchvision.
+    """
+
+    usual: tuple[str, ...] = ("--epochs=1",)
+    two_ranks: tuple[str, ...] | None = None
+    beside_torchvision: bool = False
+
+    def of(self, way: str) -> tuple[str, ...]:
+        """Those of one of the `WAYS`."""
+        return self.two_ranks if self.two_ranks and "two ranks" in way else self.usual
+
+
+LAUNCHES = {
+    "average_weights": Arguments(two_ranks=("--epochs=12",)),
+    "character_transformer": Arguments(),
+    "custom_event": Arguments(),
+    "custom_logger": Arguments(("--epochs=3",)),
+    "distillation": Arguments(two_ranks=("--epochs=10",)),
+    "finetune_timm": Arguments(two_ranks=("--epochs=2",), beside_torchvision=True),
+    "finetune_transformers": Arguments(beside_torchvision=True),
+    "gan": Arguments(two_ranks=("--epochs=20",)),
+    "imbalanced_digits": Arguments(),
+    "metrics_in_a_subclass": Arguments(),
+    "predict_digits": Arguments(("--epochs=2",)),
+    "progressive_resizing": Arguments(("--epochs=2",)),
+    "schedule_with_decays": Arguments(("--epochs=4",)),
+    "several_evaluation_sets": Arguments(("--epochs=3",)),
+    "stop_and_resume": Arguments(("--epochs=3",)),
+    "train_digits": Arguments(two_ranks=("--epochs=10",)),
+    "train_from_config": Arguments(("--num_epochs=1",)),
+    "tune_with_optuna": Arguments(("--epochs=1", "--trials=2")),
+}
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What an example left behind: its exit status, what it printed, and the folder that it ran in."""
+
+    status: int
+    output: str
+    folder: Path
+
+
+@dataclass(frozen=True)
+class SharedLaunches:
+    """Launches an example as `LAUNCHES` says, or returns what came of it when another test did. Use `shared_launch`.
+
+    Attributes:
+        folder: A new folder of this run of pytest, one for all of its processes.
+    """
+
+    folder: Path
+
+    def __call__(self, name: str, way: str) -> Ended:
+        """Return what came of a launch.
+
+        Args:
+            name: The example.
+            way: How it is launched; one of `WAYS`.
+        """
+        place = self.folder / f"{name}, {way}"
+        folder, ended = place / "folder", place / "ended.json"
+        folder.mkdir(parents=True, exist_ok=True)
+        with (place / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # until it is closed
+            if not ended.exists():
+                arguments = LAUNCHES[name]
+                beside = arguments.beside_torchvision
+                launched = launch_example(name, *arguments.of(way), way=way, folder=folder, beside_torchvision=beside)
+                ended.write_text(json.dumps(vars(launched)))
+        return Ended(**json.loads(ended.read_text()), folder=folder)
