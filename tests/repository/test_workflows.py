@@ -37,7 +37,7 @@ def named_sessions(workflow: Path) -> set[str]:
     }
     for job in load(workflow)["jobs"].values():
         listed: list[str] = job.get("strategy", {}).get("matrix", {}).get("sessions", [])
-        words |= {word for line in listed for word in line.split()}
+        words |= {word for line in listed for word in line.partition(" -- ")[0].split()}
     return words - {"matrix", "sessions"}
 
 
