@@ -14,6 +14,8 @@ from tests.examples.porting import PAGES, PORTS, Port, changes, differences, wit
 from tests.launching import Launch
 
 MOST_CHANGED_LINES = {"trainer": 15, "own": 25}
+TRAINED_EACH_TIME = {"pytorch/digits", "accelerate/tumours", "transformers/classify"}
+"""The scripts that train as they were; `--whole-proof` trains the others too. All ports are trained each time."""
 KILLED_AFTER = Path(__file__).with_name("killed_after.py")
 
 all_ports = pytest.mark.parametrize("port", PORTS, ids=lambda port: port.name)
@@ -46,7 +48,14 @@ def test_a_difference_leaves_indentation_aside() -> None:
     assert "+    for update in run.updates():" in shown
 
 
-@pytest.mark.parametrize("port", [port for port in PORTS if port.kind != "lightning"], ids=lambda port: port.name)
+@pytest.mark.parametrize(
+    "port",
+    [
+        pytest.param(port, id=port.name, marks=[] if port.name in TRAINED_EACH_TIME else [pytest.mark.whole_proof])
+        for port in PORTS
+        if port.kind != "lightning"
+    ],
+)
 def test_a_script_learns_as_its_port_does(launch: Launch, port: Port) -> None:
     """It ends with a metric between the bounds that hold for the port too; `tests/peers` tries those of Lightning."""
     script = launch(port.original, *port.arguments)
