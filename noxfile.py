@@ -83,7 +83,6 @@ nox.options.sessions = [
     "build",
     "types",
     "tests",
-    "coverage",
     "examples",
     "docs",
     "floors",
@@ -234,9 +233,10 @@ BESIDE_OTHERS = (
 )
 """Tests, in the folder `tests`, of what our code asks of packages of others, torch excepted."""
 ONE_PROCESS = Cell("one_process")
+TWO_RANKS = Cell("two_ranks", ranks=2)
 CELLS = (
     ONE_PROCESS,
-    Cell("two_ranks", ranks=2),
+    TWO_RANKS,
     Cell("bf16", env=BF16),
     Cell("two_ranks_bf16", ranks=2, env=BF16),
 )
@@ -331,13 +331,10 @@ def tests(session: nox.Session, tested: tuple[Distribution, ...], cell: Cell) ->
     All together on one process, that is what belongs to none of them: crashes, this repository, and the code on the
     pages of the documentation. `full_matrix` has the other combinations, and docs/maintainers/matrix.md the table.
     """
-    if "coverage" not in READY:
-        shutil.rmtree(COVERAGE, ignore_errors=True)
-        READY.add("coverage")
     folders = [one.tests() for one in tested]
     if tested == DISTRIBUTIONS and cell == ONE_PROCESS:
         folders = OF_NONE
-    run_tests(session, tested, cell, folders, measured=cell in CELLS[:2])  # bf16 runs what fp32 has run
+    run_tests(session, tested, cell, folders)
 
 
 @nox.session
@@ -347,12 +344,19 @@ def full_matrix(session: nox.Session, tested: tuple[Distribution, ...], cell: Ce
     folders = [one.tests() for one in tested]
     if tested == DISTRIBUTIONS and cell == ONE_PROCESS:
         folders += OF_NONE
-    run_tests(session, tested, cell, folders, "--more-cases", measured=False)
+    run_tests(session, tested, cell, folders, "--more-cases")
 
 
 @nox.session
 def coverage(session: nox.Session) -> None:
-    """Combine what the tests covered: at least 95 %, branches included, of what runs in the processes of the tests."""
+    """Run all tests on one process and on two ranks, and see what they cover: at least 95 %, branches included.
+
+    What launched scripts run does not count, as it is in processes of their own.
+    """
+    shutil.rmtree(COVERAGE, ignore_errors=True)
+    folders = [one.tests() for one in DISTRIBUTIONS]
+    run_tests(session, DISTRIBUTIONS, ONE_PROCESS, [*folders, *OF_NONE], measured=True)
+    run_tests(session, DISTRIBUTIONS, TWO_RANKS, folders, measured=True)
     environment = everything(session)
     environment.run("coverage", "combine", "--keep", "--quiet")
     environment.run("coverage", "report")
@@ -586,7 +590,7 @@ def run_tests(
     cell: Cell,
     folders: list[str],
     *more_options: str,
-    measured: bool,
+    measured: bool = False,
 ) -> None:
     """Run the tests of some folders in a cell, against the wheels of some distributions and what these require."""
     together = tested == DISTRIBUTIONS
@@ -600,8 +604,7 @@ def run_tests(
         *session.posargs,
     ]
     if cell.ranks == 1 and measured:
-        data = COVERAGE / f"data.{'together' if together else tested[0].name}.{cell.name}"
-        cell = Cell(cell.name, env={**cell.env, "COVERAGE_FILE": str(data)})
+        cell = Cell(cell.name, env={**cell.env, "COVERAGE_FILE": str(COVERAGE / f"data.{cell.name}")})
         options += ["--cov", "--cov-report=", "--cov-fail-under=0"]
     pytest = ["coverage", "run", "-m", "pytest"] if cell.ranks > 1 and measured else ["pytest"]
     shares = halves(folders) if cell.ranks > 1 else [folders]
