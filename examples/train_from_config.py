@@ -1,232 +1,120 @@
 """Take the settings of a run from a YAML file and the command line, as typed dataclasses.
 
-Each field is an option of the command line, and a YAML file is a list of such options. So an unknown setting or a value
-of another type is refused wherever it comes from, and `--help` shows them all. The rest are arguments of the trainer:
-it accumulates, clips, evaluates, saves, resumes, and reports to trackers. Copy `read_settings` and what it calls.
+Each argument is a YAML file, or a setting as `--NAME=VALUE` with a value as in YAML; later ones win. An unknown name or
+a value of another type is refused. Processes and precision are the launcher's. Started again, a run resumes.
 
-    python examples/train_from_config.py examples/train_from_config.yaml --optimizer.learning_rate=1e-3
+    python examples/train_from_config.py examples/train_from_config.yaml --optimizer.lr=1e-2 --output=here
     torchrun --nproc-per-node 2 examples/train_from_config.py examples/train_from_config.yaml
-    accelerate launch --mixed_precision bf16 examples/train_from_config.py --model.hidden=64 --max_grad_norm=none
+    accelerate launch --mixed_precision bf16 examples/train_from_config.py --epochs=3 --max_grad_norm=null
 
-Started again with the same `exp_name`, it resumes. The last line that it prints:
+The last line that it prints:
 
-    outputs/.../model has a loss of 0.4223 on the test digits
+    outputs/model has a loss of 0.1123 on the evaluation digits
 """
 
 from __future__ import annotations
 
-import argparse
-import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
-from functools import partial
+from contextlib import suppress
+from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
-from types import NoneType
-from typing import Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, cast, get_args, get_type_hints
 
 import torch
 import yaml
 from sklearn.datasets import load_digits
-from torch import Tensor, nn
-from torch.optim.lr_scheduler import LambdaLR
-from torch.utils.data import Subset, TensorDataset, random_split
+from torch import nn
+from torch.utils.data import TensorDataset, random_split
 
-from pa_callbacks_extra import TrackerCallback
-from pa_core import (
-    DEFAULT_CALLBACKS,
-    SaveTrainingStateCallback,
-    StepBasedEvaluationCallback,
-    Trainer,
-    TrainerCallback,
-)
-from pa_core import TrainerPlaceholderValues as Placeholder
+from pa_core import DEFAULT_CALLBACKS, SaveTrainingStateCallback, Trainer
+from pa_schedulers import CosineLrScheduler
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class ModelConfig:
-    """The network."""
+class OptimizerSettings:
+    """Arguments of AdamW."""
 
-    hidden: int = 128
-
-
-@dataclass(frozen=True)
-class DataConfig:
-    """How the samples are loaded."""
-
-    batch_size: int = 32
-    drop_last: bool = False
+    lr: float = 3e-3
+    weight_decay: float = 0.01
 
 
 @dataclass(frozen=True)
-class OptimizerConfig:
-    """AdamW."""
-
-    learning_rate: float = 1e-3
-    adam_beta1: float = 0.9
-    adam_beta2: float = 0.999
-    adam_weight_decay: float = 0.01
-    adam_epsilon: float = 1e-8
-
-
-@dataclass(frozen=True)
-class SchedulerConfig:
-    """What becomes of the learning rate, after a linear warm-up."""
-
-    name: Literal["constant", "linear", "cosine"] = "constant"
-    num_warmup_steps: int = 0
-
-
-@dataclass(frozen=True)
-class TrainingConfig:
+class Settings:
     """Everything that a run depends on."""
 
-    model: ModelConfig = field(default_factory=ModelConfig)
-    data: DataConfig = field(default_factory=DataConfig)
-    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
-    project_name: str = "digits"
-    exp_name: str = "first"
-    num_epochs: int = 5
-    seed: int = 42
-    gradient_accumulation_steps: int = 1
-    mixed_precision: Literal["no", "bf16", "fp16", "as launched"] = "as launched"
-    checkpoint_steps: int | None = None
+    optimizer: OptimizerSettings = OptimizerSettings()
+    hidden: int = 128
+    activation: Literal["ReLU", "GELU"] = "ReLU"
+    batch_size: int = 32
+    epochs: int = 5
+    warmup_epochs: int = 0
+    accumulation_steps: int = 1
+    save_every_n_epochs: int = 1
     max_grad_norm: float | None = None
-    clip_value: float | None = None
-    report_to: str | None = None
-    eval_steps: int | None = None
+    seed: int = 42
+    output: str = "outputs"
 
 
-def read_settings(kind: type[T], arguments: Sequence[str] | None = None) -> T:
-    """Return the settings of the command line, else those of the YAML file that it names, else the defaults."""
-    parser = argparse.ArgumentParser(allow_abbrev=False, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("file", nargs="?", type=Path, help="settings as YAML")
-    for name, hint, default in settings_of(kind):
-        choices = get_args(hint) if get_origin(hint) is Literal else None
-        convert = str if choices else converter(hint)
-        parser.add_argument(f"--{name}", type=convert, choices=choices, default=default, help=" ")
-    given = sys.argv[1:] if arguments is None else arguments
-    file: Path | None = parser.parse_args(given).file
-    options = as_options({} if file is None else yaml.safe_load(file.read_text()) or {})
-    return build(kind, vars(parser.parse_args([*options, *given])))
+def updated(settings: T, values: dict[str, Any], prefix: str = "") -> T:
+    """Return the settings with these values in them; the names of those in a section are `section.name`."""
+    fields, hints = dict(vars(settings)), get_type_hints(type(settings))
+    for key, value in values.items():
+        name, _, inner = str(key).partition(".")
+        if name not in fields:
+            raise SystemExit(f"{prefix}{name} is no setting: there are {', '.join(prefix + one for one in fields)}")
+        new: Any = {inner: value} if inner else value
+        allowed = (dict,) if is_dataclass(hints[name]) else get_args(hints[name]) or (hints[name],)
+        if float in allowed and type(new) in {int, str}:
+            with suppress(ValueError):
+                new = float(new)  # to YAML, 1 is an integer and 1e-3 is text
+        if new not in allowed and type(new) not in allowed:
+            raise SystemExit(f"{prefix}{name} must be {type(settings).__annotations__[name]}, not {new!r}")
+        fields[name] = updated(fields[name], new, f"{prefix}{name}.") if allowed == (dict,) else new
+    return type(settings)(**fields)
 
 
-def settings_of(kind: Any, prefix: str = "") -> Iterator[tuple[str, Any, object]]:
-    """Yield name, type and default of each field; those of a field that is a dataclass are called `field.name`."""
-    for one in fields(kind):
-        name, hint = prefix + one.name, get_type_hints(kind)[one.name]
-        yield from settings_of(hint, f"{name}.") if is_section(hint) else [(name, hint, one.default)]
+def read_settings(arguments: list[str]) -> Settings:
+    """Return the defaults, changed by one YAML file or option after the other."""
+    settings = Settings()
+    for argument in arguments:
+        name, is_set, text = argument.removeprefix("--").partition("=")
+        if name != argument and not is_set:
+            raise SystemExit(__doc__)
+        values: Any = {name: yaml.safe_load(text)} if is_set else yaml.safe_load(Path(argument).read_text())
+        if not isinstance(values, dict):
+            raise SystemExit(f"{argument} must have settings with names, not {values!r}")
+        settings = updated(settings, cast("dict[str, Any]", values))
+    return settings
 
 
-def is_section(hint: object) -> bool:
-    """Return whether the type of a field is a dataclass."""
-    return is_dataclass(hint)
-
-
-def converter(hint: Any) -> Callable[[str], object]:
-    """Return what makes a value of the type of a field, such as `int | None`, from text."""
-    kinds: tuple[Any, ...] = get_args(hint) or (hint,)
-
-    def convert(text: str) -> object:
-        if NoneType in kinds and text.lower() in {"none", "null"}:
-            return None
-        return ("false", "true").index(text.lower()) == 1 if kinds[0] is bool else kinds[0](text)
-
-    convert.__name__ = kinds[0].__name__  # in messages of argparse: "invalid int value"
-    return convert
-
-
-def as_options(content: object, name: str = "") -> Iterator[str]:
-    """Yield the content of a YAML file as options of the command line."""
-    if not isinstance(content, Mapping):
-        yield f"--{name}={content}"
-        return
-    for key, value in cast("Mapping[str, object]", content).items():
-        yield from as_options(value, f"{name}.{key}" if name else key)
-
-
-def build(kind: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
-    """Return a dataclass with the values of its fields and of the dataclasses in it."""
-    return kind(
-        **{
-            name: build(hint, values, f"{prefix}{name}.") if is_section(hint) else values[prefix + name]
-            for name, hint in get_type_hints(kind).items()
-        }
-    )
-
-
-def load_data() -> list[Subset[tuple[Tensor, ...]]]:
-    """Return the training, evaluation and test parts of the digits that come with scikit-learn."""
+def main(settings: Settings) -> None:
+    """Train as the settings say, save the model, and print its loss."""
+    torch.manual_seed(settings.seed)  # pyright: ignore[reportUnknownMemberType]  # torch leaves it untyped
     digits: Any = load_digits()  # pyright: ignore[reportUnknownVariableType]  # it has no types
-    dataset = TensorDataset(torch.tensor(digits.images, dtype=torch.float32) / 16, torch.tensor(digits.target))
-    return random_split(dataset, [1200, 297, 300], generator=torch.Generator().manual_seed(0))
-
-
-def create_scheduler(optimizer: torch.optim.Optimizer, config: SchedulerConfig, num_updates: int) -> LambdaLR:
-    """Return the scheduler that the settings describe."""
-
-    def factor(update: int) -> float:
-        if update < config.num_warmup_steps:
-            return (update + 1) / (config.num_warmup_steps + 1)
-        progress = (update - config.num_warmup_steps) / (num_updates - config.num_warmup_steps)
-        return {"constant": 1.0, "linear": 1 - progress, "cosine": (1 + math.cos(math.pi * progress)) / 2}[config.name]
-
-    return LambdaLR(optimizer, factor)
-
-
-def main(config: TrainingConfig) -> None:
-    """Train as the settings say, save the model, and print its loss on the test digits."""
-    torch.manual_seed(config.seed)  # pyright: ignore[reportUnknownMemberType]  # torch leaves it untyped
-    train_dataset, eval_dataset, test_dataset = load_data()
-    hidden = config.model.hidden
-    model = nn.Sequential(nn.Flatten(), nn.Linear(64, hidden), nn.ReLU(), nn.Linear(hidden, 10))
-    adam = config.optimizer
-    optimizer = torch.optim.AdamW(
-        model.parameters(),
-        lr=adam.learning_rate,
-        betas=(adam.adam_beta1, adam.adam_beta2),
-        eps=adam.adam_epsilon,
-        weight_decay=adam.adam_weight_decay,
-    )
-    folder = Path("outputs", config.exp_name)
-    callbacks: list[TrainerCallback] = []
-    if config.eval_steps is not None:
-        callbacks.append(StepBasedEvaluationCallback(config.eval_steps))
-    if config.report_to is not None:
-        callbacks.append(TrackerCallback(config.report_to, config.project_name, config=asdict(config)))
-    save_states = SaveTrainingStateCallback(folder / "states", 1, config.checkpoint_steps, max_checkpoints=3)
-    trainer = Trainer(
-        model,
-        nn.CrossEntropyLoss(),
-        optimizer,
-        callbacks=[*callbacks, *DEFAULT_CALLBACKS, save_states],
-        mixed_precision=None if config.mixed_precision == "as launched" else config.mixed_precision,
-    )
+    dataset = TensorDataset(torch.tensor(digits.data / 16, dtype=torch.float32), torch.tensor(digits.target))
+    train_dataset, eval_dataset = random_split(dataset, [1497, 300], generator=torch.Generator().manual_seed(0))
+    hidden, activation = settings.hidden, getattr(nn, settings.activation)()
+    model = nn.Sequential(nn.Linear(64, hidden), activation, nn.Linear(hidden, 10))
+    optimizer = torch.optim.AdamW(model.parameters(), **asdict(settings.optimizer))
+    save = SaveTrainingStateCallback(Path(settings.output, "states"), settings.save_every_n_epochs, max_checkpoints=2)
+    trainer = Trainer(model, nn.CrossEntropyLoss(), optimizer, callbacks=[*DEFAULT_CALLBACKS, save])
     trainer.train(
         train_dataset,
-        num_epochs=config.num_epochs,
-        eval_dataset=eval_dataset,
-        per_device_batch_size=config.data.batch_size,
-        gradient_accumulation_steps=config.gradient_accumulation_steps,
-        gradient_clip_norm=config.max_grad_norm,
-        gradient_clip_value=config.clip_value,
-        create_scheduler_fn=partial(
-            create_scheduler,
-            config=config.scheduler,
-            num_updates=Placeholder.NUM_EPOCHS * Placeholder.NUM_UPDATE_STEPS_PER_EPOCH,
-        ),
-        train_dataloader_kwargs={"drop_last": config.data.drop_last},
-        resume_from=folder / "states",
+        settings.epochs,
+        eval_dataset,
+        per_device_batch_size=settings.batch_size,
+        gradient_accumulation_steps=settings.accumulation_steps,
+        gradient_clip_norm=settings.max_grad_norm,
+        create_scheduler_fn=CosineLrScheduler.create_scheduler_fn(num_warmup_epochs=settings.warmup_epochs),
+        resume_from=save.save_dir,
         resume_missing="start",
     )
-    trainer.evaluate(test_dataset, per_device_batch_size=64)
-    loss = float(trainer.run_history.get_latest_metric("evaluation_loss"))
-    trainer.save_model(folder / "model")
-    trainer.print(f"{folder / 'model'} has a loss of {loss:.4f} on the test digits")
+    trainer.save_model(Path(settings.output, "model"))
+    loss = trainer.run_history.get_latest_metric("eval_loss_epoch")
+    trainer.print(f"{settings.output}/model has a loss of {loss:.4f} on the evaluation digits")
 
 
 if __name__ == "__main__":
-    main(read_settings(TrainingConfig))
+    main(read_settings(sys.argv[1:]))

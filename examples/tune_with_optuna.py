@@ -1,12 +1,9 @@
 """Look for good settings with Optuna, and prune trials that are not worth finishing.
 
-A callback reports the evaluation loss of each epoch to the trial. If the pruner says that most other trials were better
-at this epoch, the callback raises `StopTrainingError`, which ends the run in order.
+A callback reports each evaluation loss to the trial, and raises `StopTrainingError` if most others were better by then.
+Optuna knows nothing of several processes: the first one has the study, and the others get its settings. Where only the
+first one raises `StopTrainingError`, the run ends on all of them, after the same update.
 
-Optuna knows nothing of several processes. Here the first one has the study, and the others get its settings; a
-`StopTrainingError` that only the first process raises ends the run on all of them, after the same update.
-
-    pip install optuna
     python examples/tune_with_optuna.py
     torchrun --nproc-per-node 2 examples/tune_with_optuna.py
     accelerate launch --mixed_precision bf16 examples/tune_with_optuna.py
@@ -27,8 +24,8 @@ import optuna
 import torch
 from optuna.trial import TrialState
 from sklearn.datasets import load_digits
-from torch import Tensor, nn
-from torch.utils.data import Subset, TensorDataset, random_split
+from torch import nn
+from torch.utils.data import TensorDataset, random_split
 from typing_extensions import override
 
 from pa_core import (
@@ -77,20 +74,14 @@ class PruneCallback(TrainerCallback):
                 raise StopTrainingError("the trial is pruned")
 
 
-def load_data() -> list[Subset[tuple[Tensor, ...]]]:
-    """Return the training and evaluation parts of the digits that come with scikit-learn."""
-    digits: Any = load_digits()  # pyright: ignore[reportUnknownVariableType]  # it has no types
-    pixels = torch.tensor(digits.images, dtype=torch.float32) / 16
-    dataset = TensorDataset(pixels, torch.tensor(digits.target))
-    return random_split(dataset, [1200, 597], generator=torch.Generator().manual_seed(0))
-
-
 def train(settings: Settings, prune: PruneCallback, epochs: int) -> float:
-    """Train with these settings, and return the evaluation loss of the last epoch."""
+    """Train on scanned digits with these settings, and return the evaluation loss of the last epoch."""
     torch.manual_seed(0)  # pyright: ignore[reportUnknownMemberType]  # torch leaves it untyped
-    train_dataset, eval_dataset = load_data()
+    digits: Any = load_digits()  # pyright: ignore[reportUnknownVariableType]  # it has no types
+    dataset = TensorDataset(torch.tensor(digits.data / 16, dtype=torch.float32), torch.tensor(digits.target))
+    train_dataset, eval_dataset = random_split(dataset, [1200, 597], generator=torch.Generator().manual_seed(0))
     hidden = nn.Linear(64, settings.width), nn.ReLU(), nn.Dropout(settings.dropout)
-    model = nn.Sequential(nn.Flatten(), *hidden, nn.Linear(settings.width, 10))
+    model = nn.Sequential(*hidden, nn.Linear(settings.width, 10))
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate)
     trainer = Trainer(model, nn.CrossEntropyLoss(), optimizer, callbacks=[*DEFAULT_CALLBACKS, prune])
     trainer.train(train_dataset, epochs, eval_dataset, per_device_batch_size=32)
@@ -126,5 +117,4 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Look for good settings with Optuna.")
     parser.add_argument("--epochs", type=int, default=6, help="how many epochs a trial has")
     parser.add_argument("--trials", type=int, default=12, help="how many settings to try out")
-    arguments = parser.parse_args()
-    main(arguments.epochs, arguments.trials)
+    main(**vars(parser.parse_args()))

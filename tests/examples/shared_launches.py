@@ -48,7 +48,7 @@ LAUNCHES = {
     "several_evaluation_sets": Arguments(("--epochs=3",)),
     "stop_and_resume": Arguments(("--epochs=3",)),
     "train_digits": Arguments(two_ranks=("--epochs=10",)),
-    "train_from_config": Arguments(("--num_epochs=1",)),
+    "train_from_config": Arguments(),
     "tune_with_optuna": Arguments(("--epochs=1", "--trials=2")),
 }
 
