@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 import tomllib
 from pathlib import Path
@@ -11,6 +10,8 @@ from typing import Any, cast
 import pytest
 import yaml
 
+from tests.support.noxfile import sessions
+
 ROOT = Path(__file__).parents[2]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 
@@ -18,15 +19,6 @@ WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 def load(path: Path) -> dict[str, Any]:
     """The content of a YAML file."""
     return cast("dict[str, Any]", yaml.safe_load(path.read_text()))
-
-
-def sessions() -> set[str]:
-    """The names of the sessions in noxfile.py."""
-    functions = [
-        node for node in ast.parse((ROOT / "noxfile.py").read_text()).body if isinstance(node, ast.FunctionDef)
-    ]
-    decorated = {one.name: [ast.unparse(decorator) for decorator in one.decorator_list] for one in functions}
-    return {name for name, decorators in decorated.items() if "nox.session" in decorators}
 
 
 def named_sessions(workflow: Path) -> set[str]:
