@@ -14,10 +14,17 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import StepLR
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 from typing_extensions import TypeVar, override
 
-from pa_core import ConfigurationError, Trainer, UnsupportedConfigurationError
+from pa_core import (
+    ArgumentTypeError,
+    ConfigurationError,
+    SaveBestModelCallback,
+    SaveTrainingStateCallback,
+    Trainer,
+    UnsupportedConfigurationError,
+)
 from pa_core.testing import RecordingCallback
 from pa_core.tracking import InMemoryRunHistory
 from pa_schedulers import LearningRateCurve, LearningRateLoss, find_learning_rate
@@ -50,8 +57,8 @@ def make_trainer(
 class NotesRates(Trainer[Any, Any, Any, Any]):
     """Notes the rates of both groups in each step."""
 
-    @override
-    def training_run_start(self) -> None:
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         self.rates: list[list[float]] = []
 
     @override
@@ -93,6 +100,90 @@ def test_a_run_after_a_search_is_the_run_without_it(has_trained: bool) -> None:
     (without, metrics_without), (after, metrics_after) = ended
     assert all(torch.equal(first, second) for first, second in zip(without, after, strict=True))
     assert metrics_without == metrics_after
+
+
+class RunningLoss(nn.Module):
+    """A loss function that has a parameter, and a buffer that no state dict has."""
+
+    mean: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(3))
+        self.num_calls = 0
+        self.register_buffer("mean", torch.zeros(()), persistent=False)
+
+    @override
+    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        loss = nn.functional.cross_entropy(outputs * self.scale, targets)
+        self.num_calls += 1
+        self.mean = 0.9 * self.mean + 0.1 * loss.detach()
+        return loss / (1 + self.mean + self.num_calls)
+
+
+class Counts(Trainer[Any, Any, Any, Any]):
+    """Makes each step depend on the number of steps before it."""
+
+    steps = 0
+
+    @override
+    def calculate_train_batch_loss(self, batch: Any) -> dict[str, Any]:
+        self.steps += 1
+        output: dict[str, Any] = super().calculate_train_batch_loss(batch)
+        return {**output, "loss": output["loss"] / self.steps}
+
+
+@pytest.mark.runs_on("one_process", "two_ranks")
+def test_what_no_state_dict_has_is_as_before() -> None:
+    """A loss function with parameters, attributes of modules and of the trainer, gradients, generators of a loader."""
+    ended: list[list[Tensor]] = []
+    for searches in (False, True):
+        torch.manual_seed(0)
+        model, loss_func = nn.Linear(8, 3), RunningLoss()
+        parameters = [*model.parameters(), *loss_func.parameters()]
+        trainer = Counts(model, loss_func, SGD(parameters, lr=0.1), callbacks=[])
+        for parameter in parameters:
+            parameter.grad = torch.ones_like(parameter)
+        generators = [torch.Generator().manual_seed(seed) for seed in (1, 2)]
+        sampler = RandomSampler(samples(), generator=generators[0])
+        loader = DataLoader(samples(), 16, sampler=sampler, generator=generators[1])
+        if searches:
+            buffer, step = loss_func.mean, trainer.optimizer.step.__func__  # type: ignore[attr-defined]  # a method
+            find_learning_rate(trainer, loader, num_updates=10, per_device_batch_size=16)
+            assert loss_func.mean is buffer
+            assert trainer.optimizer.step.__func__ is step  # type: ignore[attr-defined]  # a method
+        trainer.train(loader, 2)
+        drawn = [torch.rand(1, generator=generator) for generator in generators]
+        ended.append([*(one.detach().clone() for one in parameters), loss_func.mean, *drawn])
+    assert all(torch.equal(first, second) for first, second in zip(*ended, strict=True))
+
+
+def test_a_trainer_tells_of_its_run_and_not_of_a_search(tmp_path: Path) -> None:
+    """It evaluates on the data of its run, and saves a training state of it, as if nothing had been between."""
+    trainer = make_trainer()
+    find_learning_rate(trainer, samples(), num_updates=3)
+    assert trainer.num_updates_completed == 0
+    trainer.train(samples(), 1, samples(), per_device_batch_size=16)
+    config = trainer.run_config
+    find_learning_rate(trainer, samples(), num_updates=3)
+    assert trainer.run_config is config
+    assert (trainer.num_epochs_completed, trainer.num_updates_completed) == (1, 6)
+    trainer.save_training_state(tmp_path / "state")
+    trainer.evaluate()
+
+    resumed = make_trainer()
+    resumed.train(samples(), 2, samples(), per_device_batch_size=16, resume_from=tmp_path / "state")
+    whole = make_trainer()
+    whole.train(samples(), 2, samples(), per_device_batch_size=16)
+    assert all(torch.equal(first, second) for first, second in zip(contents(resumed), contents(whole), strict=True))
+
+
+def test_a_search_saves_nothing(tmp_path: Path) -> None:
+    """Neither a training state nor a best model, by callbacks that would save both."""
+    states = SaveTrainingStateCallback(tmp_path / "states", save_every_n_steps=1)
+    trainer = make_trainer(Trainer, states, SaveBestModelCallback(tmp_path / "best.pt"))
+    find_learning_rate(trainer, samples(), num_updates=3)
+    assert list(tmp_path.rglob("*")) == []
 
 
 def test_rates_grow_by_the_same_factor_and_groups_keep_their_ratio() -> None:
@@ -199,16 +290,41 @@ class SetsRates(Trainer[Any, Any, Any, Any]):
     [
         (make_trainer, {"lowest": 0.1, "highest": 0.1}, r"lowest=0\.1, highest=0\.1"),
         (make_trainer, {"lowest": 0.0}, "lowest=0.0"),
+        (make_trainer, {"highest": "1"}, "highest='1'"),
         (make_trainer, {"num_updates": 1}, "num_updates=1"),
         (lambda: make_trainer(rates=(0.0, 0.0)), {}, "all 0"),
         (lambda: make_trainer(SetsRates), {}, "sets its learning rates itself"),
     ],
-    ids=["no range", "zero", "one update", "no ratio", "rates of its own"],
+    ids=["no range", "zero", "no number", "one update", "no ratio", "rates of its own"],
 )
 def test_what_cannot_work_is_refused(trainer: Any, arguments: dict[str, Any], message: str) -> None:
     """Each error names what was given."""
     with pytest.raises(ConfigurationError, match=message):
         find_learning_rate(trainer(), samples(), **arguments)
+
+
+def test_a_loss_that_is_never_finite_is_told() -> None:
+    """Instead of a curve without rows."""
+    trainer = make_trainer()
+    points = TensorDataset(torch.full((16, 8), torch.nan), torch.zeros(16, dtype=torch.long))
+    before = [tensor.clone() for tensor in contents(trainer)]
+    with pytest.raises(ConfigurationError, match="not finite in the first update"):
+        find_learning_rate(trainer, points)
+    assert all(torch.equal(first, second) for first, second in zip(before, contents(trainer), strict=True))
+
+
+def test_a_model_without_its_parameters_is_refused() -> None:
+    """Those of lazy modules come with the first batch, and have no values before."""
+    model = nn.LazyLinear(3)
+    trainer = Trainer(model, nn.CrossEntropyLoss(), SGD(model.parameters(), lr=0.1), callbacks=[])
+    with pytest.raises(UnsupportedConfigurationError, match="lazy modules"):
+        find_learning_rate(trainer, samples())
+
+
+def test_a_model_in_place_of_a_trainer_is_refused() -> None:
+    """With an error that says what is expected."""
+    with pytest.raises(ArgumentTypeError, match="trainer of type Linear"):
+        find_learning_rate(nn.Linear(8, 3), samples())  # type: ignore[arg-type]  # what is refused
 
 
 def test_an_optimizer_that_is_made_later_is_refused() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +16,34 @@ from pa_core import (
     LogMetricsCallback,
     PrintProgressCallback,
     SaveTrainingStateCallback,
+    StepBasedEvaluationCallback,
     StopTrainingError,
     TrainerCallback,
+    TrainingPreempted,
 )
 from pa_core.callbacks import CallbackLike
 from pa_core.callbacks.epoch_rows import EpochRow, EpochRows
 from pa_core.testing import make_regression
+from tests import launching
 from tests.support.trainers import linear_trainer
 
 DATA = make_regression(16)
 FIGURES = {"lr": "0.01", "samples/s": "12,345", "time": "1.23 s"}
+
+
+TRAIN = """
+import sys
+from pa_core import get_default_callbacks
+from pa_core.testing import make_regression
+from tests.support.trainers import linear_trainer
+while True:  # until the reader has ended
+    try:
+        print("line", flush=True)
+    except BrokenPipeError:
+        break
+linear_trainer(*get_default_callbacks()).train(make_regression(16), 2)
+sys.stderr.write("trained")
+"""
 
 
 class Record(TrainerCallback):
@@ -115,10 +135,40 @@ def test_metrics_without_room_follow_on_indented_lines() -> None:
     metrics = {f"metric_{number}_epoch": float(number) for number in range(12)} | {"long_" * 9 + "name": 0.5}
     lines = EpochRows().lines(EpochRow("1", metrics, figures=FIGURES))
     assert all(len(line) <= 80 for line in lines)
-    assert lines[0].split() == ["epoch", *["metric", "0", "metric", "1", "metric", "2", "metric", "3"], *FIGURES]
-    assert all(line.startswith("       metric_") or line.startswith("       long_") for line in lines[2:])
-    for name in [f"metric_{number}_epoch" for number in range(4, 12)] + ["long_" * 9 + "name"]:
-        assert f"{name} " in "\n".join(lines[2:])
+    assert lines[0].split() == ["metric"] * 5
+    assert lines[1].split() == ["epoch", *map(str, range(5)), *FIGURES]
+    assert all(line.startswith("       metric_") or line.startswith("       long_") for line in lines[3:])
+    for name in [f"metric_{number}_epoch" for number in range(5, 12)] + ["long_" * 9 + "name"]:
+        assert f"{name} " in "\n".join(lines[3:])
+
+
+def test_titles_take_two_lines_where_that_makes_room_for_a_metric() -> None:
+    """Metrics of training and evaluation beside both losses, with their full names; marks take room of the gap."""
+    names = ["train_loss_epoch", "eval_loss_epoch", "train_accuracy_epoch", "eval_accuracy_epoch", "eval_f1_epoch"]
+    rows = EpochRows()
+    lines = rows.lines(EpochRow("1", dict.fromkeys(names, 0.5), names[1:], FIGURES))
+    assert lines == [
+        "        train    eval     train      eval    eval",
+        "epoch    loss    loss  accuracy  accuracy      f1        lr  samples/s     time",
+        "    1  0.5000 *0.5000   *0.5000   *0.5000 *0.5000      0.01     12,345   1.23 s",
+    ]
+    assert rows.lines(EpochRow("2", {}, (), FIGURES)) == [
+        "    2       -       -         -         -       -      0.01     12,345   1.23 s"
+    ]
+
+
+def test_titles_of_one_line_stay_where_they_make_room_for_as_much() -> None:
+    """A name that has no room in any way does not make the header longer."""
+    lines = EpochRows().lines(EpochRow("1", {"train_loss_epoch": 1.0, "a" * 70: 0.5}, figures=FIGURES))
+    assert lines[0] == "epoch  train loss        lr  samples/s     time"
+    assert lines[2] == f"       {'a' * 70} 0.5000"
+
+
+def test_a_metric_with_the_name_of_a_figure_has_no_second_column_of_that_name() -> None:
+    """It comes below, with its name."""
+    lines = EpochRows().lines(EpochRow("1", {"lr": 0.5, "epoch": 3.0}, figures=FIGURES))
+    assert lines[0] == "epoch        lr  samples/s     time"
+    assert lines[2:] == ["       lr 0.5000, epoch 3.0000"]
 
 
 def test_a_metric_that_comes_late_gets_a_column_under_a_new_header() -> None:
@@ -140,10 +190,11 @@ def test_a_cell_that_is_too_wide_moves_nothing_else() -> None:
     assert wide[1] == "    1 *-1.23e-10 0.5000      0.01     12,345   1.23 s"
 
 
-def test_metrics_of_like_names_are_told_apart() -> None:
-    """Two that would have the same title have their full names."""
-    header, *_ = EpochRows().lines(EpochRow("1", {"f1_epoch": 0.5, "f1": 0.25}))
-    assert header.split() == ["epoch", "f1", "f1"] or header.split() == ["epoch", "f1", "f1_epoch"]
+@pytest.mark.parametrize("order", [("f1_epoch", "f1"), ("f1", "f1_epoch")])
+def test_metrics_of_like_names_are_told_apart(order: tuple[str, str]) -> None:
+    """Two that would have the same title have their full names, in whatever order they come."""
+    header, *_ = EpochRows().lines(EpochRow("1", dict.fromkeys(order, 0.5)))
+    assert header.split() == ["epoch", *order]
 
 
 def test_a_resumed_run_prints_a_header_and_remembers_the_best(
@@ -155,6 +206,57 @@ def test_a_resumed_run_prints_a_header_and_remembers_the_best(
     rows = rows_of_run(capsys, record, LogMetricsCallback, epochs=4, resume_from=tmp_path)
     assert [row[0] for row in rows] == ["epoch", "3", "4"]
     assert [row[-1] for row in rows[1:]] == ["0.7500", "*0.9500"]
+
+
+def test_a_run_resumed_in_an_evaluation_says_nothing_of_the_training(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """There are dashes for the loss, rate and speed of a training that an earlier run did."""
+
+    class Preempt(TrainerCallback):
+        @override
+        def on_eval_step_end(self, trainer: AnyTrainer, *args: Any, **kwargs: Any) -> None:
+            trainer.request_preemption()
+
+    states = SaveTrainingStateCallback(tmp_path, stop_on_signals=["SIGUSR1"])
+    with pytest.raises(TrainingPreempted):
+        linear_trainer(PrintProgressCallback, states, Preempt).train(DATA, 2, DATA)
+    capsys.readouterr()
+    linear_trainer(PrintProgressCallback).train(DATA, 2, DATA, resume_from=tmp_path)
+    rows = [line.split() for line in capsys.readouterr().out.splitlines() if re.match(" +[12] ", line)]
+    assert [rows[0][index] for index in (0, 1, 3, 4)] == ["1", "-", "-", "-"]
+    assert "-" not in rows[1]
+
+
+def test_evaluation_sets_share_the_row_of_an_evaluation_within_an_epoch(capsys: pytest.CaptureFixture[str]) -> None:
+    """As they do after the epoch; a run that ends between two of them has a row of the first."""
+
+    class FailInNoisy(TrainerCallback):
+        @override
+        def on_eval_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+            if trainer.eval_name == "noisy" and trainer.num_updates_completed == 3:
+                raise RuntimeError("broken")
+
+    trainer = linear_trainer(LogMetricsCallback, StepBasedEvaluationCallback(1), FailInNoisy)
+    with pytest.raises(RuntimeError, match="broken"):
+        trainer.train(DATA, 2, {"val": DATA, "noisy": DATA})
+    header, *rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert header == ["epoch", "train", "loss", "eval", "val", "loss", "eval", "noisy", "loss"]
+    assert [row[:2] for row in rows[:2]] == [["0.50", "-"], ["1", rows[1][1]]]
+    assert all(len(row) == 4 and row[2].strip("*") == row[3].strip("*") for row in rows[:2])
+    assert rows[2][0] == "1.50"
+    assert rows[2][3] == "-"
+
+
+def test_a_run_goes_on_when_nobody_reads_what_it_prints(launch: launching.Launch) -> None:
+    """As behind ``| head -1``: there is a warning among the errors, and the training is done."""
+    (launch.folder / "train.py").write_text(TRAIN)
+    command = f"{shlex.join(launching.forked_python())} train.py 2> err.txt | true; sleep 0.1"
+    launching.run_command(["sh", "-c", command], folder=launch.folder)
+    errors = (launch.folder / "err.txt").read_text()
+    assert "Standard output cannot be written to any more ([Errno 32] Broken pipe)" in errors
+    assert "train.py" in errors.splitlines()[0]
+    assert "trained" in errors
 
 
 def test_a_run_that_stops_in_an_evaluation_has_the_row_of_its_training(capsys: pytest.CaptureFixture[str]) -> None:

@@ -58,7 +58,7 @@ from pa_core.types import (
     TensorsT,
 )
 from pa_core.unwrapping import unwrap_model
-from pa_core.user_warnings import warn_user
+from pa_core.user_warnings import warn_user, write_or_warn
 
 __all__ = ["AnyTrainer"]
 
@@ -527,10 +527,15 @@ class AnyTrainer(ABC):
         return describe_model({**self.named_models(), **self.modules}, depth)
 
     def print(self, *args: object, **kwargs: Any) -> None:
-        """Print once per node, without breaking progress bars."""
+        """Print once per node, without breaking progress bars.
+
+        A standard output that cannot be written to any more, such as a pipe whose reader has ended, is warned of; the
+        run goes on.
+        """
         if self._accelerator.is_local_main_process:
             with bars_hidden():
-                print(*args, **kwargs)  # noqa: T201  # printing is what this method is for
+                line = partial(print, *args, **kwargs)
+                line() if kwargs.get("file") is not None else write_or_warn(line)
 
     @property
     def is_at_empty_batch(self) -> bool:

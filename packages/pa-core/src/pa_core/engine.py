@@ -207,6 +207,20 @@ class Engine(AnyTrainer):
 
     # What every loop stands on: beginning and ending a run
 
+    @contextmanager
+    def _attributes_kept(self) -> Generator[None]:
+        """The context of a run of which no attribute tells afterwards: not its progress, its data or its settings."""
+        attributes, safe_points = dict(vars(self)), dict(vars(self._safe_points))
+        self._loss_tracker, self._step_means = LossTracker(), StepMeans()
+        try:
+            yield
+        finally:
+            for name in vars(self).keys() - attributes.keys():
+                del vars(self)[name]
+            vars(self).update(attributes)
+            self._private_parts.renew(self)
+            vars(self._safe_points).update(safe_points)
+
     def _require_ready(self, name: Literal["train", "evaluate", "predict"]) -> None:
         """Refuse to begin a run on parts that are not the engine's own, or within another run."""
         self._private_parts.check(self)

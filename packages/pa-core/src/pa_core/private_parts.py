@@ -64,6 +64,15 @@ class PrivateParts:
         if self._kinds:
             self._kinds[name] = type(part)
 
+    def renew(self, owner: object) -> None:
+        """Note all parts again, after the trainer has put back those of an earlier moment.
+
+        Args:
+            owner: The trainer.
+        """
+        self._kinds.clear()
+        self.note(owner)
+
     def start_run(self) -> None:
         """Let the trainer change its settings, such as which run is under way."""
         self._settings.clear()

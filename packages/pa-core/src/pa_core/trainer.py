@@ -1001,5 +1001,6 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         phase = Phase.INTERMEDIATE_EVALUATION
         with recording_with_prefix(self.run_history, INTERMEDIATE_PREFIX if is_intermediate else ""):
             for index, name in enumerate(names):
+                self._eval_sets.num_to_come = len(names) - index - 1
                 with self._safe_points.interruptible(phase, self, names[index:]) if is_intermediate else nullcontext():
                     self._evaluate_set(name, is_intermediate=is_intermediate)

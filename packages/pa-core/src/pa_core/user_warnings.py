@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Callable
 from types import FrameType
 
-__all__ = ["warn_user"]
+__all__ = ["warn_user", "write_or_warn"]
 
 
 def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
@@ -21,6 +22,18 @@ def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
     while frame.f_back is not None and _package(frame) in ours:
         level, frame = level + 1, frame.f_back
     warnings.warn(message, category, stacklevel=level)
+
+
+def write_or_warn(write: Callable[[], object]) -> None:
+    """Write to standard output, of which an error is a warning: no run is lost because nobody reads along.
+
+    Args:
+        write: Writes what is to be written.
+    """
+    try:
+        write()
+    except OSError as error:
+        warn_user(f"Standard output cannot be written to any more ({error}), so that the run goes on without it.")
 
 
 def _package(frame: FrameType) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import math
 import random
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -16,13 +16,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader, Dataset
 from typing_extensions import override
 
 from pa_core import (
     AnyTrainer,
+    ArgumentTypeError,
     BatchOutput,
     ConfigurationError,
     InMemoryRunHistory,
@@ -43,6 +45,7 @@ __all__ = ["LearningRateCurve", "LearningRateLoss", "find_learning_rate"]
 _SMOOTHING = 0.8  # each smoothed loss is an average of about five losses
 _DIVERGED = 4.0  # times the lowest smoothed loss
 _BELOW_LOWEST = 10.0
+_PLAIN = (bool, int, float, str, type(None))
 
 
 class LearningRateLoss(NamedTuple):
@@ -127,9 +130,13 @@ def find_learning_rate(
 
     The rate grows by the same factor with each update (Smith, 2017, arXiv:1506.01186), and the search ends early once
     the loss is four times its lowest. Of several parameter groups, each keeps its ratio to the one with the highest
-    rate. Afterwards weights, buffers, optimizers, scheduler, history and random numbers are as before, so that a run
-    after a search is the run without it. What tells of the last run, such as ``run_config``, tells of the search.
-    Callbacks are not called, except for ``MoveModulesToDeviceCallback``.
+    rate. Callbacks are not called, except for ``MoveModulesToDeviceCallback``.
+
+    Afterwards everything is as before, so that a run after a search is the run without it: parameters, buffers and
+    gradients of the model, of ``modules`` and of a loss function that is a module; optimizers, scheduler, history,
+    random numbers, generators of a loader and of its samplers, and attributes of the trainer, such as ``run_config``
+    and the number of updates. What a dataset, a hook or a step changes elsewhere, such as a list that it appends to,
+    stays changed.
 
     Args:
         trainer: The trainer of the run that the rate is for.
@@ -144,8 +151,9 @@ def find_learning_rate(
         collate_fn: That of the run.
 
     Raises:
-        ConfigurationError: An argument cannot work, or the trainer sets its rates itself.
-        UnsupportedConfigurationError: The model is sharded, or its optimizer is made when a run starts.
+        ArgumentTypeError: There is no trainer.
+        ConfigurationError: An argument cannot work, the trainer sets its rates itself, or no loss is finite.
+        UnsupportedConfigurationError: The model is sharded, or its optimizer or parameters are made in a run.
 
     Example:
         >>> from pa_core.testing import make_regression
@@ -157,8 +165,16 @@ def find_learning_rate(
         >>> 0.01 < found.suggestion < 1
         True
     """
+    if not isinstance(trainer, Trainer):
+        raise ArgumentTypeError(
+            "A learning rate is searched for with a trainer.",
+            given=f"trainer of type {type(trainer).__name__}",
+            expected="the Trainer of the run that the rate is for",
+            do="Make a Trainer of model, loss function and optimizer, and pass that.",
+        )
     num_updates = whole_number("num_updates", num_updates, minimum=2)
-    if not 0 < lowest < highest < math.inf:
+    are_numbers = all(isinstance(rate, (int, float)) for rate in (lowest, highest))
+    if not are_numbers or not 0 < lowest < highest < math.inf:
         raise ConfigurationError(
             "There are no rates between these.",
             given=f"lowest={lowest!r}, highest={highest!r}",
@@ -169,7 +185,8 @@ def find_learning_rate(
     peak = max(float(group["lr"]) for group in trainer.optimizer.param_groups)
     growth = (highest / lowest) ** (1 / (num_updates - 1))
     search = _Search(lowest, growth)
-    with _left_as_it_was(trainer), trainer.callback_handler.replaced_by([MoveModulesToDeviceCallback, search]):
+    data = (train_dataset, *(train_dataloader_kwargs or {}).values())
+    with _left_as_it_was(trainer, *data), trainer.callback_handler.replaced_by([MoveModulesToDeviceCallback, search]):
         trainer.train(
             train_dataset,
             num_epochs=1,
@@ -179,6 +196,13 @@ def find_learning_rate(
             train_dataloader_kwargs=train_dataloader_kwargs,
             collate_fn=collate_fn,
             create_scheduler_fn=partial(LambdaLR, lr_lambda=lambda update: lowest * growth**update / peak),
+        )
+    if not search.rows:
+        raise ConfigurationError(
+            "The loss is not finite in the first update of the search.",
+            given=f"a loss that is infinite or NaN at the learning rate {lowest:.3g}",
+            expected="a loss that is finite before the rate is too high",
+            do="Train one update with TerminateOnNaNCallback, which tells where it comes from; or lower `lowest`.",
         )
     return LearningRateCurve(search.rows)
 
@@ -226,9 +250,20 @@ def _require_searchable(trainer: Trainer[Any, Any, Any, Any]) -> None:
     if trainer.is_sharded or optimizer is None:
         raise UnsupportedConfigurationError(
             "A learning rate cannot be searched for with this trainer.",
-            given="a sharded model" if trainer.is_sharded else "a trainer whose optimizer is made when a run starts",
+            given="a sharded model" if trainer.is_sharded else "no optimizer, or one that is made when a run starts",
             expected="a model that is whole on each process, and its optimizer",
             do="Search with a smaller model of the same kind, or on one process.",
+        )
+    model = trainer.get_model()
+    if any(
+        isinstance(one, (UninitializedParameter, UninitializedBuffer))
+        for one in (*model.parameters(), *model.buffers())
+    ):
+        raise UnsupportedConfigurationError(
+            "A learning rate cannot be searched for before the model has its parameters.",
+            given="lazy modules, whose parameters come with the first batch",
+            expected="parameters that have values, to which they are restored",
+            do="Call the model on the inputs of one batch first.",
         )
     if not any(float(group["lr"]) > 0 for group in optimizer.param_groups):
         raise ConfigurationError(
@@ -240,19 +275,26 @@ def _require_searchable(trainer: Trainer[Any, Any, Any, Any]) -> None:
 
 
 @contextmanager
-def _left_as_it_was(trainer: Trainer[Any, Any, Any, Any]) -> Generator[None]:
-    """Restore what a run changes: in place, as others hold the same tensors and groups."""
-    modules = [trainer.get_model(), *trainer.modules.values()]
-    weights = [{name: _copied(value) for name, value in module.state_dict().items()} for module in modules]
-    modes = [(part, part.training) for module in modules for part in module.modules()]
+def _left_as_it_was(trainer: Trainer[Any, Any, Any, Any], *data: object) -> Generator[None]:
+    """Restore what a run changes: in place, as others hold the same tensors and groups.
+
+    Args:
+        trainer: The trainer.
+        data: What may hold generators: a loader, and the arguments of one.
+    """
+    loss_func = [trainer.loss_func] if isinstance(trainer.loss_func, nn.Module) else []
+    modules = [_Module.of(one) for one in _all_modules([trainer.get_model(), *trainer.modules.values(), *loss_func])]
     optimizers = [
         (
             optimizer,
             {parameter: copy.deepcopy(state) for parameter, state in optimizer.state.items()},
             [dict(group) for group in optimizer.param_groups],
+            dict(vars(optimizer)),
         )
         for optimizer in trainer.named_optimizers().values()
     ]
+    parameters = [one for optimizer, *_ in optimizers for group in optimizer.param_groups for one in group["params"]]
+    gradients = [(one, one.grad, None if one.grad is None else one.grad.clone()) for one in parameters]
     rates = [
         (value, value.clone())
         for optimizer, *_ in optimizers
@@ -260,25 +302,77 @@ def _left_as_it_was(trainer: Trainer[Any, Any, Any, Any]) -> Generator[None]:
         for value in group.values()
         if isinstance(value, Tensor)
     ]
-    scheduler, history = trainer.scheduler, trainer.run_history
-    trainer.run_history = InMemoryRunHistory()
+    scaler = trainer._accelerator.scaler  # pyright: ignore[reportPrivateUsage]  # fp16's, which all runs share
+    of_scaler = None if scaler is None else scaler.state_dict()
+    kept = trainer._attributes_kept()  # pyright: ignore[reportPrivateUsage]  # for searches alone
     try:
-        with _same_random_numbers(trainer.device):
+        with kept, _same_random_numbers(trainer.device), _same_generators(data):
+            trainer.run_history = InMemoryRunHistory()
             yield
     finally:
-        for module, saved in zip(modules, weights, strict=True):
-            module.load_state_dict(saved)
-        for part, mode in modes:
-            part.training = mode
-        for optimizer, state, groups in optimizers:
+        for module in modules:
+            module.restore()
+        with torch.no_grad():
+            for parameter, gradient, value in gradients:
+                parameter.grad = (
+                    None if gradient is None or value is None else gradient.copy_(value).to(parameter.device)
+                )
+            for rate, value in rates:  # schedulers of torch change a rate that is a tensor in place
+                rate.copy_(value)
+        for optimizer, state, groups, attributes in optimizers:
             optimizer.state.clear()
             optimizer.state.update(state)
             for group, values in zip(optimizer.param_groups, groups, strict=True):
                 group.clear()
                 group.update(values)
-        for rate, value in rates:  # schedulers of torch change a rate that is a tensor in place
-            rate.copy_(value)
-        trainer.scheduler, trainer.run_history = scheduler, history
+            for name in vars(optimizer).keys() - attributes.keys():  # schedulers of torch replace its step()
+                del vars(optimizer)[name]
+            vars(optimizer).update(attributes)
+        if scaler is not None and of_scaler is not None:
+            scaler.load_state_dict(of_scaler)
+
+
+class _Module(NamedTuple):
+    """A module, and what it holds itself."""
+
+    module: nn.Module
+    tensors: list[tuple[dict[str, Tensor | None], str, Tensor | None, Tensor | None]]
+    numbers: dict[str, Any]
+    extra_state: Any
+
+    @classmethod
+    def of(cls, module: nn.Module) -> _Module:
+        """Note all parameters and buffers, those among them that no state dict has, and plain attributes."""
+        held = vars(module)
+        tensors = [
+            (where, name, tensor, None if tensor is None else tensor.detach().clone())
+            for where in (held["_parameters"], held["_buffers"])
+            for name, tensor in where.items()
+        ]
+        numbers = {name: value for name, value in held.items() if isinstance(value, _PLAIN)}
+        return cls(module, tensors, numbers, copy.deepcopy(module.get_extra_state()) if _has_extra(module) else None)
+
+    def restore(self) -> None:
+        """Give the same tensors their values again, also where the module holds others by now."""
+        with torch.no_grad():
+            for where, name, tensor, value in self.tensors:
+                now = where.get(name)
+                where[name] = tensor
+                if tensor is not None and value is not None:
+                    tensor.copy_(value)
+                    if now is not None and now.device != tensor.device:  # the run has moved the module there
+                        where[name] = tensor.to(now.device)
+        vars(self.module).update(self.numbers)
+        if _has_extra(self.module):
+            self.module.set_extra_state(self.extra_state)
+
+
+def _all_modules(roots: Iterable[nn.Module]) -> list[nn.Module]:
+    return list({id(module): module for root in roots for module in root.modules()}.values())
+
+
+def _has_extra(module: nn.Module) -> bool:
+    return type(module).get_extra_state is not nn.Module.get_extra_state
 
 
 @contextmanager
@@ -296,8 +390,22 @@ def _same_random_numbers(device: torch.device) -> Generator[None]:
         np.random.set_state(of_numpy)
 
 
-def _copied(value: Any) -> Any:
-    return value.detach().clone() if isinstance(value, Tensor) else copy.deepcopy(value)
+@contextmanager
+def _same_generators(data: Iterable[object]) -> Generator[None]:
+    """Restore the generators that loaders and samplers draw from."""
+    before = [(generator, generator.get_state()) for one in data for generator in _generators(one)]
+    try:
+        yield
+    finally:
+        for generator, state in before:
+            generator.set_state(state)
+
+
+def _generators(of: object) -> list[torch.Generator]:
+    if isinstance(of, torch.Generator):
+        return [of]
+    parts = [getattr(of, name, None) for name in ("generator", "sampler", "batch_sampler")]
+    return [generator for part in parts if part is not None for generator in _generators(part)]
 
 
 def _draw(curve: LearningRateCurve, style: PlotStyle) -> Figure:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Protocol, TextIO
 
 from torch import Tensor
@@ -11,6 +12,7 @@ from typing_extensions import override
 from pa_core.any_trainer import AnyTrainer
 from pa_core.device_reads import ScalarTransfer
 from pa_core.tracking import LossTracker
+from pa_core.user_warnings import write_or_warn
 
 __all__ = ["EpochProgress", "PlainLines", "ProgressDisplay", "format_rate"]
 
@@ -153,8 +155,8 @@ class PlainLines(ProgressDisplay):
     def show(self, batches: int, figures: str) -> None:
         """Write one line."""
         total = "" if self._total is None else f"/{self._total}"
-        self._stream.write(f"{self._title}: {batches}{total} batches, {figures}\n")
-        self._stream.flush()
+        line = f"{self._title}: {batches}{total} batches, {figures}"
+        write_or_warn(partial(print, line, file=self._stream, flush=True))
 
     @override
     def resume(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -14,6 +15,7 @@ __all__ = ["EpochRow", "EpochRows", "format_pairs", "format_time", "format_value
 WIDTH = 80
 _GAP = 2
 _NARROWEST = 7
+_NARROWEST_STACKED = 6  # the gap has room for a mark
 _SMALLEST_FIXED, _LARGEST_FIXED, _DIGITS = 1e-3, 1e6, 5
 _TEN_SECONDS, _MINUTE, _HOUR = 10, 60, 3600
 _LOSS = re.compile(r"(.+_)?loss(_epoch)?")
@@ -37,15 +39,18 @@ class EpochRow:
 
 
 class _Column(NamedTuple):
+    """A column; its title has a part above where the header takes two lines."""
+
     title: str
     width: int
+    above: str = ""
 
 
 class EpochRows:
     """Lays rows out under a header, which is repeated where a metric gets a column later.
 
-    Losses have the first columns, then metrics in the order in which they come. Those for which the line has no
-    room left follow on lines of their own.
+    Losses have the first columns, then metrics in the order in which they come. A header takes two lines where that
+    makes room for more of them. Those for which the line has no room left follow on lines of their own.
 
     Attributes:
         has_header: Whether there was a row before.
@@ -62,11 +67,13 @@ class EpochRows:
             2           -          -   *0.7500    0.1 s
     """
 
+    _EPOCH = _Column("epoch", 5)
     _FIGURE_WIDTHS = MappingProxyType({"lr": 8, "samples/s": 9, "time": 7})
 
     def __init__(self) -> None:
         self._expected: dict[str, None] = {}
-        self._columns: dict[str, _Column] = {}
+        self._names: list[str] = []
+        self._columns: list[_Column] = []
         self._below: set[str] = set()
         self.has_header = False
 
@@ -84,10 +91,12 @@ class EpochRows:
         lines: list[str] = []
         if self._add_columns(row.metrics, figures) or not self.has_header:
             self.has_header = True
-            columns = [_Column("epoch", 5), *self._columns.values(), *figures]
+            columns = [self._EPOCH, *self._columns, *figures]
+            above = _aligned((column.above, column.width) for column in columns)
+            lines += [above] if above else []
             lines.append(_aligned((column.title, column.width) for column in columns))
-        cells = [_marked(row, name) for name in self._columns]
-        widths = [5, *(column.width for column in (*self._columns.values(), *figures))]
+        cells = [_marked(row, name) for name in self._names]
+        widths = [column.width for column in (self._EPOCH, *self._columns, *figures)]
         lines.append(_aligned(zip([row.epoch, *cells, *row.figures.values()], widths, strict=True)))
         below = {name: value for name, value in row.metrics.items() if name in self._below}
         return lines + format_pairs(below, row.best) if below else lines
@@ -95,20 +104,19 @@ class EpochRows:
     def _add_columns(self, metrics: Iterable[str], figures: list[_Column]) -> bool:
         """Give new metrics a column where there is room; return whether one has got it."""
         expected = () if self.has_header else self._expected
-        new = [name for name in dict.fromkeys((*expected, *metrics)) if not {name} & {*self._columns, *self._below}]
-        had = len(self._columns)
-        for name in sorted(new, key=_rank):
-            title = _title(name)
-            if any(column.title == title for column in self._columns.values()):
-                title = name
-            column = _Column(title, max(len(title), _NARROWEST))
-            taken = 5 + sum(_GAP + other.width for other in (*self._columns.values(), *figures, column))
-            if taken <= WIDTH:
-                self._columns[name] = column
-            else:
-                self._below.add(name)
-        self._columns = {name: self._columns[name] for name in sorted(self._columns, key=_rank)}
-        return len(self._columns) > had
+        known = {*self._names, *self._below}
+        new = sorted((name for name in dict.fromkeys((*expected, *metrics)) if name not in known), key=_rank)
+        others = [self._EPOCH, *figures]
+        # A second line of the header is there for what it makes room for.
+        fitting = max((_fitting(self._names, new, others, stacked) for stacked in (False, True)), key=len)
+        self._below.update({*new} - {*fitting})
+        if len(fitting) == len(self._names):
+            return False
+        self._names = sorted(fitting, key=_rank)
+        one_line = _columns(self._names, stacked=False)
+        fits = _width([*others, *one_line]) <= WIDTH
+        self._columns = one_line if fits else _columns(self._names, stacked=True)
+        return True
 
 
 def is_loss(metric_name: str) -> bool:
@@ -182,8 +190,40 @@ def _rank(name: str) -> int:
     return 1 if is_loss(name) else 2
 
 
+def _fitting(names: list[str], new: list[str], others: list[_Column], stacked: bool) -> list[str]:
+    """Return the names of the columns with those of the new metrics for which there is room besides the others."""
+    fitting, taken = [*names], {column.title for column in others}
+    for name in new:
+        columns = _columns([*fitting, name], stacked=stacked)
+        if _title(name) not in taken and _width([*others, *columns]) <= WIDTH:
+            fitting.append(name)
+    return fitting
+
+
+def _columns(names: Iterable[str], *, stacked: bool) -> list[_Column]:
+    """Return the columns of metrics, of which those that would have the same title have their full names."""
+    titles = {name: _title(name) for name in names}
+    counts = Counter(titles.values())
+    unlike = [title if counts[title] == 1 else name for name, title in titles.items()]
+    if not stacked:
+        return [_Column(title, max(len(title), _NARROWEST)) for title in unlike]
+    parts = [_in_two(title) for title in unlike]
+    return [_Column(title, max(len(above), len(title), _NARROWEST_STACKED), above) for above, title in parts]
+
+
+def _in_two(title: str) -> tuple[str, str]:
+    """Split a title at the space that makes it narrowest; one of a single word has no first part."""
+    spaces = [index for index, character in enumerate(title) if character == " "]
+    splits = [("", title), *((title[:index], title[index + 1 :]) for index in spaces)]
+    return min(splits, key=lambda parts: max(map(len, parts)))
+
+
+def _width(columns: Collection[_Column]) -> int:
+    return sum(_GAP + column.width for column in columns) - _GAP
+
+
 def _title(name: str) -> str:
-    return name.removesuffix("_epoch").replace("_", " ").strip() or name
+    return " ".join(name.removesuffix("_epoch").replace("_", " ").split()) or name
 
 
 def _marked(row: EpochRow, name: str) -> str:

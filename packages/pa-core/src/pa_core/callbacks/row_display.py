@@ -46,6 +46,7 @@ class EpochTable:
         self._metrics: dict[str, float] = {}
         self._late: set[str] = set()
         self._epoch = ""
+        self._holds_intermediate = False
 
     def add(self, trainer: AnyTrainer, metrics: Mapping[str, float], *, late: Collection[str] = ()) -> None:
         """Note what the next row is going to say.
@@ -55,10 +56,15 @@ class EpochTable:
             metrics: Values by the full names of the metrics.
             late: Names of metrics that were recorded after the row that they belong to: they come below that.
         """
-        self._late.update(late)
+        if not self._holds_intermediate:
+            self._late.update(late)
         if metrics and not self._metrics:
             self._epoch = str(trainer.run_history.current_epoch)
         self._metrics.update(metrics)
+
+    def hold_row(self) -> None:
+        """Note that the row of an evaluation within a training epoch is not complete: another set is evaluated."""
+        self._holds_intermediate = True
 
     def print_row(self, trainer: AnyTrainer, *, is_intermediate: bool = False) -> None:
         """Print what was noted as a row, if anything was.
@@ -67,6 +73,7 @@ class EpochTable:
             trainer: The trainer.
             is_intermediate: Whether the row is of an evaluation within a training epoch.
         """
+        is_intermediate, self._holds_intermediate = is_intermediate or self._holds_intermediate, False
         if not self._metrics:
             return
         lines = self._lines_of_late(is_intermediate)
@@ -174,8 +181,12 @@ class RowDisplay(TrainerCallback):
 
     @override
     def on_eval_epoch_end(self, trainer: AnyTrainer, *, is_intermediate: bool = False, **kwargs: Any) -> None:
-        """Print the row of an evaluation within the epoch."""
-        if is_intermediate and self._is_last():
+        """Print the row of an evaluation within the epoch, when all of its sets are evaluated."""
+        if not is_intermediate or not self._is_last():
+            return
+        if trainer._eval_sets.num_to_come:  # pyright: ignore[reportPrivateUsage]  # nobody else needs to know
+            self._table.hold_row()
+        else:
             self._table.print_row(trainer, is_intermediate=True)
 
     @override
