@@ -10,7 +10,7 @@ is worth.
 
 The last lines that it prints:
 
-    The teacher recognised 98.0% of the test digits
+    The teacher recognised 97.0% of the test digits
     The student recognised 94.7%, and 92.7% without a teacher
 """
 
