@@ -18,7 +18,7 @@ class Arguments:
 
     Attributes:
         usual: Of most launches.
-        two_ranks: Of those with two ranks, where a test of the example needs it to learn more.
+        two_ranks: Of those with two ranks, if others.
         beside_torchvision: Whether it needs a package that imports torchvision.
     """
 
@@ -32,7 +32,7 @@ class Arguments:
 
 
 LAUNCHES = {
-    "average_weights": Arguments(two_ranks=("--epochs=12",)),
+    "average_weights": Arguments(("--epochs=12",), two_ranks=("--epochs=2",)),
     "character_transformer": Arguments(),
     "custom_event": Arguments(),
     "custom_logger": Arguments(("--epochs=3",)),
