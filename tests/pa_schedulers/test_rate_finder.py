@@ -133,7 +133,6 @@ class Counts(Trainer[Any, Any, Any, Any]):
         return {**output, "loss": output["loss"] / self.steps}
 
 
-@pytest.mark.runs_on("one_process", "two_ranks")
 def test_what_no_state_dict_has_is_as_before() -> None:
     """A loss function with parameters, attributes of modules and of the trainer, gradients, generators of a loader."""
     ended: list[list[Tensor]] = []
