@@ -319,7 +319,7 @@ def types(session: nox.Session) -> None:
     sources = [f"packages/{one.name}/src" for one in DISTRIBUTIONS]
     environment.run_side_by_side(
         ["pyright", "--pythonpath", str(environment.interpreter)],
-        ["mypy", *sources, "tests", "examples", "tools", "docs", "noxfile.py"],
+        ["mypy", *sources, "tests", "benchmarks", "examples", "tools", "docs", "noxfile.py"],
     )
 
 
@@ -447,7 +447,7 @@ def benchmark(session: nox.Session) -> None:
         environment = Environment(session, f"peer_{name}")
         environment.install(*requirements)
         arguments.append(f"--peer={name}={environment.interpreter}")
-    everything(session).run("python", "-m", "tests.benchmarks", *arguments)
+    everything(session).run("python", "-m", "benchmarks", *arguments)
 
 
 @nox.session
@@ -462,7 +462,7 @@ def ports(session: nox.Session) -> None:
 @nox.session
 def goodput(session: nox.Session) -> None:
     """Measure what is left of a run that is killed every 15 seconds: `-- [--kills N] [--every SECONDS] [--write]`."""
-    everything(session).run("python", "-m", "tests.goodput", *session.posargs)
+    everything(session).run("python", "-m", "benchmarks.goodput", *session.posargs)
 
 
 @nox.session

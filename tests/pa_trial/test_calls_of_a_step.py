@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.benchmarks.calls import calls_of_step
-from tests.benchmarks.measures import loop_named
-from tests.benchmarks.tasks import TASKS
+from benchmarks.calls import calls_of_step
+from benchmarks.measures import loop_named
+from benchmarks.tasks import TASKS
 
 pytestmark = pytest.mark.runs_on("two_ranks")
 

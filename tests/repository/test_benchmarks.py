@@ -13,15 +13,15 @@ import pytest
 import torch
 from torch.utils.data import Subset
 
-from tests.benchmarks.__main__ import main
-from tests.benchmarks.calls import calls_of_edge, calls_of_step
-from tests.benchmarks.chapters import time_chapters
-from tests.benchmarks.comparisons import COMPARISONS
-from tests.benchmarks.measures import loop_named
-from tests.benchmarks.page import as_page
-from tests.benchmarks.processes import ROOT
-from tests.benchmarks.report import rows
-from tests.benchmarks.tasks import TASKS, AdversarialTask, Sentences, Task
+from benchmarks.__main__ import main
+from benchmarks.calls import calls_of_edge, calls_of_step
+from benchmarks.chapters import time_chapters
+from benchmarks.comparisons import COMPARISONS
+from benchmarks.measures import loop_named
+from benchmarks.page import as_page
+from benchmarks.processes import ROOT
+from benchmarks.report import rows
+from benchmarks.tasks import TASKS, AdversarialTask, Sentences, Task
 from tests.launching import run_command
 
 LOOPS = ("by_hand", "by_accelerate", "ours_bare", "ours")
@@ -101,15 +101,13 @@ def test_all_loops_evaluate_the_same_samples() -> None:
             seen.append(len(inputs[0]))
 
         task.model.register_forward_pre_hook(note)
-        importlib.import_module(f"tests.benchmarks.loops.{loop}").evaluate(task, 1)
+        importlib.import_module(f"benchmarks.loops.{loop}").evaluate(task, 1)
         assert sum(seen) == 1797
 
 
 def test_one_command_prints_the_table() -> None:
     """Figures come from processes of their own; what is promised is marked as kept or missed."""
-    launched = run_command(
-        [sys.executable, "-m", "tests.benchmarks", "importing, after torch", "--rounds", "1"], folder=ROOT
-    )
+    launched = run_command([sys.executable, "-m", "benchmarks", "importing, after torch", "--rounds", "1"], folder=ROOT)
     assert launched.status == 0
     (row,) = [line for line in launched.output.splitlines() if "pa core" in line]
     assert row.endswith(("kept", "MISSED"))
@@ -167,7 +165,7 @@ def test_figures_of_another_machine_are_not_mixed_in(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Rows of the same machine and versions can be added on any day; others would compare what does not compare."""
-    monkeypatch.setattr("tests.benchmarks.__main__.heading", lambda: "Measured on another machine")
+    monkeypatch.setattr("benchmarks.__main__.heading", lambda: "Measured on another machine")
     monkeypatch.setattr(sys, "argv", ["benchmarks", "epoch", "--write"])
     with pytest.raises(SystemExit):
         main()

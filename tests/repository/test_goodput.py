@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.goodput.moments import Moments, read_moments
-from tests.goodput.progress import ProgressFile
-from tests.goodput.report import VARIANTS, Measured, as_page, percentile
-from tests.goodput.runs import Disturbed, Recovery, Undisturbed
-from tests.goodput.script import MOMENTS, PROGRESS
-from tests.goodput.script import main as run_script
+from benchmarks.goodput.moments import Moments, read_moments
+from benchmarks.goodput.progress import ProgressFile
+from benchmarks.goodput.report import VARIANTS, Measured, as_page, percentile
+from benchmarks.goodput.runs import Disturbed, Recovery, Undisturbed
+from benchmarks.goodput.script import MOMENTS, PROGRESS
+from benchmarks.goodput.script import main as run_script
 
 
 def measured() -> Measured:

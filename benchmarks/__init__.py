@@ -1,0 +1,1 @@
+"""What training costs, measured: see README.md."""
