@@ -852,11 +852,10 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
             self._step_means,
             self._call_event,
             self._trained_models.call_for_all,
-            has_one_optimizer=self._trained_models.has_one_optimizer,
         )
         self._hooks = UpdateHooks(
             self._training_batches.start,
-            self._training_batches.report_loss,
+            None if self._trained_models.has_one_optimizer else self._training_batches.report_loss,
             self._training_batches.finish,
             self._backward,
             self._make_step,

@@ -39,7 +39,6 @@ class TrainingBatches(Generic[BatchT]):
         step_means: What its steps log.
         call_event: Calls the listeners of an event.
         call_for_all: Calls something in a step in which some processes have no sample, or makes up for it on those.
-        has_one_optimizer: Whether one optimizer trains all that is trained; the losses of several are logged by name.
     """
 
     def __init__(
@@ -50,8 +49,6 @@ class TrainingBatches(Generic[BatchT]):
         step_means: StepMeans,
         call_event: CallEvent,
         call_for_all: CallForAll,
-        *,
-        has_one_optimizer: bool,
     ) -> None:
         self._run = run
         self._progress = progress
@@ -59,7 +56,6 @@ class TrainingBatches(Generic[BatchT]):
         self._step_means = step_means
         self._call_event = call_event
         self._call_for_all = call_for_all
-        self._has_one_optimizer = has_one_optimizer
         self._first_step = 0
         self._last: BatchT | None = None
 
@@ -112,7 +108,7 @@ class TrainingBatches(Generic[BatchT]):
             name: The name of what is trained.
             report: Its loss.
         """
-        if self._step_means.is_in_step and not (self._has_one_optimizer or part.is_empty):
+        if self._step_means.is_in_step and not part.is_empty:
             self._step_means.log(f"{name}_loss", report.loss, count=report.weight)
 
     def finish(self, finished: FinishedBatch) -> None:

@@ -66,14 +66,14 @@ class UpdateHooks:
     Attributes:
         start_batch: Called with the part that a batch has in the update, and the batch; returns what to hand out.
         report_loss: Called with the part of a batch, the name of what is trained, and its loss, once no more of it can
-            come: before its step, or when the next batch or the end of the update does.
+            come: before its step, or when the next batch or the end of the update does. None where all is one loss.
         finish_batch: Called when the body of a batch is over, or the first step is about to be made.
         backward: Called with what is trained, the loss, the part of the batch, and whether to keep the graph.
         make_step: Called with what is to be stepped, the part of the last batch, and whether it is the first step.
     """
 
     start_batch: Callable[[MicroBatch, Any], Any]
-    report_loss: Callable[[MicroBatch, str, LossReport], None]
+    report_loss: Callable[[MicroBatch, str, LossReport], None] | None
     finish_batch: Callable[[FinishedBatch], None]
     backward: Callable[[TrainedModel, Tensor, MicroBatch, bool], None]
     make_step: Callable[[TrainedModel, MicroBatch, bool], None]
@@ -157,8 +157,10 @@ class Update(Generic[BatchT]):
         self._finish_batch()
         if self.is_at_last_batch:
             raise StopIteration
-        self._report_losses()
-        self._reports, self._reported = {}, set()
+        if self._hooks.report_loss:
+            self._report_losses(self._hooks.report_loss)
+            self._reported = set()
+        self._reports = {}
         part, batch = next(self._batches)
         batch = self._hooks.start_batch(part, batch)
         self._part, self._batch, self._is_in_batch = part, batch, True
@@ -236,7 +238,8 @@ class Update(Generic[BatchT]):
             raise mistakes.no_backward_of_last_batch(trained.name)
         if not trained.has_gradients():
             raise mistakes.no_gradients_left(trained.name)
-        self._report_loss(trained.name)
+        if self._hooks.report_loss:
+            self._report_losses(self._hooks.report_loss, trained.name)
         self._finish_batch()
         self._hooks.make_step(trained, part, not self._stepped)
         self._stepped.add(trained.name)
@@ -258,7 +261,8 @@ class Update(Generic[BatchT]):
 
     def close(self) -> None:
         """Forget the batches: a script may keep the update, and a batch would stay on the device with it."""
-        self._report_losses()
+        if self._hooks.report_loss:
+            self._report_losses(self._hooks.report_loss)
         self._is_over = True
         self._batch, self._batches = None, iter(())
 
@@ -268,15 +272,12 @@ class Update(Generic[BatchT]):
             batch, self._batch = self._batch, None
             self._hooks.finish_batch(FinishedBatch(self._part, batch, self._samples, self._reports))
 
-    def _report_losses(self) -> None:
-        for name in self._reports:
-            self._report_loss(name)
-
-    def _report_loss(self, name: str) -> None:
-        """Report the loss of a model, to which passes after the step of another one may have added."""
-        if self._part is not None and name in self._reports.keys() - self._reported:
-            self._reported.add(name)
-            self._hooks.report_loss(self._part, name, self._reports[name])
+    def _report_losses(self, report: Callable[[MicroBatch, str, LossReport], None], *names: str) -> None:
+        """Report the losses of some models, or of all, to which passes after the step of another one may have added."""
+        for name in names or tuple(self._reports):
+            if self._part is not None and name in self._reports.keys() - self._reported:
+                self._reported.add(name)
+                report(self._part, name, self._reports[name])
 
     def _find(self, name: str | None, call: str) -> TrainedModel:
         if name is None and len(self._trained) == 1:
