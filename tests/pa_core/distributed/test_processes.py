@@ -74,6 +74,20 @@ WithOwnAccelerator(torch.nn.Linear(1, 1), None, None)
 print("trains by itself")
 """
 
+BEFORE_ANY_TRAINER = """
+import os, sys
+import torch
+from pa_core import gather_objects
+from pa_core.distributed import gather, sum_over_processes
+
+mine = os.environ["RANK"]
+number = torch.tensor([int(mine)])
+if sys.argv[1] == "gather_objects":
+    print(gather_objects(mine))
+else:
+    print({"gather": gather, "sum_over_processes": sum_over_processes}[sys.argv[1]](number).tolist())
+"""
+
 
 def idle_trainer() -> Trainer[nn.Linear]:
     """A trainer that nobody trains with."""
@@ -160,6 +174,23 @@ def test_a_leftover_world_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(UnsupportedConfigurationError, match="WORLD_SIZE=2 without RANK"):
         idle_trainer()
+
+
+@pytest.mark.parametrize("of_all", ["gather_objects", "gather", "sum_over_processes"])
+def test_what_is_gathered_before_any_trainer_is_of_all_processes(of_all: str, launch: Launch) -> None:
+    """In a script that has made no trainer yet, the processes are connected, instead of each being told of itself."""
+    launched = launch(BEFORE_ANY_TRAINER, of_all, ranks=2)
+    assert launched.status == 0
+    assert launched.output.count({"gather_objects": "['0', '1']", "gather": "[0, 1]"}.get(of_all, "[1]")) == 2
+
+
+def test_gathering_when_it_is_too_late_to_connect(trainer: Trainer[nn.Linear], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where accelerate has taken one of two launched processes for the only one, it is an error that says so."""
+    assert trainer.num_processes == 1
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(UnsupportedConfigurationError, match="not connected with the others that were launched"):
+        gather_objects("mine")
 
 
 @on_one_and_two_ranks

@@ -8,7 +8,16 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from pa_core import DEFAULT_CALLBACKS, AnyTrainer, BatchOutput, CallbackHandler, TrainerCallback, get_default_callbacks
+from pa_core import (
+    DEFAULT_CALLBACKS,
+    AnyTrainer,
+    BatchOutput,
+    CallbackHandler,
+    Trainer,
+    TrainerCallback,
+    get_default_callbacks,
+)
+from pa_core.callbacks import CallbackLike
 from pa_core.testing import RecordingCallback
 from tests.typing.vocabulary import (
     Batch,
@@ -93,6 +102,29 @@ def test_an_event_that_is_named_by_its_method_is_checked() -> None:
     trainer = FindingTrainer(net, None, make_optimizer(net), callbacks=[check])
     trainer.train(make_data(), num_epochs=1, collate_fn=collate)
     assert check.brightest == torch.tensor(3.1).item()
+
+
+def test_an_event_of_ones_own_may_take_whatever_comes() -> None:
+    """An event with ``**kwargs`` is checked too, where ``self`` cannot be one of them."""
+
+    class Listener(TrainerCallback):
+        brightest = 0
+
+        def on_pixels(self, /, trainer: AnyTrainer, pixels: int, **kwargs: Any) -> None:
+            self.brightest = max(pixels, *kwargs.values())
+
+    listener = Listener()
+    trainer = NetTrainer(Net(), None, None, callbacks=[listener])
+    trainer.callback_handler.call_event(Listener.on_pixels, trainer, pixels=3, more=4)
+    assert listener.brightest == 4
+
+
+def test_classes_and_instances_in_a_variable() -> None:
+    """A list of both is one of callbacks, for any trainer or for one class of them, where it is annotated."""
+    for_any: list[CallbackLike] = [ForAnyTrainer, RecordingCallback(), *DEFAULT_CALLBACKS]
+    for_one: list[CallbackLike[NetTrainer]] = [*for_any, ForNetTrainer()]
+    assert len(Trainer(Net(), None, None, callbacks=for_any).callback_handler.callbacks) == len(for_any)
+    assert len(NetTrainer(Net(), None, None, callbacks=for_one).callback_handler.callbacks) == len(for_one)
 
 
 def test_default_callbacks_are_for_any_trainer() -> None:

@@ -16,7 +16,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from pa_core.errors import ArgumentTypeError, ConfigurationError
+from pa_core import _accelerate
+from pa_core.errors import ArgumentTypeError, ConfigurationError, UnsupportedConfigurationError
 from pa_core.module_tensors import buffers_of_module, parameters_of_module
 from pa_core.sharded_tensors import is_sharded, reshard
 from pa_core.types import TensorsT
@@ -55,6 +56,29 @@ def rank() -> int:
     return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
 
 
+def _is_alone() -> bool:
+    """Return whether the run has one process, after connecting those that a launcher has started.
+
+    A trainer connects them too: this is for what is called before the first one is made.
+    """
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_world_size() == 1
+    launched = os.environ.get("WORLD_SIZE", "1")
+    if launched == "1":
+        return True
+    _accelerate.process_state()
+    if num_processes() > 1:
+        if runs_on_gloo():
+            leave_processes_at_exit()
+        return False
+    raise UnsupportedConfigurationError(
+        "This process is not connected with the others that were launched.",
+        given=f"WORLD_SIZE={launched}, while accelerate runs 1 process",
+        expected="processes that can tell each other what they have",
+        do="Make the trainer, or call this, before PartialState() or Accelerator() of accelerate.",
+    )
+
+
 def leave_processes_at_exit() -> None:
     """Make this process leave the others in order when it ends; for gloo.
 
@@ -81,7 +105,7 @@ def sum_over_processes(values: Tensor) -> Tensor:
     Args:
         values: A tensor of the same shape on each process, on the device of the run.
     """
-    if num_processes() == 1:
+    if _is_alone():
         return values
     # Of gloo's collectives, the one that adds up takes half as long again as the one that brings together.
     return values_of_all(values).sum(0)
@@ -93,7 +117,7 @@ def values_of_all(values: Tensor) -> Tensor:
     Args:
         values: A tensor of the same shape on each process, on the device of the run.
     """
-    if num_processes() == 1:
+    if _is_alone():
         return values[None]
     of_each = [torch.empty_like(values) for _ in range(num_processes())]
     _collectives.all_gather(of_each, values)
@@ -110,13 +134,13 @@ def broadcast_buffers(module: nn.Module) -> None:
 
     Buffers of one dtype travel together, so that the cost does not grow with the number of layers.
     """
-    if num_processes() > 1:
+    if not _is_alone():
         broadcast_tensors(buffers_of_module(module))
 
 
 def broadcast_weights(module: nn.Module) -> None:
     """Give every process the parameters and the buffers of rank zero; sharded ones, which it has not got, stay."""
-    if num_processes() > 1:
+    if not _is_alone():
         reshard(module)
         tensors = (*parameters_of_module(module), *buffers_of_module(module))
         broadcast_tensors([tensor for tensor in tensors if not is_sharded(tensor)])
@@ -197,14 +221,13 @@ def _map_tensors(function: Callable[[Tensor], Tensor], data: object) -> Any:
 
 def _gather_tensor(tensor: Tensor, padding_value: float | None) -> Tensor:
     rows = tensor.detach().contiguous() if tensor.dim() else tensor.detach().reshape(1)
-    world = num_processes()
-    if world == 1:
+    if _is_alone():
         return rows
     shapes = _shapes_of_all(rows)
     _require_fitting(shapes, padding_value)
     padded = rows.new_full([max(sizes) for sizes in zip(*shapes, strict=True)], padding_value or 0)
     padded[tuple(slice(size) for size in rows.shape)] = rows
-    gathered = [torch.empty_like(padded) for _ in range(world)]
+    gathered = [torch.empty_like(padded) for _ in range(num_processes())]
     _collectives.all_gather(gathered, padded)
     return torch.cat([piece[: shape[0]] for piece, shape in zip(gathered, shapes, strict=True)])
 
@@ -241,12 +264,19 @@ def _require_fitting(shapes: list[list[int]], padding_value: float | None) -> No
 def gather_objects(value: _R) -> list[_R]:
     """Return the picklable Python objects of all processes, in the order of the ranks.
 
-    Every process must call this. The objects are pickled between processes of one run, never read from a file.
+    Every process must call this. The objects are pickled between processes of one run, never read from a file. Before
+    any trainer is made, it connects the processes that a launcher has started.
+
+    Raises:
+        UnsupportedConfigurationError: A launcher has started several processes, and they cannot be connected.
+
+    Example:
+        >>> gather_objects({"samples": 12})
+        [{'samples': 12}]
     """
-    world = num_processes()
-    if world == 1:
+    if _is_alone():
         return [value]
-    gathered: list[Any] = [None] * world
+    gathered: list[Any] = [None] * num_processes()
     _collectives.all_gather_object(gathered, value)
     return gathered
 
