@@ -6,7 +6,7 @@ import random
 import re
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -323,7 +323,7 @@ def test_a_model_without_its_parameters_is_refused() -> None:
 def test_a_model_in_place_of_a_trainer_is_refused() -> None:
     """With an error that says what is expected."""
     with pytest.raises(ArgumentTypeError, match="trainer of type Linear"):
-        find_learning_rate(nn.Linear(8, 3), samples())  # type: ignore[arg-type]  # what is refused
+        find_learning_rate(cast("Trainer", nn.Linear(8, 3)), samples())
 
 
 def test_an_optimizer_that_is_made_later_is_refused() -> None:

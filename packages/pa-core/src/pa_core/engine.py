@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any, Concatenate, Literal, ParamSpec, Self, cast
@@ -72,7 +72,7 @@ from pa_core.types import (
 )
 from pa_core.unwrapping import unwrap_model
 
-__all__ = ["Engine"]
+__all__ = ["Engine", "nothing_kept_of_runs"]
 
 _P = ParamSpec("_P")
 
@@ -209,8 +209,10 @@ class Engine(AnyTrainer):
 
     @contextmanager
     def _attributes_kept(self) -> Generator[None]:
-        """The context of a run of which no attribute tells afterwards: not its progress, its data or its settings."""
+        """The context of runs of which no attribute tells afterwards: not their progress, data, settings or scaler."""
         attributes, safe_points = dict(vars(self)), dict(vars(self._safe_points))
+        scaler = self._accelerator.scaler
+        of_scaler = None if scaler is None else scaler.state_dict()
         self._loss_tracker, self._step_means = LossTracker(), StepMeans()
         try:
             yield
@@ -220,6 +222,8 @@ class Engine(AnyTrainer):
             vars(self).update(attributes)
             self._private_parts.renew(self)
             vars(self._safe_points).update(safe_points)
+            if scaler is not None and of_scaler is not None:
+                scaler.load_state_dict(of_scaler)
 
     def _require_ready(self, name: Literal["train", "evaluate", "predict"]) -> None:
         """Refuse to begin a run on parts that are not the engine's own, or within another run."""
@@ -668,3 +672,25 @@ def _trainer_class(cls: type[Engine]) -> type[Engine]:
 def _unset() -> Any:
     """The value of attributes that have one from the first run on, and are typed as if they always had."""
     return None
+
+
+def nothing_kept_of_runs(engine: Engine) -> AbstractContextManager[None]:
+    """Return a context whose runs leave no trace in a trainer's attributes: progress, data, settings, fp16's scaler.
+
+    Weights, optimizers and random numbers are the caller's to restore.
+
+    Args:
+        engine: The trainer.
+
+    Example:
+        >>> from pa_core import Trainer
+        >>> from pa_core.testing import make_regression
+        >>> model = torch.nn.Linear(4, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> trainer = Trainer(model, torch.nn.MSELoss(), optimizer, callbacks=[])
+        >>> with nothing_kept_of_runs(trainer):
+        ...     trainer.train(make_regression(64), num_epochs=1)
+        >>> trainer.num_updates_completed
+        0
+    """
+    return engine._attributes_kept()  # pyright: ignore[reportPrivateUsage]  # the door for other distributions

@@ -41,6 +41,7 @@ from pa_core.distributed.fail_fast import ending_process_unless_all_fail
 from pa_core.distributed.gloo_forks import fork_between_collectives
 from pa_core.distributed.shared_errors import showing_errors_once, store_of_processes
 from pa_core.distributed.watch import DEFAULT_MAX_WAIT_SECONDS, Place, RunWatch
+from pa_core.engine import nothing_kept_of_runs
 from pa_core.module_tensors import buffers_of_module, parameters_of_module
 from pa_core.optimizer_parameters import parameters_of
 from pa_core.orders.epoch_order import index_list
@@ -120,6 +121,7 @@ __all__ = [
     "misfit_of_optimizer",
     "misfit_of_scheduler",
     "mix",
+    "nothing_kept_of_runs",
     "parameters_of",
     "parameters_of_module",
     "pin_memory",

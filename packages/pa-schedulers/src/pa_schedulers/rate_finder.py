@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +34,7 @@ from pa_core import (
     TrainerCallback,
     UnsupportedConfigurationError,
 )
+from pa_core.parts import nothing_kept_of_runs
 from pa_core.plot_style import PlotStyle, plot_style
 from pa_schedulers.argument_checks import whole_number
 
@@ -165,7 +166,7 @@ def find_learning_rate(
         >>> 0.01 < found.suggestion < 1
         True
     """
-    if not isinstance(trainer, Trainer):
+    if not isinstance(trainer, Trainer):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may be untyped
         raise ArgumentTypeError(
             "A learning rate is searched for with a trainer.",
             given=f"trainer of type {type(trainer).__name__}",
@@ -173,7 +174,7 @@ def find_learning_rate(
             do="Make a Trainer of model, loss function and optimizer, and pass that.",
         )
     num_updates = whole_number("num_updates", num_updates, minimum=2)
-    are_numbers = all(isinstance(rate, (int, float)) for rate in (lowest, highest))
+    are_numbers = all(isinstance(rate, (int, float)) for rate in cast("tuple[object, ...]", (lowest, highest)))
     if not are_numbers or not 0 < lowest < highest < math.inf:
         raise ConfigurationError(
             "There are no rates between these.",
@@ -302,11 +303,8 @@ def _left_as_it_was(trainer: Trainer[Any, Any, Any, Any], *data: object) -> Gene
         for value in group.values()
         if isinstance(value, Tensor)
     ]
-    scaler = trainer._accelerator.scaler  # pyright: ignore[reportPrivateUsage]  # fp16's, which all runs share
-    of_scaler = None if scaler is None else scaler.state_dict()
-    kept = trainer._attributes_kept()  # pyright: ignore[reportPrivateUsage]  # for searches alone
     try:
-        with kept, _same_random_numbers(trainer.device), _same_generators(data):
+        with nothing_kept_of_runs(trainer), _same_random_numbers(trainer.device), _same_generators(data):
             trainer.run_history = InMemoryRunHistory()
             yield
     finally:
@@ -328,8 +326,6 @@ def _left_as_it_was(trainer: Trainer[Any, Any, Any, Any], *data: object) -> Gene
             for name in vars(optimizer).keys() - attributes.keys():  # schedulers of torch replace its step()
                 del vars(optimizer)[name]
             vars(optimizer).update(attributes)
-        if scaler is not None and of_scaler is not None:
-            scaler.load_state_dict(of_scaler)
 
 
 class _Module(NamedTuple):
