@@ -87,7 +87,10 @@ def assert_it_reached_its_result(ran: Launched, processes: str, precision: str) 
     assert float(result) >= 95.0
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "way",
+    [pytest.param(way, marks=[pytest.mark.whole_proof] if way == "accelerate launch" else []) for way in WAYS],
+)
 @pytest.mark.parametrize("name", LAUNCHES)
 def test_an_example_prints_what_its_docstring_shows(name: str, way: str, shared_launch: SharedLaunches) -> None:
     """However it is launched, its last lines are those of its docstring, but for the numbers in them."""

@@ -14,11 +14,15 @@ from tests.examples.porting import PAGES, PORTS, Port, changes, differences, wit
 from tests.launching import Launch
 
 MOST_CHANGED_LINES = {"trainer": 15, "own": 25}
-TRAINED_EACH_TIME = {"pytorch/digits", "accelerate/tumours", "transformers/classify"}
-"""The scripts that train as they were; `--whole-proof` trains the others too. All ports are trained each time."""
+EACH_TIME = {"pytorch/digits", "accelerate/tumours", "lightning/digits", "transformers/classify"}
+"""One script of each kind, and its port; `--whole-proof` trains the others too."""
 KILLED_AFTER = Path(__file__).with_name("killed_after.py")
 
 all_ports = pytest.mark.parametrize("port", PORTS, ids=lambda port: port.name)
+trained_ports = [
+    pytest.param(port, id=port.name, marks=[] if port.name in EACH_TIME else [pytest.mark.whole_proof])
+    for port in PORTS
+]
 
 
 @all_ports
@@ -48,14 +52,7 @@ def test_a_difference_leaves_indentation_aside() -> None:
     assert "+    for update in run.updates():" in shown
 
 
-@pytest.mark.parametrize(
-    "port",
-    [
-        pytest.param(port, id=port.name, marks=[] if port.name in TRAINED_EACH_TIME else [pytest.mark.whole_proof])
-        for port in PORTS
-        if port.kind != "lightning"
-    ],
-)
+@pytest.mark.parametrize("port", [one for one in trained_ports if not str(one.id).startswith("lightning")])
 def test_a_script_learns_as_its_port_does(launch: Launch, port: Port) -> None:
     """It ends with a metric between the bounds that hold for the port too; `tests/peers` tries those of Lightning."""
     script = launch(port.original, *port.arguments)
@@ -63,7 +60,7 @@ def test_a_script_learns_as_its_port_does(launch: Launch, port: Port) -> None:
     assert port.has_learned(script.output)
 
 
-@all_ports
+@pytest.mark.parametrize("port", trained_ports)
 def test_a_port_that_is_killed_ends_as_one_that_is_not(tmp_path: Path, port: Port) -> None:
     """It learns; killed in mid-run and started again, it ends with the same weights and optimizer, bit for bit."""
     whole, interrupted = tmp_path / "whole", tmp_path / "interrupted"
