@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 import torch
 from accelerate.utils import write_basic_config
+from torch.utils.data import DataLoader
 
+from pa_core import AnyTrainer
 from pytorch_accelerated.schedulers import CosineLrScheduler
 from tests.launching import run_command
 from tests.pa_compat.script_runs import SCRIPTS, names_of
@@ -28,14 +30,24 @@ def samples() -> dict[str, Any]:
     return names_of("reference_samples.py")
 
 
+def tolerance(trainer: AnyTrainer) -> float:
+    """How far the metrics of a run may be from those in full precision."""
+    return 1e-5 if trainer.run_config.mixed_precision == "no" else 0.02
+
+
 @everywhere
 def test_sample_quickstart() -> None:
-    """The first script trains, evaluates after each epoch, and tests at the end."""
-    train_losses, evaluation_loss = names_of("quickstart.py")["main"]()
+    """The first script trains, evaluates after each epoch, and tests at the end: on each sample of the test once."""
+    train_losses, eval_losses, trainer, test_dataset = names_of("quickstart.py")["main"]()
 
-    assert len(train_losses) == 8
+    assert len(train_losses) == len(eval_losses) == 8
     assert train_losses[-1] < train_losses[0] / 3
-    assert evaluation_loss < 0.5
+    ((images, labels),) = DataLoader(test_dataset, batch_size=len(test_dataset))
+    with torch.no_grad():
+        by_hand = torch.nn.functional.cross_entropy(trainer.model(images), labels).item()
+    assert by_hand < 0.5
+    recorded = trainer.run_history.get_latest_metric("evaluation_loss")
+    assert recorded == pytest.approx(by_hand, abs=tolerance(trainer))
 
 
 def test_sample_launching_with_a_configuration_file(tmp_path: Path) -> None:
@@ -86,12 +98,20 @@ def test_sample_what_goes_on_inside_the_trainer(samples: dict[str, Any]) -> None
 
 
 @everywhere
-def test_sample_metrics_in_the_loop_and_in_a_callback(samples: dict[str, Any]) -> None:
-    """Metrics of torchmetrics count the same in a subclass of the trainer and in a callback."""
-    in_loop, in_callback, by_hand = samples["metrics_in_loop_and_in_callback"]()
+@pytest.mark.parametrize("sample", ["metrics_in_the_loop", "metrics_in_a_callback"])
+def test_sample_metrics_of_torchmetrics(
+    samples: dict[str, Any], sample: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Metrics of a subclass or a callback are recorded once an epoch, for the whole dataset, and are shown."""
+    trainer, in_training, (of_evaluation, of_test) = samples[sample]()
 
-    assert in_loop == in_callback
-    assert in_loop["accuracy"] == pytest.approx(by_hand, abs=0.01)  # of 300 digits, in the precision of the run
+    assert of_evaluation["accuracy"] > 0.8
+    assert len(in_training) == 3
+    assert in_training[-1] == pytest.approx(of_evaluation["recall"], abs=tolerance(trainer))
+    recorded = {name: float(trainer.run_history.get_latest_metric(name)) for name in of_test}
+    assert recorded == pytest.approx(of_test, abs=tolerance(trainer))
+    shown = f"{recorded['recall']:.4f}" in capsys.readouterr().out
+    assert shown == trainer.run_config.is_local_process_zero
 
 
 @everywhere
@@ -101,8 +121,16 @@ def test_sample_a_custom_logging_callback(samples: dict[str, Any], capsys: pytes
 
     assert client.uri == "https://tracking.example"
     assert client.tags["num_epochs"] == 2
-    logged = ["train_loss_epoch", "eval_loss_epoch"] * 2 if trainer.run_config.is_world_process_zero else []
-    assert [name for metrics in client.logged for name in metrics] == logged
+    assert client.tags["train_total_batch_size"] == 32 * trainer.run_config.num_processes
+    train_losses, eval_losses = (
+        list(trainer.run_history.get_metric_values(name)) for name in ("train_loss_epoch", "eval_loss_epoch")
+    )
+    logged = [
+        {name: losses[epoch]}
+        for epoch in range(2)
+        for name, losses in (("train_loss_epoch", train_losses), ("eval_loss_epoch", eval_losses))
+    ]
+    assert client.logged == (logged if trainer.run_config.is_world_process_zero else [])
     assert capsys.readouterr().out == ""
 
 
@@ -119,9 +147,15 @@ def test_sample_saving_predictions(samples: dict[str, Any], shared_tmp_path: Pat
 @everywhere
 def test_sample_a_custom_event(samples: dict[str, Any]) -> None:
     """An event of the user's own is called for each batch, and the run config is read by key."""
-    num_checked, num_updates = samples["custom_event"]()
+    num_checked, num_updates = samples["custom_event"](batch_size=16)
 
     assert num_checked == num_updates
+
+
+def test_sample_a_custom_event_can_end_a_run(samples: dict[str, Any]) -> None:
+    """What a callback finds wrong in an event of the user's own leaves ``train()``, as in any other event."""
+    with pytest.raises(AssertionError):
+        samples["custom_event"](batch_size=100)  # of 256 samples, the last batch has 56
 
 
 @everywhere
@@ -148,6 +182,12 @@ def test_sample_placeholders_of_one_cycle(samples: dict[str, Any]) -> None:
     assert len(rates) == 8 * updates_per_epoch
     assert max(rates) == pytest.approx(0.2, rel=0.01)
     assert rates[-1] == pytest.approx(0.2 / 25 / 1e4)
+
+
+@everywhere
+def test_sample_an_overridden_create_scheduler(samples: dict[str, Any]) -> None:
+    """A trainer that creates its own scheduler knows the length of the run, and makes the same cycle of it."""
+    assert samples["overridden_create_scheduler"]() == samples["one_cycle"]()
 
 
 @everywhere

@@ -4,7 +4,7 @@
 # mypy: ignore-errors
 # pyright: basic, reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false
 # pyright: reportOptionalMemberAccess=false
-# ruff: noqa: D102, D103, T201
+# ruff: noqa: D102, D103
 
 import sys
 
@@ -48,12 +48,13 @@ def main(num_epochs=8):
         per_device_batch_size=32,
     )
     train_losses = list(trainer.run_history.get_metric_values("train_loss_epoch"))
+    eval_losses = list(trainer.run_history.get_metric_values("eval_loss_epoch"))
     trainer.evaluate(
         dataset=test_dataset,
         per_device_batch_size=64,
     )
-    return train_losses, trainer.run_history.get_latest_metric("evaluation_loss")
+    return train_losses, eval_losses, trainer, test_dataset
 
 
 if __name__ == "__main__":
-    print(main(*map(int, sys.argv[1:])))
+    main(*map(int, sys.argv[1:]))

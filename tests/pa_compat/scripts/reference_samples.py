@@ -41,8 +41,8 @@ def create_metrics(num_classes):
     return MetricCollection(
         {
             "accuracy": Accuracy(task="multiclass", num_classes=num_classes),
-            "precision": Precision(task="multiclass", num_classes=num_classes),
-            "recall": Recall(task="multiclass", num_classes=num_classes),
+            "precision": Precision(task="multiclass", num_classes=num_classes, average="macro"),
+            "recall": Recall(task="multiclass", num_classes=num_classes, average="macro"),
         }
     )
 
@@ -86,16 +86,42 @@ class MetricsCallback(TrainerCallback):
         self.metrics.reset()
 
 
-def metrics_in_loop_and_in_callback():
-    in_loop = TrainerWithMetrics(10, create_model(), nn.CrossEntropyLoss(), None, callbacks=[])
-    in_callback = Trainer(create_model(), nn.CrossEntropyLoss(), None, callbacks=[MetricsCallback(num_classes=10)])
-    recorded = []
-    for trainer in (in_loop, in_callback):
-        trainer.evaluate(digits(0, 300), per_device_batch_size=64)
-        recorded.append({name: float(trainer.run_history.get_latest_metric(name)) for name in ("accuracy", "recall")})
-    ((images, labels),) = DataLoader(digits(0, 300), batch_size=300)
-    by_hand = (create_model()(images).argmax(-1) == labels).float().mean().item()
-    return (*recorded, by_hand)
+def metrics_in_the_loop():
+    model = create_model()
+    return train_and_test(
+        TrainerWithMetrics(10, model, nn.CrossEntropyLoss(), optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+    )
+
+
+def metrics_in_a_callback():
+    model = create_model()
+    return train_and_test(
+        Trainer(
+            model,
+            nn.CrossEntropyLoss(),
+            optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
+            callbacks=[MetricsCallback(num_classes=10), LogMetricsCallback],
+        )
+    )
+
+
+def train_and_test(trainer):
+    trainer.train(digits(0, 1024), num_epochs=3, eval_dataset=digits(1024, 1397), per_device_batch_size=32)
+    in_training = list(trainer.run_history.get_metric_values("recall"))
+    trainer.evaluate(digits(1397, 1797), per_device_batch_size=64)
+    expected = [metrics_by_hand(trainer.model, digits(1024, 1397)), metrics_by_hand(trainer.model, digits(1397, 1797))]
+    return trainer, in_training, expected
+
+
+def metrics_by_hand(model, dataset):
+    ((images, labels),) = DataLoader(dataset, batch_size=len(dataset))
+    counts = torch.bincount(labels * 10 + model(images).argmax(-1), minlength=100).view(10, 10)
+    hits = counts.diag()
+    return {
+        "accuracy": (hits.sum() / counts.sum()).item(),
+        "precision": (hits / counts.sum(dim=0)).mean().item(),
+        "recall": (hits / counts.sum(dim=1)).mean().item(),
+    }
 
 
 class Client:
@@ -191,13 +217,13 @@ class TrainerWithCustomEvent(Trainer):
         return super().calculate_train_batch_loss(batch)
 
 
-def custom_event():
+def custom_event(batch_size):
     model = create_model()
     check = CheckShapes()
     trainer = TrainerWithCustomEvent(
         model, nn.CrossEntropyLoss(), optim.SGD(model.parameters(), lr=0.1), callbacks=[check]
     )
-    trainer.train(digits(0, 256), num_epochs=1, per_device_batch_size=16)
+    trainer.train(digits(0, 256), num_epochs=1, per_device_batch_size=batch_size)
     return check.num_checked, trainer.run_config.num_update_steps_per_epoch
 
 
@@ -211,10 +237,11 @@ class NoteRates(TrainerCallback):
         self.rates.append(trainer.optimizer.param_groups[0]["lr"])
 
 
-def rates_of(create_scheduler_fn, num_epochs=8):
+def rates_of(create_scheduler_fn, num_epochs=8, trainer_class=Trainer):
     model = create_model()
     notes = NoteRates()
-    trainer = Trainer(model, nn.CrossEntropyLoss(), optim.SGD(model.parameters(), lr=0.1), callbacks=[notes])
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+    trainer = trainer_class(model, nn.CrossEntropyLoss(), optimizer, callbacks=[notes])
     trainer.train(
         train_dataset=digits(0, 64),
         num_epochs=num_epochs,
@@ -248,6 +275,22 @@ def one_cycle():
             steps_per_epoch=TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH,
         )
     )
+
+
+class OneCycleTrainer(Trainer):
+    """Creates its scheduler itself, when the loaders and the run config are there."""
+
+    def create_scheduler(self):
+        return lr_scheduler.OneCycleLR(
+            self.optimizer,
+            max_lr=0.2,
+            epochs=self.run_config.num_epochs,
+            steps_per_epoch=len(self._train_dataloader),
+        )
+
+
+def overridden_create_scheduler():
+    return rates_of(None, trainer_class=OneCycleTrainer)
 
 
 def cosine_with_warmup():
