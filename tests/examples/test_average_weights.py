@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 EXAMPLE = Path(__file__).parents[2] / "examples" / "average_weights.py"
 
 
+@pytest.mark.usefixtures("importable_torchvision")
 @pytest.mark.parametrize("way", WAYS[:2])
 def test_the_average_recognises_more_digits(shared_launch: SharedLaunches, way: str) -> None:
     """The printed share is that of the saved average, counted by hand; after some epochs, it is the larger one."""

@@ -17,6 +17,7 @@ from tests.examples.ways import WAYS
 EXAMPLE = Path(__file__).parents[2] / "examples" / "several_evaluation_sets.py"
 
 
+@pytest.mark.usefixtures("importable_torchvision")
 @pytest.mark.parametrize("way", WAYS[:2])
 def test_each_set_is_counted_with_the_best_weights(shared_launch: SharedLaunches, way: str) -> None:
     """The printed shares are those of the saved weights over each set, counted by hand."""
