@@ -1,4 +1,4 @@
-"""The maps of the rooms of `pa_core` and `pa_trial` are complete, and tests can be found by name."""
+"""The maps of the rooms of each distribution are complete, and tests can be found by name."""
 
 from __future__ import annotations
 
@@ -14,37 +14,44 @@ ROOT = Path(__file__).parents[2]
 
 @dataclass(frozen=True)
 class Map:
-    """A page for maintainers that maps the rooms of a package, where these are, and their tests."""
+    """What a page for maintainers says of the rooms of a package, where these are, and their tests."""
 
-    page: Path
+    text: str
     rooms: Path
     tests: Path
 
     def rows(self) -> list[tuple[str, str, list[str]]]:
         """The rows of the map: a room, its purpose, and its test files."""
         found: list[tuple[str, str, str]] = re.findall(
-            r"^\| `([\w/]+)` \| ([^|]+) \| ([^|]*) \|$", self.page.read_text(), re.MULTILINE
+            r"^\| `([\w/]+)` \| ([^|]+) \| ([^|]*) \|$", self.text, re.MULTILINE
         )
         return [(room, purpose, re.findall(r"`([\w/.]+\.py)`", tests)) for room, purpose, tests in found]
 
 
-def map_of(distribution: str, page: str) -> Map:
+PAGES = ROOT / "docs" / "maintainers"
+OF_PA_CORE, *OF_OTHERS = re.split(r"^### The rooms of ", (PAGES / "architecture.md").read_text(), flags=re.MULTILINE)
+TEXTS = {
+    "pa_core": OF_PA_CORE,
+    "pa_trial": (PAGES / "architecture-of-trials.md").read_text(),
+    **{text[1:].partition("`")[0]: text for text in OF_OTHERS},
+}
+"""What the pages say of each package; a section begins with its name."""
+
+
+def map_of(distribution: str) -> Map:
     """The map of the rooms of a distribution."""
-    package = distribution.replace("-", "_")
+    package = "pytorch_accelerated" if distribution == "pa-compat" else distribution.replace("-", "_")
     return Map(
-        ROOT / "docs" / "maintainers" / page,
+        TEXTS[package],
         ROOT / "packages" / distribution / "src" / package,
-        ROOT / "tests" / package,
+        ROOT / "tests" / distribution.replace("-", "_"),
     )
 
 
-MAPS = {"pa_core": map_of("pa-core", "architecture.md"), "pa_trial": map_of("pa-trial", "architecture-of-trials.md")}
-
-
-@pytest.fixture(params=MAPS)
+@pytest.fixture(params=sorted(path.name for path in (ROOT / "packages").iterdir()))
 def mapped(request: pytest.FixtureRequest) -> Map:
     """Each map in turn."""
-    return MAPS[request.param]
+    return map_of(request.param)
 
 
 def test_each_room_has_one_row_with_a_purpose_and_tests(mapped: Map) -> None:
@@ -57,13 +64,13 @@ def test_each_room_has_one_row_with_a_purpose_and_tests(mapped: Map) -> None:
 
 def test_each_test_file_is_on_the_page_and_each_that_is_there_exists(mapped: Map) -> None:
     """A test file cannot be forgotten on the page, nor be named there once it is gone."""
-    named = set(re.findall(r"`((?:\w+/)*test_\w+\.py)`", mapped.page.read_text()))
+    named = set(re.findall(r"`((?:\w+/)*test_\w+\.py)`", mapped.text))
     assert named == {path.relative_to(mapped.tests).as_posix() for path in mapped.tests.rglob("test_*.py")}
 
 
 def test_each_room_that_the_text_of_the_page_names_exists(mapped: Map) -> None:
     """The walks of a batch and of a save lead through rooms that are there."""
-    named = set(re.findall(r"`((?:[a-z_]+/)+[a-z_]+)`", mapped.page.read_text()))
+    named = set(re.findall(r"`((?:[a-z_]+/)+[a-z_]+)`", mapped.text))
     missing = [room for room in sorted(named) if not (mapped.rooms / f"{room}.py").exists()]
     assert [room for room in missing if not (ROOT / room).exists()] == []
 
