@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,9 +32,9 @@ from pa_core import (
     UnsupportedConfigurationError,
     gather_objects,
 )
-from pa_core.data import epoch_order
 from pa_core.distributed import num_processes, rank
 from tests.launching import Launch
+from tests.support.loops import updates_of
 
 everywhere = pytest.mark.runs_on("one_process", "two_ranks")
 on_two_ranks = pytest.mark.runs_on("two_ranks")
@@ -87,14 +87,6 @@ def weights_of(trainer: Trainer[nn.Sequential]) -> list[list[float]]:
     return [parameter.flatten().tolist() for module in modules for parameter in module.parameters()]
 
 
-def updates_of(data: TensorDataset, seed: int, epochs: int, samples: int) -> Iterator[list[Tensor]]:
-    """The samples of each update of a run, in its order."""
-    for epoch in range(epochs):
-        order = epoch_order(len(data), seed=seed, epoch=epoch).indices(0, len(data))
-        for indices in torch.split(order, samples):
-            yield [tensor[indices] for tensor in data.tensors]
-
-
 @everywhere
 @pytest.mark.parametrize("clip", [None, 0.5])
 def test_a_run_is_that_of_a_loop_by_hand(clip: float | None) -> None:
@@ -115,7 +107,7 @@ def test_a_run_is_that_of_a_loop_by_hand(clip: float | None) -> None:
     ]
     schedulers = [decay(optimizers[0]), StepLR(optimizers[1], step_size=1)]
     norm = torch.zeros(())
-    for first, second in updates_of(data, trainer.run_config.seed or 0, epochs=2, samples=8):
+    for first, second in updates_of(data, trainer.run_config.seed, epochs=2, samples=8):
         torch.autograd.backward(contrast(model(first), captions(second)))
         if clip is not None:
             norm = nn.utils.clip_grad_norm_([*model.parameters(), *captions.parameters()], clip)
@@ -148,7 +140,7 @@ def test_the_optimizer_of_the_trainer_may_train_a_module_too() -> None:
     data = pairs(8)
     trainer.train(data, 2, per_device_batch_size=4 // num_processes())
     optimizer = SGD([*copies[0].parameters(), *copies[1].parameters()], lr=0.1)
-    for first, second in updates_of(data, trainer.run_config.seed or 0, epochs=2, samples=4):
+    for first, second in updates_of(data, trainer.run_config.seed, epochs=2, samples=4):
         torch.autograd.backward(contrast(copies[0](first), copies[1](second)))
         optimizer.step()
         optimizer.zero_grad()

@@ -22,9 +22,9 @@ from pa_core import (
     TrainerCallback,
     gather_objects,
 )
-from pa_core.data import epoch_order
 from pa_core.device_reads import LateReader
 from pa_core.testing import RecordingCallback, TinyClassifier, make_classification, make_regression
+from tests.support.loops import updates_of
 from tests.support.models import weights_of
 
 pytestmark = pytest.mark.runs_on("two_ranks")
@@ -52,13 +52,10 @@ def small_network(seed: int = 0) -> nn.Module:
 def train_by_hand(model: nn.Module, data: TensorDataset, seed: int, samples_per_update: int, epochs: int) -> None:
     """Update a model by the whole batches of each update, as one process without accumulation would."""
     optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
-    for epoch in range(epochs):
-        order = epoch_order(len(data), seed=seed, epoch=epoch).indices(0, len(data))
-        for indices in torch.split(order, samples_per_update):
-            inputs, targets = (tensor[indices] for tensor in data.tensors)
-            torch.autograd.backward(nn.functional.mse_loss(model(inputs), targets))
-            optimizer.step()
-            optimizer.zero_grad()
+    for inputs, targets in updates_of(data, seed, epochs, samples_per_update):
+        torch.autograd.backward(nn.functional.mse_loss(model(inputs), targets))
+        optimizer.step()
+        optimizer.zero_grad()
 
 
 def test_two_ranks_run_over_gloo() -> None:

@@ -12,7 +12,7 @@ from torch.utils.data import TensorDataset
 from typing_extensions import override
 
 from pa_core import BatchOutput, Run, Trainer
-from pa_core.data import epoch_order
+from tests.support.loops import updates_of
 from tests.support.sharded_models import TinyTransformer, sentences, sharded, tiny_transformer, whole_weights
 
 pytestmark = pytest.mark.runs_on("two_ranks")
@@ -54,9 +54,7 @@ class CallsTwice(Trainer[Any, Any, Any, Any]):
 def train_by_hand(model: nn.Module, data: TensorDataset, seed: int | None, size: int) -> None:
     """Update a model by the whole batches of each update, as one process would."""
     optimizer = SGD(model.parameters(), lr=0.1)
-    assert seed is not None
-    for indices in torch.split(epoch_order(len(data), seed=seed, epoch=0).indices(0, len(data)), size):
-        words, classes = (tensor[indices] for tensor in data.tensors)
+    for words, classes in updates_of(data, seed, 1, size):
         torch.autograd.backward(nn.functional.cross_entropy(model(words), classes))
         optimizer.step()
         optimizer.zero_grad()

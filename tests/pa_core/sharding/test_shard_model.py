@@ -14,9 +14,9 @@ from torch.utils.data import TensorDataset
 from typing_extensions import override
 
 from pa_core import ArgumentTypeError, ConfigurationError, Run, Trainer, UnsupportedConfigurationError
-from pa_core.data import epoch_order
 from pa_core.sharded_tensors import is_sharded, is_unit
 from tests.cells import forget_accelerate_state
+from tests.support.loops import updates_of
 from tests.support.sharded_models import Block, TinyTransformer, sentences, tiny_transformer, whole_weights
 
 pytestmark = pytest.mark.runs_on("two_ranks")
@@ -52,9 +52,7 @@ def sharding(
 def updated_by_hand(model: TinyTransformer, data: TensorDataset, seed: int | None) -> Mapping[str, Tensor]:
     """The weights after an epoch of updates by eight samples."""
     optimizer = AdamW(model.parameters(), lr=0.01)
-    assert seed is not None
-    for indices in torch.split(epoch_order(len(data), seed=seed, epoch=0).indices(0, len(data)), 8):
-        words, classes = (tensor[indices] for tensor in data.tensors)
+    for words, classes in updates_of(data, seed, 1, 8):
         torch.autograd.backward(nn.functional.cross_entropy(model(words), classes))
         optimizer.step()
         optimizer.zero_grad()

@@ -12,7 +12,7 @@ from torch.optim import SGD, AdamW
 from torch.utils.data import TensorDataset
 
 from pa_core import Run, StopTrainingError, gather_objects
-from pa_core.data import epoch_order
+from tests.support.loops import updates_of
 from tests.support.sharded_models import sentences, sharded, tiny_transformer, whole_weights
 
 pytestmark = pytest.mark.runs_on("two_ranks")
@@ -23,9 +23,7 @@ DATA = TensorDataset(*sentences(2 * PER_UPDATE + 5))
 
 def whole_batches(seed: int | None) -> list[list[Tensor]]:
     """The samples of each update, as one process would have them."""
-    assert seed is not None
-    order = epoch_order(len(DATA), seed=seed, epoch=0).indices(0, len(DATA))
-    return [[tensor[indices] for tensor in DATA.tensors] for indices in torch.split(order, PER_UPDATE)]
+    return list(updates_of(DATA, seed, 1, PER_UPDATE))
 
 
 def require_same(model: nn.Module, expected: nn.Module) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -25,8 +26,8 @@ from pa_core import (
     UnsupportedConfigurationError,
     gather_objects,
 )
-from pa_core.data import epoch_order
 from pa_core.sharded_tensors import is_sharded
+from tests.support.loops import updates_of
 from tests.support.sharded_models import (
     LENGTH,
     WORDS,
@@ -60,11 +61,9 @@ def updates_by_hand(
     model: TinyTransformer, seed: int | None, updates: int = UPDATES, before_step: Change = id
 ) -> Iterator[int]:
     """Yield the number of each update that was made."""
-    assert seed is not None
     optimizer = AdamW(model.parameters(), lr=0.01)
-    order = epoch_order(len(DATA), seed=seed, epoch=0).indices(0, len(DATA))
-    for update, indices in enumerate(torch.split(order, PER_UPDATE)[:updates], start=1):
-        words, classes = (tensor[indices] for tensor in DATA.tensors)
+    batches = itertools.islice(updates_of(DATA, seed, 1, PER_UPDATE), updates)
+    for update, (words, classes) in enumerate(batches, start=1):
         torch.autograd.backward(nn.functional.cross_entropy(model(words), classes))
         before_step(model)
         optimizer.step()
@@ -158,11 +157,9 @@ def test_updates_are_means_over_items() -> None:
     model = sharded(tiny_transformer())
     trainer = CountsWords(model, None, AdamW(model.parameters(), lr=0.01), callbacks=[])
     train(trainer)
-    expected, seed = tiny_transformer(), trainer.run_config.seed
-    assert seed is not None
+    expected = tiny_transformer()
     optimizer = AdamW(expected.parameters(), lr=0.01)
-    for indices in torch.split(epoch_order(len(DATA), seed=seed, epoch=0).indices(0, len(DATA)), PER_UPDATE):
-        words, classes = (tensor[indices] for tensor in DATA.tensors)
+    for words, classes in updates_of(DATA, trainer.run_config.seed, 1, PER_UPDATE):
         counts = words[:, 0] + 1
         losses = nn.functional.cross_entropy(expected(words), classes, reduction="none")
         torch.autograd.backward((losses * counts).sum() / counts.sum())

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import resource
-from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +20,7 @@ from pa_core import AnyTrainer, CheckpointError, SaveTrainingStateCallback, Trai
 from pa_core.sharded_tensors import whole_tensor
 from pa_core.storage import StateFolder, read_state
 from pa_core.storage.manifest import read_manifest
+from tests.support.disks import full_disk
 from tests.support.sharded_models import sentences, sharded, tiny_transformer, whole_weights
 
 pytestmark = pytest.mark.runs_on("two_ranks")
@@ -37,18 +36,6 @@ def train(trainer: Trainer, num_epochs: int = 1) -> None:
     """Five updates an epoch."""
     data = TensorDataset(*sentences(20))
     trainer.train(data, num_epochs, per_device_batch_size=2, eval_dataset=TensorDataset(*sentences(6)))
-
-
-@contextmanager
-def full_disk(rank: int) -> Generator[None]:
-    """No file of one process takes more than a few bytes."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    if dist.get_rank() == rank:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
@@ -176,7 +163,8 @@ def test_what_one_process_cannot_write_is_an_error_on_all(shared_tmp_path: Path,
     trainer = make_trainer(SaveTrainingStateCallback(shared_tmp_path, save_every_n_steps=4, save_at_end=False))
     train(trainer)
     folder = shared_tmp_path
-    with full_disk(rank), pytest.raises(CheckpointError, match="could not be written") as caught:
+    of_this_process = full_disk(1000) if dist.get_rank() == rank else nullcontext()
+    with of_this_process, pytest.raises(CheckpointError, match="could not be written") as caught:
         save_twice(trainer, folder / "late", asynchronous=asynchronous)
     assert "Free some space" in caught.value.do
     assert caught.value.given.startswith("rank 1: ") == (rank == 1)

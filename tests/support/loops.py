@@ -1,0 +1,27 @@
+"""What loops by hand need, to which the loops of this project are compared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.utils.data import TensorDataset
+
+from pa_core.data import epoch_order
+
+
+def updates_of(data: TensorDataset, seed: int | None, epochs: int, samples: int) -> Iterator[list[Tensor]]:
+    """Yield all samples of each update of a run, in its order, as one process without accumulation has them.
+
+    Args:
+        data: What the run was trained on.
+        seed: The seed of the run, from its run config.
+        epochs: How many epochs it had.
+        samples: How many samples an update has, on all processes together.
+    """
+    assert seed is not None
+    for epoch in range(epochs):
+        order = epoch_order(len(data), seed=seed, epoch=epoch).indices(0, len(data))
+        for indices in torch.split(order, samples):
+            yield [tensor[indices] for tensor in data.tensors]
