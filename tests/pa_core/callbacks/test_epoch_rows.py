@@ -33,15 +33,17 @@ FIGURES = {"lr": "0.01", "samples/s": "12,345", "time": "1.23 s"}
 
 TRAIN = """
 import sys
-from pa_core import get_default_callbacks
+import torch
+from pa_core import Trainer, get_default_callbacks
 from pa_core.testing import make_regression
-from tests.support.trainers import linear_trainer
 while True:  # until the reader has ended
     try:
         print("line", flush=True)
     except BrokenPipeError:
         break
-linear_trainer(*get_default_callbacks()).train(make_regression(16), 2)
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+Trainer(model, torch.nn.MSELoss(), optimizer, callbacks=get_default_callbacks()).train(make_regression(16), 2)
 sys.stderr.write("trained")
 """
 
