@@ -296,7 +296,9 @@ def build(session: nox.Session) -> None:
     """Build wheel and sdist of each distribution and check what is in them (twine, tests)."""
     environment = build_wheels(session)
     environment.run("twine", "check", "--strict", *(str(path) for path in sorted(WHEELS.iterdir())))
-    environment.run("python", "-m", "pytest", "tests/repository/test_wheels.py", "tests/release", *AT_A_TIME)
+    environment.run(
+        "python", "-m", "pytest", "tests/repository/test_wheels.py", "tests/release", *AT_A_TIME, *session.posargs
+    )
 
 
 @nox.session

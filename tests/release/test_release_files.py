@@ -41,6 +41,7 @@ def _run(copy: Copy, folder: Path, *options: str, python: Path = Path(sys.execut
     return ran.returncode, ran.stdout + ran.stderr
 
 
+@pytest.mark.more_cases
 def test_a_check_builds_installs_and_prints_the_order_of_upload(
     copy: Copy, tmp_path: Path, installer: Installer
 ) -> None:
@@ -82,6 +83,7 @@ def test_two_builds_of_one_commit_are_the_same_bytes(small: Copy, tmp_path: Path
     assert contents(small.repository, first) == []
 
 
+@pytest.mark.more_cases
 def test_a_build_that_leaves_a_trace_of_its_surroundings_is_refused(small: Copy, tmp_path: Path) -> None:
     """A file that differs from build to build is named, with what differs in it."""
     small.replace(
@@ -120,6 +122,7 @@ def test_what_differs_beside_the_content_is_found_too(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.more_cases
 def test_files_without_licence_or_marker_and_with_other_metadata_are_refused(small: Copy, tmp_path: Path) -> None:
     """What is declared has to be in the files that users get."""
     small.replace(
@@ -146,6 +149,7 @@ def test_files_without_licence_or_marker_and_with_other_metadata_are_refused(sma
         assert problem in problems
 
 
+@pytest.mark.more_cases
 def test_a_wheel_that_needs_what_is_not_uploaded_is_refused(small: Copy, tmp_path: Path, installer: Installer) -> None:
     """Installation goes by the files uploaded so far: a version of a sibling that is not among them is missed."""
     small.replace(small.pyproject("pa-finetuning"), r"^dependencies = \[", 'dependencies = ["pa-core>=9"')
@@ -156,6 +160,7 @@ def test_a_wheel_that_needs_what_is_not_uploaded_is_refused(small: Copy, tmp_pat
     assert "pa-core>=9" in problem
 
 
+@pytest.mark.more_cases
 def test_a_wheel_that_cannot_be_imported_is_refused(small: Copy, tmp_path: Path, installer: Installer) -> None:
     """A package whose import fails for every user is not released."""
     (small.root / "packages" / "pa-core" / "src" / "pa_core" / "__init__.py").write_text("import pa_schedulers\n")
