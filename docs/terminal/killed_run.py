@@ -17,7 +17,7 @@ from typing import Literal
 
 from docs.terminal.animation import Line, animate, shorten_waits
 
-__all__ = ["digests", "draw", "record"]
+__all__ = ["checksums", "draw", "record"]
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "stop_and_resume.py"
 DRAWN = Path(__file__).with_name("killed-run.svg")
@@ -25,10 +25,10 @@ DRAWN = Path(__file__).with_name("killed-run.svg")
 _EPOCHS, _EPOCHS_BEFORE_KILL = 6, 3
 _DESCRIPTION = (
     "A terminal: a training script is killed with kill -9 in its fourth epoch. The same command, started again, goes "
-    "on in the middle of that epoch. The digest of the weights that it prints at the end is that of a run that was "
+    "on in the middle of that epoch. The checksum of the weights that it prints at the end is that of a run that was "
     "never killed."
 )
-_DIGEST = re.compile(r"digest of the weights is (\w+)")
+_CHECKSUM = re.compile(r"checksum of the weights is (\d+)")
 _ROW = re.compile(r" +\d+ +[\d.]+ ")
 
 
@@ -49,7 +49,7 @@ class _Recording:
     def show(self, text: str, kind: Literal["command", "output", "signal"] = "output") -> None:
         """Add a line."""
         seconds = time.monotonic() - self._start
-        self.lines.append(Line(seconds, text, "result" if _DIGEST.search(text) else kind))
+        self.lines.append(Line(seconds, text, "result" if _CHECKSUM.search(text) else kind))
 
     def run(self, *options: str, killed_after: int | None = None, last_only: bool = False) -> None:
         """Run the script to its end, or kill it in the middle of the epoch that follows some others."""
@@ -91,9 +91,9 @@ def record(folder: Path, python: Sequence[str] = (sys.executable,)) -> list[Line
     return terminal.lines
 
 
-def digests(lines: Sequence[Line]) -> list[str]:
-    """Return the digests of weights that a session shows."""
-    return [found[1] for line in lines if (found := _DIGEST.search(line.text))]
+def checksums(lines: Sequence[Line]) -> list[str]:
+    """Return the checksums of weights that a session shows."""
+    return [found[1] for line in lines if (found := _CHECKSUM.search(line.text))]
 
 
 def draw(lines: Sequence[Line]) -> str:
@@ -102,12 +102,12 @@ def draw(lines: Sequence[Line]) -> str:
     Raises:
         ValueError: The resumed run did not end as the one that was never killed.
     """
-    match digests(lines):
+    match checksums(lines):
         case [resumed, whole] if resumed == whole:
             slower = shorten_waits(lines, longest=1.0, after_command=1.0)
             return animate(slower, "the same bits after kill -9", _DESCRIPTION)
         case shown:
-            message = f"Both runs should have ended with the same weights. The digests that they print: {shown}."
+            message = f"Both runs should have ended with the same weights. The checksums that they print: {shown}."
             raise ValueError(message)
 
 

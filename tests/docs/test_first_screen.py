@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from docs.terminal.animation import Line
-from docs.terminal.killed_run import DRAWN, digests, draw, record
+from docs.terminal.killed_run import DRAWN, checksums, draw, record
 from tests.docs.comparison import differs
 from tests.launching import Launch, forked_python
 
@@ -28,9 +28,9 @@ def texts_of(svg: str) -> list[str]:
     return [element.text or "" for element in ET.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")][1:]
 
 
-def without_digests(texts: list[str]) -> str:
+def without_checksums(texts: list[str]) -> str:
     """A session without what is another one on each kind of processor."""
-    return re.sub(r"(?<=weights is )\w+", "DIGEST", "\n".join(texts))
+    return re.sub(r"(?<=weights is )\w+", "CHECKSUM", "\n".join(texts))
 
 
 def test_the_quickstart_prints_what_the_readme_shows(launch: Launch) -> None:
@@ -44,13 +44,13 @@ def test_the_quickstart_prints_what_the_readme_shows(launch: Launch) -> None:
 
 
 def test_a_killed_run_ends_with_the_weights_of_one_that_was_not(session: list[Line]) -> None:
-    """The first command is killed in mid-epoch, the second one goes on there, and both digests are the same."""
+    """The first command is killed in mid-epoch, the second one goes on there, and both checksums are the same."""
     shown = [line.text for line in session]
     assert any(text.startswith("Killed") for text in shown)
     assert any(
         re.fullmatch(r"Resuming from outputs/resumed/step_\d+: in epoch 4, after update \d+\.", text) for text in shown
     )
-    first, second = digests(session)
+    first, second = checksums(session)
     assert first == second
 
 
@@ -58,12 +58,12 @@ def test_the_animation_in_the_readme_shows_this_session(session: list[Line]) -> 
     """All of it, apart from numbers. Run ``python -m docs.terminal.killed_run`` after a change of what is printed."""
     drawn, committed = texts_of(draw(session)), texts_of(DRAWN.read_text())
     assert drawn == [line.text for line in session]
-    assert not differs(without_digests(drawn), without_digests(committed))
+    assert not differs(without_checksums(drawn), without_checksums(committed))
     assert DRAWN.relative_to(ROOT).as_posix() in README.read_text()
 
 
 def test_runs_that_end_differently_are_not_drawn() -> None:
     """The picture cannot claim what did not happen."""
-    lines = [Line(0.0, "the digest of the weights is abc"), Line(1.0, "the digest of the weights is abd")]
-    with pytest.raises(ValueError, match=r"abc.*abd"):
+    lines = [Line(0.0, "the checksum of the weights is 123"), Line(1.0, "the checksum of the weights is 124")]
+    with pytest.raises(ValueError, match=r"123.*124"):
         draw(lines)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import math
-import random
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -34,7 +33,7 @@ from pa_core import (
     TrainerCallback,
     UnsupportedConfigurationError,
 )
-from pa_core.parts import nothing_kept_of_runs
+from pa_core.parts import capture_rng_state, nothing_kept_of_runs, restore_rng_state
 from pa_core.plot_style import PlotStyle, plot_style
 from pa_schedulers.argument_checks import whole_number
 
@@ -374,16 +373,11 @@ def _has_extra(module: nn.Module) -> bool:
 @contextmanager
 def _same_random_numbers(device: torch.device) -> Generator[None]:
     """Restore the RNG states of Python, NumPy and torch, and of torch on the device."""
-    import numpy as np  # which this package needs for nothing else
-
-    of_python, of_numpy = random.getstate(), np.random.get_state()
-    on_device: dict[str, Any] = {} if device.type == "cpu" else {"devices": [device], "device_type": device.type}
+    state = capture_rng_state(device)
     try:
-        with torch.random.fork_rng(**on_device or {"devices": []}):
-            yield
+        yield
     finally:
-        random.setstate(of_python)
-        np.random.set_state(of_numpy)
+        restore_rng_state(state, device)
 
 
 @contextmanager
