@@ -12,10 +12,13 @@ from tests.examples.index import ORDER, PAGES, with_table
 from tests.examples.shared_launches import LAUNCHES, SharedLaunches
 from tests.examples.ways import EXAMPLES, WAYS
 
+EACH_TIME = {"torchrun with two ranks", "accelerate launch, bf16"}
+"""The others are less than these, and many examples are started by `python` in tests of their own."""
+
 
 @pytest.mark.parametrize(
     "way",
-    [pytest.param(way, marks=[pytest.mark.whole_proof] if way == "accelerate launch" else []) for way in WAYS],
+    [pytest.param(way, marks=[] if way in EACH_TIME else [pytest.mark.whole_proof]) for way in WAYS],
 )
 @pytest.mark.parametrize("name", LAUNCHES)
 def test_an_example_prints_what_its_docstring_shows(name: str, way: str, shared_launch: SharedLaunches) -> None:
