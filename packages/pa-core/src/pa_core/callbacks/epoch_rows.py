@@ -75,7 +75,7 @@ class EpochRows:
         self._names: list[str] = []
         self._columns: list[_Column] = []
         self._below: set[str] = set()
-        self.has_header = False
+        self.has_header: bool = False
 
     def expect(self, name: str) -> None:
         """Give a metric its column with the first row, although it comes later."""

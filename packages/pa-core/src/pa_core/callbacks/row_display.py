@@ -39,7 +39,7 @@ class EpochTable:
             displays: The callbacks that add to the rows; none outside of a run.
         """
         self.displays = displays
-        self.is_open = bool(displays)
+        self.is_open: bool = bool(displays)
         self.is_summarised = False
         self._rows = EpochRows()
         self._best: dict[str, BestMetric] = {}
