@@ -36,6 +36,7 @@ from pa_core import (
 from pa_core.parts import capture_rng_state, nothing_kept_of_runs, restore_rng_state
 from pa_core.plot_style import PlotStyle, plot_style
 from pa_schedulers.argument_checks import whole_number
+from pa_schedulers.figures import legend_above, single_axes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -400,16 +401,7 @@ def _generators(of: object) -> list[torch.Generator]:
 
 def _draw(curve: LearningRateCurve, style: PlotStyle) -> Figure:
     """Draw the losses faintly, their average, and the rate that it suggests."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError(
-            'Drawing a search needs matplotlib. Install it with: pip install "pa-schedulers[plot]"'
-        ) from error
-    figure = Figure(figsize=(7.0, 3.5), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots()
+    figure, axes = single_axes("search")
     rates = [row.rate for row in curve.rows]
     smoothed = [row.smoothed for row in curve.rows]
     axes.plot(rates, [row.loss for row in curve.rows], color=style.curves[0], linewidth=1, alpha=0.35, label="loss")
@@ -424,7 +416,7 @@ def _draw(curve: LearningRateCurve, style: PlotStyle) -> Figure:
     lowest, first = min(min(row.loss, row.smoothed) for row in curve.rows), smoothed[0]
     height = first - lowest or 1.0
     axes.set_ylim(lowest - 0.1 * height, first + 0.3 * height)  # where it diverges, the loss leaves the picture
-    axes.legend(frameon=False, fontsize=9, ncols=3, loc="lower right", bbox_to_anchor=(1.0, 1.0), labelcolor=style.text)
+    legend_above(axes, style, columns=3)
     axes.set_title("loss", loc="left")
     axes.set_xlabel("learning rate")
     style.dress(axes)

@@ -21,6 +21,7 @@ from typing_extensions import override
 from pa_core import ArgumentTypeError, TrainerPlaceholderValues, resolve_placeholders
 from pa_core.plot_style import PlotStyle, plot_style
 from pa_schedulers.argument_checks import whole_number
+from pa_schedulers.figures import legend_above, single_axes
 from pa_schedulers.param_groups import read_field
 
 if TYPE_CHECKING:
@@ -186,26 +187,15 @@ def _create(factory: Callable[[Optimizer], SteppedAlone], optimizer: Optimizer) 
 
 def _draw(rows: Sequence[ScheduleRow], field: str, style: PlotStyle) -> Figure:
     """Draw one curve for each parameter group."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-        from matplotlib.ticker import EngFormatter, MaxNLocator
-    except ImportError as error:
-        raise ImportError(
-            'Drawing a schedule needs matplotlib. Install it with: pip install "pa-schedulers[plot]"'
-        ) from error
-    figure = Figure(figsize=(7.0, 3.5), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots()
+    figure, axes = single_axes("schedule")
+    from matplotlib.ticker import EngFormatter, MaxNLocator
+
     updates = [row.update for row in rows]
     num_groups = len(rows[0].values)
     for group, colour in zip(range(num_groups), itertools.cycle(style.curves), strict=False):
         axes.plot(updates, [row.values[group] for row in rows], color=colour, label=f"group {group}")
     if num_groups > 1:
-        # above the axes, where no curve is
-        axes.legend(
-            frameon=False, fontsize=9, ncols=4, loc="lower right", bbox_to_anchor=(1.0, 1.0), labelcolor=style.text
-        )
+        legend_above(axes, style, columns=4)
     axes.set_title(field, loc="left")
     axes.set_xlabel("optimizer updates")
     axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True, steps=[1, 2, 5, 10]))
