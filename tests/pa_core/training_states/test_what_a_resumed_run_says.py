@@ -10,7 +10,14 @@ from typing_extensions import override
 
 from pa_core import AnyTrainer, PrintProgressCallback, SaveTrainingStateCallback, StateNotFoundError, TrainerCallback
 from pa_core.storage import StateFolder
-from tests.pa_core.training_states.small_runs import InterruptAt, Interrupted, fingerprint, make_trainer, train
+from tests.pa_core.training_states.small_runs import (
+    DrawingDataset,
+    InterruptAt,
+    Interrupted,
+    fingerprint,
+    make_trainer,
+    train,
+)
 
 
 def names_in(folder: Path) -> list[str]:
@@ -106,6 +113,33 @@ def test_a_resumed_run_says_from_where(tmp_path: Path, capsys: pytest.CaptureFix
     assert lines(num_epochs=4)[0] == f"Resuming from {place / 'final'}: at the start of epoch 4, after update 21."
     train(make_trainer())
     assert capsys.readouterr().out == ""
+
+
+def test_rounds_on_a_dataset_that_grows_train_or_say_how(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The same epochs on more samples are a complete run, which says so and how many to ask for; that many train."""
+
+    def round_of(num_samples: int, num_epochs: int) -> tuple[int, str]:
+        trainer, data = make_trainer(SaveTrainingStateCallback(tmp_path)), DrawingDataset(num_samples)
+        train(
+            trainer,
+            num_epochs,
+            dataset=data,
+            resume_from=tmp_path,
+            resume_missing="start",
+            resume_allow=("dataset_length",),
+        )
+        return trainer.num_updates_completed, capsys.readouterr().out.splitlines()[0]
+
+    assert round_of(52, num_epochs=1)[0] == 7
+    updates, said = round_of(80, num_epochs=1)
+    assert updates == 7
+    assert said.startswith(
+        f"Resuming from {tmp_path / 'final'}: this run was complete after update 7, and nothing is left to train."
+    )
+    assert said.endswith("pass num_epochs=2 to train one more on this dataset.")
+    assert round_of(80, num_epochs=2)[0] == 7 + 10
+    assert round_of(104, num_epochs=2)[0] == 7 + 10
+    assert round_of(104, num_epochs=3)[0] == 7 + 10 + 13
 
 
 def test_a_run_that_was_complete_does_not_say_that_it_trains(

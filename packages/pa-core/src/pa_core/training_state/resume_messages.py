@@ -13,21 +13,27 @@ __all__ = ["describe_missing", "describe_neighbours", "describe_start"]
 _SHOWN_STATES = 5
 
 
-def describe_start(path: Path, position: Position) -> str:
+def describe_start(path: Path, position: Position, *, has_other_data: bool = False) -> str:
     """Return which state a run resumes from, and where.
 
     Args:
         path: The state.
         position: What comes next.
+        has_other_data: Whether the dataset has another length than that of the saved run.
 
     Example:
         >>> describe_start(Path("step_500"), Position(Phase.STEP, epochs=2, updates=500))
         'Resuming from step_500: in epoch 3, after update 500.'
     """
     if position.phase is Phase.COMPLETE:
+        epochs = position.epochs
+        to_train_on_other_data = (
+            f" num_epochs includes the epochs before: pass num_epochs={epochs + 1} to train one more on this dataset."
+        )
         return (
             f"Resuming from {path}: this run was complete after update {position.updates}, and nothing is left to "
             "train. Raise num_epochs or max_num_train_steps to train for longer."
+            f"{to_train_on_other_data if has_other_data else ''}"
         )
     place = {
         Phase.EPOCH: "at the start of epoch",

@@ -183,7 +183,7 @@ class Resumption:
             steps_done=None if count_steps is None else count_steps(saved.position.updates, saved.position.epochs),
         )
         if settings["max_num_train_steps"] > saved.settings["max_num_train_steps"]:
-            saved.extend(run.run_history)
+            saved.extend(run)
         self._progress.updates, self._progress.epochs = saved.position.updates, saved.position.epochs
         self.phase = saved.position.phase
         self.was_complete = self.phase is Phase.COMPLETE
@@ -315,7 +315,8 @@ def _nearest_position(samples: int, split: Split) -> int:
 
 
 def _print(run: ResumableRun, saved: SavedRun, differences: Sequence[Difference]) -> None:
-    run.print(describe_start(saved.path, saved.position))
+    has_other_data = any(one.name == "dataset_length" for one in differences)
+    run.print(describe_start(saved.path, saved.position, has_other_data=has_other_data))
     if differences:
         run.print(describe_differences(differences))
 

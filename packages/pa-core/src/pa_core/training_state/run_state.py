@@ -22,7 +22,6 @@ from pa_core.state_dicts import supports_state_dict
 from pa_core.state_misfits import misfit_of_scheduler, without_foreign_entries
 from pa_core.storage import State
 from pa_core.storage.stored_values import resolved
-from pa_core.tracking import RunHistory
 from pa_core.training_state.extension import Extension
 from pa_core.training_state.model_state import (
     SavedModel,
@@ -45,7 +44,7 @@ from pa_core.training_state.run_settings import (
     refuse_differences,
 )
 from pa_core.training_state.saved_parts import OPTIMIZER, read_parts
-from pa_core.training_state.snapshotable import Snapshotable
+from pa_core.training_state.snapshotable import ResumableRun, Snapshotable
 from pa_core.training_state.taking_over import refusals_explained, taken_over
 from pa_core.types import StatefulScheduler, SupportsStateDict
 from pa_core.user_warnings import warn_user
@@ -162,16 +161,20 @@ class SavedRun:
         self.is_extended: bool = False
         self.extras: dict[str, Any] = self._parts.extras
 
-    def extend(self, history: RunHistory) -> None:
+    def extend(self, run: ResumableRun) -> None:
         """Continue with more epochs or updates than the saved run was asked for; no change where some were left.
 
+        More updates alone leave a run complete whose epochs are all trained: those of a dataset that has grown.
+
         Args:
-            history: The restored history of the run.
+            run: The current run, whose history is restored.
         """
         if self.extension is not None:
             self.position, self.is_extended = self.extension.position, True
-            history.clock.epoch = self.extension.number_in_history
-        elif self.position.phase is Phase.COMPLETE:
+            run.run_history.clock.epoch = self.extension.number_in_history
+        elif self.position.phase is Phase.COMPLETE and (
+            not run.epoch_lengths.are_known or self.position.epochs < run.run_config.num_epochs
+        ):
             self.position = replace(self.position, phase=Phase.EPOCH)
 
     def compare(self, settings: Mapping[str, Any], allowed: Collection[str]) -> list[Difference]:
