@@ -102,7 +102,7 @@ class ShardedModules:
     @property
     def computes_in_own_precision(self) -> bool:
         """Whether ``fully_shard`` was told in which precision the model computes."""
-        return any(group.mp_policy.param_dtype is not None for group in self._groups())
+        return any(module._get_fsdp_state()._mp_policy.param_dtype is not None for module in self._modules)
 
     def exchange_gradients(self) -> None:
         """Let all backward passes from here on exchange gradients, whatever a script has told the modules."""
@@ -171,9 +171,10 @@ class ShardedModules:
         for group in self._groups():
             group._partial_reduce_output = None
         for one in self._parameters():
-            one.unsharded_accumulated_grad = None
             if hasattr(one, "_unsharded_param"):
                 one._unsharded_param.grad = None
+            if one.unsharded_accumulated_grad is not None:  # from torch 2.15 on, it is the one above
+                one.unsharded_accumulated_grad = None
 
     def _groups(self) -> Iterator[Any]:
         """Torch's groups of parameters that are gathered together."""
