@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from torch.optim import SGD
 from typing_extensions import override
 
 from pa_callbacks_extra import EarlyStoppingCallback
-from pa_core import AnyTrainer, StopTrainingError, Trainer, TrainerCallback
+from pa_core import AnyTrainer, SaveBestModelCallback, StopTrainingError, Trainer, TrainerCallback
 from pa_core.testing import RecordingCallback, make_regression
 
 
@@ -50,9 +51,9 @@ class LoadState(TrainerCallback):
         self.callback.load_state_dict(self.state)
 
 
-def epochs_run(scores: Sequence[float], callback: EarlyStoppingCallback, *others: TrainerCallback) -> int:
+def epochs_run(scores: Sequence[float], *callbacks: TrainerCallback) -> int:
     """The number of epochs of a run that reaches the given scores, one in each epoch, and may end early."""
-    trainer = make_trainer(RecordScores(scores), callback, *others)
+    trainer = make_trainer(RecordScores(scores), *callbacks)
     trainer.train(make_regression(8), num_epochs=len(scores))
     return len(list(trainer.run_history.get_metric_values("figure")))
 
@@ -122,6 +123,20 @@ def test_a_training_that_has_converged_ends() -> None:
     assert recorder.events[-2:] == ["on_stop_training_error", "on_training_run_end"]
 
 
+@pytest.mark.runs_on("one_process", "two_ranks")
+@pytest.mark.parametrize("stops_first", [True, False])
+def test_the_best_model_is_that_of_the_last_epoch_in_any_order_of_callbacks(
+    shared_tmp_path: Path, stops_first: bool
+) -> None:
+    """An epoch that was better, but not by the threshold, ends the run and is kept, whichever callback comes first."""
+    stop, save = watch_score(threshold=1.0), SaveBestModelCallback(shared_tmp_path / "best.pt", "figure")
+
+    assert epochs_run([5, 4.5, 1], *((stop, save) if stops_first else (save, stop))) == 2
+
+    assert (save.best.value, save.best.epoch) == (4.5, 2)
+    assert (stop.best.value, stop.best.epoch) == (5, 1)
+
+
 @pytest.mark.runs_on("two_ranks")
 def test_ranks_that_measured_different_values_stop_together() -> None:
     """Where each rank has a metric of its own, that of the first rank ends the run, on all ranks."""
@@ -130,8 +145,33 @@ def test_ranks_that_measured_different_values_stop_together() -> None:
     assert epochs_run(scores, watch_score(patience=2)) == 5
 
 
-def test_the_error_says_why_the_run_ended() -> None:
-    """Who listens for the stop learns the metric, its value, its best value, and for how long it has waited."""
+@pytest.mark.parametrize(
+    ("scores", "threshold", "reason"),
+    [
+        pytest.param(
+            [4, 3, 3.5, 3.25],
+            0.01,
+            "figure is 3.25: 2 epochs in a row without an improvement of at least early_stopping_threshold=0.01 on 3, "
+            "of epoch 2.",
+            id="worse",
+        ),
+        pytest.param(
+            [4, 3, 2.995, 3.25],
+            0.01,
+            "figure is 3.25: 2 epochs in a row without an improvement of at least early_stopping_threshold=0.01 on 3, "
+            "of epoch 2. Epoch 3 was better by less: SaveBestModelCallback saves it, early stopping does not count it.",
+            id="slightly better",
+        ),
+        pytest.param(
+            [math.nan, math.nan],
+            0.0,
+            "figure is nan: 2 epochs in a row without an improvement.",
+            id="never a number",
+        ),
+    ],
+)
+def test_the_error_says_why_the_run_ended(scores: list[float], threshold: float, reason: str) -> None:
+    """Who listens for the stop learns the metric, the threshold, the best value, and of a gain that was too small."""
 
     class KeepError(TrainerCallback):
         @override
@@ -139,12 +179,10 @@ def test_the_error_says_why_the_run_ended() -> None:
             self.error: StopTrainingError = kwargs["error"]
 
     keep = KeepError()
-    trainer = make_trainer(RecordScores([4, 3, 3.5, 3.25]), watch_score(patience=2), keep)
+    trainer = make_trainer(RecordScores(scores), watch_score(2, threshold), keep)
     trainer.train(make_regression(8), num_epochs=10)
 
-    assert str(keep.error) == (
-        "figure is 3.25: 2 epochs in a row without an improvement by 0.01; the best value is 3.0, of epoch 2."
-    )
+    assert str(keep.error) == reason
 
 
 def test_each_run_starts_without_a_best_value() -> None:

@@ -23,9 +23,6 @@ class EarlyStoppingCallback(TrainerCallback):
     Epochs in which the metric is not evaluated, as it is that of an ``EvaluationSet`` which is due less often, do not
     count: the patience is then a number of evaluations.
 
-    Place it after the callbacks that are to see the last epoch too, such as ``SaveBestModelCallback``: the event in
-    which it ends the run does not reach those after it.
-
     Args:
         early_stopping_patience: The number of epochs in a row without an improvement after which the run
             ends.
@@ -89,6 +86,7 @@ class EarlyStoppingCallback(TrainerCallback):
         self.reset_on_train = reset_on_train
         self.best: BestMetric = BestMetric(self.greater_is_better, min_change=early_stopping_threshold)
         self.epochs_without_improvement: int = 0
+        self._best_by_any_change = BestMetric(self.greater_is_better)
 
     @override
     def on_training_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
@@ -97,23 +95,35 @@ class EarlyStoppingCallback(TrainerCallback):
         self.epochs_without_improvement = 0
         if self.reset_on_train:
             self.best.reset()
+            self._best_by_any_change.reset()
 
     @override
     def on_training_run_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         """Ask for the end of the run if the metric has not improved for long enough."""
         if not trainer.is_evaluated_in_epoch(self.watch_metric):
             return
-        value = watched_value(trainer, self.watch_metric)
-        if self.best.update(value, trainer.run_history.current_epoch):
+        value, epoch = watched_value(trainer, self.watch_metric), trainer.run_history.current_epoch
+        self._best_by_any_change.update(value, epoch)
+        if self.best.update(value, epoch):
             self.epochs_without_improvement = 0
             return
         self.epochs_without_improvement += 1
         if self.epochs_without_improvement >= self.early_stopping_patience:
-            raise StopTrainingError(
-                f"{self.watch_metric} is {value}: {self.epochs_without_improvement} epochs in a row without an "
-                f"improvement by {self.early_stopping_threshold}; the best value is {self.best.value}, of epoch "
-                f"{self.best.epoch}."
-            )
+            raise StopTrainingError(self._reason(value))
+
+    def _reason(self, value: float) -> str:
+        epochs, best = self.epochs_without_improvement, self.best
+        reason = f"{self.watch_metric} is {value:.6g}: {epochs} epoch{'' if epochs == 1 else 's in a row'} without an "
+        reason += "improvement"
+        if self.early_stopping_threshold > 0:
+            reason += f" of at least early_stopping_threshold={self.early_stopping_threshold:g}"
+        if best.value is None:
+            return f"{reason}."
+        reason += f" on {best.value:.6g}, of epoch {best.epoch}."
+        if (slightly_better := self._best_by_any_change.epoch) != best.epoch:
+            reason += f" Epoch {slightly_better} was better by less: SaveBestModelCallback saves it, "
+            reason += "early stopping does not count it."
+        return reason
 
     def state_dict(self) -> dict[str, Any]:
         """Return the best value, its epoch, and the number of epochs since then."""
@@ -122,4 +132,5 @@ class EarlyStoppingCallback(TrainerCallback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from the best value and the count of a run that is resumed."""
         self.best.load_state_dict(state_dict["best"])
+        self._best_by_any_change.load_state_dict(state_dict["best"])
         self.epochs_without_improvement = state_dict["epochs_without_improvement"]

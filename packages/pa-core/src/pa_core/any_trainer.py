@@ -843,16 +843,20 @@ class AnyTrainer(ABC):
     def _call_event(
         self, event: Callable[Concatenate[Any, Any, _P], None], *args: _P.args, **kwargs: _P.kwargs
     ) -> None:
-        """Call an event that may stop the run.
+        """Call an event that may stop the run, once all callbacks have been told of it.
 
-        With several processes, a callback that stops does not keep the others from being called: one of them may
-        gather, and would wait for this process.
+        What one of them does in the event, such as saving the best model of the last epoch, must not depend on its
+        place in the list; and one that gathers would wait for the process that stopped.
         """
+        stops = False
         for listener in self.callback_handler.listeners(event.__name__):
             try:
                 listener(self, *args, **kwargs)
             except StopTrainingError as error:
-                self._agreement.ask_to_stop(error)
+                self._agreement.note_stop(error)
+                stops = True
             except EvaluationInterrupted:
                 if not self._safe_points.is_between_steps:
                     raise
+        if stops:
+            self._agreement.stop_if_alone()

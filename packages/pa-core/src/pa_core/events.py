@@ -13,9 +13,9 @@ the state that it had. Before that, ``on_train_steps_passed_over`` fires if it r
 ``StopTrainingError`` fires ``on_stop_training_error``, and the run then still ends through its last event. Any other
 exception fires ``on_exception`` and leaves ``train()`` or ``evaluate()``; the last event does not fire.
 
-With one process, a callback that raises ``StopTrainingError`` is the last one that is called for its event. With
-several, the others are still called, and events continue until all processes know of the stop: a callback that gathers
-would otherwise wait for the process that stopped.
+Where a callback raises ``StopTrainingError``, the others are still called for the event. With one process, it is the
+last event before those that end the run; with several, events continue until all processes know of the stop: a callback
+that gathers would otherwise wait for the process that stopped.
 """
 
 from __future__ import annotations

@@ -106,6 +106,24 @@ class Agreement:
         """
         return [self.stop is not None, _is_not_finite(self.stop), self.save.is_asked, self.preempt.is_asked, items]
 
+    def note_stop(self, error: StopTrainingError) -> None:
+        """Keep what asks for the end of the run: the first error, unless a later one is a loss that is not finite.
+
+        Args:
+            error: Why this process asks.
+        """
+        if self.stop is None or (_is_not_finite(error) and not _is_not_finite(self.stop)):
+            self.stop = error
+
+    def stop_if_alone(self) -> None:
+        """Act on what was noted if there is no other process; of several, all learn of it at the next update.
+
+        Raises:
+            StopTrainingError: The only process of the run asked to stop.
+        """
+        if self._num_processes == 1 and self.stop is not None:
+            raise self.stop
+
     def ask_to_stop(self, error: StopTrainingError) -> None:
         """Stop at once on one process; of several, take part in what the others have begun until all know.
 
@@ -113,15 +131,11 @@ class Agreement:
             error: Why this process asks.
 
         Raises:
-            StopTrainingError: The error itself, on one process.
+            StopTrainingError: On one process.
         """
-        if self._num_processes == 1:
-            try:
-                raise error
-            finally:
-                del error  # the traceback has this frame, too
-        if self.stop is None or (_is_not_finite(error) and not _is_not_finite(self.stop)):
-            self.stop = error
+        self.note_stop(error)
+        del error  # its traceback gets this frame, too
+        self.stop_if_alone()
 
     @contextmanager
     def together(self, describe: Describe | None = None) -> Generator[None]:

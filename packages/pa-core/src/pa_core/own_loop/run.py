@@ -512,7 +512,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         self._stop_requests.open_update()
         self._training_batches.end_epoch()
         self._step_means.end_step()
-        self._stop_requests.act_alone()
+        self._agreement.stop_if_alone()
         self._record_means("train_loss_epoch", count, with_loss=self._trained_models.has_one_optimizer)
         self._record_shares()
         self._call_event_together(TrainerCallback.on_train_epoch_end)
@@ -764,7 +764,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
             self._call_event_of_evaluation(event, is_intermediate)
 
     def _record_evaluation(self, loss_name: str, count: BatchCount | None) -> None:
-        self._stop_requests.act_alone()
+        self._agreement.stop_if_alone()
         self._record_means(loss_name, count)
 
     # Checkpoints

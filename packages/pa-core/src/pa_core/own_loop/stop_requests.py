@@ -30,12 +30,13 @@ class StopRequests:
     Example:
         >>> import torch
         >>> from pa_core.distributed.agreement import Agreement
-        >>> stops = StopRequests(Agreement(torch.device("cpu"), 1), torch.device("cpu"), num_processes=1)
+        >>> agreement = Agreement(torch.device("cpu"), 1)
+        >>> stops = StopRequests(agreement, torch.device("cpu"), num_processes=1)
         >>> stops.seal_update()
         >>> stops.ask("enough")
-        >>> stops.act_alone()  # too late for this update
+        >>> agreement.stop_if_alone()  # too late for this update
         >>> stops.open_update()
-        >>> stops.act_alone()
+        >>> agreement.stop_if_alone()
         Traceback (most recent call last):
         pa_core.errors.StopTrainingError: enough
     """
@@ -68,15 +69,6 @@ class StopRequests:
         if self._late is not None:
             self._agreement.stop, self._late = self._agreement.stop or self._late, None
 
-    def act_alone(self) -> None:
-        """Act on a request if there is no other process to agree with.
-
-        Raises:
-            StopTrainingError: The only process of the run asked to stop.
-        """
-        if self._is_alone and self._agreement.stop is not None:
-            raise self._agreement.stop
-
     def act_before_step(self, callbacks: CallbackHandler[Any]) -> None:
         """Stop before the step of an update if a callback that has seen its loss asks for it, as for one that is NaN.
 
@@ -89,10 +81,8 @@ class StopRequests:
         Raises:
             StopTrainingError: A process asked to stop.
         """
-        if self._is_alone:
-            if self._agreement.stop is not None:
-                raise self._agreement.stop
-        elif self._is_on_cpu and callbacks.listeners(TrainerCallback.on_train_step_end.__name__):
+        self._agreement.stop_if_alone()
+        if not self._is_alone and self._is_on_cpu and callbacks.listeners(TrainerCallback.on_train_step_end.__name__):
             with self._agreement.together(dict):  # in each step, where nothing is to be described
                 pass
 
@@ -109,4 +99,4 @@ class StopRequests:
         """
         with self._agreement.together(describe):
             yield
-        self.act_alone()
+        self._agreement.stop_if_alone()
