@@ -32,6 +32,19 @@ _RANK_VARIABLES = {
     "ROLE_WORLD_SIZE",
     "WORLD_SIZE",
 }
+_OF_ANY_MACHINE = (
+    "COV",
+    "HF_HUB_OFFLINE",
+    "HOME",
+    "LANG",
+    "LC_",
+    "LD_",
+    "PATH",
+    "PYTHON",
+    "TESTS_",
+    "TMP",
+    "TOKENIZERS_",
+)
 
 
 @dataclass(frozen=True)
@@ -125,6 +138,19 @@ def run_command(
     if process.returncode != 0:
         print(output)  # noqa: T201 - pytest shows it when the test fails
     return Launched(process.returncode, output)
+
+
+def as_a_reader(home: Path) -> dict[str, str | None]:
+    """The changes for `run_command` that leave no variable that a reader of the documentation has not set.
+
+    They make a machine without a GPU, on which nobody has called `accelerate config`.
+
+    Args:
+        home: a folder without a configuration of accelerate's.
+    """
+    others = {name for name in os.environ if not name.startswith(_OF_ANY_MACHINE)}
+    unset = dict.fromkeys(others | {"ACCELERATE_USE_CPU", "OMP_NUM_THREADS"})
+    return {**unset, "CUDA_VISIBLE_DEVICES": "", "HF_HOME": str(home)}
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tests.docs.comparison import differs
 from tests.docs.pages import Block, Page, Script, is_excused, is_run
-from tests.launching import forked_python, run_command
+from tests.launching import as_a_reader, forked_python, run_command
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -85,6 +85,7 @@ def _run_script(page: Page, script: Script, folder: Path, beside: Path) -> list[
     (beside / "steps").write_text(json.dumps({"page": page.path.name, "steps": as_json}))
     programs = beside.parent / "bin"
     env = {
+        **as_a_reader(folder.parent),
         "COLUMNS": "80",
         "MPLBACKEND": "agg",
         "PATH": f"{programs}:{sysconfig.get_path('scripts')}:/usr/local/bin:/usr/bin:/bin",

@@ -12,14 +12,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.launching import Launch, forked_python, free_port, run_command
+from tests.launching import Launch, as_a_reader, forked_python, free_port, run_command
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "character_transformer.py"
 ACCELERATE = [
     *("-m", "accelerate.commands.launch", "--no_python", "--use_fsdp", "--fsdp_version=2"),
     *("--num_processes=2", "--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no"),
 ]
-ON_CPU = {"ACCELERATE_USE_CPU": "true", "CUDA_VISIBLE_DEVICES": ""}
 
 
 def test_it_is_launched_by_torchrun_and_goes_on_under_accelerate(launch: Launch, tmp_path: Path) -> None:
@@ -29,7 +28,7 @@ def test_it_is_launched_by_torchrun_and_goes_on_under_accelerate(launch: Launch,
     port = f"--main_process_port={free_port()}"
     python = forked_python()
     command = [*python, *ACCELERATE, port, *python, "-u", str(EXAMPLE), "--epochs=2", "--output=here"]
-    second = run_command(command, folder=tmp_path, env=ON_CPU)
+    second = run_command(command, folder=tmp_path, env=as_a_reader(tmp_path))
     assert second.status == 0
 
     before, after = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.launching import Launched, forked_python, run_command, torchrun
+from tests.launching import Launched, as_a_reader, forked_python, run_command, torchrun
 
 __all__ = ["EXAMPLES", "WAYS", "launch_example"]
 
@@ -36,5 +36,5 @@ def launch_example(
         "accelerate launch, bf16": [*accelerate, "--mixed_precision=bf16", *python, "-u"],
     }
     script = [*([_BESIDE_TORCHVISION] if beside_torchvision else []), str(EXAMPLES / f"{name}.py")]
-    environment = {"HF_HOME": str(folder), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    environment = {**as_a_reader(folder), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     return run_command([*launchers[way], *script, *arguments], folder=folder, env=environment, timeout=timeout)

@@ -39,17 +39,18 @@ class Machine:
         """Start a command on this machine; all that it prints goes to a file."""
         prefix = [] if self.namespace is None else ["ip", "netns", "exec", self.namespace]
         own = {
-            "ACCELERATE_USE_CPU": "true",
+            "CUDA_VISIBLE_DEVICES": "",
             "GLOO_SOCKET_IFNAME": self.interface,
             "OMP_NUM_THREADS": "1",
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
             **_WITHOUT_SHARED_STORE,
         }
+        inherited = {name: value for name, value in os.environ.items() if name != "ACCELERATE_USE_CPU"}
         with log.open("ab") as output:
             process = subprocess.Popen(
                 [*prefix, *command],
                 cwd=ROOT,
-                env={**os.environ, **own, **(env or {})},
+                env={**inherited, **own, **(env or {})},
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,

@@ -70,9 +70,18 @@ class WithOwnAccelerator(Trainer):
     def _create_accelerator(self):
         return Accelerator()
 
-WithOwnAccelerator(torch.nn.Linear(1, 1), None, None)
+print(WithOwnAccelerator(torch.nn.Linear(1, 1), None, None).describe_run())
+"""
+AFTER_AN_ACCELERATOR = """
+import torch
+from accelerate import Accelerator
+from pa_core import Trainer
+
+Accelerator()
+Trainer(torch.nn.Linear(1, 1), None, None)
 print("trains by itself")
 """
+WITHOUT_VARIABLES = {"ACCELERATE_USE_CPU": None, "OMP_NUM_THREADS": None}
 
 BEFORE_ANY_TRAINER = """
 import os, sys
@@ -160,9 +169,16 @@ def test_a_precision_is_never_changed_silently(trainer: Trainer[nn.Linear]) -> N
         notebook_launcher(idle_trainer, num_processes=1, mixed_precision="bf16")
 
 
+def test_processes_with_an_own_accelerator_are_connected(launch: Launch) -> None:
+    """Where there is no accelerator, `_create_accelerator` need not say that its processes are on CPUs."""
+    launched = launch(WITH_OWN_ACCELERATOR, ranks=2, env=WITHOUT_VARIABLES)
+    assert launched.status == 0
+    assert launched.output.count("2 processes (gloo), device cpu") == 2
+
+
 def test_processes_that_would_not_be_connected(launch: Launch) -> None:
     """Two launched processes, each of which accelerate takes for the only one, end with an error that says so."""
-    launched = launch(WITH_OWN_ACCELERATOR, ranks=2, env={"ACCELERATE_USE_CPU": None})
+    launched = launch(AFTER_AN_ACCELERATOR, ranks=2, env=WITHOUT_VARIABLES)
     assert launched.status != 0
     assert "UnsupportedConfigurationError" in launched.output
     assert "WORLD_SIZE=2, while accelerate runs 1 process" in launched.output

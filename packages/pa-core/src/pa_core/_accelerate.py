@@ -199,11 +199,15 @@ def launched_with(mixed_precision: str | None, cpu: bool | None) -> Generator[No
     """Make an ``accelerate.Accelerator`` within the context as if the script had been launched with these.
 
     What its maker says stays as it is. None, and False for ``cpu``, leave it to how the script was launched.
+
+    Raises:
+        UnsupportedConfigurationError: There is a WORLD_SIZE, but no launcher has set it.
     """
     from accelerate.utils import patch_environment  # pyright: ignore[reportUnknownVariableType]  # no types
 
+    _require_rank()
     asked = {} if mixed_precision is None else {_PRECISION: mixed_precision}
-    if cpu:
+    if cpu or _several_processes_on_cpu():
         asked["ACCELERATE_USE_CPU"] = "true"
     with patch_environment(**asked):
         yield
@@ -214,15 +218,9 @@ def create_accelerator(**kwargs: Any) -> AcceleratorLike:
 
     Args:
         **kwargs: Passed on to ``accelerate.Accelerator``.
-
-    Raises:
-        UnsupportedConfigurationError: There is a WORLD_SIZE, but no launcher has set it.
     """
     from accelerate import Accelerator
 
-    _require_rank()
-    if _several_processes_on_cpu():
-        kwargs.setdefault("cpu", True)
     # Left to itself, accelerate would silently stay with the precision of an earlier trainer of this process.
     kwargs.setdefault("mixed_precision", os.environ.get(_PRECISION, "no").lower())
     return cast("AcceleratorLike", Accelerator(**kwargs))
