@@ -80,12 +80,3 @@ def test_a_position_survives_being_stored(phase: Phase, clock: RunClock) -> None
     position = progress.position(phase)
     assert read_position(Entry(Path(), "position", position.to_dict())) == position
     assert (position.samples, position.steps) == ((8, 1) if phase.is_mid_epoch else (0, 0))
-
-
-@pytest.mark.parametrize(
-    ("phase", "number"),
-    [(Phase.EPOCH, 3), (Phase.COMPLETE, 3), (Phase.STEP, 4), (Phase.EVALUATION, 4), (Phase.INTERMEDIATE_EVALUATION, 4)],
-)
-def test_the_current_epoch_is_the_one_that_a_user_would_name(phase: Phase, number: int) -> None:
-    """Between two epochs that is the one that is complete, and within one its own number, from 1."""
-    assert Progress(epochs=3).position(phase).current_epoch == number

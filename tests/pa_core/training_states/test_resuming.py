@@ -363,13 +363,18 @@ def test_a_state_saved_after_a_run_is_that_of_the_complete_run(tmp_path: Path) -
 
 
 def test_a_state_tells_its_epoch(tmp_path: Path) -> None:
-    """That of a state between two epochs is the complete one; an entry of the script's own name is the script's."""
+    """It is that of the run history, where the run continues; an entry of the script's own name is the script's."""
     trainer = make_trainer(SaveTrainingStateCallback(tmp_path / "all", save_every_n_steps=1))
     train(trainer, num_epochs=2)
-    records = StateFolder(tmp_path / "all").records()
-    epochs = [trainer.load_training_state(record.path)["current_epoch"] for record in records]
-    assert epochs == sorted(epochs)
-    assert set(epochs) == {1, 2}
+    epochs = {
+        one.path.name: trainer.load_training_state(one.path)["current_epoch"]
+        for one in StateFolder(tmp_path / "all").records()
+    }
+    assert [epochs[name] for name in ("step_1", "step_8", "final")] == [1, 2, trainer.run_history.current_epoch]
+
+    train(trainer, num_epochs=1, reset_run_history=False)
+    trainer.save_training_state(tmp_path / "continued")
+    assert trainer.load_training_state(tmp_path / "continued")["current_epoch"] == 4
     trainer.save_training_state(tmp_path / "own", {"current_epoch": "mine"})
     assert trainer.load_training_state(tmp_path / "own") == {"current_epoch": "mine"}
 
@@ -379,7 +384,7 @@ def test_loading_a_state_takes_over_the_weights_and_the_optimizer_without_its_ru
     trainer = make_trainer(saving(tmp_path))
     train(trainer, num_epochs=2)
     other = make_trainer(seed=5)
-    assert other.load_training_state(tmp_path) == {"current_epoch": 2}
+    assert other.load_training_state(tmp_path) == {"current_epoch": 3}
     assert fingerprint(other)["weights"] == fingerprint(trainer)["weights"]
     assert fingerprint(other)["optimizer"] == fingerprint(trainer)["optimizer"]
     train(other, num_epochs=1)

@@ -711,8 +711,8 @@ class AnyTrainer(ABC):
                 of them in an object store.
 
         Returns:
-            What was passed to ``save_training_state`` as ``checkpoint_kwargs``, and ``current_epoch``: the number of
-            the epoch that the state is of, from 1; of a state between two epochs, the one that was complete.
+            What was passed to ``save_training_state`` as ``checkpoint_kwargs``, and ``current_epoch``: what
+            ``run_history.current_epoch`` was; 3 for a state that was saved after two epochs.
 
         Raises:
             StateNotFoundError: There is no training state.
@@ -722,7 +722,7 @@ class AnyTrainer(ABC):
         self._safe_points.finish_copying()
         with asked_settings.not_asking(*self.named_optimizers().values()):
             saved.restore_training(self, self._accelerator.scaler)
-        return {"current_epoch": saved.position.current_epoch, **saved.extras}
+        return {"current_epoch": saved.current_epoch, **saved.extras}
 
     def reserve_state_folder(self, folder: str | Path, *, upload_to: str | None = None) -> Path | None:
         """Keep other runs from saving their states into a folder until this run is over, however it ends.

@@ -45,8 +45,8 @@ class Position:
         eval_sets: Of an evaluation that was cut short, the sets that are left of it; empty for a single dataset.
 
     Example:
-        >>> Position(Phase.STEP, epochs=2, updates=25, samples=40, steps=5).current_epoch
-        3
+        >>> Position(Phase.STEP, epochs=2, updates=25, samples=40, steps=5).phase.is_mid_epoch
+        True
     """
 
     phase: Phase
@@ -55,11 +55,6 @@ class Position:
     samples: int = 0
     steps: int = 0
     eval_sets: tuple[str, ...] = ()
-
-    @property
-    def current_epoch(self) -> int:
-        """The number of the epoch that the state is of, from 1; between two epochs, the one that is complete."""
-        return self.epochs if self.phase in (Phase.EPOCH, Phase.COMPLETE) else self.epochs + 1
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values."""

@@ -161,6 +161,12 @@ class SavedRun:
         self.is_extended: bool = False
         self.extras: dict[str, Any] = self._parts.extras
 
+    @property
+    def current_epoch(self) -> int:
+        """The number of the current epoch in the run history, or in the run where a history saved no clock."""
+        clock = self._parts.history.get("clock")
+        return self.position.epochs + 1 if clock is None else int(clock["epoch"])
+
     def extend(self, run: ResumableRun) -> None:
         """Continue with more epochs or updates than the saved run was asked for; no change where some were left.
 
