@@ -181,6 +181,43 @@ def test_metrics_need_not_go_to_tensorboard(by_init: bool, tmp_path: Path) -> No
     assert not tensorboard.exists()
 
 
+class Deciding(TinyTrial):
+    """Turns its curves off after the second batch."""
+
+    @override
+    def train_batch(self, batch: list[Tensor], epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+        if batch_idx == 2:
+            self.context.set_enable_tensorboard_logging(False)
+        return super().train_batch(batch, epoch_idx, batch_idx)
+
+
+def test_curves_can_be_turned_off_in_the_course_of_training(tmp_path: Path) -> None:
+    """What was asked for counts from the next report on."""
+    with pa_trial.init(checkpoint_dir=tmp_path, tensorboard_path=tmp_path / "curves") as context:
+        options: dict[str, Any] = {"reporting_period": Batch(1), "checkpoint_policy": "none"}
+        Trainer(Deciding(context), context).fit(max_length=Batch(4), **options)
+    assert [step for step, _ in read_curves(tmp_path / "curves")["Determined/batches"]] == [1, 2]
+
+
+def test_what_needs_no_process_can_be_asked_after_the_block(tmp_path: Path) -> None:
+    """A script prints where its training ended, and its settings, once the block of ``init`` is left."""
+    settings: dict[str, Any] = {"hparams": {"global_batch_size": 4, "lr": 0.1}, "exp_conf": {"data": {"rows": 3}}}
+    with pa_trial.init(checkpoint_dir=tmp_path, tensorboard_path=tmp_path, seed=3, **settings) as context:
+        Trainer(TinyTrial(context), context).fit(max_length=Batch(4), checkpoint_policy="none")
+        context.set_stop_requested(True)
+    assert (context.current_train_batch(), context.current_train_epoch(), context.get_initial_batch()) == (3, 0, 0)
+    assert (context.is_epoch_start(), context.is_epoch_end()) == (False, True)
+    assert (context.get_hparam("lr"), context.get_per_slot_batch_size(), context.get_trial_seed()) == (0.1, 4, 3)
+    assert (context.get_experiment_id(), context.get_trial_id()) == (0, 0)
+    assert (context.get_data_config(), context.get_tensorboard_path()) == ({"rows": 3}, tmp_path)
+    assert context.get_stop_requested()
+    assert context.get_enable_tensorboard_logging()
+    assert context.profiler is None
+    for acts in (context.get_latest_checkpoint, context.get_tensorboard_writer, context.wrap_model):
+        with pytest.raises(pa_trial.InternalException, match="with block"):
+            acts(*([nn.Linear(1, 1)] if acts == context.wrap_model else []))
+
+
 class ProfiledTrial(TinyTrial):
     """Profiles its batches, as it was told."""
 

@@ -170,6 +170,13 @@ def test_a_share_that_there_is_not_is_refused(size: int, rank: int, seed: int | 
         DataLoader(numbers(4)).get_data_loader(num_replicas=size, rank=rank, seed=seed)
 
 
+@pytest.mark.parametrize("seed", [None, 1])
+def test_a_negative_number_of_batches_cannot_be_skipped(seed: int | None) -> None:
+    """It would be taken for another batch of the epoch, or fail within."""
+    with pytest.raises(ValueError, match="skip=-1"):
+        DataLoader(numbers(4)).get_data_loader(skip=-1, seed=seed)
+
+
 # With a seed: orders
 
 

@@ -125,7 +125,7 @@ def test_curves_can_be_seen_while_the_training_goes_on(tmp_path: Path) -> None:
 @pytest.mark.parametrize("enabled", [True, False])
 def test_curves_can_be_left_to_the_trial(tmp_path: Path, enabled: bool) -> None:
     """With enable_tensorboard_logging=False only what the trial itself writes is there."""
-    reporter, board = reported(tmp_path, enable_tensorboard_logging=enabled)
+    reporter, board = reported(tmp_path, logs_to_tensorboard=lambda: enabled)
     writer: Any = board.writer
     writer.add_scalar("mine", 1.0, 0)
     reporter.training({"loss": 1.0}, [], PROGRESS)

@@ -323,3 +323,28 @@ def test_a_callback_that_fails_at_the_end_does_not_hide_why_it_came(tmp_path: Pa
             Trainer(trial, context).fit(max_length=Batch(4), checkpoint_policy="none")
     assert isinstance(raised.value.__context__, OSError)
     assert [call for call in trial.calls if "shutdown" in call] == ["bshutdown", "ashutdown"]
+
+
+class Older(PyTorchCallback):
+    """Was written when the start of an epoch had no number."""
+
+    def __init__(self) -> None:
+        self.starts = 0
+
+    @override
+    def on_training_epoch_start(self) -> None:  # type: ignore[override]  # pyright: ignore[reportIncompatibleMethodOverride]  # as then
+        self.starts += 1
+
+
+def test_a_callback_without_the_number_of_the_epoch_is_called_with_a_warning(tmp_path: Path) -> None:
+    """Callbacks for older versions of Determined work, and their authors learn what to add."""
+    callback = Older()
+
+    class Trial(TinyTrial):
+        @override
+        def build_callbacks(self) -> dict[str, PyTorchCallback]:
+            return {"older": callback}
+
+    with pytest.warns(DeprecationWarning, match="Older.on_training_epoch_start.*epoch_idx"):
+        fit(Trial, tmp_path, max_length=Epoch(2))
+    assert callback.starts == 2

@@ -524,6 +524,30 @@ def test_buffers_of_all_kinds_follow_the_chief(monkeypatch: pytest.MonkeyPatch) 
     assert model.whole == 3
 
 
+@pytest.mark.parametrize("where", ["everywhere", "on the chief", "elsewhere"])
+def test_buffers_may_grow_alike_and_not_apart(where: str) -> None:
+    """Those that grow on all ranks follow the chief's; on one rank only, they are an error instead of an abort."""
+    trained = Batches()
+    model = nn.Linear(1, 1)
+    model.register_buffer("seen", torch.zeros(1))
+    trained.parts.wrap_optimizer(SGD(trained.parts.wrap_model(model).parameters(), lr=0.1))
+    grows = where == "everywhere" or (rank() == 0) == (where == "on the chief")
+
+    def train_batch(_: int) -> None:
+        model.seen = torch.full((90 if grows else 1,), float(rank()))
+
+    with trained.training():
+        trained.run(train_batch, range(1))
+        if where == "everywhere":
+            trained.parts.set_training(False)
+            assert model.get_buffer("seen").tolist() == [0.0] * 90
+        elif where == "elsewhere" and rank() == 0:  # which learns of the other's end
+            trained.parts.set_training(False)
+        else:
+            with pytest.raises(RanksDifferError, match=r"seen(.|\n)*\(90,\) of torch.float32"):
+                trained.parts.set_training(False)
+
+
 def test_all_ranks_leave_after_the_same_group_when_one_is_asked_to() -> None:
     """The request of one rank travels with the gradients."""
     trained, model, optimizer = one_weight(aggregation_frequency=2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack, contextmanager
+from inspect import signature
 from typing import Any, Concatenate, ParamSpec, cast
 
 from pa_core.parts import warn_user
@@ -38,6 +39,13 @@ class CallbackCalls:
                 "instead, which is called at the same time.",
                 DeprecationWarning,
             )
+        self._older = [one for one in callbacks.values() if not signature(one.on_training_epoch_start).parameters]
+        if self._older:
+            warn_user(
+                f"{type(self._older[0]).__name__}.on_training_epoch_start() without parameters is deprecated. "
+                "Give it the parameter epoch_idx.",
+                DeprecationWarning,
+            )
 
     def call(self, method: Callable[Concatenate[Any, _P], None], *args: _P.args, **kwargs: _P.kwargs) -> None:
         """Call a method of all callbacks.
@@ -48,7 +56,11 @@ class CallbackCalls:
             **kwargs: Its arguments by name.
         """
         for callback in self._callbacks.values():
-            getattr(callback, method.__name__)(*args, **kwargs)
+            call: Any = getattr(callback, method.__name__)
+            if method is _ON_TRAINING_EPOCH_START and callback in self._older:
+                call()
+            else:
+                call(*args, **kwargs)
 
     def describe(self) -> dict[str, str]:
         """Return the classes of the callbacks, by name, for a comparison of the processes."""
@@ -72,6 +84,7 @@ class CallbackCalls:
 
 
 _ON_CHECKPOINT_END = PyTorchCallback.on_checkpoint_end
+_ON_TRAINING_EPOCH_START = PyTorchCallback.on_training_epoch_start
 
 
 def check_callbacks(returned: object) -> dict[str, PyTorchCallback]:

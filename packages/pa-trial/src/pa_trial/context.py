@@ -59,8 +59,8 @@ class CoreContext(Protocol):
 class PyTorchTrialContext:
     """A trial's view of its training: it wraps models and optimizers, computes gradients and answers questions.
 
-    ``init`` creates it, from arguments that are easier to pass. After the ``with`` block of ``init``, the lists of
-    models, optimizers and schedulers can still be read; methods raise ``InternalException``.
+    ``init`` creates it, from arguments that are easier to pass. After the ``with`` block of ``init`` it still tells its
+    settings and where the training has ended; what acts, or needs the other processes, raises ``InternalException``.
 
     Args:
         core_context: Holds the ``DistributedContext``; None to detect the processes of the training.
@@ -425,12 +425,10 @@ class PyTorchTrialContext:
 
     def get_experiment_id(self) -> int:
         """Return 0: without a cluster, there is one experiment."""
-        self._require_open()
         return 0
 
     def get_trial_id(self) -> int:
         """Return 0: without a cluster, there is one trial."""
-        self._require_open()
         return 0
 
     def get_trial_seed(self) -> int:
@@ -482,6 +480,7 @@ class PyTorchTrialContext:
             ConfigurationError: ``init`` was not told of a ``checkpoint_dir``: the newest checkpoint in the folder that
                 all trainings share may be that of another one.
         """
+        self._require_open()
         run_settings = self._parts.run_settings
         if not run_settings.has_own_checkpoint_dir:
             raise ConfigurationError(
@@ -494,7 +493,7 @@ class PyTorchTrialContext:
 
     def get_tensorboard_path(self) -> Path | None:
         """Return the folder for TensorBoard that was passed to ``init``, None without one."""
-        return self._parts.tensorboard.path
+        return self._parts.run_settings.tensorboard_path
 
     def get_tensorboard_writer(self) -> SummaryWriter:
         """Return a ``torch.utils.tensorboard.SummaryWriter``, the same one each time; ``init`` closes it."""
@@ -505,7 +504,7 @@ class PyTorchTrialContext:
         return self._parts.logs_to_tensorboard
 
     def set_enable_tensorboard_logging(self, enable_tensorboard_logging: bool) -> None:
-        """Set whether metrics are written for TensorBoard.
+        """Set whether metrics are written for TensorBoard from now on.
 
         Args:
             enable_tensorboard_logging: Whether they are.
@@ -563,7 +562,7 @@ class PyTorchTrialContext:
         parts = self._parts
         if isinstance(parts, ClosedParts):
             return
-        self._parts = cast("ContextParts", ClosedParts())
+        self._parts = cast("ContextParts", ClosedParts(parts))
         try:
             parts.tensorboard.close()
         finally:

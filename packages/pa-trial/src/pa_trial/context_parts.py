@@ -67,17 +67,25 @@ class ContextParts:
 
 
 class ClosedParts:
-    """Stands in for the parts once the ``with`` block of ``init`` has ended."""
+    """Stands in for the parts once the ``with`` block of ``init`` has ended: what needs no process can still be read.
 
-    @override
-    def __getattribute__(self, name: str) -> object:
-        if name.startswith("__"):
-            return object.__getattribute__(self, name)
-        raise closed_error()
+    Args:
+        parts: The parts until then.
+    """
+
+    def __init__(self, parts: ContextParts) -> None:
+        for name in _READABLE:
+            object.__setattr__(self, name, getattr(parts, name))
+
+    def __getattr__(self, name: str) -> object:
+        raise AttributeError(name) if name.startswith("__") else closed_error()
 
     @override
     def __setattr__(self, name: str, value: object) -> None:
         raise closed_error()
+
+
+_READABLE = ("settings", "run_settings", "progress", "trial_seed", "profiler", "stop_requested", "logs_to_tensorboard")
 
 
 def closed_error() -> InternalException:

@@ -155,13 +155,14 @@ class DataLoader(Generic[_SampleT]):
                 global RNGs: then the loader is an ordinary one, and processes agree only if they are seeded alike.
 
         Raises:
-            ConfigurationError: There is no such share.
+            ConfigurationError: There is no such share, or ``skip`` is negative.
         """
         batches = DistributedBatchSampler(
             RepeatBatchSampler(self.batch_sampler) if repeat else self.batch_sampler, num_replicas, rank
         )
+        skipping = SkipBatchSampler(batches, skip)
         if seed is None:
-            return self._plain(SkipBatchSampler(batches, skip))
+            return self._plain(skipping)
         order_seed = seed if self.generator is None else self.generator.initial_seed()
         order = find_order(self._checked, order_seed=order_seed, seed=seed)
         share = BatchShare(order, skip * num_replicas + rank, num_replicas, repeat)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pa_core import ArgumentTypeError
@@ -27,13 +27,15 @@ class Reporter:
     Args:
         tensorboard: Where curves go.
         is_chief: Whether this process is the chief; the others report nothing.
-        enable_tensorboard_logging: Pass False to leave TensorBoard to the trial.
+        logs_to_tensorboard: Asked before each report whether metrics are written for TensorBoard.
     """
 
-    def __init__(self, tensorboard: TensorBoard, *, is_chief: bool, enable_tensorboard_logging: bool = True) -> None:
+    def __init__(
+        self, tensorboard: TensorBoard, *, is_chief: bool, logs_to_tensorboard: Callable[[], bool] = lambda: True
+    ) -> None:
         self._tensorboard = tensorboard
         self._is_chief = is_chief
-        self._enabled = enable_tensorboard_logging
+        self._is_enabled = logs_to_tensorboard
 
     def begin(self, progress: TrialProgress) -> None:
         """Prepare for the training that begins or resumes; all processes call this.
@@ -46,7 +48,7 @@ class Reporter:
         Raises:
             UnsupportedConfigurationError: There is a path for TensorBoard, which is not installed.
         """
-        if self._enabled and self._tensorboard.path is not None:
+        if self._is_enabled() and self._tensorboard.path is not None:
             require_tensorboard()
         if progress.initial_batch > 0:
             # Validations have points at the checkpoint itself, which stay; so does one of the first batch after it,
@@ -124,7 +126,7 @@ class Reporter:
             _LOGGER.info("progress: %.1f %%", 100 * fraction)
 
     def _writes_curves(self) -> bool:
-        return self._enabled and (self._tensorboard.path is not None or self._tensorboard.has_writer)
+        return self._is_enabled() and (self._tensorboard.path is not None or self._tensorboard.has_writer)
 
     def _add_points(self, metrics: Metrics, step: int) -> set[str]:
         """Add a point for each metric that is a number; return their names."""

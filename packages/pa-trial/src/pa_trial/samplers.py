@@ -165,6 +165,9 @@ class SkipSampler(_SamplerAdaptor[_ItemT]):
         sampler: What is iterated.
         skip: How many items are left out.
 
+    Raises:
+        ConfigurationError: It is negative.
+
     Example:
         >>> list(SkipSampler([0, 1, 2], skip=2))
         [2]
@@ -172,7 +175,7 @@ class SkipSampler(_SamplerAdaptor[_ItemT]):
 
     def __init__(self, sampler: Iterable[_ItemT], skip: int) -> None:
         super().__init__(sampler)
-        self.skip: int = skip
+        self.skip: int = _checked_skip(skip)
 
     @override
     def __iter__(self) -> Iterator[_ItemT]:
@@ -188,6 +191,9 @@ class SkipBatchSampler(_BatchSamplerAdaptor):
         batch_sampler: What is iterated.
         skip: How many batches are left out.
 
+    Raises:
+        ConfigurationError: It is negative.
+
     Example:
         >>> list(SkipBatchSampler([[0, 1], [2]], skip=1))
         [[2]]
@@ -195,7 +201,7 @@ class SkipBatchSampler(_BatchSamplerAdaptor):
 
     def __init__(self, batch_sampler: Iterable[Sequence[Any]], skip: int) -> None:
         super().__init__(batch_sampler)
-        self.skip: int = skip
+        self.skip: int = _checked_skip(skip)
 
     @override
     def __iter__(self) -> Iterator[Any]:
@@ -261,6 +267,17 @@ def length_of_share(length: int, num_processes: int, rank: int) -> int:
     """
     whole, rest = divmod(length, num_processes)
     return whole + (rest > rank)
+
+
+def _checked_skip(skip: int) -> int:
+    if skip < 0:
+        raise ConfigurationError(
+            "A negative number of items cannot be left out.",
+            given=f"skip={skip}",
+            expected="0 or more",
+            do="Pass 0 to begin with the first one.",
+        )
+    return skip
 
 
 def _repeated(items: Iterable[_ItemT]) -> Iterator[_ItemT]:
