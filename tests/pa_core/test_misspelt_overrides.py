@@ -6,6 +6,8 @@ import warnings
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 from typing_extensions import override
 
 from pa_core import Trainer, TrainerCallback, TrainerWithTimmScheduler
@@ -21,6 +23,12 @@ MISSPELT = {
     "get_default_train_dl_kwarg": "get_default_train_dl_kwargs",
     "create_schedular": "create_scheduler",
     "_clip_gradient": "_clip_gradients",
+    "training_step": "calculate_train_batch_loss",
+    "validation_step": "calculate_eval_batch_loss",
+    "compute_loss": "calculate_train_batch_loss",
+    "calculate_eval_loss": "calculate_eval_batch_loss",
+    "predict_step": "predict_batch",
+    "val_dataloader": "create_eval_dataloader",
 }
 
 HELPERS = (
@@ -41,7 +49,6 @@ HELPERS = (
     "train_epoch",
     "train_epoch_time",
     "train_step",
-    "training_step",
     "_create_model",
     "_run_batch",
     "_run_test_epoch",
@@ -95,6 +102,31 @@ def test_a_helper_beside_the_override_is_a_helper() -> None:
     """Who overrides the method as well has not misspelt it; what is no method is not meant to be called."""
     assert defined(calculate_train_batch_losses=nothing, calculate_train_batch_loss=nothing) == []
     assert defined(train_epoch_starts=[1, 2]) == []
+
+
+def test_a_method_that_makes_optimizers_has_its_arguments_named() -> None:
+    """The trainer and `train()` take what Lightning's method returns."""
+    (caught,) = defined(configure_optimizers=nothing)
+    assert "Pass the optimizer to the trainer, and create_scheduler_fn to train()" in str(caught.message)
+
+
+def test_a_method_that_another_one_calls_is_a_helper() -> None:
+    """Scripts that were ported keep their steps, and call them from the methods that the loop calls."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+
+        class Ported(Trainer):  # pyright: ignore[reportUnusedClass]  # defining it is the test
+            def __init__(self, model: nn.Module) -> None:
+                super().__init__(model, None, self.configure_optimizers(model))
+
+            def configure_optimizers(self, model: nn.Module) -> torch.optim.Optimizer:
+                return torch.optim.SGD(model.parameters(), lr=0.1)
+
+            @override
+            def calculate_eval_batch_loss(self, batch: Any) -> Any:
+                return self.training_step(batch)
+
+            def training_step(self, batch: Any) -> Any: ...
 
 
 def test_an_event_of_callbacks_is_no_method_of_a_trainer() -> None:
