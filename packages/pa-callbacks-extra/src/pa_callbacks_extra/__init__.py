@@ -5,6 +5,7 @@ from __future__ import annotations
 from pa_callbacks_extra.early_stopping import EarlyStoppingCallback
 from pa_callbacks_extra.model_ema import ModelEma
 from pa_callbacks_extra.model_ema_callback import ModelEmaCallback, ModelEmaFactory
+from pa_callbacks_extra.profiler import ProfilerCallback
 from pa_callbacks_extra.sync_batch_norm_callback import ConvertSyncBatchNormCallback
 from pa_callbacks_extra.torch_metrics import TorchMetricsCallback
 from pa_callbacks_extra.trackers import TrackerCallback
@@ -15,6 +16,7 @@ __all__ = [
     "ModelEma",
     "ModelEmaCallback",
     "ModelEmaFactory",
+    "ProfilerCallback",
     "TorchMetricsCallback",
     "TrackerCallback",
 ]

@@ -86,7 +86,7 @@ def _ignored(accelerator: _accelerate.AcceleratorLike) -> Iterator[str]:
             "made. Override scheduler_step() to step it otherwise."
         )
     if settings.profile_handler is not None:
-        yield "ProfileKwargs have no effect. Run torch.profiler around the training, or in a callback."
+        yield "ProfileKwargs have no effect. Use ProfilerCallback of pa-callbacks-extra."
 
 
 def _ignored_precision(accelerator: _accelerate.AcceleratorLike) -> Iterator[str]:

@@ -1,0 +1,222 @@
+"""Where the time and the memory of a few updates go."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import torch
+from torch.profiler import ProfilerActivity, profile, schedule  # pyright: ignore[reportUnknownVariableType]  # of torch
+from typing_extensions import override
+
+from pa_core import AnyTrainer, TrainerCallback
+from pa_core.callbacks import check_count
+from pa_core.distributed import rank
+
+__all__ = ["ProfilerCallback"]
+
+_MEMORY: Any = torch.cuda.memory  # the functions of it that we call are documented, but have no types
+_ROWS = 10
+_BESIDE_OPERATORS = "(beside operators: Python, data, waiting)"
+
+
+class _Operator(Protocol):
+    """What torch has added up of the calls of an operator, in microseconds."""
+
+    key: str
+    count: int
+
+    @property
+    def self_cpu_time_total(self) -> float: ...
+    @property
+    def self_device_time_total(self) -> float: ...
+
+
+class ProfilerCallback(TrainerCallback):
+    """Records a few updates with ``torch.profiler``: what ran when, what took the time, and what took the memory.
+
+    Each process writes ``rank_0.pt.trace.json`` and so on, which https://ui.perfetto.dev and TensorBoard show; on CUDA
+    also ``rank_0.memory.pickle``, each allocation with the lines that made it, for https://pytorch.org/memory_viz.
+    Files of an earlier run into the folder are replaced. When the run ends, a table of the operators that took most of
+    the time is printed.
+
+    Updates are counted from where ``train()`` begins, or where a resumed run goes on. Before those that are measured,
+    and after them, nothing is slower. An evaluation between recorded updates is recorded too. A run that ends or fails
+    within them writes what it has; where memory ran out, the files show what had taken it.
+
+    Place it last, so that what other callbacks do after an update belongs to this update.
+
+    Args:
+        folder: Where the files go; it is created.
+        wait: Updates before anything is measured. The default leaves out compilation, the choice of algorithms and the
+            first allocations.
+        warmup: Updates that are measured and thrown away, since starting the profiler slows them. At least 1.
+        active: Updates that are recorded. Three show what is the same in each of them, in a file of some megabytes.
+        record_shapes: Whether the trace has the shapes of the operators' inputs.
+        profile_memory: Whether it has how much memory each operator allocates and frees.
+        with_stack: Whether it has the line of Python that called each operator, which slows the recorded updates.
+        memory_snapshot: Whether the second file is written, on CUDA.
+
+    Raises:
+        ConfigurationError: A number of updates is not usable.
+
+    Example:
+        >>> import tempfile, torch
+        >>> from pa_callbacks_extra import ProfilerCallback
+        >>> from pa_core import Trainer
+        >>> model = torch.nn.Linear(1, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> samples = torch.utils.data.TensorDataset(torch.ones(96, 1), torch.ones(96, 1))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     profiler = ProfilerCallback(folder)
+        ...     Trainer(model, torch.nn.MSELoss(), optimizer, callbacks=[profiler]).train(samples, num_epochs=1)
+        ...     print(profiler.trace.name)  # doctest: +ELLIPSIS
+        Profile of 3 updates, until update 10: ...
+        rank_0.pt.trace.json
+
+    Attributes:
+        folder: Where the files go.
+        trace: The trace of this process that the last run has written; None if it has not written any.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path = "profile",
+        *,
+        wait: int = 5,
+        warmup: int = 2,
+        active: int = 3,
+        record_shapes: bool = False,
+        profile_memory: bool = False,
+        with_stack: bool = False,
+        memory_snapshot: bool = True,
+    ) -> None:
+        check_count("wait", wait, minimum=0)
+        check_count("warmup", warmup)
+        check_count("active", active)
+        self.folder: Path = Path(folder)
+        self.wait = wait
+        self.warmup = warmup
+        self.active = active
+        self.record_shapes = record_shapes
+        self.profile_memory = profile_memory
+        self.with_stack = with_stack
+        self.memory_snapshot = memory_snapshot
+        self.trace: Path | None = None
+        self._updates = 0
+        self._device = torch.device("cpu")
+        self._profile: profile | None = None
+        self._report = ""
+
+    @override
+    def on_training_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        """Create the folder, while little is lost if that fails."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.trace, self._updates, self._device, self._report = None, 0, trainer.device, ""
+        if self.wait == 0:
+            self._start()
+
+    @override
+    def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
+        """Begin with the first update that is measured, and end after the last one."""
+        self._updates += 1
+        if self._profile is not None:
+            self._profile.step()
+            if self._updates == self.wait + self.warmup + self.active:
+                self._stop(trainer)
+        elif self._updates == self.wait:
+            self._start()
+
+    @override
+    def on_training_run_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        """Write what a short run has recorded, and print the table."""
+        self._stop(trainer)
+        if self._updates < (needed := self.wait + self.warmup + self.active) and not trainer.was_complete:
+            warnings.warn(
+                f"The run ended after {self._updates} updates, so that {self._recorded} of {self.active} updates were "
+                f"profiled. ProfilerCallback(wait={self.wait}, warmup={self.warmup}, active={self.active}) needs "
+                f"{needed}: let the run be longer, or wait less.",
+                UserWarning,
+                stacklevel=2,
+            )
+        self._print_report(trainer)
+
+    @override
+    def on_exception(self, trainer: AnyTrainer, exception: BaseException, **kwargs: Any) -> None:
+        """Write what was recorded, and print the table."""
+        self._stop(trainer)
+        self._print_report(trainer)
+
+    @property
+    def _recorded(self) -> int:
+        return max(0, self._updates - self.wait - self.warmup)
+
+    def _start(self) -> None:
+        if self._device.type == "cuda" and self.memory_snapshot:
+            # Without the frames of C++, whose names would take longer to find than the updates that they explain.
+            _MEMORY._record_memory_history(stacks="python", clear_history=True)
+        self._profile = profile(
+            activities=[ProfilerActivity.CPU] if self._device.type == "cpu" else None,
+            schedule=schedule(wait=0, warmup=self.warmup, active=self.active, repeat=1),  # pyright: ignore[reportUnknownArgumentType]  # of torch
+            on_trace_ready=self._write,
+            record_shapes=self.record_shapes,
+            profile_memory=self.profile_memory,
+            with_stack=self.with_stack,
+        )
+        self._profile.start()
+
+    def _write(self, finished: profile) -> None:
+        trace = self.folder / f"rank_{rank()}.pt.trace.json"
+        trace.unlink(missing_ok=True)
+        finished.export_chrome_trace(str(trace))
+        if not trace.is_file():  # torch has only logged why
+            raise OSError(f"The profile could not be written: {trace}")
+        self.trace = trace
+        self._report = _table(cast("list[_Operator]", finished.key_averages()), self._device.type)
+
+    def _stop(self, trainer: AnyTrainer) -> None:
+        """Leave nothing running, and write what was recorded."""
+        running, self._profile = self._profile, None
+        if running is None:
+            return
+        try:
+            running.stop()
+        finally:
+            if self._device.type == "cuda" and self.memory_snapshot:
+                try:
+                    _MEMORY._dump_snapshot(str(self.folder / f"rank_{rank()}.memory.pickle"))
+                finally:
+                    _MEMORY._record_memory_history(enabled=None)
+        if self.trace is not None:
+            last = trainer.num_updates_completed
+            self._report = f"Profile of {self._recorded} updates, until update {last}: {self.trace}\n{self._report}"
+
+    def _print_report(self, trainer: AnyTrainer) -> None:
+        report, self._report = self._report, ""
+        if report:
+            trainer.print(report)
+
+
+def _table(operators: list[_Operator], device: str) -> str:
+    """Return a row for each operator that took most of the time: of the device, where there is one."""
+    on_device = device != "cpu"
+    rows = [
+        (
+            _BESIDE_OPERATORS if one.key.startswith("ProfilerStep") else one.key,
+            one.count,
+            one.self_cpu_time_total / 1000,
+            one.self_device_time_total / 1000,
+        )
+        for one in operators
+        if one.self_cpu_time_total > 0  # kernels, too, have rows; their time is that of the operators that start them
+    ]
+    rows.sort(key=lambda row: row[3 if on_device else 2], reverse=True)
+    heading = f"  {'operator':43} {'calls':>6} {'CPU, ms':>10}" + (
+        f" {device.upper() + ', ms':>10}" if on_device else ""
+    )
+    lines = [
+        f"  {name[:43]:43} {count:6,} {cpu:10.3f}" + (f" {of_device:10.3f}" if on_device else "")
+        for name, count, cpu, of_device in rows[:_ROWS]
+    ]
+    return "\n".join([heading, *lines])
