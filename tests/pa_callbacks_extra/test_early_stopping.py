@@ -18,7 +18,15 @@ from torch.optim import SGD
 from typing_extensions import override
 
 from pa_callbacks_extra import EarlyStoppingCallback
-from pa_core import AnyTrainer, SaveBestModelCallback, StopTrainingError, Trainer, TrainerCallback
+from pa_core import (
+    AnyTrainer,
+    ConfigurationError,
+    Run,
+    SaveBestModelCallback,
+    StopTrainingError,
+    Trainer,
+    TrainerCallback,
+)
 from pa_core.testing import RecordingCallback, make_regression
 
 
@@ -217,10 +225,34 @@ def test_a_resumed_run_goes_on_with_value_and_count(interrupted_after: int) -> N
     assert epochs_run([9, 8, 7], after) == 3, "the run after the resumed one is a new one"
 
 
+@pytest.mark.parametrize("metric", ["eval_loss_epoch", "intermediate_eval_loss_epoch"])
+def test_a_run_without_an_evaluation_is_refused_before_it_trains(metric: str) -> None:
+    """The loss to watch would never be recorded, which is known when the run starts."""
+    trainer = make_trainer(EarlyStoppingCallback(watch_metric=metric))
+    with pytest.raises(ConfigurationError, match="no eval_dataset"):
+        trainer.train(make_regression(8), num_epochs=2)
+    assert trainer.num_updates_completed == 0
+
+
+def test_a_loop_of_the_script_may_evaluate_when_it_likes() -> None:
+    """That it does shows only in its first epoch."""
+    model, data = nn.Linear(4, 1), make_regression(8)
+    stop = EarlyStoppingCallback(early_stopping_threshold=1e9)
+    with Run(model, SGD(model.parameters(), lr=0.1), data, num_epochs=9, callbacks=[stop]) as run:
+        for _ in run.epochs():
+            for update in run.updates():
+                for inputs, targets in update:
+                    update.backward(nn.functional.mse_loss(model(inputs), targets))
+                update.step()
+            for inputs, targets in run.evaluation_batches(data):
+                run.log("loss", nn.functional.mse_loss(model(inputs), targets))
+    assert run.num_epochs_completed == 2
+
+
 def test_a_metric_that_was_never_recorded_is_an_error_that_lists_those_that_were() -> None:
-    """A misspelt metric, or one of an evaluation that there is not, is an error in the first epoch."""
-    with pytest.raises(KeyError, match=r"watch_metric='eval_loss_epoch'(.|\n)*train_loss_epoch"):
-        make_trainer(EarlyStoppingCallback()).train(make_regression(8), num_epochs=2)
+    """A misspelt metric is an error in the first epoch."""
+    with pytest.raises(KeyError, match=r"watch_metric='train_los_epoch'(.|\n)*train_loss_epoch"):
+        make_trainer(EarlyStoppingCallback(watch_metric="train_los_epoch")).train(make_regression(8), num_epochs=2)
 
 
 @pytest.mark.parametrize(

@@ -147,7 +147,7 @@ def test_a_default_that_contradicts_the_name_is_warned_of(judge: Callable[..., A
 
 
 @pytest.mark.parametrize("judge", JUDGES)
-@pytest.mark.parametrize("metric", ["eval_accuracy", "eval_loss_epoch", "custom"])
+@pytest.mark.parametrize("metric", ["eval_accuracy", "eval_error", "custom"])
 @pytest.mark.parametrize("direction", [True, False])
 def test_what_is_said_counts_without_a_word(judge: Callable[..., Any], metric: str, direction: bool) -> None:
     """An explicit direction wins over the name, whichever it is."""
@@ -155,6 +155,15 @@ def test_what_is_said_counts_without_a_word(judge: Callable[..., Any], metric: s
         warnings.simplefilter("error")
         callback = judge(watch_metric=metric, greater_is_better=direction)
     assert callback.greater_is_better is callback.best.greater_is_better is direction
+
+
+@pytest.mark.parametrize("judge", JUDGES)
+@pytest.mark.parametrize("metric", ["eval_loss_epoch", "ema_model_eval_val_loss_epoch"])
+def test_the_highest_loss_is_not_taken_for_the_best_without_a_word(judge: Callable[..., Any], metric: str) -> None:
+    """It is once, where the callback is created: the worst model would be kept."""
+    with pytest.warns(UserWarning, match=f"A higher {metric} .*: leave greater_is_better out") as warned:
+        judge(watch_metric=metric, greater_is_better=True)
+    assert [one.filename for one in warned] == [__file__]
 
 
 @pytest.mark.parametrize("judge", JUDGES)

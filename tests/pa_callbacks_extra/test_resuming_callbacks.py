@@ -55,10 +55,10 @@ def run(folder: Path, every: int, saves_first: bool, resume_from: Path | None = 
     average = ModelEmaCallback(
         0.9,
         save_path=folder / "ema.pt",
-        greater_is_better=saves_first,  # so that one of the runs had its best average long before it was interrupted
         model_ema=partial(ModelEma, warm_up=True),
         update_every_n_steps=every,
     )
+    average.best.greater_is_better = saves_first  # one of the runs had its best average long before it was interrupted
     stopping = EarlyStoppingCallback(2, 0.1, "ema_model_eval_loss_epoch")
     save = SaveTrainingStateCallback(folder / f"states_{seed}", save_every_n_epochs=2, save_every_n_steps=7)
     callbacks = [save, average, stopping, ConvertSyncBatchNormCallback()] if saves_first else [average, stopping, save]

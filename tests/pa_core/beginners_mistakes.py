@@ -539,9 +539,9 @@ WATCHED = {
         _WATCH,
         ", eval_dataset=TensorDataset(inputs, classes)",
         "",
-        "MetricNotFoundError",
-        ("watch_metric='eval_loss_epoch'",),
-        "Evaluate in each epoch: pass eval_dataset to Trainer.train(), or do it in your custom training loop.",
+        "ConfigurationError",
+        ("watch_metric='eval_loss_epoch'", "no eval_dataset"),
+        'Pass eval_dataset to Trainer.train(), or watch_metric="train_loss_epoch".',
     ),
     "a metric that nobody records": Mistake(
         "class Mine(Trainer):\n    def eval_epoch_end(self):\n        self.run_history.update_metric('my_error', 0.5)\n"

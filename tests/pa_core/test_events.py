@@ -220,9 +220,11 @@ class Misspelt(TrainerCallback):
 
 
 def test_a_misspelt_event_gets_a_warning_with_the_nearest_one() -> None:
-    """The warning comes when the callback is registered, before hours of training."""
-    with pytest.warns(UserWarning, match=r"Misspelt\.on_train_epoch_ends.*on_train_epoch_end\b"):
+    """The warning comes when the callback is registered, before hours of training, and points at the method."""
+    with pytest.warns(UserWarning, match=r"Misspelt\.on_train_epoch_ends.*on_train_epoch_end\b") as warned:
         make_trainer(Misspelt)
+    line = Misspelt.on_train_epoch_ends.__code__.co_firstlineno
+    assert [(one.filename, one.lineno) for one in warned] == [(__file__, line)]
 
 
 class OnValidation(TrainerCallback):
@@ -262,8 +264,10 @@ def test_an_event_that_nobody_fires_gets_a_warning_at_the_end_of_the_run() -> No
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         trainer = make_trainer(listener)
-    with pytest.warns(UserWarning, match=r"OnValidation\.on_validation_batch"):
+    with pytest.warns(UserWarning, match=r"OnValidation\.on_validation_batch") as warned:
         train(trainer)
+    line = OnValidation.on_validation_batch.__code__.co_firstlineno
+    assert [(one.filename, one.lineno) for one in warned] == [(__file__, line)]
     assert trainer.num_updates_completed == 4
     trainer.callback_handler.remove_callback(listener)
     assert_still_works(trainer, trainer.model)

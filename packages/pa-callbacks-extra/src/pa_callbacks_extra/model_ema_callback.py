@@ -23,7 +23,7 @@ from pa_core import (
     SaveBestModelCallback,
     TrainerCallback,
 )
-from pa_core.callbacks import FALSE_BY_DEFAULT, CallbackLike, check_count, recording_with_prefix, resolve_direction
+from pa_core.callbacks import FALSE_BY_DEFAULT, CallbackLike, check_count, recording_with_prefix
 from pa_core.distributed import broadcast_buffers
 
 __all__ = ["ModelEmaCallback", "ModelEmaFactory"]
@@ -132,7 +132,7 @@ class ModelEmaCallback(SaveBestModelCallback):
         super().__init__(
             save_path,
             watch_metric,
-            resolve_direction(watch_metric, greater_is_better),
+            greater_is_better,
             save_optimizer=False,
             save_scheduler=False,
             load_saved_checkpoint=False,

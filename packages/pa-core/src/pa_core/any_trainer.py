@@ -546,6 +546,11 @@ class AnyTrainer(ABC):
         return self._follows_another_process
 
     @property
+    def _evaluates_in_script(self) -> bool:
+        """Whether evaluations are a part of the script's loop, so that nobody knows of them before."""
+        return False
+
+    @property
     def _follows_another_process(self) -> bool:
         return False
 

@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeAlia
 from typing_extensions import TypeVar
 
 from pa_core.errors import ArgumentTypeError, ConfigurationError, StopTrainingError
+from pa_core.user_warnings import warn_user
 
 if TYPE_CHECKING:
     from pa_core.any_trainer import AnyTrainer
@@ -409,8 +410,12 @@ def _unknown_events(callback: TrainerCallback[Any, Any, Any]) -> dict[str, str]:
 
 
 def _warn_of_unknown_event(callback: TrainerCallback[Any, Any, Any], name: str, nearest: str) -> None:
-    warnings.warn(
-        f"{type(callback).__name__}.{name} is never called: no event has this name. The nearest event is {nearest}.",
-        UserWarning,
-        stacklevel=4,
+    """Point at the method in its class: that is what has to be renamed."""
+    message = (
+        f"{type(callback).__name__}.{name} is never called: no event has this name. The nearest event is {nearest}."
     )
+    code = getattr(inspect.unwrap(getattr(type(callback), name)), "__code__", None)
+    if code is None:
+        warn_user(message)
+    else:
+        warnings.warn_explicit(message, UserWarning, code.co_filename, code.co_firstlineno)

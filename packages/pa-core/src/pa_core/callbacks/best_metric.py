@@ -10,6 +10,7 @@ import torch
 
 from pa_core.any_trainer import AnyTrainer
 from pa_core.errors import ConfigurationError, MetricNotFoundError
+from pa_core.tracking.metric_prefix import INTERMEDIATE_PREFIX
 from pa_core.tracking.metric_values import as_number
 
 __all__ = ["BestMetric", "require_watchable", "watched_value"]
@@ -88,7 +89,9 @@ class BestMetric:
 
 
 def require_watchable(trainer: AnyTrainer, metric_name: str) -> None:
-    """Refuse, when a run starts, the loss of a single evaluation dataset in a run whose evaluation sets have names.
+    """Refuse, when a run starts, the loss of an evaluation that does not take place.
+
+    There is none without an evaluation dataset, and none of a single dataset where the evaluation sets have names.
 
     Raises:
         ConfigurationError: The metric would never be recorded.
@@ -100,6 +103,14 @@ def require_watchable(trainer: AnyTrainer, metric_name: str) -> None:
             given=f"watch_metric={metric_name!r}",
             expected=f"one of {', '.join(map(repr, named))}, or another metric",
             do=f"Pass watch_metric={named[0]!r}.",
+        )
+    is_evaluated = trainer.eval_dataloader is not None or trainer._evaluates_in_script  # pyright: ignore[reportPrivateUsage]  # nobody else needs to know
+    if not is_evaluated and metric_name.removeprefix(INTERMEDIATE_PREFIX) == "eval_loss_epoch":
+        raise ConfigurationError(
+            "The metric to watch is not recorded without an evaluation.",
+            given=f"watch_metric={metric_name!r} and no eval_dataset",
+            expected="an evaluation dataset, or a metric of the training",
+            do='Pass eval_dataset to Trainer.train(), or watch_metric="train_loss_epoch".',
         )
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+import sys
 import warnings
 from typing import Protocol, cast, runtime_checkable
 
 from typing_extensions import override
+
+from pa_core.callbacks.epoch_rows import is_loss
 
 __all__ = ["FALSE_BY_DEFAULT", "JudgesMetric", "direction_in_name", "resolve_direction"]
 
@@ -82,7 +85,10 @@ def direction_in_name(metric_name: str) -> bool | None:
 
 
 def resolve_direction(watch_metric: str, greater_is_better: bool) -> bool:
-    """Return whether a higher value is better, and warn where the default contradicts the name of the metric.
+    """Return whether a higher value is better, and warn where that contradicts the name of the metric.
+
+    Of a loss a lower value is better, also where the caller says otherwise; of other metrics, what the caller says
+    counts.
 
     To be called by the constructor of a callback.
 
@@ -91,13 +97,24 @@ def resolve_direction(watch_metric: str, greater_is_better: bool) -> bool:
         greater_is_better: What the caller said, or ``FALSE_BY_DEFAULT``.
     """
     if greater_is_better is FALSE_BY_DEFAULT and direction_in_name(watch_metric):
-        warnings.warn(
+        _warn_of_creation(
             f"A lower {watch_metric} is taken for the better one, as greater_is_better is False by default. Pass "
-            "greater_is_better=True, or greater_is_better=False if lower is better indeed.",
-            UserWarning,
-            stacklevel=3,
+            "greater_is_better=True, or greater_is_better=False if lower is better indeed."
+        )
+    if greater_is_better and is_loss(watch_metric):
+        _warn_of_creation(
+            f"A higher {watch_metric} is taken for the better one, as greater_is_better=True. Of a loss a lower value "
+            "is better: leave greater_is_better out."
         )
     return bool(greater_is_better)
+
+
+def _warn_of_creation(message: str) -> None:
+    """Warn at the line that creates the callback, which constructors of its base classes may have called this for."""
+    level, frame = 3, sys._getframe(2)  # pyright: ignore[reportPrivateUsage]  # documented
+    while frame.f_code.co_name == "__init__" and frame.f_back is not None:
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, UserWarning, stacklevel=level)
 
 
 def _words(metric_name: str) -> set[str]:

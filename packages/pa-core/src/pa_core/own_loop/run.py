@@ -913,6 +913,11 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
 
     # What a run refuses
 
+    @property
+    @override
+    def _evaluates_in_script(self) -> bool:
+        return True
+
     @override
     def run_evaluation_epoch(self, *, is_intermediate: bool = False, eval_names: Collection[str] | None = None) -> None:
         """Refuse to evaluate: a custom training loop evaluates itself.
