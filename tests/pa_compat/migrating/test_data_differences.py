@@ -133,7 +133,7 @@ def test_dropped() -> None:
 
 @everywhere
 def test_gather() -> None:
-    """Different numbers of rows are gathered as they are; with a padding value too, even where a row holds it."""
+    """Different numbers of rows are gathered as they are; with a padding value, rows of nothing else are left out."""
     trainer = make_trainer()
     rank = trainer.process_index
     world = trainer.num_processes
@@ -141,7 +141,9 @@ def test_gather() -> None:
     expected = [0] if world == 1 else [0, 1, 1]
     assert trainer.gather(rows).tolist() == expected
     assert trainer.gather(rows, padding_value=-1).tolist() == expected
-    assert trainer.gather(rows, padding_value=1).tolist() == expected
+    assert trainer.gather(rows, padding_value=1).tolist() == [0]
+    placeholder = torch.tensor([-1, -1]) if rank == 0 else torch.ones(1, 2, dtype=torch.int64)
+    assert trainer.gather(placeholder, padding_value=-1).tolist() == ([] if world == 1 else [[1, 1]])
 
 
 def test_loader() -> None:

@@ -87,8 +87,11 @@ class DetectionTrainer(Trainer):
         rows = [
             torch.cat([torch.full((len(found["scores"]), 1), target["image_id"]), found["corners"]], dim=1).float()
             for found, target in zip(detections, targets)
+            if len(found["scores"]) > 0
         ]
-        gathered = self.gather(torch.cat(rows).to(self._eval_dataloader.device), padding_value=PADDING_VALUE)
+        # A process that has found nothing takes part with a placeholder.
+        predictions = torch.cat(rows) if rows else torch.tensor([PADDING_VALUE] * 3).float()
+        gathered = self.gather(predictions.to(self._eval_dataloader.device), padding_value=PADDING_VALUE)
         return {
             "loss": torch.tensor(0.0, device=self.device),
             "model_outputs": detections,

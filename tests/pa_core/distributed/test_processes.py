@@ -452,14 +452,23 @@ class TestGather:
 
     @given(counts=st.tuples(st.integers(0, 5), st.integers(0, 5)), padding_value=st.sampled_from([-1, 0, 101]))
     def test_padding(self, counts: tuple[int, int], padding_value: int) -> None:
-        """A padding value leaves no padding behind, and takes no row away that holds the value itself."""
-        mine = rows(rank(), counts[rank()]).flatten()
-        expected = torch.cat([rows(one, counts[one]).flatten() for one in all_ranks()])
-        assert torch.equal(idle_trainer().gather(mine, padding_value=padding_value), expected)
+        """A padding value leaves no padding behind, also none that a script has made."""
+        pieces = [nn.functional.pad(rows(one, counts[one]).flatten(), (0, 1), value=padding_value) for one in (0, 1)]
+        expected = torch.cat([pieces[one] for one in all_ranks()])
+        gathered = idle_trainer().gather(pieces[rank()], padding_value=padding_value)
+        assert torch.equal(gathered, expected[expected != padding_value])
+
+    @pytest.mark.parametrize("placeholder", [torch.full((7,), -1.0), torch.full((1, 7), -1.0), torch.zeros(0)])
+    def test_nothing_but_padding(self, trainer: Trainer[nn.Linear], placeholder: Tensor) -> None:
+        """A process without predictions passes a placeholder of any shape, of which nothing is in the result."""
+        assert len(trainer.gather(placeholder, padding_value=-1)) == 0
+        predictions = torch.arange(14.0).view(2, 7)
+        gathered = trainer.gather(placeholder if rank() == 0 else predictions, padding_value=-1)
+        assert torch.equal(gathered, predictions if trainer.num_processes > 1 else torch.zeros_like(placeholder)[:0])
 
     @given(shapes=st.tuples(*[st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(1, 2))] * 2))
     def test_padding_of_other_dimensions(self, shapes: tuple[tuple[int, int, int], ...]) -> None:
-        """With a padding value the other dimensions may differ too: each row is filled up to the longest."""
+        """With a padding value the other dimensions may differ too: rows are filled up, none is padding alone."""
         pieces = [torch.arange(math.prod(shape)).view(shape) + 100 * one for one, shape in enumerate(shapes)]
         pieces = [pieces[one] for one in all_ranks()]
         longest = [max(piece.size(dim) for piece in pieces) for dim in (1, 2)]
@@ -468,7 +477,8 @@ class TestGather:
             for piece in pieces
         ]
         gathered = idle_trainer().gather(pieces[rank()], padding_value=-1)
-        assert torch.equal(gathered, torch.cat(filled))
+        expected = torch.cat(filled)
+        assert torch.equal(gathered, expected[(expected != -1).flatten(1).any(1)])
 
     @pytest.mark.runs_on("two_ranks")
     @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from pa_core import _accelerate
+from pa_core.distributed.padding import remove_padding
 from pa_core.errors import ArgumentTypeError, ConfigurationError, UnsupportedConfigurationError
 from pa_core.module_tensors import buffers_of_module, parameters_of_module
 from pa_core.sharded_tensors import is_sharded, reshard
@@ -173,7 +174,8 @@ def gather(data: TensorsT, padding_value: float | None = None) -> TensorsT:
     Args:
         data: A tensor on the device of the run, or a nested list, tuple or mapping of tensors.
         padding_value: None wants the other dimensions to be equal. A number fills them up to the longest of all
-            processes. Rows of padding are never in the result, and no row is left out for what it holds.
+            processes, and rows that consist of it are left out; a process that has no others may have a tensor of
+            another number of dimensions.
 
     Raises:
         ArgumentTypeError: Something in ``data`` is neither a tensor nor a container of tensors.
@@ -221,12 +223,16 @@ def _map_tensors(function: Callable[[Tensor], Tensor], data: object) -> Any:
 
 def _gather_tensor(tensor: Tensor, padding_value: float | None) -> Tensor:
     rows = tensor.detach().contiguous() if tensor.dim() else tensor.detach().reshape(1)
+    if padding_value is not None:
+        rows = remove_padding(rows, padding_value)
     if _is_alone():
         return rows
     shapes = _shapes_of_all(rows)
-    _require_fitting(shapes, padding_value)
-    padded = rows.new_full([max(sizes) for sizes in zip(*shapes, strict=True)], padding_value or 0)
-    padded[tuple(slice(size) for size in rows.shape)] = rows
+    fitting = shapes if padding_value is None else _without_placeholders(shapes)
+    _require_fitting(fitting, shapes, padding_value)
+    padded = rows.new_full([max(sizes) for sizes in zip(*fitting, strict=True)], padding_value or 0)
+    if len(rows) > 0:
+        padded[tuple(slice(size) for size in rows.shape)] = rows
     gathered = [torch.empty_like(padded) for _ in range(num_processes())]
     _collectives.all_gather(gathered, padded)
     return torch.cat([piece[: shape[0]] for piece, shape in zip(gathered, shapes, strict=True)])
@@ -245,10 +251,16 @@ def _shapes_of_all(tensor: Tensor) -> list[list[int]]:
     return [shape[:dimensions] for dimensions, *shape in of_each]
 
 
-def _require_fitting(shapes: list[list[int]], padding_value: float | None) -> None:
+def _without_placeholders(shapes: list[list[int]]) -> list[list[int]]:
+    """Leave out the shapes of tensors without rows that have another number of dimensions than those with rows."""
+    dimensions = max(len(shape) for shape in [shape for shape in shapes if shape[0] > 0] or shapes)
+    return [shape for shape in shapes if shape[0] > 0 or len(shape) == dimensions]
+
+
+def _require_fitting(fitting: list[list[int]], shapes: list[list[int]], padding_value: float | None) -> None:
     """Refuse on all processes alike what a collective would hang on, or mix up."""
-    same_dimensions = len({len(shape) for shape in shapes}) == 1
-    if same_dimensions and (padding_value is not None or len({tuple(shape[1:]) for shape in shapes}) == 1):
+    same_dimensions = len({len(shape) for shape in fitting}) == 1
+    if same_dimensions and (padding_value is not None or len({tuple(shape[1:]) for shape in fitting}) == 1):
         return
     by_rank = ", ".join(f"{shape} on rank {number}" for number, shape in enumerate(shapes))
     raise ConfigurationError(

@@ -13,8 +13,8 @@ def remove_padding(padded_tensor: Tensor, pad_value: float) -> Tensor:
     """Return the rows of a tensor that are no padding.
 
     A row, that is what stands at one index of the first dimension, is padding if every element of it is the padding
-    value. So choose a value that no row of your data consists of. What ``trainer.gather`` returns needs no such call:
-    there is no padding in it.
+    value. So choose a value that no row of your data consists of. What ``trainer.gather`` returns for a padding value
+    needs no such call: there is no padding in it.
 
     Args:
         padded_tensor: A tensor of shape ``(rows, ...)``, on any device.

@@ -655,7 +655,9 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         Args:
             tensor: A tensor, or a nested list, tuple or mapping of tensors; first dimensions may differ.
             padding_value: Only needed where other dimensions differ too, which are filled up with it to the longest of
-                all processes. Rows of padding are never in the result.
+                all processes. Rows that consist of it are left out, also those that the tensor had before: choose a
+                value that no row of your data consists of. A process whose rows are all padding may have a tensor of
+                another number of dimensions.
 
         Returns:
             The same structure, with the rows of all processes in the order of the ranks; it carries no gradient.
