@@ -65,7 +65,7 @@ def load_data() -> list[Subset[tuple[Tensor, ...]]]:
     return [Subset(dataset, part.tolist()) for part in (train, evaluation, test)]  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]  # torch leaves tolist open
 
 
-def main(epochs: int = 30, output: Path = Path("outputs")) -> None:
+def main(epochs: int = 30, output: Path = Path("outputs/average_weights")) -> None:
     """Train, keep the best average in ``output``, and print the accuracy of both kinds of weights."""
     torch.manual_seed(0)  # pyright: ignore[reportUnknownMemberType]  # torch leaves it untyped
     train_dataset, eval_dataset, test_dataset = load_data()
@@ -101,5 +101,5 @@ def main(epochs: int = 30, output: Path = Path("outputs")) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Train on scanned digits, and average the weights.")
     parser.add_argument("--epochs", type=int, default=30, help="how often to go over the training digits at most")
-    parser.add_argument("--output", type=Path, default=Path("outputs"), help="the folder for the best average")
+    parser.add_argument("--output", type=Path, default=Path("outputs/average_weights"), help="where it writes")
     main(**vars(parser.parse_args()))

@@ -89,7 +89,7 @@ def write(trainer: AnyTrainer, length: int = 200) -> str:
     return "".join(CHARACTERS[int(number)] for number in text.flatten())
 
 
-def main(epochs: int = 10, output: Path = Path("outputs")) -> None:
+def main(epochs: int = 10, output: Path = Path("outputs/character_transformer")) -> None:
     """Train, save states and weights in ``output``, and print what the model writes."""
     torch.manual_seed(0)  # pyright: ignore[reportUnknownMemberType]  # torch leaves it untyped
     train_dataset, eval_dataset = load_data()
@@ -116,5 +116,5 @@ def main(epochs: int = 10, output: Path = Path("outputs")) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Train a transformer to write character by character.")
     parser.add_argument("--epochs", type=int, default=10, help="how often to go over the text")
-    parser.add_argument("--output", type=Path, default=Path("outputs"), help="the folder for states and weights")
+    parser.add_argument("--output", type=Path, default=Path("outputs/character_transformer"), help="where it writes")
     main(**vars(parser.parse_args()))

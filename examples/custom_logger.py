@@ -7,7 +7,7 @@ was killed and started again has each line once, in the order of the epochs.
     python examples/custom_logger.py
     torchrun --nproc-per-node 2 examples/custom_logger.py
     accelerate launch --mixed_precision bf16 examples/custom_logger.py
-    python -c "import pandas; print(pandas.read_json('outputs/digits/metrics.jsonl', lines=True))"
+    python -c "import pandas; print(pandas.read_json('outputs/custom_logger/metrics.jsonl', lines=True))"
 
 The last lines that it prints:
 
@@ -72,7 +72,7 @@ def load_data() -> list[Subset[tuple[Tensor, ...]]]:
     return random_split(dataset, [1200, 597], generator=torch.Generator().manual_seed(0))
 
 
-def main(epochs: int = 4, output: Path = Path("outputs/digits")) -> None:
+def main(epochs: int = 4, output: Path = Path("outputs/custom_logger")) -> None:
     """Train, and print the last line of the file."""
     torch.manual_seed(0)  # pyright: ignore[reportUnknownMemberType]  # torch leaves it untyped
     train_dataset, eval_dataset = load_data()
@@ -101,6 +101,6 @@ def main(epochs: int = 4, output: Path = Path("outputs/digits")) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Train on scanned digits, and write metrics to a JSON-lines file.")
     parser.add_argument("--epochs", type=int, default=4, help="how often to go over the training digits")
-    parser.add_argument("--output", type=Path, default=Path("outputs/digits"), help="the folder for metrics and states")
+    parser.add_argument("--output", type=Path, default=Path("outputs/custom_logger"), help="where it writes")
     arguments = parser.parse_args()
     main(arguments.epochs, arguments.output)

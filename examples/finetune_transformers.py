@@ -83,7 +83,7 @@ def collate(paragraphs: list[Tensor]) -> Batch:
     return {"input_ids": labels.clamp(min=0), "attention_mask": (labels >= 0).long(), "labels": labels}
 
 
-def main(epochs: int = 5, output: Path = Path("outputs")) -> None:
+def main(epochs: int = 5, output: Path = Path("outputs/finetune_transformers")) -> None:
     """Train, save the model in ``output``, and print its loss, before it was saved and after it was loaded."""
     torch.manual_seed(0)  # pyright: ignore[reportUnknownMemberType]  # torch leaves it untyped
     train_dataset, eval_dataset = load_data()
@@ -116,5 +116,5 @@ def main(epochs: int = 5, output: Path = Path("outputs")) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Train a tiny language model of transformers on Python's manual.")
     parser.add_argument("--epochs", type=int, default=5, help="how often to go over the paragraphs")
-    parser.add_argument("--output", type=Path, default=Path("outputs"), help="the folder for the model")
+    parser.add_argument("--output", type=Path, default=Path("outputs/finetune_transformers"), help="where it writes")
     main(**vars(parser.parse_args()))

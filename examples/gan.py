@@ -44,7 +44,7 @@ def make_models() -> tuple[nn.Sequential, nn.Sequential]:
     return generator, discriminator
 
 
-def main(epochs: int = 30, output: Path = Path("outputs")) -> None:
+def main(epochs: int = 30, output: Path = Path("outputs/gan")) -> None:
     """Train, and print how far the mean of the generated digits is from that of the scanned ones."""
     torch.manual_seed(0)  # pyright: ignore[reportUnknownMemberType]  # torch leaves it untyped
     digits = load_data()
@@ -84,5 +84,5 @@ def main(epochs: int = 30, output: Path = Path("outputs")) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Train a generator of digits against a discriminator.")
     parser.add_argument("--epochs", type=int, default=30, help="how often to go over the digits")
-    parser.add_argument("--output", type=Path, default=Path("outputs"), help="the folder for the training states")
+    parser.add_argument("--output", type=Path, default=Path("outputs/gan"), help="the folder for the training states")
     main(**vars(parser.parse_args()))

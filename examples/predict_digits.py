@@ -65,7 +65,7 @@ def describe(path: Path) -> str:
     )
 
 
-def main(epochs: int = 10, output: Path = Path("outputs")) -> None:
+def main(epochs: int = 10, output: Path = Path("outputs/predict_digits")) -> None:
     """Train, write predictions of the test digits, and print how good they are."""
     torch.manual_seed(0)  # pyright: ignore[reportUnknownMemberType]  # torch leaves it untyped
     train_dataset, test_dataset = load_data()
@@ -82,6 +82,6 @@ def main(epochs: int = 10, output: Path = Path("outputs")) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Predict scanned digits, and write the predictions to a file.")
     parser.add_argument("--epochs", type=int, default=10, help="how often to go over the training digits")
-    parser.add_argument("--output", type=Path, default=Path("outputs"), help="the folder for the predictions")
+    parser.add_argument("--output", type=Path, default=Path("outputs/predict_digits"), help="where it writes")
     arguments = parser.parse_args()
     main(arguments.epochs, arguments.output)

@@ -56,7 +56,7 @@ def make_trainer(checkpoints: WSDCheckpointCallback) -> DigitsTrainer:
     return DigitsTrainer(model, nn.CrossEntropyLoss(), optimizer, callbacks=[*DEFAULT_CALLBACKS, checkpoints])
 
 
-def main(epochs: int = 8, output: Path = Path("outputs")) -> None:
+def main(epochs: int = 8, output: Path = Path("outputs/schedule_with_decays")) -> None:
     """Train with three checkpoints in ``output``, train on from the last, and print what each recognises."""
     torch.manual_seed(0)  # pyright: ignore[reportUnknownMemberType]  # torch leaves it untyped
     train_dataset, test_dataset = load_data()
@@ -94,5 +94,5 @@ def main(epochs: int = 8, output: Path = Path("outputs")) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Train on scanned digits, with three decays of the learning rate.")
     parser.add_argument("--epochs", type=int, default=8, help="how often to go over the training digits, each time")
-    parser.add_argument("--output", type=Path, default=Path("outputs"), help="the folder for the checkpoints")
+    parser.add_argument("--output", type=Path, default=Path("outputs/schedule_with_decays"), help="where it writes")
     main(**vars(parser.parse_args()))

@@ -47,7 +47,7 @@ def load_data() -> tuple[TensorDataset, dict[str, TensorDataset]]:
     }
 
 
-def main(epochs: int = 10, output: Path = Path("outputs")) -> None:
+def main(epochs: int = 10, output: Path = Path("outputs/several_evaluation_sets")) -> None:
     """Train, load the weights that were best on noisy digits, and print how many digits of each set they recognise."""
     torch.manual_seed(0)  # pyright: ignore[reportUnknownMemberType]  # torch leaves it untyped
     train_dataset, sets = load_data()
@@ -75,6 +75,6 @@ def main(epochs: int = 10, output: Path = Path("outputs")) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Evaluate on several sets of scanned digits.")
     parser.add_argument("--epochs", type=int, default=10, help="how often to go over the training digits")
-    parser.add_argument("--output", type=Path, default=Path("outputs"), help="the folder for the best weights")
+    parser.add_argument("--output", type=Path, default=Path("outputs/several_evaluation_sets"), help="where it writes")
     arguments = parser.parse_args()
     main(arguments.epochs, arguments.output)

@@ -69,7 +69,7 @@ def checksum(model: nn.Module) -> int:
     return number
 
 
-def main(epochs: int = 40, output: Path = Path("outputs/resumed")) -> None:
+def main(epochs: int = 40, output: Path = Path("outputs/stop_and_resume")) -> None:
     """Train, or go on training, and print the checksum of the weights."""
     torch.manual_seed(0)  # pyright: ignore[reportUnknownMemberType]  # torch leaves it untyped
     model = make_model()
@@ -96,6 +96,6 @@ def main(epochs: int = 40, output: Path = Path("outputs/resumed")) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Train on digits, in a run that can be stopped at any time.")
     parser.add_argument("--epochs", type=int, default=40, help="how often to go over the digits")
-    parser.add_argument("--output", type=Path, default=Path("outputs/resumed"), help="the folder of the states")
+    parser.add_argument("--output", type=Path, default=Path("outputs/stop_and_resume"), help="the folder of the states")
     arguments = parser.parse_args()
     main(arguments.epochs, arguments.output)

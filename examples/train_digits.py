@@ -60,7 +60,7 @@ def load_data() -> list[Subset[tuple[Tensor, ...]]]:
     return random_split(dataset, [1200, 297, 300], generator=torch.Generator().manual_seed(0))
 
 
-def main(epochs: int = 20, output: Path = Path("outputs")) -> None:
+def main(epochs: int = 20, output: Path = Path("outputs/train_digits")) -> None:
     """Train, keep the best weights in ``output``, and print their accuracy on the test digits."""
     torch.manual_seed(0)  # pyright: ignore[reportUnknownMemberType]  # torch leaves it untyped
     train_dataset, eval_dataset, test_dataset = load_data()
@@ -94,5 +94,5 @@ def main(epochs: int = 20, output: Path = Path("outputs")) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Train a small network on scanned digits.")
     parser.add_argument("--epochs", type=int, default=20, help="how often to go over the training digits")
-    parser.add_argument("--output", type=Path, default=Path("outputs"), help="the folder for the best weights")
+    parser.add_argument("--output", type=Path, default=Path("outputs/train_digits"), help="where it writes")
     main(**vars(parser.parse_args()))

@@ -9,7 +9,7 @@ a value of another type is refused. Processes and precision are the launcher's. 
 
 The last line that it prints:
 
-    outputs/model has a loss of 0.1123 on the evaluation digits
+    outputs/train_from_config/model has a loss of 0.1123 on the evaluation digits
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Settings:
     save_every_n_epochs: int = 1
     max_grad_norm: float | None = None
     seed: int = 42
-    output: str = "outputs"
+    output: str = "outputs/train_from_config"
 
 
 def updated(settings: T, values: dict[str, Any], prefix: str = "") -> T:

@@ -101,7 +101,7 @@ def create_model() -> nn.Sequential:
     )
 
 
-def main(epochs: int = 12, output: Path = Path("outputs")) -> None:
+def main(epochs: int = 12, output: Path = Path("outputs/from_pytorch_accelerated")) -> None:
     """Train, keep the best averaged weights in ``output``, and print their accuracy on the test digits."""
     torch.manual_seed(0)  # pyright: ignore[reportUnknownMemberType]  # torch leaves it untyped
     train_dataset, eval_dataset, test_dataset = load_data()
@@ -139,6 +139,6 @@ def main(epochs: int = 12, output: Path = Path("outputs")) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Train a small network on scanned digits, as ever.")
     parser.add_argument("--epochs", type=int, default=12, help="how often to go over the training digits")
-    parser.add_argument("--output", type=Path, default=Path("outputs"), help="the folder for the best average")
+    parser.add_argument("--output", type=Path, default=Path("outputs/from_pytorch_accelerated"), help="the folder for the best average")
     arguments = parser.parse_args()
     main(arguments.epochs, arguments.output)

@@ -78,7 +78,10 @@ class DigitsTrial(pytorch.PyTorchTrial[Digits]):
 def main(job: Path | None, epochs: int) -> int:
     """Try the trial on a single batch or, with a folder, train; return the exit status."""
     with pytorch.init(
-        hparams={"global_batch_size": 32}, checkpoint_dir=job or Path("outputs"), seed=0, max_checkpoints=2
+        hparams={"global_batch_size": 32},
+        checkpoint_dir=job or Path("outputs/trial_batch_job"),
+        seed=0,
+        max_checkpoints=2,
     ) as context:
         trainer = pytorch.Trainer(DigitsTrial(context), context)
         trainer.fit(

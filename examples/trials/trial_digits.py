@@ -104,7 +104,7 @@ class DigitsTrial(pytorch.PyTorchTrial[Digits]):
         return {"validation_loss": functional.cross_entropy(logits, labels), "accuracy": accuracy}
 
 
-def main(epochs: int = 5, output: Path = Path("outputs")) -> None:
+def main(epochs: int = 5, output: Path = Path("outputs/trial_digits")) -> None:
     """Train; keep the checkpoint with the best accuracy, and the last one, in ``output``."""
     with pytorch.init(
         hparams=HPARAMS, checkpoint_dir=output, seed=0, metric="accuracy", smaller_is_better=False, max_checkpoints=1
@@ -121,6 +121,6 @@ def main(epochs: int = 5, output: Path = Path("outputs")) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Train a small convolutional network on scanned digits.")
     parser.add_argument("--epochs", type=int, default=5, help="how often to go over the training digits")
-    parser.add_argument("--output", type=Path, default=Path("outputs"), help="the folder for the checkpoints")
+    parser.add_argument("--output", type=Path, default=Path("outputs/trial_digits"), help="where it writes")
     arguments = parser.parse_args()
     main(arguments.epochs, arguments.output)

@@ -111,7 +111,7 @@ class DigitsGan(pytorch.PyTorchTrial[list[Tensor]]):
         return {"distance": (generated.mean(0) - scanned.mean(0)).abs().mean()}
 
 
-def main(epochs: int = 20, output: Path = Path("outputs")) -> None:
+def main(epochs: int = 20, output: Path = Path("outputs/trial_gan")) -> None:
     """Train, and keep the last two checkpoints in ``output``."""
     with pytorch.init(hparams=HPARAMS, checkpoint_dir=output, seed=0, max_checkpoints=2) as context:
         trainer = pytorch.Trainer(DigitsGan(context), context)
@@ -121,6 +121,6 @@ def main(epochs: int = 20, output: Path = Path("outputs")) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Train a generator of digits against a discriminator.")
     parser.add_argument("--epochs", type=int, default=20, help="how often to go over the digits")
-    parser.add_argument("--output", type=Path, default=Path("outputs"), help="the folder for the checkpoints")
+    parser.add_argument("--output", type=Path, default=Path("outputs/trial_gan"), help="the folder for the checkpoints")
     arguments = parser.parse_args()
     main(arguments.epochs, arguments.output)

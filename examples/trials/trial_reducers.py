@@ -121,7 +121,7 @@ class DigitsTrial(pytorch.PyTorchTrial[Digits]):
         return {}  # the reducers have the metrics
 
 
-def main(epochs: int = 5, output: Path = Path("outputs")) -> None:
+def main(epochs: int = 5, output: Path = Path("outputs/trial_reducers")) -> None:
     """Train, and keep the last checkpoint in ``output``."""
     with pytorch.init(hparams={"global_batch_size": 32}, checkpoint_dir=output, seed=0, max_checkpoints=1) as context:
         trainer = pytorch.Trainer(DigitsTrial(context), context)
@@ -131,6 +131,6 @@ def main(epochs: int = 5, output: Path = Path("outputs")) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Train on scanned digits, and find the one that is recognised worst.")
     parser.add_argument("--epochs", type=int, default=5, help="how often to go over the training digits")
-    parser.add_argument("--output", type=Path, default=Path("outputs"), help="the folder for the checkpoints")
+    parser.add_argument("--output", type=Path, default=Path("outputs/trial_reducers"), help="where it writes")
     arguments = parser.parse_args()
     main(arguments.epochs, arguments.output)

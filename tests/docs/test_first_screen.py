@@ -48,7 +48,8 @@ def test_a_killed_run_ends_with_the_weights_of_one_that_was_not(session: list[Li
     shown = [line.text for line in session]
     assert any(text.startswith("Killed") for text in shown)
     assert any(
-        re.fullmatch(r"Resuming from outputs/resumed/step_\d+: in epoch 4, after update \d+\.", text) for text in shown
+        re.fullmatch(r"Resuming from outputs/stop_and_resume/step_\d+: in epoch 4, after update \d+\.", text)
+        for text in shown
     )
     first, second = checksums(session)
     assert first == second

@@ -87,7 +87,7 @@ PORTS = (
         r"epoch 2 loss [\d.]+ accuracy ([\d.]+)",
         (0.9, 1),
         60,
-        "outputs/model/model.safetensors",
+        "outputs/digits/model/model.safetensors",
     ),
     Port(
         "accelerate/tumours",
@@ -117,7 +117,7 @@ PORTS = (
         r"accuracy ([\d.]+)\n",
         (0.8, 1),
         100,
-        "lines/best/model.safetensors",
+        "classified/best/model.safetensors",
     ),
     Port(
         "transformers/language_model",

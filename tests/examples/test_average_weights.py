@@ -28,7 +28,9 @@ def test_the_average_recognises_more_digits(shared_launch: SharedLaunches, way: 
     example: dict[str, Any] = runpy.run_path(str(EXAMPLE))
     model: torch.nn.Module = example["make_model"]().eval()
     model.load_state_dict(
-        torch.load(launched.folder / "outputs" / "average_of_digits.pt", weights_only=True)["model_state_dict"]
+        torch.load(launched.folder / "outputs" / "average_weights" / "average_of_digits.pt", weights_only=True)[
+            "model_state_dict"
+        ]
     )
     ((images, digits),) = DataLoader(example["load_data"]()[2], batch_size=1000)
     recognised = (model(images).argmax(dim=1) == digits).float().mean().item()

@@ -32,7 +32,7 @@ def test_a_killed_run_has_each_line_once(launch: Launch, shared_launch: SharedLa
     assert launch(EXAMPLE, "--epochs=3", "--output=killed", ranks=ranks).status == 0
 
     lines = read_lines(launch.folder / "killed" / "metrics.jsonl")
-    assert lines == read_lines(whole.folder / "outputs" / "digits" / "metrics.jsonl")
+    assert lines == read_lines(whole.folder / "outputs" / "custom_logger" / "metrics.jsonl")
     expected = [
         (epoch, epoch * updates, name) for epoch in (1, 2, 3) for name in ("train_loss_epoch", "eval_loss_epoch")
     ]

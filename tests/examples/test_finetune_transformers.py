@@ -22,7 +22,11 @@ def test_the_saved_model_has_the_printed_loss(shared_launch: SharedLaunches) -> 
     trained, loaded = map(float, re.findall(r"(\d\.\d{3})", launched.output.splitlines()[-1]))
     make_torchvision_importable()
     example: dict[str, Any] = runpy.run_path(str(EXAMPLES / "finetune_transformers.py"))
-    model = example["GPT2LMHeadModel"].from_pretrained(launched.folder / "outputs" / "model").eval()
+    model = (
+        example["GPT2LMHeadModel"]
+        .from_pretrained(launched.folder / "outputs" / "finetune_transformers" / "model")
+        .eval()
+    )
     loss = num_tokens = 0.0
     for paragraph in example["load_data"]()[1]:
         with torch.no_grad():

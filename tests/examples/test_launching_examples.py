@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,21 @@ def test_the_index_is_the_one_of_today(path: str) -> None:
 def test_an_example_is_short(name: str) -> None:
     """It is read in a few minutes: 60 to 120 lines."""
     assert 60 <= len((EXAMPLES / f"{name}.py").read_text().splitlines()) <= 120
+
+
+def test_no_two_examples_write_to_the_same_folder() -> None:
+    """Who tries one after the other in one folder resumes none from the states of another one."""
+    folders: dict[str, set[str]] = {}
+    for path in EXAMPLES.rglob("*.py"):
+        text = path.read_text()
+        written = {*re.findall(r'[(=]f?"((?:outputs|states)(?:/[^"]*)?)"', text)}
+        written.update(re.findall(r'add_argument\("--out\S+", .*default="([^"]+)"', text))
+        if "porting" not in path.parts:
+            assert written <= {f"outputs/{path.stem}"}, path
+        for folder in written:
+            folders.setdefault(folder, set()).add(str(path).replace("_ported", ""))
+    assert len(folders) > 20
+    assert {folder: scripts for folder, scripts in folders.items() if len(scripts) > 1} == {}
 
 
 def test_each_example_has_tests_of_its_own() -> None:

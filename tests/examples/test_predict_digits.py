@@ -22,7 +22,7 @@ def test_the_file_has_each_sample_once_and_the_printed_accuracy(shared_launch: S
     assert launched.status == 0
 
     example: dict[str, Any] = runpy.run_path(str(EXAMPLE))
-    with (launched.folder / "outputs" / "digits.csv").open(newline="") as file:
+    with (launched.folder / "outputs" / "predict_digits" / "digits.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [int(row["digit"]) for row in rows] == [int(digit) for _, digit in example["load_data"]()[1]]
     right = sum(row["digit"] == row["guess"] for row in rows)

@@ -25,11 +25,11 @@ def test_each_checkpoint_is_a_finished_model(shared_launch: SharedLaunches) -> N
     ((pixels, digits),) = DataLoader(example["load_data"]()[1], batch_size=357)
 
     def share(export: str) -> str:
-        content = torch.load(launched.folder / "outputs" / export, weights_only=True)
+        content = torch.load(launched.folder / "outputs" / "schedule_with_decays" / export, weights_only=True)
         model.load_state_dict(content["model_state_dict"])
         return f"{(model(pixels).argmax(dim=1) == digits).sum().item() / 357:.1%}"
 
     printed = re.findall(r"Recognised ([\d.]+%) of the test digits after (\d+) updates", launched.output)
     first = [(share(f"first/checkpoint_{updates}_wsd_post_decay.pt"), str(updates)) for updates in (45, 90, 180)]
     assert printed == [*first, (share("longer/checkpoint_180_wsd_post_decay.pt"), "360")]
-    assert (launched.folder / "outputs" / "first" / "checkpoint_171_wsd_pre_decay").is_dir()
+    assert (launched.folder / "outputs" / "schedule_with_decays" / "first" / "checkpoint_171_wsd_pre_decay").is_dir()

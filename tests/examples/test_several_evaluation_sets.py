@@ -26,7 +26,7 @@ def test_each_set_is_counted_with_the_best_weights(shared_launch: SharedLaunches
 
     example: dict[str, Any] = runpy.run_path(str(EXAMPLE))
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
-    best = torch.load(launched.folder / "outputs" / "best.pt", weights_only=True)
+    best = torch.load(launched.folder / "outputs" / "several_evaluation_sets" / "best.pt", weights_only=True)
     model.load_state_dict(best["model_state_dict"])
     sets = example["load_data"]()[1]
     assert [*sets] == ["clean", "noisy", "shifted"]

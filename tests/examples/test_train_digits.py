@@ -37,7 +37,7 @@ def test_two_ranks_count_each_test_digit_once(shared_launch: SharedLaunches) -> 
 
     example: dict[str, Any] = runpy.run_path(str(EXAMPLE))
     model: torch.nn.Module = example["make_model"]().eval()
-    best = torch.load(launched.folder / "outputs" / "best_digits.pt", weights_only=True)
+    best = torch.load(launched.folder / "outputs" / "train_digits" / "best_digits.pt", weights_only=True)
     model.load_state_dict(best["model_state_dict"])
     ((pixels, digits),) = DataLoader(example["load_data"]()[2], batch_size=300)
     recognised = (model(pixels).argmax(dim=1) == digits).sum().item()

@@ -93,5 +93,5 @@ def test_a_run_resumes(launch: Launch) -> None:
     resumed = launch(EXAMPLE, str(EXAMPLE.with_suffix(".yaml")), "--epochs=2", "--warmup_epochs=0")
 
     assert resumed.status == 0
-    assert "Resuming from outputs/states/final" in resumed.output
-    assert (launch.folder / "outputs" / "model" / "model.safetensors").exists()
+    assert "Resuming from outputs/train_from_config/states/final" in resumed.output
+    assert (launch.folder / "outputs" / "train_from_config" / "model" / "model.safetensors").exists()

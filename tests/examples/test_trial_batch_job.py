@@ -43,7 +43,7 @@ def test_it_is_tried_on_one_batch(way: str, tmp_path: Path) -> None:
     launched = launch_example("trials/trial_batch_job", way=way, folder=tmp_path)
 
     assert launched.status == 0
-    assert len(list((tmp_path / "outputs").rglob("state_dict.pth"))) == 1
+    assert len(list((tmp_path / "outputs" / "trial_batch_job").rglob("state_dict.pth"))) == 1
 
 
 def test_a_preempted_job_resumes_to_the_same_weights(launch: Launch) -> None:

@@ -19,4 +19,4 @@ def test_the_digits_are_recognised(way: str, tmp_path: Path) -> None:
     reported = re.findall(r"Epoch (\d): recognised ([\d.]+)% of the validation digits", launched.output)
     assert [epoch for epoch, _ in reported] == ["1", "2", "3"]
     assert float(reported[-1][1]) >= 93
-    assert list((tmp_path / "outputs").rglob("state_dict.pth"))
+    assert list((tmp_path / "outputs" / "trial_digits").rglob("state_dict.pth"))

@@ -61,7 +61,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--accumulation", type=int, default=2)
-    parser.add_argument("--output", default="outputs")
+    parser.add_argument("--output", default="outputs/digits")
     train(parser.parse_args())
 
 

@@ -61,10 +61,10 @@ def main() -> None:
     data.setup("fit")
     model = LitRegressor(args.lr)
     optimizer, schedule = model.configure_optimizers()
-    callbacks = [*DEFAULT_CALLBACKS, SaveTrainingStateCallback("states", save_every_n_epochs=1)]
+    callbacks = [*DEFAULT_CALLBACKS, SaveTrainingStateCallback("states/diabetes", save_every_n_epochs=1)]
     trainer = Trainer(model, F.smooth_l1_loss, optimizer, callbacks)
     trainer.train(data.train_data, args.epochs, data.val_data, data.batch_size, gradient_accumulation_steps=2,
-                  gradient_clip_norm=1.0, create_scheduler_fn=schedule, resume_from="states", resume_missing="start")
+                  gradient_clip_norm=1.0, create_scheduler_fn=schedule, resume_from="states/diabetes", resume_missing="start")
     print(f"val loss {trainer.run_history.get_latest_metric('eval_loss_epoch'):.3f}")
     torch.save(model.state_dict(), "diabetes.pt")
 

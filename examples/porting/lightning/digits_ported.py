@@ -52,11 +52,11 @@ def main() -> None:
     model = LitDigits(args.lr)
     accuracy = TorchMetricsCallback(MulticlassAccuracy(num_classes=10, average="micro"))
     best = SaveBestModelCallback("best.pt", watch_metric="eval_MulticlassAccuracy", greater_is_better=True)
-    save = SaveTrainingStateCallback("states", save_every_n_epochs=1)
+    save = SaveTrainingStateCallback("states/lightning_digits", save_every_n_epochs=1)
     stop = EarlyStoppingCallback(early_stopping_patience=3, early_stopping_threshold=0)
     callbacks = [accuracy, best, save, *DEFAULT_CALLBACKS, stop]
     trainer = Trainer(model, F.cross_entropy, model.configure_optimizers(), callbacks)
-    trainer.train(train_data, args.epochs, val_data, args.batch_size, resume_from="states", resume_missing="start")
+    trainer.train(train_data, args.epochs, val_data, args.batch_size, resume_from="states/lightning_digits", resume_missing="start")
     print(f"best accuracy {best.best.value:.3f}")
 
 

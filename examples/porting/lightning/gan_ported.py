@@ -69,11 +69,11 @@ def main() -> None:
     torch.manual_seed(0)
     data = load_data()
     gan = GAN(data.tensors[0])
-    save = SaveTrainingStateCallback("states", save_every_n_epochs=1)
+    save = SaveTrainingStateCallback("states/gan", save_every_n_epochs=1)
     models = {"generator": gan.generator, "discriminator": gan.discriminator}
     with Run(
         models, gan.configure_optimizers(), data, num_epochs=args.epochs, per_device_batch_size=args.batch_size,
-        callbacks=[save], resume_from="states", resume_missing="start",
+        callbacks=[save], resume_from="states/gan", resume_missing="start",
     ) as run:
         for epoch in run.epochs():
             for batch in run.batches():

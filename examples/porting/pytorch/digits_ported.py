@@ -66,9 +66,9 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     updates = TrainerPlaceholderValues.NUM_EPOCHS * TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH
     scheduler = partial(OneCycleLR, max_lr=1e-2, total_steps=updates)
-    save = SaveTrainingStateCallback("states", save_every_n_epochs=1)
+    save = SaveTrainingStateCallback("states/digits", save_every_n_epochs=1)
     with Run(model, optimizer, train_data, num_epochs=args.epochs, per_device_batch_size=args.batch_size,
-             create_scheduler_fn=scheduler, callbacks=[save], resume_from="states", resume_missing="start") as run:
+             create_scheduler_fn=scheduler, callbacks=[save], resume_from="states/digits", resume_missing="start") as run:
         for epoch in run.epochs():
             train(model, run, epoch)
             print(f"epoch {epoch} accuracy {test(model, run, test_data):.3f}")

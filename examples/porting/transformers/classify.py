@@ -47,7 +47,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--num-lines", type=int, default=2000)
-    parser.add_argument("--output", default="lines")
+    parser.add_argument("--output", default="classified")
     args = parser.parse_args()
 
     set_seed(0)
