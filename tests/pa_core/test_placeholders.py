@@ -18,7 +18,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.optim import SGD
-from torch.optim.lr_scheduler import LambdaLR, MultiStepLR, OneCycleLR
+from torch.optim.lr_scheduler import CosineAnnealingWarmRestarts, LambdaLR, MultiStepLR, OneCycleLR
 
 from pa_core.errors import ArgumentTypeError, ConfigurationError
 from pa_core.placeholders import PlaceholderExpression, TrainerPlaceholderValues, resolve_placeholders
@@ -289,6 +289,19 @@ def test_torch_schedulers_are_made_from_resolved_factories() -> None:
         48: 1,
     }
     assert resolve_placeholders(warm_up, VALUES)(SGD(parameters, lr=1.2)).get_last_lr() == [pytest.approx(0.1)]
+
+
+def test_counts_that_a_float_has_scaled_are_counts_to_torch_schedulers() -> None:
+    """Schedulers of torch that take no float for a count, and no int for a fraction, get what they take."""
+    parameters = [torch.nn.Parameter(torch.zeros(1))]
+    one_cycle = partial(OneCycleLR, max_lr=0.1, total_steps=UPDATES * EPOCHS * 0.5, pct_start=1 / EPOCHS)
+    restarts = partial(CosineAnnealingWarmRestarts, T_0=UPDATES / 2)
+
+    assert resolve_placeholders(one_cycle, VALUES)(SGD(parameters, lr=0.1)).total_steps == 30
+    assert resolve_placeholders(one_cycle, {**VALUES, "num_epochs": 1})(SGD(parameters, lr=0.1)).total_steps == 6
+    assert resolve_placeholders(restarts, VALUES)(SGD(parameters, lr=0.1)).T_0 == 6
+    with pytest.raises(ValueError, match=r"total_steps.*15\.5"):
+        resolve_placeholders(one_cycle, {**VALUES, "num_update_steps_per_epoch": 6.2})(SGD(parameters, lr=0.1))
 
 
 def _ramp(step: int, length: int) -> float:

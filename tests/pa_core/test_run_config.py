@@ -110,7 +110,17 @@ def test_loader_arguments_are_copies() -> None:
     assert config.train_dl_kwargs == config.eval_dl_kwargs == {"shuffle": True}
 
 
-@pytest.mark.parametrize("value", [0, -1, 1.5, "2", True, None, math.nan])
+def test_counts_may_be_floats_that_are_whole() -> None:
+    """As dividing two counts makes them; they are read as integers, and thresholds of clipping as they were given."""
+    config = make_config(
+        num_epochs=3.0, num_local_update_steps_per_epoch=100.0, max_num_train_steps=1e3, gradient_clip_value=1.0
+    )
+    counts = config.num_epochs, config.num_local_update_steps_per_epoch, config.max_num_train_steps
+    assert [repr(count) for count in counts] == ["3", "100", "1000"]
+    assert repr(config.gradient_clip_value) == "1.0"
+
+
+@pytest.mark.parametrize("value", [0, -1, 0.0, 1.5, "2", True, None, math.nan])
 @pytest.mark.parametrize(
     "name",
     [
@@ -128,7 +138,7 @@ def test_counts_must_be_positive_whole_numbers(name: str, value: object) -> None
     with pytest.raises(ConfigurationError) as caught:
         make_config(**{name: value})
 
-    assert f"{name}={value!r}" in str(caught.value)
+    assert f"{name}={0 if value == 0 else value!r}" in str(caught.value)
 
 
 @pytest.mark.parametrize("value", [0, -1.0, math.nan, "1", True])

@@ -104,6 +104,11 @@ class _Arithmetic(_Unresolved):
     def __neg__(self) -> PlaceholderExpression:
         return _expression("*", -1, self)
 
+    @property
+    def is_fraction(self) -> bool:
+        """Whether something is divided by a placeholder, so that the number is not a count even where it is whole."""
+        return False
+
     def resolve(self, values: Mapping[str, float]) -> float:
         """Return the number that this stands for.
 
@@ -155,6 +160,13 @@ class PlaceholderExpression(_Arithmetic):
         self._left = left
         self._right = right
         return self
+
+    @property
+    @override
+    def is_fraction(self) -> bool:
+        operands = [one for one in (self._left, self._right) if isinstance(one, _Arithmetic)]
+        divides = self._symbol == "/" and isinstance(self._right, _Arithmetic)
+        return divides or any(one.is_fraction for one in operands)
 
     @override
     def resolve(self, values: Mapping[str, float]) -> float:
@@ -273,7 +285,8 @@ def resolve_placeholders(factory: _FactoryT, values: Mapping[str, float]) -> _Fa
     """Replace the placeholders among the arguments of a ``functools.partial`` by their numbers.
 
     Positional and keyword arguments are searched, and the partials, lists, tuples and dictionaries in them.
-    What was given is left as it was, so that it serves the next run too.
+    What was given is left as it was, so that it serves the next run too. A whole number becomes an int, also where a
+    float has scaled it; a fraction, where something is divided by a placeholder, stays a float.
 
     Args:
         factory: A partial, or any other factory, which comes back unchanged.
@@ -319,7 +332,9 @@ def create_scheduler(
 def _resolve(value: Any, values: Mapping[str, float]) -> Any:
     """Return ``value`` with every placeholder in it replaced."""
     if isinstance(value, _Arithmetic):
-        return value.resolve(values)
+        number = value.resolve(values)
+        # torch's schedulers take no float for a count, and no int for a fraction
+        return int(number) if float(number).is_integer() and not value.is_fraction else number
     if isinstance(value, partial):
         function: Callable[..., object] = value.func
         arguments = [_resolve(item, values) for item in value.args]

@@ -29,7 +29,7 @@ class TrainerRunConfig:
     """The values that describe the current run; built for each call of ``train`` or ``evaluate``.
 
     Every value can be read as an attribute or by key. The dataloader arguments are copies: changing the
-    dictionaries they came from changes nothing here.
+    dictionaries they came from changes nothing here. A count may be given as a float that is whole.
 
     A run that only evaluates performs no updates: it has ``num_epochs=1``,
     ``num_update_steps_per_epoch=0`` and ``max_num_train_steps`` None or 0. Everything else is held to the
@@ -98,6 +98,11 @@ class TrainerRunConfig:
     num_local_update_steps_per_epoch: int = field(default=cast("int", None), kw_only=True)
 
     def __post_init__(self) -> None:
+        for name in self.keys():  # a script that divides two counts has a float
+            value = getattr(self, name)
+            if isinstance(value, float) and value.is_integer() and not name.startswith("gradient_clip"):
+                # the only assignment that a frozen dataclass allows
+                object.__setattr__(self, name, int(value))
         for name in (
             "num_epochs",
             "train_per_device_batch_size",
@@ -114,7 +119,6 @@ class TrainerRunConfig:
             check_count("max_num_train_steps", self.max_num_train_steps, minimum=0 if only_evaluates else 1)
         check_clip_threshold("gradient_clip_value", self.gradient_clip_value)
         check_clip_threshold("gradient_clip_norm", self.gradient_clip_norm)
-        # the only assignment that a frozen dataclass allows
         if cast("int | None", self.num_local_update_steps_per_epoch) is None:
             object.__setattr__(self, "num_local_update_steps_per_epoch", self.num_update_steps_per_epoch)
         check_count("num_local_update_steps_per_epoch", self.num_local_update_steps_per_epoch, minimum=0)
