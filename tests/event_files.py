@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import time
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -14,7 +20,7 @@ Curve = list[tuple[int, float]]
 
 def read_curves(folder: Path) -> dict[str, Curve]:
     """The curves in the event files of one folder, by their names, without points that were purged."""
-    events = _accumulated(folder)
+    events = accumulated(folder)
     names: list[str] = events.Tags()["scalars"]
     return {name: sorted((point.step, point.value) for point in events.Scalars(name)) for name in names}
 
@@ -31,10 +37,25 @@ def read_configs(folder: Path) -> list[dict[str, Any]]:
     return [yaml.safe_load(file.read_text()) for file in sorted(folder.rglob("hparams.yml"))]
 
 
-def _accumulated(folder: Path) -> Any:
+def read_images(folder: Path) -> dict[str, list[tuple[int, Tensor]]]:
+    """The images in the event files of one folder, by their names: step and bytes, channels first."""
+    events = accumulated(folder)
+    names: list[str] = events.Tags()["images"]
+    return {
+        name: [(event.step, _decoded(event.encoded_image_string)) for event in events.Images(name)] for name in names
+    }
+
+
+def _decoded(content: bytes) -> Tensor:
+    with Image.open(io.BytesIO(content)) as image:
+        return torch.tensor(np.asarray(image)).permute(2, 0, 1)
+
+
+def accumulated(folder: Path) -> Any:
+    """All that is in the event files of one folder."""
     from tensorboard.backend.event_processing import event_accumulator  # type: ignore[import-untyped]  # it has none
 
     untyped: Any = event_accumulator
-    events = untyped.EventAccumulator(str(folder), size_guidance={"scalars": 0})
+    events = untyped.EventAccumulator(str(folder), size_guidance={"scalars": 0, "images": 0})
     events.Reload()
     return events

@@ -26,7 +26,7 @@ from pa_core.distributed import num_processes
 from pa_core.errors import ConfigurationError, ExplainedError, UnsupportedConfigurationError
 from pa_core.experiment_trackers import known_trackers, require_trackers
 from pa_core.testing import make_regression
-from tests.event_files import Curve, read_configs, read_curves, wait_for_the_next_file
+from tests.event_files import Curve, accumulated, read_configs, read_curves, read_images, wait_for_the_next_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -117,7 +117,7 @@ def test_a_run_is_shown_with_all_that_belongs_to_it(shared_tmp_path: Path) -> No
 
 
 def test_runs_follow_each_other_on_one_axis(tmp_path: Path) -> None:
-    """A second training and an evaluation go on where the first training ended, in the same run, settings once."""
+    """A second training and an evaluation go on where the first training ended, in one run that was opened once."""
     trainer = make_trainer(tracker(tmp_path, every=4))
     trainer.train(DATASET, num_epochs=1, per_device_batch_size=10)
     trainer.train(DATASET, num_epochs=2, per_device_batch_size=10)
@@ -126,12 +126,14 @@ def test_runs_follow_each_other_on_one_axis(tmp_path: Path) -> None:
     assert [step for step, _ in curves["train_loss_epoch"]] == [3, 6, 9]
     assert [step for step, _ in curves["train/loss"]] == [4, 8]
     assert [step for step, _ in curves["evaluation_loss"]] == [9]
+    assert_curve(curves["epoch"][-1:], [9], [2])
     assert len(read_configs(tmp_path / "run")) == 1
+    assert len(event_files(tmp_path)) == 1
 
 
 @pytest.mark.parametrize("error", [OSError("disk"), KeyboardInterrupt(), StopTrainingError("enough")], ids=repr)
 def test_what_was_sent_before_an_exception_is_kept(tmp_path: Path, error: BaseException) -> None:
-    """However a run ends, the trackers are finished, and the next run goes on with them."""
+    """However a run ends, the next one goes on in the same run of the tracker."""
     fail = Fail(2, error)
     track = tracker(tmp_path)
     trainer = make_trainer(track, fail)
@@ -139,7 +141,6 @@ def test_what_was_sent_before_an_exception_is_kept(tmp_path: Path, error: BaseEx
         trainer.train(DATASET, num_epochs=1, per_device_batch_size=10)
     except BaseException as raised:
         assert raised is error  # noqa: PT017 - not every one of them is raised
-    assert track._open is None  # pyright: ignore[reportPrivateUsage]  # nothing else tells that they are finished
     fail.after = 0
     trainer.train(DATASET, num_epochs=1, per_device_batch_size=10)
     curves = read_curves(tmp_path / "run")
@@ -180,6 +181,96 @@ def test_a_resumed_run_shows_what_an_uninterrupted_one_shows(shared_tmp_path: Pa
             assert points == sorted(set(curve)) or name == "train/samples_per_second"
             assert len(curves[name]) <= len(curve) + 2
         assert len(read_configs(shared_tmp_path / f"run_{update}")) == 1
+
+
+def test_an_evaluation_after_a_resumed_run_that_was_complete_is_where_the_run_ended(tmp_path: Path) -> None:
+    """Nothing is left to train: the evaluation stands at the last update and the last epoch all the same."""
+    save = SaveTrainingStateCallback(tmp_path / "states")
+    make_trainer(tracker(tmp_path), save).train(DATASET, 2, per_device_batch_size=10)
+    track = tracker(tmp_path)
+    trainer = make_trainer(track)
+    trainer.train(DATASET, 2, per_device_batch_size=10, resume_from=tmp_path / "states")
+    trainer.evaluate(DATASET)
+    track.finish()
+    curves = read_curves(tmp_path / "run")
+    assert [step for step, _ in curves["evaluation_loss"]] == [6]
+    assert_curve(curves["epoch"][-1:], [6], [2])
+
+
+def event_files(folder: Path) -> list[Path]:
+    """What TensorBoard's writers have written: a file each time that one was opened."""
+    return list(folder.glob("run/events*"))
+
+
+def test_finished_trackers_are_opened_again_when_there_is_more(tmp_path: Path) -> None:
+    """``finish`` ends the run in the tracker at once, and can be repeated; what comes later continues it."""
+    track = tracker(tmp_path)
+    trainer = make_trainer(track)
+    track.finish()
+    trainer.train(DATASET, num_epochs=1, per_device_batch_size=10)
+    writer: Any = track.native("tensorboard")
+    track.finish()
+    track.finish()
+    assert writer.all_writers is None
+    wait_for_the_next_file()
+    trainer.evaluate(DATASET)
+    assert len(event_files(tmp_path)) == 2
+    assert [step for step, _ in read_curves(tmp_path / "run")["evaluation_loss"]] == [3]
+
+
+def test_a_process_has_one_run_of_a_tracker_open(tmp_path: Path) -> None:
+    """The tracker of the next trainer ends the run of the one before; an evaluation by that opens it again."""
+    first, second = tracker(tmp_path), TrackerCallback("tensorboard", "second", logging_dir=tmp_path)
+    trainers = [make_trainer(first), make_trainer(second)]
+    trainers[0].train(DATASET, num_epochs=1, per_device_batch_size=10)
+    writer: Any = first.native("tensorboard")
+    trainers[1].train(DATASET, num_epochs=1, per_device_batch_size=10)
+    assert writer.all_writers is None
+    wait_for_the_next_file()
+    trainers[0].evaluate(DATASET)
+    assert read_curves(tmp_path / "run")["evaluation_loss"][0][0] == 3
+    assert "evaluation_loss" not in read_curves(tmp_path / "second")
+
+
+IMAGES = {
+    "one channel": torch.linspace(0, 1, 6).view(1, 2, 3),
+    "no channel": torch.linspace(0, 1, 6).view(2, 3).bfloat16(),
+    "too bright": torch.linspace(-1, 2, 18, requires_grad=True).view(3, 2, 3),
+    "bytes": torch.arange(24, dtype=torch.uint8).view(4, 2, 3),
+}
+
+
+@pytest.mark.runs_on("one_process", "two_ranks")
+def test_images_and_what_else_a_tracker_takes_stand_beside_the_metrics(shared_tmp_path: Path) -> None:
+    """Each process may send an image; the tracker's own object is there for all else, at the same step."""
+    track = tracker(shared_tmp_path)
+
+    class SendImages(TrainerCallback):
+        @override
+        def on_eval_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+            for name, image in IMAGES.items():
+                track.log_image(name, image)
+            if (writer := track.native("tensorboard")) is not None:
+                writer.add_text("remark", "good", track.step)
+
+    trainer = make_trainer(track, SendImages())
+    trainer.train(DATASET, 2, DATASET, per_device_batch_size=10 // num_processes(), gradient_clip_norm=1.0)
+    track.finish()
+    trainer.wait_for_everyone()
+    images = read_images(shared_tmp_path / "run")
+    assert {name: [step for step, _ in shown] for name, shown in images.items()} == {name: [3, 6] for name in IMAGES}
+    for name, shown in images.items():
+        image = IMAGES[name].detach()
+        expected = (image.float().clamp(0, 1) * 255).round() if image.is_floating_point() else image
+        torch.testing.assert_close(shown[0][1].to(torch.float32), expected.expand_as(shown[0][1]).to(torch.float32))
+    assert [event.step for event in accumulated(shared_tmp_path / "run").Tensors("remark/text_summary")] == [3, 6]
+
+
+@pytest.mark.parametrize("shape", [(4,), (2, 3, 4), (8, 1, 4, 4)], ids=str)
+def test_what_is_no_image_is_refused(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    """The error tells the shapes of images, and how a batch becomes one."""
+    with pytest.raises(ConfigurationError, match="make_grid"):
+        tracker(tmp_path).log_image("batch", torch.zeros(shape))
 
 
 class SlowEvaluation(TrainerCallback):

@@ -12,16 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from torch import nn
-from torch.optim import SGD
-from typing_extensions import override
-
-from pa_callbacks_extra import TrackerCallback
-from pa_core import AnyTrainer, Trainer, TrainerCallback
-from pa_core.testing import make_regression
+from PIL import Image
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from tests.launching import Launch
 
 Points = dict[str, list[int]]
 """For each metric the steps at which it has a value."""
@@ -57,21 +53,18 @@ def read_trackio(folder: Path) -> tuple[Points, dict[str, str]]:
 
 
 def read_wandb(folder: Path) -> tuple[Points, dict[str, str]]:
-    """Read what Weights & Biases would send: one file for each time that the run was opened."""
+    """Read what Weights & Biases would send: a file for each time that a run is opened, here once."""
     record_class = package("wandb.proto.wandb_internal_pb2").Record
     steps: Points = {}
     config: dict[str, str] = {}
-    runs: set[str] = set()
-    for file in sorted(folder.glob("wandb/offline-run-*/run-*.wandb")):
-        runs.add(file.stem)
-        for content in records_of_wandb(file.read_bytes()):
-            record = record_class()
-            record.ParseFromString(content)
-            config |= {entry.key: str(json.loads(entry.value_json)) for entry in record.config.update}
-            for item in record.history.item:
-                name: str = item.key or "/".join(item.nested_key)
-                steps.setdefault(name, []).append(record.history.step.num)
-    assert len(runs) == 1
+    (file,) = folder.glob("wandb/offline-run-*/run-*.wandb")
+    for content in records_of_wandb(file.read_bytes()):
+        record = record_class()
+        record.ParseFromString(content)
+        config |= {entry.key: str(json.loads(entry.value_json)) for entry in record.config.update}
+        for item in record.history.item:
+            name: str = item.key or "/".join(item.nested_key)
+            steps.setdefault(name, []).append(record.history.step.num)
     return {name: found for name, found in steps.items() if not name.startswith("_")}, config
 
 
@@ -97,44 +90,36 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture
-def without_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """The folder in which trackers write, told that there is no server."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
-    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
-    monkeypatch.setenv("GRADIO_ANALYTICS_ENABLED", "False")
-    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
-    return tmp_path
+SCRIPT = Path(__file__).with_name("digits_script.py")
 
 
-class FailOnce(TrainerCallback):
-    """Fails in the middle of the first run."""
-
-    fails = True
-
-    @override
-    def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
-        if update == 2 and self.fails:
-            self.fails = False
-            raise OSError("disk full")
+def without_network(folder: Path) -> dict[str, str]:
+    """The variables that have trackers write to a folder, told that there is no server."""
+    return {
+        "MLFLOW_TRACKING_URI": f"sqlite:///{folder / 'mlflow.db'}",
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        "GRADIO_ANALYTICS_ENABLED": "False",
+        "TRACKIO_DIR": str(folder / "trackio"),
+    }
 
 
 @pytest.mark.filterwarnings("default")  # what these packages warn of is their own concern
 @pytest.mark.parametrize("tracker", READERS)
-def test_runs_are_one_run_in_the_tracker(tracker: str, without_network: Path) -> None:
-    """A run that failed, another one and an evaluation are one run with one axis, and the settings of the first."""
-    arguments = {tracker: ARGUMENTS[tracker]} if tracker in ARGUMENTS else {}
-    track = TrackerCallback(tracker, "digits", every_n_updates=2, config={"note": (1, None)}, init_kwargs=arguments)
-    model = nn.Linear(4, 1)
-    trainer = Trainer(model, nn.MSELoss(), SGD(model.parameters(), lr=0.1), callbacks=[track, FailOnce()])
-    dataset = make_regression(30)
-    with pytest.raises(OSError, match="disk full"):
-        trainer.train(dataset, num_epochs=1, per_device_batch_size=10)
-    trainer.train(dataset, num_epochs=2, eval_dataset=dataset, per_device_batch_size=10)
-    trainer.evaluate(dataset)
+def test_a_script_is_one_run_in_the_tracker(
+    tracker: str, tmp_path: Path, launch: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that failed, another one and an evaluation are one run, which ends with the script; an image is in it."""
+    for name, value in without_network(tmp_path).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+    launched = launch(SCRIPT, tracker, json.dumps(ARGUMENTS.get(tracker, {})), fresh=True)
+    assert launched.status == 0
+    table, _, afterwards = launched.output.partition("runs: ")
+    assert "wandb sync" not in table  # nor what comes with it
+    assert afterwards.count("wandb sync") == int(tracker == "wandb")
+    assert "ERROR" not in launched.output
 
-    steps, config = READERS[tracker](without_network)
+    steps, config = READERS[tracker](tmp_path)
     assert steps["train/loss"] == [2, 4, 6, 8]
     assert steps["train_loss_epoch"] == steps["eval_loss_epoch"] == [5, 8]
     assert steps["evaluation_loss"] == [8]
@@ -142,3 +127,35 @@ def test_runs_are_one_run_in_the_tracker(tracker: str, without_network: Path) ->
     assert config["train_dl_kwargs.shuffle"] == "True"
     assert config["gradient_clip_value"] == "None"
     assert config["note"] == "(1, None)"
+    shown = [image for path in tmp_path.rglob("*.png") for image in [Image.open(path)] if image.size == (7, 5)]
+    assert any(image.convert("RGB").getpixel((0, 0)) == (255, 0, 51) for image in shown)
+
+
+@pytest.mark.parametrize("tracker", READERS)
+def test_each_trainer_has_a_run_of_its_own(
+    tracker: str, tmp_path: Path, launch: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two trainers of one process, as in a search for settings, are two runs: the second does not join the first."""
+    for name, value in without_network(tmp_path).items():
+        monkeypatch.setenv(name, value)
+    arguments = json.dumps({"mode": "offline"} if tracker == "wandb" else {})
+    launched = launch(SCRIPT, tracker, arguments, "--twice", fresh=True)
+    assert launched.status == 0
+    (ids,) = [line.removeprefix("runs: ") for line in launched.output.splitlines() if line.startswith("runs: ")]
+    assert len(set(ids.split())) == 2
+
+
+def test_a_script_that_fails_is_a_run_that_has_failed(
+    tmp_path: Path, launch: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights & Biases is told the exit status of the script."""
+    monkeypatch.chdir(tmp_path)
+    assert launch(SCRIPT, "wandb", '{"mode": "offline"}', "--fail", fresh=True).status == 1
+    (file,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
+    record = package("wandb.proto.wandb_internal_pb2").Record()
+    codes: list[int] = []
+    for content in records_of_wandb(file.read_bytes()):
+        record.ParseFromString(content)
+        if record.HasField("exit"):
+            codes.append(record.exit.exit_code)
+    assert codes == [1]

@@ -22,6 +22,9 @@ __all__ = ["TrackerCallback"]
 
 _BYTES_IN_GIB = 2**30
 
+_last_opened: dict[str, ExperimentTrackers] = {}
+"""By the name of each tracker: MLflow and Weights & Biases mistake a second run of a process for the first."""
+
 
 @dataclass(eq=False)
 class _Report:
@@ -66,8 +69,9 @@ class TrackerCallback(LogMetricsCallback):
 
     The x axis is the number of optimizer updates. It continues over several calls of ``train()`` and over
     interruptions, and so does the run in MLflow, TensorBoard, Trackio and Weights & Biases; other trackers begin a new
-    run. Trackers are open during ``train()`` and ``evaluate()`` and finished at their end, also after an exception.
-    Only the first process opens and writes.
+    run. Trackers are opened when ``train()`` or ``evaluate()`` starts and stay open until ``finish()``, the end of the
+    script, or until another ``TrackerCallback`` opens the same ones, of which a process has one run at a time. Only the
+    first process opens and writes.
 
     Between reports nothing is read from an accelerator, and nothing waits for what a report needs of it: it is
     sent when it has arrived, a few updates later.
@@ -123,6 +127,7 @@ class TrackerCallback(LogMetricsCallback):
         self._run_ids: dict[str, str] = {}
         self._stored_config: dict[str, bool | int | float | str] | None = None
         self._last_step = 0
+        self._epoch = 0
         self._updates_of_earlier_runs = 0
         self._updates_of_this_run = 0
         self._window = _Window()
@@ -153,36 +158,45 @@ class TrackerCallback(LogMetricsCallback):
         self._look_at_clock(trainer)
         self._learning_rates = _learning_rates_of(trainer.optimizer)
         self._updates_of_this_run = trainer.num_updates_completed
+        self._epoch = trainer.run_history.current_epoch
 
     @override
     def on_train_step_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         """Open the trackers before the first step: a run that is resumed has its state only since a moment ago."""
-        if self._open is None or self._stored_config is None:
-            opened = self._open_trackers()
-            if self._stored_config is None:
-                self._stored_config = flatten_config({**trainer.run_config.to_dict(), **self.config})
-                opened.store_config(self._stored_config)
+        opened = self._open_trackers()
+        if self._stored_config is None:
+            self._stored_config = flatten_config({**trainer.run_config.to_dict(), **self.config})
+            opened.store_config(self._stored_config)
 
     @override
     def on_training_run_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Send what is left, and finish the trackers."""
+        """Send what is left; the trackers stay open for evaluations."""
         self.on_training_run_epoch_end(trainer)
         self._send(self._under_way.wait_for_all())
-        self._finish_trackers()
-
-    @override
-    def on_evaluation_run_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Send what is left, and finish the trackers."""
-        super().on_evaluation_run_end(trainer, **kwargs)
-        self._finish_trackers()
+        self._updates_of_this_run = trainer.num_updates_completed
 
     @override
     def on_exception(self, trainer: AnyTrainer, exception: BaseException, **kwargs: Any) -> None:
-        """Finish the trackers; what is still on an accelerator is not waited for."""
-        self._finish_trackers()
+        """Finish the trackers if there are several processes, of which one that fails may end before Python does.
+
+        A single process leaves that to the end of Python, by which trackers tell runs that failed from others.
+        """
+        if trainer.num_processes > 1:
+            self.finish()
+
+    def finish(self) -> None:
+        """End the runs in the trackers now instead of with the script, for example between the cells of a notebook.
+
+        What is sent later continues them. It does nothing where nothing is open.
+        """
+        if self._open is not None:
+            self._open.finish()
 
     def _open_trackers(self) -> ExperimentTrackers:
-        if self._open is None:
+        if self._open is None or not self._open.is_open:
+            for name in self.tracker_names:
+                if name in _last_opened:
+                    _last_opened[name].finish()
             self._open = open_trackers(
                 self.tracker_names,
                 self.project_name,
@@ -193,12 +207,8 @@ class TrackerCallback(LogMetricsCallback):
                 last_step=self._last_step,
             )
             self._run_ids |= self._open.run_ids
+            _last_opened.update(dict.fromkeys(self.tracker_names, self._open))
         return self._open
-
-    def _finish_trackers(self) -> None:
-        opened, self._open = self._open, None
-        if opened is not None:
-            opened.finish()
 
     # What is sent after epochs
 
@@ -206,10 +216,47 @@ class TrackerCallback(LogMetricsCallback):
     def log_metrics(self, trainer: AnyTrainer, metrics: dict[str, float]) -> None:
         """Send metrics of the run history, after everything that is waiting to be sent."""
         self._send(self._under_way.wait_for_all())
-        values = {**metrics, "epoch": trainer.run_history.current_epoch}
         opened = self._open_trackers()
-        self._last_step = self._updates_of_earlier_runs + trainer.num_updates_completed
-        opened.log(values, self._last_step)
+        self._updates_of_this_run = trainer.num_updates_completed
+        self._last_step = self.step
+        opened.log({**metrics, "epoch": self._epoch}, self._last_step)
+
+    # What a script sends
+
+    @property
+    def step(self) -> int:
+        """The place on the x axis: the number of optimizer updates of all runs by now."""
+        return self._updates_of_earlier_runs + self._updates_of_this_run
+
+    def log_image(self, name: str, image: Tensor) -> None:
+        """Send an image to MLflow, TensorBoard, Trackio or Weights & Biases; every process may call this.
+
+        Args:
+            name: What the trackers call the image.
+            image: Of shape ``(channels, height, width)`` or ``(height, width)``, on any device: floats from 0 to 1, or
+                bytes. ``torchvision.utils.make_grid`` makes one image of a batch.
+
+        Raises:
+            ConfigurationError: The tensor is no such image.
+            UnsupportedConfigurationError: A tracker is another one; ``native`` returns its own object.
+        """
+        self._open_trackers().log_image(name, image, self.step)
+
+    def native(self, name: str) -> Any:
+        """Return the object of a tracker's own package, for figures, text, audio and all else that it takes.
+
+        Pass ``step`` with what you send, so that it has its place beside the metrics.
+
+        Args:
+            name: The tracker, one of ``tracker_names``.
+
+        Returns:
+            The ``SummaryWriter`` of TensorBoard, the run of other trackers; None on processes other than the first.
+
+        Raises:
+            ConfigurationError: This tracker is not among those of this callback.
+        """
+        return self._open_trackers().native(name)
 
     # What is sent every few updates
 
@@ -217,7 +264,7 @@ class TrackerCallback(LogMetricsCallback):
     def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
         """Count the update, and report on the training when it is time."""
         self._updates_of_this_run = update
-        step = self._updates_of_earlier_runs + update
+        step = self.step
         if step % self.every_n_updates == 0:
             self._report(trainer, step)
         if (step + 1) % self.every_n_updates == 0:
@@ -249,7 +296,7 @@ class TrackerCallback(LogMetricsCallback):
             **self._learning_rates_by_name(),
             **self._samples_per_second(trainer),
             **_accelerator_memory(trainer.device),
-            "epoch": trainer.run_history.current_epoch,
+            "epoch": self._epoch,
         }
         if trainer.gradient_norm is not None:
             values["train/gradient_norm"] = trainer.gradient_norm
@@ -282,9 +329,9 @@ class TrackerCallback(LogMetricsCallback):
         for (report, name), value in arrived:
             report.values[name] = value
             report.num_missing -= 1
-            if report.num_missing == 0 and self._open is not None:
+            if report.num_missing == 0:
                 self._last_step = report.step
-                self._open.log(report.values, report.step)
+                self._open_trackers().log(report.values, report.step)
 
     # What a resumed run continues from
 
@@ -297,17 +344,20 @@ class TrackerCallback(LogMetricsCallback):
             "loss_totals": None if totals is None else [float(total) for total in totals],
             "stored_config": self._stored_config,
             "last_step": self._last_step,
+            "epoch": self._epoch,
             "run_ids": dict(self._run_ids),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from what ``state_dict`` returned on the first process, before the trackers are opened."""
+        """Go on from what ``state_dict`` returned on the first process, with other runs than those that are open."""
+        self.finish()
         totals = state_dict["loss_totals"]
         self._window.loss_totals = None if totals is None else torch.tensor(totals, dtype=torch.float64)
         self._updates_of_earlier_runs = state_dict["updates_of_earlier_runs"]
         self._updates_of_this_run = 0
         self._stored_config = state_dict["stored_config"]
         self._last_step = state_dict["last_step"]
+        self._epoch = state_dict.get("epoch", 0)
         self._run_ids = dict(state_dict["run_ids"])
 
 

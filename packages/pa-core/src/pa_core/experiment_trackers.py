@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import importlib
 import math
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
@@ -9,6 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, cast
+
+import torch
+from torch import Tensor
 
 from pa_core import _accelerate
 from pa_core.errors import ConfigurationError, UnsupportedConfigurationError
@@ -23,6 +28,8 @@ __all__ = [
 
 _LARGEST_EXACT_INTEGER = 2**53
 """Trackers store numbers in double precision: of a larger one, such as a seed, they would keep the first digits."""
+_DIMENSIONS_OF_GREY = 2
+_NUMBERS_OF_CHANNELS = (1, 3, 4)
 
 
 def known_trackers() -> tuple[str, ...]:
@@ -91,6 +98,7 @@ class ExperimentTrackers:
 
     Attributes:
         run_ids: What names the run in each of the trackers that can continue it; for ``open_trackers``.
+        is_open: Whether they are not finished yet.
 
     Example:
         >>> import tempfile
@@ -98,16 +106,16 @@ class ExperimentTrackers:
         ...     trackers = open_trackers("tensorboard", "digits", logging_dir=folder)
         ...     trackers.log({"loss": 0.5}, step=1)
         ...     trackers.finish()
-        >>> trackers.names
-        ('tensorboard',)
+        >>> trackers.names, trackers.is_open
+        (('tensorboard',), False)
     """
 
     def __init__(self, trackers: Mapping[str, _accelerate.TrackerLike], run_ids: Mapping[str, str]) -> None:
         self.run_ids: dict[str, str] = dict(run_ids)
         self._trackers = dict(trackers)
-        self._unfinished = ExitStack()
-        for tracker in trackers.values():
-            self._unfinished.callback(tracker.finish)
+        self.is_open: bool = True
+        if trackers:
+            atexit.register(self._finish_at_exit)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -124,6 +132,55 @@ class ExperimentTrackers:
         for tracker in self._trackers.values():
             tracker.log(dict(values), step=step)
 
+    def log_image(self, name: str, image: Tensor, step: int) -> None:
+        """Record an image, in MLflow, TensorBoard, Trackio and Weights & Biases; needs pillow.
+
+        Args:
+            name: What the trackers call the image. Those of all steps are shown together.
+            image: Of shape ``(channels, height, width)`` with one, three or four channels, or ``(height, width)``, on
+                any device: floats from 0 to 1, what is beyond being cut off, or bytes.
+            step: As for ``log``.
+
+        Raises:
+            ConfigurationError: The tensor is no such image.
+            UnsupportedConfigurationError: A tracker is another one; ``native`` gives you its own object.
+        """
+        for tracker_name, tracker in self._trackers.items():
+            if tracker_name not in _WELL_KNOWN:
+                raise UnsupportedConfigurationError(
+                    "It is not known how this tracker takes images.",
+                    given=f"log_image({name!r}, ...) with {tracker_name!r}",
+                    expected=", ".join(_WELL_KNOWN),
+                    do=f"Use its own object, which native({tracker_name!r}) returns.",
+                )
+            _WELL_KNOWN[tracker_name].log_image(tracker.tracker, name, _pixels(image), step)
+
+    def native(self, name: str) -> Any:
+        """Return the object of a tracker's own package, for figures, text, audio, tables and all else that it takes.
+
+        That is the ``SummaryWriter`` of TensorBoard, the ``Run`` of Weights & Biases or Trackio, the ``ActiveRun`` of
+        MLflow.
+
+        Args:
+            name: The tracker.
+
+        Returns:
+            The object; None on processes other than the first, which have none.
+
+        Raises:
+            ConfigurationError: This tracker is not among those that were opened.
+        """
+        if name in self._trackers:
+            return self._trackers[name].tracker
+        if self._trackers:
+            raise ConfigurationError(
+                "This tracker was not opened.",
+                given=repr(name),
+                expected=f"one of {', '.join(self.names)}",
+                do="Correct the name, or open that tracker too.",
+            )
+        return None
+
     def store_config(self, config: Mapping[str, object]) -> None:
         """Record what the run was started with, in the form of ``flatten_config``; once in a run.
 
@@ -134,7 +191,19 @@ class ExperimentTrackers:
 
     def finish(self) -> None:
         """Write what is left and end the runs, each even if another one fails; does nothing the second time."""
-        self._unfinished.close()
+        self._finish(self._trackers)
+
+    def _finish_at_exit(self) -> None:
+        """Leave Weights & Biases to itself: it knows by then whether the script has failed."""
+        self._finish(name for name in self._trackers if name != "wandb")
+
+    def _finish(self, names: Iterable[str]) -> None:
+        atexit.unregister(self._finish_at_exit)
+        if self.is_open:
+            self.is_open = False
+            with ExitStack() as unfinished:
+                for name in names:
+                    unfinished.callback(self._trackers[name].finish)
 
 
 def open_trackers(
@@ -148,6 +217,8 @@ def open_trackers(
     last_step: int = 0,
 ) -> ExperimentTrackers:
     """Open trackers on the first process; every process may call this.
+
+    Trackers that are still open when Python ends are finished then.
 
     Args:
         names: One name or several of ``known_trackers``.
@@ -176,8 +247,8 @@ def open_trackers(
             kwargs = {**going_on, **init_kwargs.get(name, {})}
             trackers[name] = _start(name, project_name, logging_dir, kwargs)
             opened.callback(trackers[name].finish)
-            if name in _CONTINUATIONS:
-                ids[name] = _CONTINUATIONS[name].id_of(trackers[name].tracker)
+            if name in _WELL_KNOWN:
+                ids[name] = _WELL_KNOWN[name].id_of(trackers[name].tracker)
         if config is not None:
             _store(config, [one for name, one in trackers.items() if not _has_config(name, run_ids)])
         opened.pop_all()
@@ -185,33 +256,76 @@ def open_trackers(
 
 
 @dataclass(frozen=True)
-class _Continuation:
-    """How a tracker names a run, by which arguments it continues one, and whether the config is lost by that."""
+class _WellKnownTracker:
+    """How a tracker names a run, by which arguments it continues one, and how it takes an image.
+
+    Attributes:
+        id_of: Called with the tracker's own object.
+        arguments: Called with what ``id_of`` returned and the last step that belongs to the run.
+        log_image: Called with the tracker's own object, the name of the image, its pixels and the step.
+        forgets_config: Whether the config is lost when a run continues.
+    """
 
     id_of: Callable[[Any], str]
     arguments: Callable[[str, int], dict[str, Any]]
+    log_image: Callable[[Any, str, Any, int], object]
     forgets_config: bool = False
 
 
-_CONTINUATIONS = {
-    "mlflow": _Continuation(lambda run: str(run.info.run_id), lambda run, step: {"run_id": run}),
-    # A folder is the run; what was written there for later steps is not shown any more.
-    "tensorboard": _Continuation(lambda writer: str(writer.log_dir), lambda run, step: {"purge_step": step + 1}),
-    "trackio": _Continuation(
-        lambda run: str(run.name), lambda run, step: {"name": run, "resume": "allow"}, forgets_config=True
+def _package(name: str) -> Any:
+    return importlib.import_module(name)
+
+
+_WELL_KNOWN = {
+    "mlflow": _WellKnownTracker(
+        lambda run: str(run.info.run_id),
+        lambda run, step: {"run_id": run},
+        lambda run, name, pixels, step: _package("mlflow").log_image(pixels, key=name, step=step, synchronous=True),
     ),
-    "wandb": _Continuation(lambda run: str(run.id), lambda run, step: {"id": run, "resume": "allow"}),
+    # A folder is the run; what was written there for later steps is not shown any more.
+    "tensorboard": _WellKnownTracker(
+        lambda writer: str(writer.log_dir),
+        lambda run, step: {"purge_step": step + 1},
+        lambda writer, name, pixels, step: writer.add_image(name, pixels, step, dataformats="HWC"),
+    ),
+    "trackio": _WellKnownTracker(
+        lambda run: str(run.name),
+        lambda run, step: {"name": run, "resume": "allow"},
+        lambda run, name, pixels, step: run.log({name: _package("trackio").Image(pixels)}, step=step),
+        forgets_config=True,
+    ),
+    "wandb": _WellKnownTracker(
+        lambda run: str(run.id),
+        lambda run, step: {"id": run, "resume": "allow"},
+        lambda run, name, pixels, step: run.log({name: _package("wandb").Image(pixels)}, step=step),
+    ),
 }
 
 
+def _pixels(image: Tensor) -> Any:
+    """The bytes of an image as an array of shape ``(height, width, 3 or 4)``, which every tracker takes."""
+    channels_first = image.detach()[None] if image.dim() == _DIMENSIONS_OF_GREY else image.detach()
+    if channels_first.dim() != _DIMENSIONS_OF_GREY + 1 or len(channels_first) not in _NUMBERS_OF_CHANNELS:
+        raise ConfigurationError(
+            "This tensor is not one image.",
+            given=f"a tensor of shape {tuple(image.shape)}",
+            expected="(channels, height, width) with 1, 3 or 4 channels, or (height, width)",
+            do="Pass one image; torchvision.utils.make_grid makes one of a batch.",
+        )
+    if image.is_floating_point():
+        channels_first = (channels_first.float().clamp(0, 1) * 255).round()
+    grey = channels_first.to("cpu", torch.uint8)
+    return (grey.expand(3, -1, -1) if len(grey) == 1 else grey).permute(1, 2, 0).numpy()
+
+
 def _going_on(name: str, run_id: str | None, last_step: int) -> dict[str, Any]:
-    if run_id is None or name not in _CONTINUATIONS:
+    if run_id is None or name not in _WELL_KNOWN:
         return {}
-    return _CONTINUATIONS[name].arguments(run_id, last_step)
+    return _WELL_KNOWN[name].arguments(run_id, last_step)
 
 
 def _has_config(name: str, run_ids: Mapping[str, str]) -> bool:
-    return name in run_ids and name in _CONTINUATIONS and not _CONTINUATIONS[name].forgets_config
+    return name in run_ids and name in _WELL_KNOWN and not _WELL_KNOWN[name].forgets_config
 
 
 def _store(config: Mapping[str, object], trackers: Iterable[_accelerate.TrackerLike]) -> None:
