@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import copy
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.nn.functional import all_gather
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.optim import SGD
 from torch.utils.data import TensorDataset
 from typing_extensions import override
 
-from pa_core import Trainer, gather_objects
+from pa_core import AnyTrainer, Run, Trainer, gather_objects
 from pa_core.data import epoch_order
+from tests.support.sharded_models import whole_weights
 
 pytestmark = pytest.mark.runs_on("two_ranks")
 
@@ -32,61 +36,89 @@ def network() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
 
 
-def contrast(first: Tensor, second: Tensor) -> Tensor:
-    """How well each view finds its other view among all of them."""
-    return nn.functional.cross_entropy(first @ second.T, torch.arange(len(first)))
+def contrast(first: Tensor, second: Tensor, row: int = 0) -> Tensor:
+    """How well each view finds its other view among all of them, of which those of the first one begin at a row."""
+    return nn.functional.cross_entropy(first @ second.T, torch.arange(row, row + len(first)))
+
+
+def contrast_over_all(run: AnyTrainer, first: Tensor, second: Tensor, *, each_its_own: bool) -> Tensor:
+    """Contrast the views of all processes: each process all of them, or its own ones with all of them."""
+    if not each_its_own:
+        return contrast(*run.gather((first, second), with_gradient=True))
+    rows = gather_objects(len(first))
+    row = 0 if isinstance(run, Run) and run.is_at_empty_batch else sum(rows[: run.process_index])
+    return contrast(first, run.gather(second, with_gradient=True), row)
+
+
+def train_by_hand(model: nn.Module, data: TensorDataset, seed: int | None, batches: Sequence[int]) -> list[float]:
+    """Train on whole batches of some sizes, as one process would, and return their losses."""
+    optimizer = SGD(model.parameters(), lr=0.1)
+    losses: list[float] = []
+    assert seed is not None
+    for epoch in range(2):
+        order = epoch_order(len(data), seed=seed, epoch=epoch).indices(0, sum(batches))
+        for indices in torch.split(order, list(batches)):
+            optimizer.zero_grad()
+            loss = contrast(*(model(tensor[indices]) for tensor in data.tensors))
+            torch.autograd.backward(loss)
+            optimizer.step()
+            losses.append(loss.item())
+    return losses
 
 
 class Contrastive(Trainer[nn.Module]):
     """Contrasts the samples of all processes."""
 
+    each_its_own = False
+
     @override
     def calculate_train_batch_loss(self, batch: Any) -> Any:
         first, second = self.model(torch.cat(batch)).chunk(2)
-        loss = contrast(self.gather_with_gradient(first), self.gather_with_gradient(second))
+        loss = contrast_over_all(self, first, second, each_its_own=self.each_its_own)
         return {"loss": loss, "model_outputs": first, "batch_size": len(first)}
 
-    def gather_with_gradient(self, rows: Tensor) -> Tensor:
-        """Return the rows of all processes, equally many of each, of which those of this one carry the gradient."""
-        processes = self.num_processes
-        of_all = list(self.gather(rows).chunk(processes))
-        of_all[self.process_index] = processes * rows - ((processes - 1) * rows).detach()
-        return torch.cat(of_all)
 
-
-class WithTorch(Contrastive):
-    """Gathers with the function of torch."""
-
-    @override
-    def gather_with_gradient(self, rows: Tensor) -> Tensor:
-        gather: Any = all_gather
-        return torch.cat(list(gather(rows)))
-
-
-@pytest.mark.filterwarnings("ignore:torch.distributed.nn.functional.all_gather is deprecated:FutureWarning")
-@pytest.mark.parametrize("trainer_class", [Contrastive, WithTorch])
-def test_a_contrastive_loss_over_all_processes_is_that_of_the_whole_batch(trainer_class: type[Contrastive]) -> None:
-    """Each process calculates the loss of the whole batch; updates and the reported loss are those of one process."""
-    data, model = views(14), network()
+@pytest.mark.parametrize("each_its_own", [False, True])
+@pytest.mark.parametrize("shards", [False, True])
+def test_a_contrastive_loss_over_all_processes_is_that_of_the_whole_batch(shards: bool, each_its_own: bool) -> None:
+    """Updates and the reported loss are those of one process, also with fewer rows on one rank, sharded or not."""
+    data, model = views(11), network()
     by_hand = copy.deepcopy(model)
-    trainer = trainer_class(model, None, SGD(model.parameters(), lr=0.1), callbacks=[])
-    trainer.train(data, 2, per_device_batch_size=3, train_dataloader_kwargs={"drop_last": True})
-    assert trainer.num_updates_completed == 4
-    assert trainer.run_config.seed is not None
-    optimizer = SGD(by_hand.parameters(), lr=0.1)
-    losses: list[float] = []
-    for epoch in range(2):
-        order = epoch_order(14, seed=trainer.run_config.seed, epoch=epoch).indices(0, 12)
-        for indices in torch.split(order, 6):
-            optimizer.zero_grad()
-            loss = contrast(*(by_hand(tensor[indices]) for tensor in data.tensors))
-            torch.autograd.backward(loss)
-            optimizer.step()
-            losses.append(loss.item())
-    for one, other in zip(model.parameters(), by_hand.parameters(), strict=True):
-        assert torch.allclose(one, other, rtol=0, atol=1e-12)
-    reported = trainer.run_history.get_metric_values("train_loss_epoch")
-    assert reported == pytest.approx([sum(losses[:2]) / 2, sum(losses[2:]) / 2])
+    if shards:
+        fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    trainer = Contrastive(model, None, SGD(model.parameters(), lr=0.1), callbacks=[])
+    trainer.each_its_own = each_its_own
+    trainer.train(data, 2, per_device_batch_size=3)
+    losses = train_by_hand(by_hand, data, trainer.run_config.seed, [6, 5])
+    torch.testing.assert_close(whole_weights(model), whole_weights(by_hand), rtol=0, atol=1e-12)
+    means = [(6 * losses[epoch] + 5 * losses[epoch + 1]) / 11 for epoch in (0, 2)]
+    assert trainer.run_history.get_metric_values("train_loss_epoch") == pytest.approx(means, rel=1e-12)
+
+
+@pytest.mark.parametrize("each_its_own", [False, True])
+@pytest.mark.parametrize("shards", [False, True])
+def test_a_process_without_samples_takes_part_in_a_contrastive_loss(shards: bool, each_its_own: bool) -> None:
+    """In a loop of one's own its rows and its loss count for nothing, even one that is not finite."""
+    data, model = views(13), network()
+    by_hand = copy.deepcopy(model)
+    if shards:
+        fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    empty = 0
+    with Run(model, SGD(model.parameters(), lr=0.1), data, num_epochs=2, per_device_batch_size=3) as run:
+        for _ in run.epochs():
+            for update in run.updates():
+                for batch in update:
+                    first, second = run.model(torch.cat(batch)).chunk(2)
+                    run.gather(first, with_gradient=True)  # which the loss has nothing to do with
+                    loss = contrast_over_all(run, first, second, each_its_own=each_its_own)
+                    if update.is_empty:
+                        empty += 1
+                        loss = loss + math.nan
+                    update.backward(loss)
+                update.step()
+    assert sum(gather_objects(empty)) == 2
+    train_by_hand(by_hand, data, run.run_config.seed, [6, 6, 1])
+    torch.testing.assert_close(whole_weights(model), whole_weights(by_hand), rtol=0, atol=1e-12)
 
 
 class Gathers(Trainer[nn.Module]):

@@ -212,7 +212,7 @@ def test_what_is_gathered_keeps_its_type() -> None:
 
     assert_type(trainer.gather(ones), Tensor)
     assert_type(trainer.gather({"logits": ones}), dict[str, Tensor])
-    assert_type(trainer.gather((ones, [ones])), tuple[Tensor, list[Tensor]])
+    assert_type(trainer.gather((ones, [ones]), with_gradient=True), tuple[Tensor, list[Tensor]])
     gathered = trainer.gather({"logits": (ones, ones)}, padding_value=-1)
     assert_type(gathered, dict[str, tuple[Tensor, Tensor]])
     assert isinstance(gathered["logits"], tuple)

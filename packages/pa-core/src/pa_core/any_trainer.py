@@ -484,7 +484,7 @@ class AnyTrainer(ABC):
         """
         self._step_means.log(name, value)
 
-    def gather(self, tensor: TensorsT, padding_value: float | None = None) -> TensorsT:
+    def gather(self, tensor: TensorsT, padding_value: float | None = None, *, with_gradient: bool = False) -> TensorsT:
         """Return the tensors of all processes, concatenated along the first dimension; every process must call this.
 
         Args:
@@ -493,15 +493,17 @@ class AnyTrainer(ABC):
                 all processes. Rows that consist of it are left out, also those that the tensor had before: choose a
                 value that no row of your data consists of. A process whose rows are all padding may have a tensor of
                 another number of dimensions.
+            with_gradient: Whether gradients go back through the result to the rows of each process, as a loss over
+                the samples of all of them needs; each process has to use it in its loss then.
 
         Returns:
-            The same structure, with the rows of all processes in the order of the ranks; it carries no gradient.
+            The same structure, with the rows of all processes in the order of the ranks.
 
         Raises:
             TypeError: Something in it is neither a tensor nor a container of tensors.
             ConfigurationError: The tensors of the processes do not fit together.
         """
-        return distributed.gather(tensor, padding_value)
+        return distributed.gather(tensor, padding_value, with_gradient=with_gradient)
 
     def describe_run(self) -> str:
         """Return one line that says what runs: processes, backend, device and precision."""

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import atexit
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn.parallel import DistributedDataParallel
+from typing_extensions import override
 
 from pa_core import _accelerate
 from pa_core.distributed.padding import remove_padding
@@ -38,6 +40,7 @@ __all__ = [
     "runs_on_gloo",
     "sum_over_processes",
     "synchronising_wrapper",
+    "tensors_in_graph",
     "values_of_all",
 ]
 
@@ -165,37 +168,42 @@ def broadcast_tensors(tensors: Iterable[Tensor]) -> None:
                 tensor.copy_(piece.view_as(tensor))
 
 
-def gather(data: TensorsT, padding_value: float | None = None) -> TensorsT:
+def gather(data: TensorsT, padding_value: float | None = None, *, with_gradient: bool = False) -> TensorsT:
     """Return the tensors of all processes, concatenated along the first dimension in the order of the ranks.
 
     The first dimension may differ between processes. A tensor without dimensions counts as one row. Every process must
-    call this. The result carries no gradient.
+    call this.
 
     Args:
         data: A tensor on the device of the run, or a nested list, tuple or mapping of tensors.
         padding_value: None wants the other dimensions to be equal. A number fills them up to the longest of all
             processes, and rows that consist of it are left out; a process that has no others may have a tensor of
             another number of dimensions.
+        with_gradient: Whether gradients go back through the result: those of a row are the sum over all processes, of
+            what the loss of each has to do with it. Every process must go backward through it then.
 
     Raises:
         ArgumentTypeError: Something in ``data`` is neither a tensor nor a container of tensors.
         ConfigurationError: The tensors of the processes do not fit together.
     """
-    return cast("TensorsT", _map_tensors(partial(_gather_tensor, padding_value=padding_value), data))
+    with torch.set_grad_enabled(with_gradient and torch.is_grad_enabled()):
+        return cast("TensorsT", _map_tensors(partial(_gather_tensor, padding_value=padding_value), data))
 
 
-def gather_without_rows(data: TensorsT, padding_value: float | None = None) -> TensorsT:
+def gather_without_rows(data: TensorsT, padding_value: float | None = None, *, with_gradient: bool = False) -> TensorsT:
     """Return the tensors of the other processes, which call ``gather``: those of this one have no rows to add.
 
     Args:
         data: As for ``gather``: what this process would have gathered.
         padding_value: As for ``gather``.
+        with_gradient: As for ``gather``.
 
     Raises:
         ArgumentTypeError: As ``gather``.
         ConfigurationError: As ``gather``.
     """
-    return gather(cast("TensorsT", _map_tensors(_without_rows, data)), padding_value)
+    without = cast("TensorsT", _map_tensors(_without_rows, data))
+    return gather(without, padding_value, with_gradient=with_gradient)
 
 
 def _without_rows(tensor: Tensor) -> Tensor:
@@ -222,7 +230,8 @@ def _map_tensors(function: Callable[[Tensor], Tensor], data: object) -> Any:
 
 
 def _gather_tensor(tensor: Tensor, padding_value: float | None) -> Tensor:
-    rows = tensor.detach().contiguous() if tensor.dim() else tensor.detach().reshape(1)
+    rows = tensor if torch.is_grad_enabled() else tensor.detach()
+    rows = rows.contiguous() if rows.dim() else rows.reshape(1)
     if padding_value is not None:
         rows = remove_padding(rows, padding_value)
     if _is_alone():
@@ -233,9 +242,52 @@ def _gather_tensor(tensor: Tensor, padding_value: float | None) -> Tensor:
     padded = rows.new_full([max(sizes) for sizes in zip(*fitting, strict=True)], padding_value or 0)
     if len(rows) > 0:
         padded[tuple(slice(size) for size in rows.shape)] = rows
-    gathered = [torch.empty_like(padded) for _ in range(num_processes())]
-    _collectives.all_gather(gathered, padded)
+    elif rows.requires_grad:  # the backward pass has to come here all the same
+        padded = padded + rows.sum()
+    gathered = cast("tuple[Tensor, ...]", cast("Any", _Gather).apply(padded))
     return torch.cat([piece[: shape[0]] for piece, shape in zip(gathered, shapes, strict=True)])
+
+
+class _Gather(torch.autograd.Function):
+    """Brings together tensors of one shape; the gradient of each is the sum over the processes."""
+
+    @staticmethod
+    @override
+    def forward(ctx: Any, mine: Tensor) -> tuple[Tensor, ...]:
+        of_all = [torch.empty_like(mine) for _ in range(num_processes())]
+        _collectives.all_gather(of_all, mine)
+        return tuple(of_all)
+
+    @staticmethod
+    @once_differentiable
+    @override
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]  # torch leaves the decorator untyped
+        summed = torch.stack(gradients)
+        _collectives.all_reduce(summed)
+        return summed[rank()]
+
+
+def tensors_in_graph(loss: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return those of some tensors that the backward pass of a loss goes through.
+
+    Args:
+        loss: The loss.
+        tensors: Results of operations.
+
+    Example:
+        >>> weight = torch.ones(1, requires_grad=True)
+        >>> used, unused = weight * 2, weight * 3
+        >>> tensors_in_graph(used.sum(), [used, unused]) == [used]
+        True
+    """
+    seen: set[Any] = set()
+    nodes: list[Any] = [loss.grad_fn] if tensors else []
+    while nodes:
+        node = nodes.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            nodes += [before for before, _ in node.next_functions]
+    return [tensor for tensor in tensors if tensor.grad_fn in seen]
 
 
 _MOST_DIMENSIONS = 16

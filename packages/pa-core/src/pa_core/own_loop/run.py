@@ -22,7 +22,7 @@ from pa_core.callbacks.limit_batches import apply_limit_of_environment
 from pa_core.data.batch_count import BatchCount
 from pa_core.data.given_data import DEFAULT_BATCH_SIZE, GivenData
 from pa_core.data.loaders import lengths_of_epochs
-from pa_core.distributed.collectives import gather_without_rows
+from pa_core.distributed.collectives import gather_without_rows, tensors_in_graph
 from pa_core.distributed.comparison import Describe
 from pa_core.distributed.shared_errors import showing_errors_once
 from pa_core.distributed.watch import DEFAULT_MAX_WAIT_SECONDS
@@ -43,6 +43,7 @@ from pa_core.progress import Phase
 from pa_core.run_config import TrainerRunConfig, check_run_arguments
 from pa_core.scheduler_stepping import SchedulerStepping
 from pa_core.sharded_tensors import reshard
+from pa_core.sharding.calls_for_all import differentiable
 from pa_core.step_output import require_count
 from pa_core.tracking import MetricValue, RunClock, RunHistory
 from pa_core.types import (
@@ -220,6 +221,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         self._loop: Literal["before", "within", "after"] = "before"
         self._training: Literal["to come", "under way", "left", "over"] = "over"
         self._update: Update[BatchT] | None = None
+        self._gathered_without_rows: list[Tensor] = []
         self._finish_init()
 
     # The models
@@ -486,6 +488,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         if self._update is not None:
             self._update.close()
             self._update = None
+            self._gathered_without_rows = []
 
     def _start_training(self) -> None:
         """Begin the training of an epoch, or come back to where a saved run was in it."""
@@ -587,7 +590,10 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         """Weigh a loss and add its gradients; with the last batch, what the processes must know travels with them."""
         self._require_training("backward(...)")
         trained.check_precision(loss)
+        gathered = tensors_in_graph(loss, self._gathered_without_rows)
         loss = trained.weigh(loss, part)
+        for tensor in gathered:  # through which the others go backward
+            loss = loss + tensor[:0].sum()
         if part.ends_group:
             trained.renew()
             loss = trained.with_flags(loss, self._agreement)
@@ -646,7 +652,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         return self._update is not None and self._update.is_empty
 
     @override
-    def gather(self, tensor: TensorsT, padding_value: float | None = None) -> TensorsT:
+    def gather(self, tensor: TensorsT, padding_value: float | None = None, *, with_gradient: bool = False) -> TensorsT:
         """Return the tensors of all processes, concatenated along the first dimension; every process must call this.
 
         In the body of a loop, a process whose batch ``is_at_empty_batch`` adds no rows, so that each sample is in the
@@ -658,9 +664,11 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
                 all processes. Rows that consist of it are left out, also those that the tensor had before: choose a
                 value that no row of your data consists of. A process whose rows are all padding may have a tensor of
                 another number of dimensions.
+            with_gradient: Whether gradients go back through the result to the rows of each process, as a loss over
+                the samples of all of them needs; each process has to use it in its loss then.
 
         Returns:
-            The same structure, with the rows of all processes in the order of the ranks; it carries no gradient.
+            The same structure, with the rows of all processes in the order of the ranks.
 
         Raises:
             TypeError: Something in it is neither a tensor nor a container of tensors.
@@ -668,8 +676,10 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         """
         # What callbacks gather between two steps is not of the batch.
         if self.is_at_empty_batch and not self._safe_points.is_between_steps:
-            return gather_without_rows(tensor, padding_value)
-        return super().gather(tensor, padding_value)
+            gathered = gather_without_rows(tensor, padding_value, with_gradient=with_gradient)
+            self._gathered_without_rows += differentiable(gathered)
+            return gathered
+        return super().gather(tensor, padding_value, with_gradient=with_gradient)
 
     @override
     def log(self, name: str, value: MetricValue, *, num_items: int | None = None) -> None:
