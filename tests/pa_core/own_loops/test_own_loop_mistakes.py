@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import LBFGS, SGD, Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import IterableDataset
@@ -23,6 +23,7 @@ from pa_core import (
     Run,
     SaveBestModelCallback,
     StepBasedEvaluationCallback,
+    Trainer,
     TrainerCallback,
 )
 from tests.pa_core.own_loops.loops import make_line, step_through
@@ -369,7 +370,7 @@ def test_arguments_that_cannot_work() -> None:
 
 
 def test_an_optimizer_that_needs_a_closure() -> None:
-    """A loop has its forward pass before the step, which cannot repeat it."""
+    """Nothing gives it one but an overridden step of a trainer: whoever has no such step is told so at the start."""
 
     def step(closure: Callable[[], float]) -> float:
         return closure()
@@ -378,9 +379,15 @@ def test_an_optimizer_that_needs_a_closure() -> None:
     of_a_library = SGD(model.parameters(), lr=0.1)
     vars(of_a_library)["step"] = step
     for optimizer in (LBFGS(model.parameters()), of_a_library):
-        kind = type(optimizer).__name__
-        with pytest.raises(ConfigurationError, match=rf"{kind}(.|\n)*Trainer(.|\n)*optimizer_step"):
+        with pytest.raises(ConfigurationError, match=rf"{type(optimizer).__name__}(.|\n)*Trainer(.|\n)*optimizer_step"):
             Run(model, optimizer, samples(4), num_epochs=1)
+        with pytest.raises(ConfigurationError, match="optimizer_step"):
+            Trainer(model, nn.MSELoss(), optimizer, callbacks=[]).train(samples(4), num_epochs=1)
+    trainer = Trainer(model, nn.MSELoss(), None, callbacks=[], create_optimizer_fn=lambda one: LBFGS(one.parameters()))
+    with pytest.raises(ConfigurationError, match="optimizer_step"):
+        trainer.train(samples(4), num_epochs=1)
+    with pytest.raises(ConfigurationError, match="optimizer_step"):
+        trainer.add_module("other", (other := linear()), LBFGS(other.parameters()))
 
 
 def test_callbacks_that_evaluate_are_told_where_to() -> None:

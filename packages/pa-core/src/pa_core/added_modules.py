@@ -13,7 +13,12 @@ from pa_core import _accelerate, distributed
 from pa_core.compatibility import require_whole_model
 from pa_core.distributed.gradient_averaging import average_gradients, is_same_on_all_processes
 from pa_core.errors import ConfigurationError, UnsupportedConfigurationError
-from pa_core.input_checks import check_kind_of_module, check_kind_of_optimizer, check_scheduler_factory
+from pa_core.input_checks import (
+    check_kind_of_module,
+    check_kind_of_optimizer,
+    check_scheduler_factory,
+    require_step_without_closure,
+)
 from pa_core.optimizer_parameters import parameters_of
 from pa_core.placeholders import create_scheduler
 from pa_core.types import SchedulerFactory, SchedulerLike
@@ -96,6 +101,7 @@ class AddedModules:
         require_whole_model(added.module)
         if added.optimizer is not None:
             check_kind_of_optimizer(added.optimizer)
+            require_step_without_closure(added.optimizer)
         _check_scheduler_factory(name, added)
         _check_parameters(name, added, self._parameters_beside(name, model), optimizer)
         self._by_name[name] = added

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import TypeVar, cast
 
 from torch import nn
@@ -23,6 +24,7 @@ __all__ = [
     "refuse_run_within_run",
     "require_evaluation_data",
     "require_evaluation_loader",
+    "require_step_without_closure",
 ]
 
 _LoaderT = TypeVar("_LoaderT")
@@ -161,6 +163,28 @@ def check_optimizer(model: nn.Module, optimizer: Optimizer | None) -> None:
             expected=f"parameters of {type(model).__name__}",
             do="Create the optimizer from the parameters of the model that is trained: after replacing parts of the "
             "model, not before.",
+        )
+
+
+def require_step_without_closure(optimizer: Optimizer) -> None:
+    """Refuse an optimizer that computes losses by itself where nothing gives it a function for that.
+
+    Args:
+        optimizer: The optimizer.
+
+    Raises:
+        ConfigurationError: Its ``step`` needs an argument.
+    """
+    parameters = inspect.signature(optimizer.step).parameters.values()
+    variable = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+    if any(one.default is inspect.Parameter.empty and one.kind not in variable for one in parameters):
+        name = type(optimizer).__name__
+        raise ConfigurationError(
+            "The optimizer computes losses by itself, which a step after the backward pass cannot do.",
+            given=f"{name}, whose step(closure) needs its argument",
+            expected="an optimizer whose step() uses the gradients that are there",
+            do="Train with a subclass of Trainer whose optimizer_step() calls self.optimizer.step(closure): closure() "
+            "clears the gradients, calculates the loss of the batch, calls loss.backward() and returns the loss.",
         )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, cast, overload
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 from typing_extensions import override
@@ -242,7 +242,7 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             # A script may have replaced them.
             input_checks.check_trainer_arguments(self.model, self.loss_func, self.optimizer)
             if not self._makes_optimizer:
-                input_checks.check_optimizer(self.model, self.optimizer)
+                self._check_optimizer(self.model, self.optimizer)
             self._added.require_usable(self.get_model(), self.optimizer)
             training_state.check_resume_overrides(resume_allow)
             self._stepping = SchedulerStepping(step_scheduler, watch_metric)
@@ -956,9 +956,14 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         with showing_errors_once():
             optimizer = cast("Callable[[Any], Optimizer]", self._create_optimizer_fn)(model)
             input_checks.check_kind_of_optimizer(optimizer)
-            input_checks.check_optimizer(model, optimizer)
+            self._check_optimizer(model, optimizer)
         self.optimizer = optimizer
         self._require_same_parts()
+
+    def _check_optimizer(self, model: nn.Module, optimizer: Optimizer) -> None:
+        input_checks.check_optimizer(model, optimizer)
+        if getattr(self.optimizer_step, "__func__", None) is Trainer.optimizer_step:
+            input_checks.require_step_without_closure(optimizer)
 
     @override
     def _release_models(self) -> None:

@@ -20,7 +20,6 @@ __all__ = [
     "left_loop",
     "log_between_batches",
     "loop_within",
-    "needs_closure",
     "no_backward_of_last_batch",
     "no_batch",
     "no_callback_evaluates",
@@ -192,17 +191,6 @@ def log_between_batches(name: object) -> ConfigurationError:
         given=f"log({name!r}, ...) outside of a loop over batches, or after the step of an update",
         expected="a call for a batch, before the step: in the body of a loop over batches, or in an event of a batch",
         do="Log it before the step; a value that is not a mean over samples is for run.record(name, value).",
-    )
-
-
-def needs_closure(optimizer: object) -> ConfigurationError:
-    """Return the error of an optimizer that computes losses by itself."""
-    name = type(optimizer).__name__
-    return ConfigurationError(
-        "The optimizer computes losses by itself, which a step after the backward pass cannot do.",
-        given=f"{name}, whose step(closure) needs its argument",
-        expected="an optimizer whose step() uses the gradients that are there",
-        do=f"Use Trainer for {name}: override its optimizer_step(), and call self.optimizer.step(closure) there.",
     )
 
 

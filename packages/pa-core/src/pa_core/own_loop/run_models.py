@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
@@ -16,6 +15,7 @@ from pa_core.input_checks import (
     check_optimizer,
     check_optimizer_factory,
     check_trainer_arguments,
+    require_step_without_closure,
 )
 from pa_core.own_loop import mistakes
 from pa_core.sharded_tensors import reshard
@@ -87,8 +87,7 @@ class RunModels:
 
     def _check_optimizer(self, name: str, optimizer: Optimizer) -> None:
         check_optimizer(self.trained_by(name), optimizer)
-        if _needs_arguments(optimizer.step):
-            raise mistakes.needs_closure(optimizer)
+        require_step_without_closure(optimizer)
 
     def make_optimizers(self) -> None:
         """Make the optimizers that factories are for, of the models as they are now.
@@ -124,12 +123,6 @@ def _by_name(given: Any, name: str) -> dict[str, Any]:
             do='Write for example {"generator": generator, "discriminator": discriminator}.',
         )
     return named
-
-
-def _needs_arguments(function: Callable[..., object]) -> bool:
-    needed = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
-    parameters = inspect.signature(function).parameters.values()
-    return any(one.default is inspect.Parameter.empty and one.kind in needed for one in parameters)
 
 
 def _require_known(kind: str, named: Iterable[str], owner: str, known: Collection[str]) -> None:
