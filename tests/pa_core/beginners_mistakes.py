@@ -68,6 +68,11 @@ model = nn.Linear(4, 3)
 trainer = MyTrainer(model, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=0.1))
 trainer.train(TensorDataset(inputs, classes), 1)
 """
+_THREE_ITEMS = """
+class Weighted(nn.Linear):
+    def forward(self, x, weights=None):
+        return super().forward(x if weights is None else x * weights)
+""" + _OWN_STEP.replace("batch[1]", "batch[2]").replace("inputs, classes)", "inputs, inputs, classes)")
 
 
 @dataclass(frozen=True)
@@ -428,6 +433,23 @@ INPUTS = {
     ),
 }
 
+_THIRD_ITEM = {
+    f"targets that are the third item, of a model that takes {taken}": Mistake(
+        _THREE_ITEMS.replace("self.model(batch[0])", f"self.model({taken})").replace("nn.Linear(4, 3)", model),
+        "trainer = MyTrainer(",
+        "trainer = Trainer(",
+        "BatchMismatchError",
+        ("list of 3 [Tensor", "Tensor of shape (8, 3)", "training step 1 of epoch 1"),
+        "Override the step in a subclass of Trainer, for example:\n"
+        "              def calculate_train_batch_loss(self, batch):\n"
+        f"                  outputs = self.model({taken})\n"
+        '                  return {"loss": self.loss_func(outputs, batch[2]), "model_outputs": outputs, '
+        '"batch_size": len(batch[2])}\n'
+        "              calculate_eval_batch_loss = calculate_train_batch_loss",
+    )
+    for taken, model in (("batch[0]", "nn.Linear(4, 3)"), ("batch[0], batch[1]", "Weighted(4, 3)"))
+}
+
 _LAST_BATCH = {
     "a last batch of one sample for a batch norm": Mistake(
         _REGRESS.replace("nn.Linear(4, 1)", "nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 1))")
@@ -554,4 +576,4 @@ WATCHED = {
     ),
 }
 
-MISTAKES = {**WATCHED, **ARGUMENTS, **TARGETS, **INPUTS, **_LAST_BATCH, **NOTHING_TO_TRAIN}
+MISTAKES = {**WATCHED, **ARGUMENTS, **TARGETS, **INPUTS, **_THIRD_ITEM, **_LAST_BATCH, **NOTHING_TO_TRAIN}

@@ -327,7 +327,11 @@ NO_LOSS: dict[str, tuple[nn.Module, Callable[[list[Any]], Any], tuple[str, ...]]
     ),
     "no labels, in a dict": (WithLoss(in_dict), renamed("pixels"), ("takes them as 'labels'",)),
     "a model without a loss": (WithoutLoss(), renamed("inputs"), ("Return the loss from WithoutLoss.forward",)),
-    "items that the model does not take": (WithLoss(), renamed("pixels", "text"), ("without 'text'", "'pixels'")),
+    "items that the model does not take": (
+        WithLoss(),
+        renamed("pixels", "text"),
+        ("without 'text'; the model takes 'pixels', 'labels'",),
+    ),
     "not a mapping": (WithLoss(), stacked, ("loss_func=None", "a tuple of 2", "calculate_train_batch_loss")),
 }
 
@@ -364,3 +368,67 @@ def test_an_error_of_the_model_itself_is_not_taken_for_one_of_the_batch() -> Non
     trainer = Trainer(model, None, SGD(model.parameters(), lr=0.1), callbacks=[])
     with pytest.raises(TypeError, match="a fault of the model"):
         trainer.train(DATA, 1, collate_fn=named)
+
+
+class Scaled(TinyClassifier):
+    """Has a tensor that is neither a parameter nor a buffer."""
+
+    def __init__(self, scale: Tensor) -> None:
+        super().__init__()
+        self.scale, self.number = scale, torch.ones((), device="meta")
+
+    @override
+    def forward(self, inputs: Tensor) -> Tensor:
+        return super().forward(inputs * self.scale)
+
+
+def test_a_tensor_that_does_not_move_with_the_model_is_named() -> None:
+    """Where torch fails because of it, the error says which attribute it is, and how to make it a buffer."""
+    model = Scaled(torch.ones(4, device="meta"))
+    trainer = Trainer(model, nn.CrossEntropyLoss(), SGD(model.parameters(), lr=0.1), callbacks=[])
+    with pytest.raises(RuntimeError) as caught:
+        trainer.train(DATA, 1)
+    (note,) = [note for note in caught.value.__notes__ if "register_buffer" in note]
+    assert note.startswith("Scaled.scale is a tensor on meta, and does not move with the model")
+    assert "self.register_buffer('scale', ..., persistent=False)" in note
+
+
+class NamedSteps(Trainer[WithLoss]):
+    """Calls the model with the items of a batch."""
+
+    @override
+    def calculate_train_batch_loss(self, batch: dict[str, Any]) -> dict[str, Any]:
+        output = self.model(**batch)
+        return {"loss": output.loss, "model_outputs": output, "batch_size": len(batch["labels"])}
+
+
+class Rows(Dataset[dict[str, Any]]):
+    """Samples as `datasets` returns them when it was asked for no format."""
+
+    def __len__(self) -> int:
+        return 20
+
+    @override
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        pixels, label = DATA[index]
+        return {"pixels": pixels.tolist(), "labels": int(label)}
+
+
+@pytest.mark.parametrize("kind", [Trainer, NamedSteps])
+def test_lists_that_were_taken_apart_are_named(kind: type[Trainer[Any]]) -> None:
+    """Collation makes a list of tensors of the lists in samples, with which no model can do anything."""
+    model = WithLoss()
+    trainer = kind(model, None, SGD(model.parameters(), lr=0.1), callbacks=[])
+    with pytest.raises(TypeError) as caught:
+        trainer.train(Rows(), 1, train_dataloader_kwargs={"num_workers": 0})
+    assert any(
+        "'pixels' were taken apart" in note and 'with_format("torch")' in note for note in caught.value.__notes__
+    )
+
+
+def test_lists_that_the_default_step_cannot_use_are_named() -> None:
+    """A loss function beside a mapping would need a step of its own, which could not use them either."""
+    model = TinyClassifier()
+    trainer = Trainer(model, nn.CrossEntropyLoss(), SGD(model.parameters(), lr=0.1), callbacks=[])
+    with pytest.raises(ConfigurationError, match=r'after with_format\("torch"\)'):
+        trainer.train(Rows(), 1, train_dataloader_kwargs={"num_workers": 0})

@@ -169,6 +169,14 @@ def test_a_precision_is_never_changed_silently(trainer: Trainer[nn.Linear]) -> N
         notebook_launcher(idle_trainer, num_processes=1, mixed_precision="bf16")
 
 
+def test_processes_of_a_notebook_that_has_made_a_trainer(trainer: Trainer[nn.Linear]) -> None:
+    """They are refused, with what to do instead of where accelerate's check is; one process is none of them."""
+    with pytest.raises(UnsupportedConfigurationError, match="num_processes=2, after a Trainer") as caught:
+        notebook_launcher(idle_trainer, num_processes=2)
+    assert caught.value.do == "Restart the kernel, and make the trainer inside the function."
+    notebook_launcher(trainer.describe_run, num_processes=1)
+
+
 def test_processes_with_an_own_accelerator_are_connected(launch: Launch) -> None:
     """Where there is no accelerator, `_create_accelerator` need not say that its processes are on CPUs."""
     launched = launch(WITH_OWN_ACCELERATOR, ranks=2, env=WITHOUT_VARIABLES)

@@ -9,7 +9,7 @@ from typing import Any, cast
 from torch import Tensor
 from typing_extensions import TypeIs
 
-__all__ = ["describe_batch", "first_dimensions", "is_array", "is_mapping", "keys_of"]
+__all__ = ["describe_batch", "first_dimensions", "is_array", "is_mapping", "keys_of", "lists_of_numbers"]
 
 _MAX_DEPTH = 3
 _MAX_ITEMS = 8
@@ -109,3 +109,25 @@ def first_dimensions(value: object) -> Iterator[int]:
         parts = (getattr(value, field.name) for field in dataclasses.fields(value))
     for part in parts:
         yield from first_dimensions(part)
+
+
+def lists_of_numbers(batch: object) -> list[Any]:
+    """Return the keys of a mapping under which each sample had a list of numbers.
+
+    Torch's collation makes of them a list of tensors, one for each position in the lists.
+
+    Example:
+        >>> import torch
+        >>> lists_of_numbers({"ids": [torch.tensor([7, 1]), torch.tensor([8, 2])], "label": torch.tensor([0, 1])})
+        ['ids']
+    """
+    if not is_mapping(batch):
+        return []
+    return [key for key in keys_of(batch) if _are_vectors(batch[key])]
+
+
+def _are_vectors(value: object) -> bool:
+    if not isinstance(value, list):
+        return False
+    values = cast("list[object]", value)
+    return bool(values) and all(isinstance(one, Tensor) and one.dim() == 1 for one in values)

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from pa_core.batch_structure import describe_batch, is_array, is_mapping, keys_of
+from pa_core.batch_structure import describe_batch, is_array, is_mapping, keys_of, lists_of_numbers
 from pa_core.errors import BatchMismatchError, ConfigurationError
 from pa_core.layer_mismatches import explain_failed_layer
 from pa_core.loss_mismatches import explain_failed_loss, explain_silent_mismatch
@@ -53,11 +53,13 @@ def calculate_batch_loss(
         raise
     if method not in checked:
         checked.add(method)
-        _raise_known(explain_silent_mismatch(loss_func, outputs, targets))
+        mismatch = explain_silent_mismatch(loss_func, outputs, targets)
+        _raise_known(mismatch and (_later_targets(model, loss_func, outputs, batch, method) or mismatch))
     try:
         loss = loss_func(outputs, targets)
     except _ERRORS_OF_MISMATCHES as error:
-        _raise_known(explain_failed_loss(loss_func, outputs, targets), error)
+        mismatch = explain_failed_loss(loss_func, outputs, targets)
+        _raise_known(_later_targets(model, loss_func, outputs, batch, method) or mismatch, error)
         raise
     return {"loss": loss, "model_outputs": outputs, "batch_size": _number_of_samples(inputs, targets)}
 
@@ -100,6 +102,41 @@ def _arguments_of_model(forward: inspect.Signature, batch: Any) -> tuple[str, st
     of_class = [one for one in forward.parameters.values() if one.kind is one.POSITIONAL_OR_KEYWORD]
     number = sum(one.default is one.empty for one in of_class[1:])
     return ", ".join(f"batch[{index}]" for index in range(number)), f"batch[{number}]"
+
+
+def _later_targets(
+    model: nn.Module, loss_func: LossFunction, outputs: Any, batch: Any, method: str
+) -> BatchMismatchError | None:
+    """Of a batch of more than two items, a later one that the loss function can use, as it cannot the second."""
+    number = len(batch) if issubclass(type(batch), (list, tuple)) else 0
+    for index in range(2, number):
+        if isinstance(batch[index], Tensor) and _is_target(loss_func, outputs, batch[index]):
+            inputs = ", ".join(f"batch[{one}]" for one in range(index))
+            arguments = inputs if _takes_positions(model, index) else "batch[0]"
+            return BatchMismatchError(
+                "The default step takes the second item of a batch for its targets, and the loss needs others.",
+                given=f"{describe_batch(batch)}, and {describe_batch(outputs)} as the model's outputs",
+                expected="the inputs, batch[0], and the targets, batch[1]",
+                do=_override(arguments, f"batch[{index}]", f"batch[{index}]", method),
+            )
+    return None
+
+
+def _is_target(loss_func: LossFunction, outputs: Any, targets: Tensor) -> bool:
+    try:
+        loss_func(outputs, targets)
+    except _ERRORS_OF_MISMATCHES:
+        return False
+    return explain_silent_mismatch(loss_func, outputs, targets) is None
+
+
+def _takes_positions(model: nn.Module, number: int) -> bool:
+    """Whether the model's ``forward`` takes as many arguments without their names."""
+    try:
+        inspect.Signature(list(_parameters(model).values())).bind(*[None] * (1 + number))
+    except TypeError:
+        return False
+    return True
 
 
 def _inputs_and_targets(model: nn.Module, batch: Any, method: str) -> tuple[Any, Any]:
@@ -203,14 +240,17 @@ def _no_loss_function(batch: object) -> ConfigurationError:
 
 def _not_inputs_and_targets(model: nn.Module, batch: object, method: str) -> ConfigurationError:
     keys = [str(key) for key in keys_of(batch)] if is_mapping(batch) else []
-    returns_loss = "labels" in keys and all(_takes(model, key) for key in keys)
+    if "labels" in keys and all(_takes(model, key) for key in keys):
+        do = f"Pass loss_func=None to the trainer: {_name_of(model)} takes the labels, and returns the loss itself."
+    elif lists_of_numbers(batch):
+        do = 'Let the dataset return tensors instead of lists: one of `datasets` does after with_format("torch").'
+    else:
+        do = _override_one_input(batch, method)
     return ConfigurationError(
         "The default step cannot take this batch apart into inputs and targets.",
         given=describe_batch(batch),
         expected="a batch with the inputs at index 0 and the targets at index 1",
-        do=f"Pass loss_func=None to the trainer: {_name_of(model)} takes the labels, and returns the loss itself."
-        if returns_loss
-        else _override_one_input(batch, method),
+        do=do,
     )
 
 
@@ -250,11 +290,12 @@ def _expressions(batch: object) -> tuple[str, str]:
 
 
 def _unexpected_items(model: nn.Module, batch: Mapping[Any, Any], unexpected: list[str]) -> ConfigurationError:
+    taken = ", ".join(map(repr, list(_parameters(model))[1:]))
     return ConfigurationError(
         f"{_name_of(model)} was called with the items of the batch, and takes not all of them.",
         given=describe_batch(batch),
-        expected=f"a batch without {', '.join(map(repr, unexpected))}",
-        do="Leave out in the dataset or in collate_fn what is not for the model.",
+        expected=f"a batch without {', '.join(map(repr, unexpected))}; the model takes {taken}",
+        do="Rename or leave out in the dataset or in collate_fn what the model does not take.",
     )
 
 

@@ -764,7 +764,9 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             self._agreement.ask_to_stop(error)
             return self._wrapping.loss_without_samples()
         except Exception as error:
-            name_step(error, f"training step {part.step} of epoch {self.num_epochs_completed + 1}", batch)
+            name_step(
+                error, f"training step {part.step} of epoch {self.num_epochs_completed + 1}", batch, self.get_model()
+            )
             raise
         loss = check_step_output(output, "calculate_train_batch_loss", trained=self.model)
         items = count_items(output, "calculate_train_batch_loss")
@@ -874,7 +876,7 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             self._agreement.ask_to_stop(error)
             return
         except Exception as error:
-            name_step(error, f"evaluation step {step}", batch)
+            name_step(error, f"evaluation step {step}", batch, self.get_model())
             raise
         loss = check_step_output(output, "calculate_eval_batch_loss", trained=None)
         items = count_items(output, "calculate_eval_batch_loss")

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, TypeVarTuple, overload
 
 from pa_core import _accelerate
+from pa_core.errors import UnsupportedConfigurationError
 
 __all__ = ["notebook_launcher"]
 
@@ -34,6 +35,9 @@ def notebook_launcher(
         num_processes: The number of processes; None leaves the choice to accelerate.
         **kwargs: Passed on to ``accelerate.notebook_launcher``, for example ``mixed_precision="bf16"``.
 
+    Raises:
+        UnsupportedConfigurationError: Several processes are asked for, after a trainer was made in this one.
+
     Example:
         >>> def main(epochs: int) -> None:
         ...     print("training for", epochs, "epochs")
@@ -41,4 +45,11 @@ def notebook_launcher(
         Launching training on CPU.
         training for 3 epochs
     """
+    if num_processes is not None and num_processes > 1 and _accelerate.precision_of_process() is not None:
+        raise UnsupportedConfigurationError(
+            "The processes of a notebook cannot be started once it has made a trainer: they would share its device.",
+            given=f"num_processes={num_processes}, after a Trainer, a Run or an Accelerator in this process",
+            expected="a notebook that has made none of them",
+            do="Restart the kernel, and make the trainer inside the function.",
+        )
     _accelerate.launch_in_notebook(function, args, num_processes=num_processes, **kwargs)

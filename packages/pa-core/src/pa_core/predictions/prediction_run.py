@@ -120,7 +120,7 @@ class PredictionRun:
             try:
                 predictions = self._hooks.predict_batch(batch)
             except Exception as error:
-                name_step(error, f"prediction step {step}", batch)
+                name_step(error, f"prediction step {step}", batch, self._trainer.get_model())
                 raise
         predictions = move_to_device(predictions, torch.device("cpu"))
         self._call_event(TrainerCallback.on_prediction_step_end, batch_size=len(positions))
