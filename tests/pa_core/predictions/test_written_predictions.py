@@ -7,6 +7,7 @@ import importlib.util
 import io
 import json
 import os
+import reprlib
 import signal
 import tempfile
 from collections.abc import Callable, Iterator
@@ -157,20 +158,19 @@ def test_a_killed_prediction_of_two_processes_is_completed_by_one(launch: Launch
     """What the killed processes have finished is kept, and the file is that of one process."""
     path = folder / "predictions.jsonl"
     assert launch(KILLED, str(path), str(ROOT), ranks=2, timeout=60).status != 0
-    pieces = list(path.with_name("predictions.jsonl.pieces").glob("*.jsonl"))
+    pieces = pieces_of(path)
     assert 0 < len(pieces) < 9
     trainer = trainer_with()
     trainer.predict(numbers(50), BATCH_SIZE, write=path, samples_per_piece=6)
-    assert trainer.batches == sum(2 - (piece.name == "000000000048-000000000050.jsonl") for piece in missing(pieces))
+    # Each piece has two batches, but for the last one, which has one.
+    is_last_there = any("-000000000050." in piece.name for piece in pieces)
+    assert trainer.batches == 17 - 2 * len(pieces) + is_last_there
     assert path.read_bytes() == lines_by_hand(50)
 
 
-def missing(pieces: list[Path]) -> Iterator[Path]:
-    """The pieces of 50 samples that are not there."""
-    for start in range(0, 50, 6):
-        piece = pieces[0].with_name(f"{start:012d}-{min(start + 6, 50):012d}.jsonl")
-        if piece not in pieces:
-            yield piece
+def pieces_of(path: Path) -> list[Path]:
+    """The pieces of predictions that are there, in order."""
+    return sorted(path.with_name(f"{path.name}.pieces").glob("0*"))
 
 
 def in_a_process_that_is_killed(action: Callable[[], object]) -> None:
@@ -325,13 +325,101 @@ def test_a_damaged_piece_is_named_and_predicted_again_once_it_is_removed(suffix:
     path = folder / f"p.{suffix}"
     with pytest.raises(OSError, match="no more room"):
         trainer_with(FailsAfter(3)).predict(numbers(20), BATCH_SIZE, write=path)
-    piece = min(path.with_name(f"{path.name}.pieces").glob(f"*.{suffix}"))
+    piece = pieces_of(path)[0]
     piece.write_bytes(piece.read_bytes()[:kept])
-    with pytest.raises(CheckpointError, match=f"{piece.name}(.|\n)*Remove this file"):
+    with pytest.raises(CheckpointError, match=f"{piece.name}(.|\n)*Remove it"):
         trainer_with().predict(numbers(20), BATCH_SIZE, write=path)
     piece.unlink()
     trainer_with().predict(numbers(20), BATCH_SIZE, write=path)
     assert path.read_bytes() == whole.read_bytes()
+
+
+def interrupted(path: Path, model: nn.Module | None = None) -> list[Path]:
+    """The pieces of predictions that were interrupted after two of them."""
+    with pytest.raises(OSError, match="no more room"):
+        trainer_with(FailsAfter(3), model=model).predict(numbers(20), BATCH_SIZE, write=path)
+    return pieces_of(path)
+
+
+def exchange_for_another_of_these(pieces: list[Path], folder: Path) -> None:
+    """Put a piece where another one was."""
+    pieces[0].write_bytes(pieces[1].read_bytes())
+
+
+def exchange_for_one_of_other_weights(pieces: list[Path], folder: Path) -> None:
+    """Put the piece of another model there, with the name that it had."""
+    other = network()
+    with torch.no_grad():
+        other.get_parameter("0.weight").add_(1)
+    (folder / "other").mkdir()
+    foreign = interrupted(folder / "other" / "p.jsonl", other)[0]
+    pieces[0].unlink()
+    foreign.rename(pieces[0].with_name(foreign.name))
+
+
+def edit(pieces: list[Path], folder: Path) -> None:
+    """Change a number in a piece, which stays as valid and as long as it was."""
+    pieces[0].write_bytes(pieces[0].read_bytes().replace(b"number 0", b"number 7"))
+
+
+def exchange_for_a_folder(pieces: list[Path], folder: Path) -> None:
+    """Put a folder there."""
+    pieces[0].unlink()
+    pieces[0].mkdir()
+
+
+def exchange_for_a_fifo(pieces: list[Path], folder: Path) -> None:
+    """Put something there from which a read would not return."""
+    pieces[0].unlink()
+    os.mkfifo(pieces[0])
+
+
+def exchange_for_a_link(pieces: list[Path], folder: Path) -> None:
+    """Put a link to a file there."""
+    pieces[0].rename(folder / "elsewhere")
+    pieces[0].symlink_to(folder / "elsewhere")
+
+
+@pytest.mark.parametrize("other_pieces", ["error", "remove"])
+@pytest.mark.parametrize(
+    "exchange",
+    [
+        exchange_for_another_of_these,
+        exchange_for_one_of_other_weights,
+        edit,
+        exchange_for_a_folder,
+        exchange_for_a_fifo,
+        exchange_for_a_link,
+    ],
+)
+def test_a_piece_that_was_exchanged_is_never_taken(
+    exchange: Callable[[list[Path], Path], None], other_pieces: Any, folder: Path
+) -> None:
+    """Whatever is in the place of a piece, valid or not, is an error that names it, and no file is written."""
+    path = folder / "p.jsonl"
+    exchange(interrupted(path), folder)
+    with pytest.raises(CheckpointError, match=r"0+-0+3\.jsonl.*\n(.|\n)*Remove it"):
+        trainer_with().predict(numbers(20), BATCH_SIZE, write=path, other_pieces=other_pieces)
+    assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    "content", ["[]", "3", "null", '{"weights": 3}', "", "{", "[" * 100_000, None], ids=reprlib.repr
+)
+def test_what_is_no_identity_of_pieces_is_an_error_of_ours(content: str | None, folder: Path) -> None:
+    """A document of another kind, a deep one, a FIFO: each is named, and nothing is removed."""
+    path = folder / "p.jsonl"
+    pieces = interrupted(path)
+    identity = pieces[0].with_name("identity.json")
+    if content is None:
+        identity.unlink()
+        os.mkfifo(identity)
+    else:
+        identity.write_text(content)
+    for other_pieces in ("error", "remove"):
+        with pytest.raises(CheckpointError, match=r"identity\.json"):
+            trainer_with().predict(numbers(20), BATCH_SIZE, write=path, other_pieces=other_pieces)
+    assert pieces_of(path) == pieces
 
 
 class Meanwhile(TrainerCallback):

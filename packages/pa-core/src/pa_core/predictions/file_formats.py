@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from pa_core.errors import BatchOutputError, CheckpointError, ConfigurationError, UnsupportedConfigurationError
+from pa_core.errors import BatchOutputError, ConfigurationError, UnsupportedConfigurationError
 from pa_core.predictions.columns import Column, plain_value
 
 __all__ = ["FileFormat", "format_of"]
@@ -51,7 +51,6 @@ class FileFormat(ABC):
 
         Raises:
             BatchOutputError: The pieces do not go together.
-            CheckpointError: A piece is damaged.
         """
 
 
@@ -98,7 +97,6 @@ class _Csv(FileFormat):
     def join(self, pieces: Sequence[Path], file: BinaryIO) -> None:
         names: list[str] | None = None
         for path in pieces:
-            _require_whole_lines(path)
             with path.open("rb") as piece:
                 own: list[str] = json.loads(piece.readline())
                 if names is None:
@@ -145,23 +143,6 @@ def _require_same_columns(names: Sequence[str], others: Sequence[str]) -> None:
         )
 
 
-def _require_whole_lines(piece: Path) -> None:
-    with piece.open("rb") as file:
-        if file.seek(0, io.SEEK_END) > 0:
-            file.seek(-1, io.SEEK_END)
-        if file.read() != b"\n":
-            raise _damaged(piece)
-
-
-def _damaged(piece: Path) -> CheckpointError:
-    return CheckpointError(
-        "A piece of the predictions is damaged.",
-        given=f"{piece}, of {piece.stat().st_size} bytes",
-        expected="the whole piece, as it was written",
-        do="Remove this file, and call predict() as before: its samples are predicted again.",
-    )
-
-
 class _JsonLines(FileFormat):
     """One object a line; numbers that are not finite are NaN and Infinity, as Python reads them."""
 
@@ -176,7 +157,6 @@ class _JsonLines(FileFormat):
     @override
     def join(self, pieces: Sequence[Path], file: BinaryIO) -> None:
         for path in pieces:
-            _require_whole_lines(path)
             with path.open("rb") as piece:
                 shutil.copyfileobj(piece, file)
 
@@ -215,7 +195,7 @@ class _Parquet(FileFormat):
 
     @override
     def join(self, pieces: Sequence[Path], file: BinaryIO) -> None:
-        schemas = [self._schema(piece) for piece in pieces]
+        schemas = [self._parquet.read_schema(piece) for piece in pieces]
         for schema in schemas:
             _require_same_columns(schemas[0].names, schema.names)
         schema = self._of_one_type(lambda: self._arrow.unify_schemas(schemas, promote_options="permissive"))
@@ -229,12 +209,6 @@ class _Parquet(FileFormat):
                     rows = rows.slice(_ROWS_OF_GROUP)
             if rows.num_rows:
                 writer.write_table(rows.combine_chunks())
-
-    def _schema(self, piece: Path) -> Any:
-        try:
-            return self._parquet.read_schema(piece)
-        except self._arrow.ArrowException as error:
-            raise _damaged(piece) from error
 
     def _of_one_type(self, make: Callable[[], Any]) -> Any:
         try:

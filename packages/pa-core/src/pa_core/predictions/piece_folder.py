@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
+import reprlib
+import stat
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO, Final, Literal
+from typing import BinaryIO, Final, Literal, cast
 
 from pa_core.distributed.collectives import gather_objects, rank
 from pa_core.errors import CheckpointError, ConfigurationError, ExplainedError, FolderInUseError
 from pa_core.predictions.pieces import Pieces
-from pa_core.storage.atomic_file import atomic_write
+from pa_core.storage.atomic_file import atomic_write, sync_folder
 from pa_core.storage.folder_lock import FolderLock
+from pa_core.storage.regular_file import open_regular_file
 
 __all__ = ["PieceFolder"]
 
 _IDENTITY: Final = "identity.json"
-_PIECE: Final = re.compile(r"\d{12,}-\d{12,}\.\w+")
+_PIECE: Final = re.compile(r"(\d{12,}-\d{12,}\.\w+)\.([0-9a-f]{64})")
 
 
 class PieceFolder:
     """Keeps pieces, each of them whole or not there, and what they are predictions of.
+
+    The name of a piece ends with the digest of its content, its samples and what they are predictions of: a piece that
+    was damaged or exchanged, also for one of other predictions, is found out when it is read.
 
     Args:
         folder: The folder, which all processes share; made if it is missing.
@@ -34,6 +41,7 @@ class PieceFolder:
         self.folder: Path = folder
         self._pieces = pieces
         self._suffix = suffix
+        self._identity = b""
         self._lock: FolderLock | None = None
 
     def open(
@@ -51,6 +59,7 @@ class PieceFolder:
             FolderInUseError: Another run is writing to the folder.
             ConfigurationError: The processes do not share the folder.
         """
+        self._identity = json.dumps(dict(identity), indent=1, sort_keys=True).encode()
         found: set[int] = set()
         error: Exception | None = None
         if rank() == 0:
@@ -76,21 +85,34 @@ class PieceFolder:
         path = self.folder / _IDENTITY
         self.folder.mkdir(parents=True, exist_ok=True)
         self._lock = self._acquire(say)
-        if not path.exists() and any(not name.startswith(".") for name in self._names()):
+        before = _read_identity(path)
+        if before is None and any(not name.startswith(".") for name in self._names()):
             raise CheckpointError(
                 "The folder for the pieces of the predictions holds something else.",
                 given=f"{self.folder}, with {len(self._names())} files that are no pieces",
                 expected="no such folder, or one that an earlier call of predict() has left",
                 do="Move it out of the way, or pass another folder as pieces.",
             )
-        if path.exists() and (before := _read_identity(path)) != dict(identity):
+        found = self._found()
+        if before is not None and before != dict(identity):
             if others != "remove":
                 raise _of_something_else(self.folder, before, identity)
             self._remove_pieces()
+            before, found = None, {}
         self._remove_unfinished()
-        if not path.exists():
-            atomic_write(path, lambda file: file.write(json.dumps(dict(identity), indent=1).encode()))
-        return {number for number in range(len(self._pieces)) if self.path(number).exists()}
+        if before is None:
+            atomic_write(path, lambda file: file.write(self._identity))
+        return {number for number in range(len(self._pieces)) if self._name(number) in found}
+
+    def _found(self) -> dict[str, Path]:
+        """Return which pieces there are, by the names that they have without their digests."""
+        found: dict[str, Path] = {}
+        for path in self.folder.iterdir():
+            if piece := _PIECE.fullmatch(path.name):
+                if not stat.S_ISREG(path.lstat().st_mode):
+                    raise _not_as_written(path, "no file")
+                found[piece[1]] = path
+        return found
 
     def _names(self) -> list[str]:
         return [entry.name for entry in self.folder.iterdir()]
@@ -116,10 +138,14 @@ class PieceFolder:
             (self.folder / name).unlink()
         (self.folder / _IDENTITY).unlink()
 
-    def path(self, number: int) -> Path:
-        """Return where a piece is."""
+    def _name(self, number: int) -> str:
         positions = self._pieces.positions(number)
-        return self.folder / f"{positions.start:012d}-{positions.stop:012d}{self._suffix}"
+        return f"{positions.start:012d}-{positions.stop:012d}{self._suffix}"
+
+    def _digest(self, name: str, path: Path) -> str:
+        start = len(self._identity).to_bytes(8, "little") + self._identity + name.encode()
+        with open_regular_file(path) as file:
+            return hashlib.file_digest(file, lambda: hashlib.sha256(start)).hexdigest()
 
     def write(self, number: int, writer: Callable[[BinaryIO], object]) -> None:
         """Write a piece, which is there once it is whole and has reached the disk.
@@ -128,11 +154,30 @@ class PieceFolder:
             number: Its number.
             writer: Called with a file that is open for writing.
         """
-        atomic_write(self.path(number), writer)
+        name = self._name(number)
+        unfinished = self.folder / f".{name}.tmp"
+        atomic_write(unfinished, writer)
+        unfinished.replace(self.folder / f"{name}.{self._digest(name, unfinished)}")
+        sync_folder(self.folder)
 
-    def paths(self) -> list[Path]:
-        """Return where all pieces are, in order."""
-        return [self.path(number) for number in range(len(self._pieces))]
+    def verified_paths(self) -> list[Path]:
+        """Return where all pieces are, in order.
+
+        Raises:
+            CheckpointError: One of them is not as it was written.
+        """
+        found = self._found()
+        paths: list[Path] = []
+        for name in map(self._name, range(len(self._pieces))):
+            path = found.get(name, self.folder / name)
+            try:
+                digest = self._digest(name, path)
+            except OSError as error:
+                raise _not_as_written(path, str(error)) from error
+            if path.suffix != f".{digest}":
+                raise _not_as_written(path, f"of {path.stat().st_size} bytes, with the digest {digest}")
+            paths.append(path)
+        return paths
 
     def remove(self) -> None:
         """Remove the pieces, and the folder unless something else is in it."""
@@ -148,12 +193,38 @@ class PieceFolder:
             self._lock = None
 
 
-def _read_identity(path: Path) -> dict[str, str]:
+def _not_as_written(piece: Path, found: str) -> CheckpointError:
+    return CheckpointError(
+        "A piece of the predictions is damaged, or was exchanged for something else.",
+        given=f"{piece}, {found}",
+        expected="the whole piece, as it was written",
+        do="Remove it, and call predict() as before: its samples are predicted again.",
+    )
+
+
+def _read_identity(path: Path) -> dict[str, str] | None:
+    """What the pieces of a folder are predictions of; None where nothing says so."""
     try:
-        identity: dict[str, str] = json.loads(path.read_text())
-    except ValueError:  # no file of ours
-        return {}
-    return identity
+        with open_regular_file(path) as file:
+            identity: object = json.load(file)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, RecursionError) as error:
+        raise _no_identity(path, f"{type(error).__name__}: {error}") from error
+    if isinstance(identity, dict):
+        values = cast("dict[str, object]", identity)
+        if all(isinstance(value, str) for value in values.values()):
+            return cast("dict[str, str]", identity)
+    raise _no_identity(path, f"with {reprlib.repr(cast('object', identity))}")
+
+
+def _no_identity(path: Path, found: str) -> CheckpointError:
+    return CheckpointError(
+        "The file that says what the pieces are predictions of is damaged, or is something else.",
+        given=f"{path}, {found}",
+        expected="a JSON object of strings, as predict() writes it",
+        do="Remove its folder, if the pieces in it are not needed, and call predict() as before.",
+    )
 
 
 def _of_something_else(folder: Path, before: Mapping[str, str], now: Mapping[str, str]) -> CheckpointError:

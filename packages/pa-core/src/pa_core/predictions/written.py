@@ -142,7 +142,7 @@ class Writing:
 
         Raises:
             BatchOutputError: The pieces do not go together.
-            CheckpointError: A piece is damaged.
+            CheckpointError: A piece is not as it was written.
             OSError: The file cannot be written.
             OtherProcessError: Another process has failed, or is gone, before it was done.
         """
@@ -162,7 +162,8 @@ class Writing:
     def _join(self) -> None:
         folder, file_format = self._folder, self._format
         if self.path is not None and folder is not None and file_format is not None:
-            atomic_write(self.path, lambda file: file_format.join(folder.paths(), file))
+            pieces = folder.verified_paths()
+            atomic_write(self.path, lambda file: file_format.join(pieces, file))
         if folder is not None:
             folder.remove()
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import math
-import os
 import re
 import reprlib
-import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +14,7 @@ from pathlib import Path
 from pa_core.errors import CheckpointError
 from pa_core.storage.encoding import JsonScalar
 from pa_core.storage.entries import Entry, damage
+from pa_core.storage.regular_file import open_regular_file
 
 __all__ = [
     "FIRST_VERSION",
@@ -118,7 +116,8 @@ def read_manifest(directory: Path) -> Manifest:
     """
     path = directory / MANIFEST
     try:
-        text = _read_regular_file(path)
+        with open_regular_file(path) as file:
+            text = file.read()
         content = Entry(path, "", json.loads(text))
     except FileNotFoundError:
         raise damage(path, "nothing") from None
@@ -172,21 +171,10 @@ def _newer_version(directory: Path, version: object) -> CheckpointError:
 def has_manifest(directory: Path) -> bool:
     """Whether the directory has a pa-core manifest, valid or not."""
     try:
-        return _FORMAT.encode() in _read_regular_file(directory / MANIFEST, _ENOUGH_TO_RECOGNIZE)
+        with open_regular_file(directory / MANIFEST) as file:
+            return _FORMAT.encode() in file.read(_ENOUGH_TO_RECOGNIZE)
     except OSError:
         return False
-
-
-def _read_regular_file(path: Path, most_bytes: int = -1) -> bytes:
-    """Read a file; a FIFO, from which a read might never return, is an error."""
-    with open(path, "rb", opener=_open_without_waiting) as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise OSError(errno.EINVAL, "not a regular file", str(path))
-        return file.read(most_bytes)
-
-
-def _open_without_waiting(path: str, flags: int) -> int:
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def _sha256(content: bytes) -> bytes:
