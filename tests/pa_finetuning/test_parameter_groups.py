@@ -106,6 +106,69 @@ def test_a_mapping_needs_no_rate_for_what_is_not_in_the_groups() -> None:
     assert freezer.get_parameter_groups({2: 0.1}) == [{"params": list(model[2].parameters()), "lr": 0.1}]
 
 
+class WithNorms(nn.Module):
+    """A matrix, a bias, a vector of its own, a norm of images, and one of vectors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm([2, 2]), nn.RMSNorm(4))
+        self.head = nn.Linear(4, 2, bias=False)
+        self.scale = nn.Parameter(torch.ones(()))
+
+
+def test_norms_and_biases_need_not_decay() -> None:
+    """Only matrices are pulled towards zero, and each layer group keeps its rate, frozen or not."""
+    torch.manual_seed(0)
+    model = WithNorms()
+    for parameter in model.parameters():
+        nn.init.uniform_(parameter, 1.0, 2.0)
+    before = copy.deepcopy(model.state_dict())
+    freezer = ModelFreezer(model)
+    freezer.freeze()
+    groups = freezer.get_parameter_groups([0.1, 0.2], include_frozen=True, decay_norms_and_biases=False)
+    optimizer = AdamW(groups, weight_decay=0.5)
+    freezer.unfreeze()
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+
+    assert changed(before, model) == {"body.0.weight", "head.weight"}
+    assert [group["lr"] for group in optimizer.param_groups] == [0.1, 0.1, 0.2]
+
+
+def groups_of_timm(model: nn.Module) -> list[dict[str, Any]]:
+    """Groups such as those of timm's layer decay: one for each layer and kind of parameter."""
+    body, head = model.get_submodule("body.0"), model.get_submodule("head")
+    return [
+        {"lr_scale": 0.5, "weight_decay": 0.0, "params": [body.get_parameter("bias"), model.get_parameter("scale")]},
+        {"lr_scale": 0.5, "weight_decay": 0.3, "params": [body.get_parameter("weight")]},
+        {"lr_scale": 1.0, "weight_decay": 0.3, "params": [head.get_parameter("weight")]},
+    ]
+
+
+def test_rates_are_scaled_as_in_groups_of_timm() -> None:
+    """Torch's optimizers pass over ``lr_scale``; here each parameter has the rate and the decay that it stands for."""
+    model = WithNorms()
+    model.body = nn.Sequential(nn.Linear(3, 4))
+    groups = ModelFreezer(model).get_parameter_groups([0.1, 0.2], timm_groups=groups_of_timm(model))
+
+    found = {parameter: (group["lr"], group["weight_decay"]) for group in groups for parameter in group["params"]}
+    assert {name: found[parameter] for name, parameter in model.named_parameters()} == {
+        "scale": (0.05, 0.0),
+        "body.0.weight": (0.05, 0.3),
+        "body.0.bias": (0.05, 0.0),
+        "head.weight": (0.2, 0.3),
+    }
+    assert not any("lr_scale" in group for group in groups)
+
+
+def test_groups_of_timm_without_some_parameters_are_refused() -> None:
+    """As they are made of a model that is partly frozen already."""
+    model = WithNorms()
+    with pytest.raises(ValueError, match=r"body.1.weight, one of 3 parameters .* before anything is frozen"):
+        ModelFreezer(model).get_parameter_groups(0.1, timm_groups=groups_of_timm(model))
+
+
 def test_each_parameter_is_in_one_group() -> None:
     """A tied weight goes with the first of its groups, and a class token on the model itself is not lost."""
     model = WithTokens()

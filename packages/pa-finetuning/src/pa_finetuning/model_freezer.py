@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from torch import nn
@@ -11,6 +12,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
 
 from pa_finetuning.given_groups import LayerGroupLike, modules_of_groups
+from pa_finetuning.group_options import divide_groups, options_in_timm_groups, options_without_decay
 from pa_finetuning.lasting_eval_mode import hold_in_eval_mode, release_mode
 from pa_finetuning.layer_groups import Layer, LayerGroup, LayerGroups, owned_parameters
 from pa_finetuning.learning_rates import LearningRates, falling_rates, rates_by_group
@@ -203,7 +205,14 @@ class ModelFreezer:
         distances = [sum(map(bool, owned[index + 1 :])) for index in range(len(owned))]
         return falling_rates(lr, factor, distances)
 
-    def get_parameter_groups(self, learning_rates: LearningRates, include_frozen: bool = False) -> list[dict[str, Any]]:
+    def get_parameter_groups(
+        self,
+        learning_rates: LearningRates,
+        include_frozen: bool = False,
+        *,
+        decay_norms_and_biases: bool = True,
+        timm_groups: Iterable[Mapping[str, Any]] | None = None,
+    ) -> list[dict[str, Any]]:
         """Return the parameters by layer group, each with its learning rate, as every torch optimizer takes them.
 
         With the frozen ones included, unfreezing is all that is left to do later: the optimizer leaves a parameter
@@ -213,14 +222,19 @@ class ModelFreezer:
             learning_rates: One rate for all layer groups, a list with one for each of them (as
                 ``get_learning_rates`` returns it), or a mapping from indexes to rates.
             include_frozen: Whether frozen parameters are among them.
+            decay_norms_and_biases: Whether the weight decay of the optimizer acts on all parameters. False gives norms,
+                biases, and other vectors and scalars, groups of their own with ``weight_decay=0``.
+            timm_groups: What timm's ``param_groups_layer_decay(model)`` returns: the rate of each parameter is
+                multiplied by its ``lr_scale``, which torch's optimizers and schedulers know nothing of, and its weight
+                decay is the one that it has there.
 
         Returns:
-            ``{"params": [...], "lr": rate}`` for each layer group with such parameters, in order. Each parameter is
-            in one of them.
+            ``{"params": [...], "lr": rate}`` for each layer group with such parameters, in order, or several where
+            parameters of a layer group differ in rate or weight decay. Each parameter is in one of them.
 
         Raises:
-            ValueError: There is no such parameter, a layer group with such parameters has no rate, or the rates are
-                not one for each layer group.
+            ValueError: There is no such parameter, a layer group with such parameters has no rate, the rates are
+                not one for each layer group, or one of the parameters is not in ``timm_groups``.
             IndexError: A rate is given for a layer group that there is not.
             TypeError: A rate is not a number, or an index not an integer.
 
@@ -244,7 +258,13 @@ class ModelFreezer:
                 f"There is no parameter to make groups of: all of {type(self.model).__name__} is frozen. Unfreeze a "
                 "layer group first, or pass include_frozen=True."
             )
-        return self._with_rates(groups, parameters, learning_rates)
+        with_rates = self._with_rates(groups, parameters, learning_rates)
+        options: list[dict[nn.Parameter, dict[str, Any]]] = []
+        if timm_groups is not None:
+            options.append(options_in_timm_groups(self.model, timm_groups, chain(*parameters.values())))
+        if not decay_norms_and_biases:
+            options.append(options_without_decay(self.model))
+        return divide_groups(with_rates, options)
 
     def add_frozen_parameters(
         self, optimizer: Optimizer, learning_rates: LearningRates, from_index: int = -1, to_index: int = 0
