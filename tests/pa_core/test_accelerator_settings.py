@@ -183,15 +183,6 @@ def test_each_row_is_tested() -> None:
     assert WARNINGS.keys() == warned | {"GradScalerKwargs"}
 
 
-@pytest.fixture
-def environment_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Variables that plugins of accelerate set are gone again afterwards."""
-    before = dict(os.environ)
-    for name in ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED"):
-        monkeypatch.setenv(name, before.get(name, "false"))
-
-
-@pytest.mark.usefixtures("environment_as_it_was")
 @pytest.mark.parametrize("name", rows_that("honoured", "no consequence"))
 def test_what_needs_no_word(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A trainer with the setting is made and trains, without a warning."""
@@ -217,7 +208,6 @@ def test_what_is_warned_of(name: str, tmp_path: Path, monkeypatch: pytest.Monkey
     assert [one.filename for one in ours] == [__file__]
 
 
-@pytest.mark.usefixtures("environment_as_it_was")
 @pytest.mark.parametrize("name", rows_that("refused"))
 def test_what_is_refused(name: str) -> None:
     """A trainer with the setting cannot be made, and the error says what to do."""
@@ -362,9 +352,8 @@ def test_the_table_names_each_field_of_the_plugin() -> None:
 
 
 @pytest.mark.parametrize("name", PLUGIN_FIELDS)
-def test_fields_of_the_plugin(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fields_of_the_plugin(name: str) -> None:
     """What is honoured changes how models are sharded, and the rest does not; what is refused raises."""
-    monkeypatch.setenv("FSDP_CPU_RAM_EFFICIENT_LOADING", "false")  # the plugin changes it
     outcome, default = plugin_table()[name], settings_of(sharding_trainer())
     asked = PLUGIN_FIELDS[name]()
     if name not in {field.name for field in fields(FullyShardedDataParallelPlugin)}:
@@ -381,11 +370,11 @@ def test_fields_of_the_plugin(name: str, monkeypatch: pytest.MonkeyPatch) -> Non
         assert (settings_of(sharding_trainer(**asked)) == default) == (outcome == "no consequence")
 
 
-@pytest.mark.usefixtures("environment_as_it_was")
 def test_a_plugin_is_that_of_its_trainer_alone() -> None:
     """Accelerate would tell all later Accelerators of the process to shard, with the first version of FSDP."""
+    before = dict(os.environ)
     sharding_trainer()
-    assert os.environ.get("ACCELERATE_USE_FSDP", "false") == "false"
+    assert dict(os.environ) == before
     assert settings_of(trainer_of("cpu")) is None
 
 

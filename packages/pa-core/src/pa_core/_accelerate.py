@@ -21,6 +21,7 @@ from pa_core.errors import NonFiniteLossError, UnsupportedConfigurationError
 from pa_core.unwrapping import compiled_from
 
 __all__ = [
+    "OTHER_ENGINES",
     "AcceleratorLike",
     "ProcessState",
     "TrackerLike",
@@ -228,6 +229,16 @@ def create_accelerator(**kwargs: Any) -> AcceleratorLike:
 
 _USE_FSDP = "ACCELERATE_USE_FSDP"
 _USE_PARALLELISM = "ACCELERATE_USE_PARALLELISM_CONFIG"
+_VARIABLES_OF_PLUGINS = (
+    _USE_FSDP,
+    _USE_PARALLELISM,
+    "ACCELERATE_USE_DEEPSPEED",
+    "ACCELERATE_USE_MEGATRON_LM",
+    "FSDP_CPU_RAM_EFFICIENT_LOADING",
+)
+
+OTHER_ENGINES = {"deepspeed_plugin": "DeepSpeed", "deepspeed_plugins": "DeepSpeed", "megatron_lm_plugin": "Megatron-LM"}
+"""The engines that arguments of an ``accelerate.Accelerator`` ask for."""
 
 
 @contextmanager
@@ -235,7 +246,8 @@ def noting_arguments() -> Generator[dict[str, Any]]:
     """Note the keyword arguments of an ``accelerate.Accelerator`` made within the context; it does not keep all.
 
     A plugin for sharding is noted as it was given: accelerate would change its precision, and ask later Accelerators
-    of the process for sharding too. A ``ParallelismConfig`` is noted only: accelerate refuses it on a CPU.
+    of the process for sharding too. A ``ParallelismConfig``, which accelerate refuses on a CPU, and plugins of other
+    engines are noted only. Environment variables that a plugin sets are as before afterwards.
     """
     from accelerate import Accelerator
 
@@ -246,9 +258,9 @@ def noting_arguments() -> Generator[dict[str, Any]]:
     @functools.wraps(create)
     def note_and_create(self: Any, *args: Any, **kwargs: Any) -> None:
         noted.update(kwargs, fsdp_plugin=copy.copy(kwargs.get("fsdp_plugin")))
-        create(self, *args, **{**kwargs, "parallelism_config": None})
+        create(self, *args, **{**kwargs, "parallelism_config": None, **dict.fromkeys(kwargs.keys() & OTHER_ENGINES)})
 
-    variables = {name: os.environ.get(name) for name in (_USE_FSDP, _USE_PARALLELISM)}
+    variables = {name: os.environ.get(name) for name in _VARIABLES_OF_PLUGINS}
     os.environ.pop(_USE_PARALLELISM, None)
     kind.__init__ = note_and_create
     try:

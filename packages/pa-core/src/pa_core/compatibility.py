@@ -132,7 +132,9 @@ def require_usable(accelerator: _accelerate.AcceleratorLike, arguments: dict[str
 
 
 def _require_supported(accelerator: _accelerate.AcceleratorLike, arguments: dict[str, Any]) -> None:
-    _require_supported_environment()
+    for argument, name in _accelerate.OTHER_ENGINES.items():
+        if arguments.get(argument) is not None:
+            raise _of_another_engine(f"{argument}={type(arguments[argument]).__name__}(...)", name)
     _require_connected(accelerator)
     kind = str(accelerator.distributed_type.value)
     if kind not in {"NO", "FSDP"} and not kind.startswith("MULTI_"):
