@@ -60,6 +60,28 @@ def test_updates_are_those_of_one_process() -> None:
     require_same(model, expected)
 
 
+def test_several_updates_out_of_one_batch_are_those_of_one_process() -> None:
+    """Of pieces that the loop makes, of which the second process has none in the last update."""
+    model, expected = sharded(tiny_transformer()), tiny_transformer()
+    arguments: dict[str, Any] = {"per_device_batch_size": PER_UPDATE // 2, "max_updates_per_batch": 2}
+    data = TensorDataset(*(tensor[: 2 * PER_UPDATE] for tensor in DATA.tensors))
+    with Run(model, SGD(model.parameters(), lr=0.1), data, num_epochs=1, **arguments) as run:
+        for words, classes in run.batches():
+            pieces = list(zip(words.split(3), classes.split(3), strict=True))
+            for some_words, some_classes in run.batches(pieces[: 2 - dist.get_rank()]):
+                loss = loss_of(model, some_words, some_classes)
+                run.backward(loss + torch.inf if run.is_at_empty_batch else loss)
+                run.step()
+    optimizer = SGD(expected.parameters(), lr=0.1)
+    for words, classes in updates_of(data, run.run_config.seed, 1, PER_UPDATE):
+        for rows in ([0, 1, 2, 6, 7, 8], [3, 4, 5]):
+            torch.autograd.backward(loss_of(expected, words[rows], classes[rows]))
+            optimizer.step()
+            optimizer.zero_grad()
+    assert run.num_updates_completed == 4
+    require_same(model, expected)
+
+
 def judged(critic: nn.Module, outputs: Tensor) -> Tensor:
     """What a critic thinks of outputs."""
     return nn.functional.softplus(critic(outputs)).mean()

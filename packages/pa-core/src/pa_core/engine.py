@@ -499,6 +499,11 @@ class Engine(AnyTrainer):
         updates_of_whole_epochs = self.epoch_lengths.updates_before(self.num_epochs_completed)
         return self._is_at_last_update and self.num_updates_completed < updates_of_whole_epochs
 
+    @property
+    def _batches_per_group(self) -> int:
+        """How many batches of the training loader belong together: between two groups, states are saved."""
+        return self.run_config.gradient_accumulation_steps
+
     def _remaining_steps(self, train_dl: SizedIterable, count: BatchCount | None) -> Iterator[tuple[MicroBatch, Any]]:
         """The rest of a training epoch: no step, if the run had its last update before it was interrupted."""
         self._watch.place = Place.TRAINING
@@ -509,7 +514,7 @@ class Engine(AnyTrainer):
         return micro_batches(
             train_dl,
             self._remaining_batches(train_dl),
-            accumulation_steps=self.run_config.gradient_accumulation_steps,
+            accumulation_steps=self._batches_per_group,
             rank=self._accelerator.process_index,
             num_processes=self._accelerator.num_processes,
             steps_done=self._progress.steps_in_epoch,

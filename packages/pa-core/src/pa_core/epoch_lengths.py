@@ -19,6 +19,7 @@ class EpochLengths:
         accumulation_steps: Steps in an update; the last update of an epoch may have fewer.
         are_equal: Whether all epochs are as long as the first.
         are_known: False for a stream, whose end alone tells: it then counts as one epoch with all updates of the run.
+        updates_per_group: Updates that a loop makes of each group of `accumulation_steps` steps at most.
 
     Attributes:
         are_known: As passed.
@@ -38,9 +39,11 @@ class EpochLengths:
         *,
         are_equal: bool,
         are_known: bool = True,
+        updates_per_group: int = 1,
     ) -> None:
         self._num_steps = num_steps
         self._accumulation_steps = accumulation_steps
+        self._updates_per_group = updates_per_group
         self._are_equal = are_equal
         self.are_known: bool = are_known
         self._steps: list[int] = []
@@ -60,7 +63,7 @@ class EpochLengths:
         Args:
             epoch: The number of the epoch, from 0.
         """
-        return -(-self.steps_of(epoch) // self._accumulation_steps)
+        return self._count_updates(self.steps_of(epoch))
 
     def updates_before(self, epoch: int) -> int:
         """Return the number of updates of a run when an epoch begins, if all epochs before it came to their ends.
@@ -117,5 +120,8 @@ class EpochLengths:
             steps = self._num_steps(len(self._ends))
             before = self._ends[-1] if self._ends else 0
             self._steps.append(steps)
-            self._ends.append(before - (-steps // self._accumulation_steps))
+            self._ends.append(before + self._count_updates(steps))
         return epoch
+
+    def _count_updates(self, steps: int) -> int:
+        return -(-steps // self._accumulation_steps) * self._updates_per_group

@@ -362,7 +362,10 @@ def count_steps(loader: SizedIterable[Any]) -> int | None:
 
 
 def lengths_of_epochs(
-    loader: SizedIterable[Any], accumulation_steps: int, max_num_train_steps: int | None = None
+    loader: SizedIterable[Any],
+    accumulation_steps: int,
+    max_num_train_steps: int | None = None,
+    updates_per_group: int = 1,
 ) -> EpochLengths:
     """Return how many steps and updates each epoch of a training loader has.
 
@@ -370,6 +373,7 @@ def lengths_of_epochs(
         loader: The loader, split over the processes.
         accumulation_steps: Batches of one process in an update.
         max_num_train_steps: Updates after which the run ends, if that was asked for.
+        updates_per_group: As for ``EpochLengths``.
 
     Raises:
         ConfigurationError: Neither the length of the loader nor that of the run is known.
@@ -377,10 +381,15 @@ def lengths_of_epochs(
     keyed = innermost(loader)
     if is_keyed(keyed):
         steps = partial(_steps_of_keyed, keyed, batches_of_slices(loader))
-        return EpochLengths(steps, accumulation_steps, are_equal=keyed.given_order.equal_epochs)
+        return EpochLengths(
+            steps,
+            accumulation_steps,
+            are_equal=keyed.given_order.equal_epochs,
+            updates_per_group=updates_per_group,
+        )
     length = length_of(loader)
     if length is not None:
-        return EpochLengths(lambda _: length, accumulation_steps, are_equal=True)
+        return EpochLengths(lambda _: length, accumulation_steps, are_equal=True, updates_per_group=updates_per_group)
     if max_num_train_steps is None:
         raise length_is_missing(loader)
     whole_run = max_num_train_steps * accumulation_steps

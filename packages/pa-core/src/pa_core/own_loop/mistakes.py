@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from torch import Tensor
 
-from pa_core.batch_structure import is_mapping
+from pa_core.batch_structure import describe_batch, is_mapping
 from pa_core.errors import BatchOutputError, ConfigurationError, UnsupportedConfigurationError
 from pa_core.step_output import unusable_kind
 
@@ -25,9 +25,11 @@ __all__ = [
     "no_callback_evaluates",
     "no_gradients_left",
     "no_length",
+    "no_max_updates_per_batch",
     "no_module_beside",
     "no_previous_batch",
     "no_update",
+    "not_batches",
     "not_begun",
     "other_items",
     "over",
@@ -40,11 +42,15 @@ __all__ = [
     "step_before_last_batch",
     "step_by_hand",
     "step_without_backward",
+    "too_many_updates",
     "unclear_name",
     "unusable_loss",
     "update_over",
+    "updates_between_backward_and_step",
     "within_evaluation",
 ]
+
+_SEVERAL = "For several updates out of one batch, write for part in run.batches(parts): ... in its body."
 
 
 def unusable_loss(loss: object) -> ConfigurationError:
@@ -244,12 +250,12 @@ def no_update(what: str) -> ConfigurationError:
     )
 
 
-def no_batch(number: int) -> ConfigurationError:
-    """Return the error of a backward pass before there is a batch."""
+def no_batch(number: int, call: str) -> ConfigurationError:
+    """Return the error of a call before there is a batch."""
     return ConfigurationError(
-        "There is no batch that this loss could belong to.",
-        given=f"backward(...) before the first batch of update {number}",
-        expected="backward(...) in the body of a loop over the batches of the update",
+        "There is no batch that this could belong to.",
+        given=f"{call} before the first batch of update {number}",
+        expected="a call in the body of a loop over the batches of the update",
         do="Write for batch in update: ..., and call it for each batch.",
     )
 
@@ -300,7 +306,7 @@ def backward_after_step(name: str) -> ConfigurationError:
         "A backward pass came after the step of its optimizer.",
         given=f"backward(...) for {name!r} after its step in the same update",
         expected="all backward passes of an update before its step",
-        do="Step after the last backward pass, or add the losses up and call backward(...) once.",
+        do=f"Step after the last backward pass, or add the losses up and call backward(...) once. {_SEVERAL}",
     )
 
 
@@ -330,7 +336,7 @@ def second_step(name: str) -> ConfigurationError:
         "An optimizer was stepped twice in one update.",
         given=f"a second step of {name!r}",
         expected="one step of each optimizer in an update",
-        do="Remove one of the two calls.",
+        do=f"Remove one of the two calls. {_SEVERAL}",
     )
 
 
@@ -411,4 +417,48 @@ def scaler_of_several() -> UnsupportedConfigurationError:
         given='mixed_precision="fp16" and several optimizers',
         expected="one optimizer, or another precision",
         do='Pass mixed_precision="bf16", which needs no scaler.',
+    )
+
+
+def no_max_updates_per_batch() -> ConfigurationError:
+    """Return the error of updates of one batch where nothing says how many the run is to count with."""
+    return ConfigurationError(
+        "Nothing says how many updates the loop makes of a batch, with which the length of the run is counted.",
+        given="updates(batches) in a run without max_updates_per_batch",
+        expected="the largest number that comes of a batch",
+        do="Pass Run(..., max_updates_per_batch=4), for example; fewer are allowed.",
+    )
+
+
+def too_many_updates(number: int) -> ConfigurationError:
+    """Return the error of more updates of one batch than the run counts with."""
+    return ConfigurationError(
+        "The loop makes more updates of a batch than the run counts with.",
+        given=f"update {number + 1} of a batch",
+        expected=f"at most {number}",
+        do=f"Pass Run(..., max_updates_per_batch={number + 1}) or more.",
+    )
+
+
+def updates_between_backward_and_step(number: int) -> ConfigurationError:
+    """Return the error of updates that would also step with the gradients of the one around them."""
+    return ConfigurationError(
+        "Other updates cannot come between the backward pass of an update and its step.",
+        given=f"updates(batches) in update {number}, which has gradients",
+        expected="updates(batches) before the backward pass of the batch, after its step, or in place of them",
+        do="Step first, or make the loss of the batch itself one of the updates: run.updates([*batches, batch]).",
+    )
+
+
+def not_batches(given: object) -> ConfigurationError:
+    """Return the error of one batch, or a dataset, in place of several batches.
+
+    Args:
+        given: What was passed to ``updates`` or ``batches``.
+    """
+    return ConfigurationError(
+        "updates(batches) and batches(batches) take several batches.",
+        given=describe_batch(given),
+        expected="a list of batches, or another iterable of them",
+        do="Write run.batches([batch]) for one batch, and run.batches(tensor.split(64)) for pieces of it.",
     )

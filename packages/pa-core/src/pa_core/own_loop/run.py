@@ -6,10 +6,12 @@ from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
+from dataclasses import replace
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, Self, TypeVar, cast, overload
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -33,6 +35,7 @@ from pa_core.events import CallbackHandler, CallbackLike, TrainerCallback
 from pa_core.orders import Order
 from pa_core.own_loop import mistakes
 from pa_core.own_loop.evaluations import EvaluationHooks, Evaluations
+from pa_core.own_loop.loop_batches import batches_of_loop
 from pa_core.own_loop.run_models import RunModels
 from pa_core.own_loop.stop_requests import StopRequests
 from pa_core.own_loop.trained_model import TrainedModel
@@ -40,7 +43,7 @@ from pa_core.own_loop.trained_models import TrainedModels
 from pa_core.own_loop.training_batches import TrainingBatches
 from pa_core.own_loop.update import Update, UpdateHooks
 from pa_core.progress import Phase
-from pa_core.run_config import TrainerRunConfig, check_run_arguments
+from pa_core.run_config import TrainerRunConfig, check_count, check_run_arguments
 from pa_core.scheduler_stepping import SchedulerStepping
 from pa_core.sharded_tensors import reshard
 from pa_core.sharding.calls_for_all import differentiable
@@ -80,7 +83,9 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
                     run.log("loss", loss_func(model(inputs), targets))
 
     ``batches()``, ``backward()`` and ``step()`` are the same loop without a name for its updates. ``updates()`` outside
-    of ``epochs()`` goes over all epochs. The models stay what they are, also on several processes: call them directly.
+    of ``epochs()`` goes over all epochs. In the body of a batch, ``updates(batches)`` and ``batches(batches)`` go over
+    batches that the loop itself has: the chunks of a sequence, a rollout, samples of a replay buffer. The models stay
+    what they are, also on several processes: call them directly.
 
     Args:
         model: The module to train, or several by name: ``{"generator": generator, "discriminator": discriminator}``.
@@ -113,6 +118,10 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
             block is entered, and the model is sharded if it is to be. One function for several models is called with an
             ``nn.ModuleDict`` of them. Functions by the names of the models where each has an optimizer of its own.
         order: Which samples an epoch visits, and when; see ``Trainer.train``.
+        max_updates_per_batch: How many updates the loop makes of each batch of ``train_dataset`` at most, by
+            ``updates(batches)``. Schedules and the length of the run are counted with it.
+            ``gradient_accumulation_steps`` then counts the batches of the loop. None for the updates of
+            ``train_dataset`` alone.
 
     Raises:
         ArgumentTypeError: An argument is another kind of thing, such as a class instead of an instance.
@@ -174,6 +183,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         max_wait_seconds: float | None = DEFAULT_MAX_WAIT_SECONDS,
         create_optimizer_fn: Callable[[ModelT_co], Optimizer] | Mapping[str, Callable[[Any], Optimizer]] | None = None,
         order: Order | None = None,
+        max_updates_per_batch: int | None = None,
     ) -> None:
         self._given = RunModels(model, optimizer, create_scheduler_fn, create_optimizer_fn)
         super().__init__(
@@ -198,6 +208,8 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
                 raise mistakes.no_length()
             asked = {**self._sizes, "num_epochs": 1 if num_epochs is None else num_epochs}
             check_run_arguments(**asked, gradient_clip_norm=gradient_clip_norm)
+            if max_updates_per_batch is not None:
+                check_count("max_updates_per_batch", max_updates_per_batch)
             training_state.check_resume_overrides(resume_allow)
             self._stepping = SchedulerStepping(step_scheduler, watch_metric, asked_of="Run")
             self._train_data = GivenData(
@@ -208,6 +220,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
                 raise mistakes.scaler_of_several()
         self.collate_fn = collate_fn
         self._gradient_clip_norm = gradient_clip_norm
+        self._max_updates_per_batch = max_updates_per_batch
         self._resume_given = resume_from, resume_missing
         self._resume_allow = resume_allow
         hooks = EvaluationHooks(
@@ -220,7 +233,8 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         self._stage: Literal["before", "within", "after"] = "before"
         self._loop: Literal["before", "within", "after"] = "before"
         self._training: Literal["to come", "under way", "left", "over"] = "over"
-        self._update: Update[BatchT] | None = None
+        self._update: Update[Any] | None = None
+        self._updates_of_batch = 0
         self._gathered_without_rows: list[Tensor] = []
         self._finish_init()
 
@@ -300,7 +314,10 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
             self._trained_models.watch_steps()
             self.train_dataloader = self._loaders.split_for_training(self.train_dataloader)
             self.epoch_lengths = lengths_of_epochs(
-                self.train_dataloader, self._sizes["gradient_accumulation_steps"], self._sizes["max_num_train_steps"]
+                self.train_dataloader,
+                self._batches_per_group,
+                self._sizes["max_num_train_steps"],
+                self._max_updates_per_batch or 1,
             )
             self.run_config = self._create_run_config(**self._sizes)
             self._create_schedulers()
@@ -436,19 +453,40 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         self._progress.epoch_under_way = None
         self._reach_safe_point(Phase.EPOCH)
 
-    def updates(self) -> Iterator[Update[BatchT]]:
+    @overload
+    def updates(self) -> Iterator[Update[BatchT]]: ...
+    @overload
+    def updates(self, batches: Iterable[_T], *, num_samples: int | None = None) -> Iterator[Update[_T]]: ...
+    def updates(self, batches: Iterable[Any] | None = None, *, num_samples: int | None = None) -> Iterator[Update[Any]]:
         """Iterate over the updates that are left of the epoch; outside of ``epochs()``, over those of all epochs.
 
         Between two of them, training states are saved and signals end the run: what follows the step in the body
         belongs to its update. A ``break`` ends the epoch.
 
+        With ``batches``, in the body of one batch of ``updates()``, iterate over updates of batches that the loop
+        itself has, for which ``Run(max_updates_per_batch=...)`` says how many there are at most. They end early with
+        the last update of the run. States are saved after that body, and not in it, so that a state need not have these
+        batches. A ``break`` drops the gradients of an update without a step, and the body continues.
+
+        Args:
+            batches: The batches of this process, on any device; ``gradient_accumulation_steps`` of them make an update.
+                A process that has fewer than others, or none, gets batches that weigh nothing: see
+                ``is_at_empty_batch``. Processes tell each other how many they have: once if it has a length, and
+                otherwise, as of a generator, before each update.
+            num_samples: Samples in each of ``batches``; None for the first dimension of the first tensor.
+
         Raises:
             ConfigurationError: This is not in the block of the run, in the body of another loop over updates, or after
-                one over all epochs that has trained; or an update was not stepped.
+                one over all epochs that has trained; or an update was not stepped. With ``batches``: it is not in the
+                body of a batch, or between the backward pass of one and its step; or there are more updates of one
+                batch than ``max_updates_per_batch``.
             CheckpointError: As ``epochs``.
             TrainingPreempted: As ``epochs``.
         """
         self._require_training("updates()")
+        if batches is not None:
+            yield from self._updates_of_loop(batches, num_samples)
+            return
         if self._loop == "within":
             yield from self._updates_of_epoch()
             return
@@ -464,25 +502,80 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         count = self._loaders.count_batches(self.train_dataloader, "training")
         steps = self._remaining_steps(self.train_dataloader, count)
         while not self._is_at_last_update and (first := deque(islice(steps, 1))):
-            self._stop_requests.open_update()
-            self._safe_points.leave()
-            self._trained_models.broadcast_buffers()
-            batches = chain(_taking(first), steps)
-            update = Update[BatchT](self.num_updates_completed + 1, batches, self._trained_models.by_name, self._hooks)
-            self._update = update
+            self._updates_of_batch = 0
+            update = self._begin_update(chain(_taking(first), steps), self._hooks)
             try:
                 yield update
             except GeneratorExit:  # of a break
                 self._training = "left"
                 raise
-            self._require_open("the next update")
-            self._evaluations.leave()
-            update.finish()
-            self._leave_update()
-            if not self._trained_models.has_one_optimizer:
-                self._finish_update()
+            self._end_update(update)
             self._reach_safe_point(Phase.STEP)
         self._finish_training(count)
+
+    def _updates_of_loop(self, batches: Iterable[Any], num_samples: int | None) -> Iterator[Update[Any]]:
+        """Iterate over updates of batches of the loop, in the body of a batch of the loader, without a safe point."""
+        around = self._require_update("updates(batches)")
+        if self._max_updates_per_batch is None:
+            raise mistakes.no_max_updates_per_batch()
+        part = around.make_way()
+        steps = batches_of_loop(
+            batches,
+            part,
+            device=self.device,
+            accumulation_steps=self.run_config.gradient_accumulation_steps,
+            samples=num_samples,
+        )
+        finish = partial(self._training_batches.finish, is_of_loop=True)
+        hooks = replace(self._hooks, start_batch=self._training_batches.start_of_loop, finish_batch=finish)
+        with self._step_means.interrupted(), self._counting_samples():
+            try:
+                while not self._is_at_last_update and (first := deque(islice(steps, 1))):
+                    update = self._begin_update(chain(_taking(first), steps), hooks)
+                    yield update
+                    self._end_update(update)
+            except GeneratorExit:  # of a break
+                self._leave_update()
+                forget_gradients(self.model, *self.optimizers.values())
+                self._trained_models.start_epoch()
+                raise
+            finally:
+                self._update = around
+
+    @contextmanager
+    def _counting_samples(self) -> Generator[None]:
+        """Weigh batches by their samples, as nobody knows beforehand how many all processes have in an update."""
+        accumulations = self._accumulations().values()
+        before = [accumulation.counts_samples for accumulation in accumulations]
+        for accumulation in accumulations:
+            accumulation.counts_samples = True
+        try:
+            yield
+        finally:
+            for accumulation, counts_samples in zip(accumulations, before, strict=True):
+                accumulation.counts_samples = counts_samples
+
+    def _begin_update(self, batches: Iterator[tuple[MicroBatch, Any]], hooks: UpdateHooks) -> Update[Any]:
+        """Return the update of the next group of batches, which is under way from now on."""
+        self._stop_requests.open_update()
+        self._safe_points.leave()
+        self._trained_models.broadcast_buffers()
+        self._update = Update[Any](self.num_updates_completed + 1, batches, self._trained_models.by_name, hooks)
+        return self._update
+
+    def _end_update(self, update: Update[Any]) -> None:
+        """Bring an update to its end, after its body."""
+        self._require_open("the next update")
+        self._evaluations.leave()
+        update.finish()
+        self._update = None
+        if not self._trained_models.has_one_optimizer and update.is_stepped:
+            self._finish_update()
+
+    @property
+    @override
+    def _batches_per_group(self) -> int:
+        return self._sizes["gradient_accumulation_steps"] if self._max_updates_per_batch is None else 1
 
     def _leave_update(self) -> None:
         if self._update is not None:
@@ -520,15 +613,23 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         self._record_shares()
         self._call_event_together(TrainerCallback.on_train_epoch_end)
 
-    def batches(self) -> Iterator[BatchT]:
+    @overload
+    def batches(self) -> Iterator[BatchT]: ...
+    @overload
+    def batches(self, batches: Iterable[_T], *, num_samples: int | None = None) -> Iterator[_T]: ...
+    def batches(self, batches: Iterable[Any] | None = None, *, num_samples: int | None = None) -> Iterator[Any]:
         """Iterate over the batches of ``updates()``, one by one.
+
+        Args:
+            batches: As for ``updates``.
+            num_samples: As for ``updates``.
 
         Raises:
             ConfigurationError: As ``updates``.
             CheckpointError: As ``epochs``.
             TrainingPreempted: As ``epochs``.
         """
-        for update in self.updates():
+        for update in self.updates() if batches is None else self.updates(batches, num_samples=num_samples):
             yield from update
 
     def backward(
@@ -605,8 +706,11 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         self._require_training("step()")
         self._progress.steps_in_epoch = part.step
         if is_first:
+            if self._updates_of_batch == (self._max_updates_per_batch or 1):
+                raise mistakes.too_many_updates(self._updates_of_batch)
             self._stop_requests.act_before_step(self.callback_handler)
-        trained.agree(self._agreement, at_once=self._progress.starts_epoch, may_stop=is_first)
+        is_first_of_epoch = self._progress.starts_epoch and self._updates_of_batch == 0
+        trained.agree(self._agreement, at_once=is_first_of_epoch, may_stop=is_first)
         overflowed = _accelerate.unscale(self._accelerator, trained.optimizer)
         self._clip(trained.parameters())
         if not overflowed:
@@ -615,6 +719,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
                 self._step_schedule(trained)
         trained.optimizer.zero_grad()
         if is_first:
+            self._updates_of_batch += 1
             self._progress.finish_group(self.run_history.clock)
         if not overflowed:
             if is_first:
@@ -889,6 +994,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
             "create_scheduler_fn": self._given.factories.get("optimizer", self._given.factories or None),
             "collate_fn": self.collate_fn,
             "scheduler is stepped": str(self._stepping),
+            "max_updates_per_batch": self._max_updates_per_batch,
         }
         return {
             "call": type(self).__qualname__,
@@ -917,7 +1023,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         if self._evaluations.batch is not None:
             raise mistakes.within_evaluation(what)
 
-    def _require_update(self, what: str) -> Update[BatchT]:
+    def _require_update(self, what: str) -> Update[Any]:
         self._require_open(what)
         if self._update is None:
             raise mistakes.no_update(what)

@@ -111,14 +111,27 @@ class TrainingBatches(Generic[BatchT]):
         if self._step_means.is_in_step and not part.is_empty:
             self._step_means.log(f"{name}_loss", report.loss, count=report.weight)
 
-    def finish(self, finished: FinishedBatch) -> None:
+    def start_of_loop(self, _part: MicroBatch, batch: BatchT) -> BatchT:
+        """Begin a step with a batch that the loop itself has, in the body of one of the loader, and return it."""
+        self._step_means.start_step()
+        return batch
+
+    def finish(self, finished: FinishedBatch, *, is_of_loop: bool = False) -> None:
         """Count a batch whose backward passes are over, and tell callbacks of its loss.
 
         Args:
             finished: The batch and its losses.
+            is_of_loop: Whether the loop itself has the batch, so that no position is to be counted.
         """
         part = finished.part
-        self._progress.count_samples(part.global_samples or finished.samples * self._run.num_processes)
+        if not is_of_loop:
+            self._progress.count_samples(part.global_samples or finished.samples * self._run.num_processes)
+        if finished.has_made_way:
+            self._progress.steps_in_epoch = part.step
+            self._progress.finish_group(self._run.run_history.clock)
+            self._step_means.count_samples(finished.samples)
+            self._step_means.end_step()
+            return
         if part.is_empty:
             if part.some_are_empty:
                 self._call_for_all(lambda: None, is_empty=True)

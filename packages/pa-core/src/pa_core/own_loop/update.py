@@ -44,12 +44,14 @@ class FinishedBatch:
         batch: The batch.
         samples: The number of its samples that count.
         reports: Its losses, by the name of what they train.
+        has_made_way: Whether its body has trained on other batches, and not on this one.
     """
 
     part: MicroBatch
     batch: Any
     samples: int
     reports: Mapping[str, LossReport]
+    has_made_way: bool = False
 
     def loss(self) -> Tensor:
         """Return the sum of its losses, zero without any."""
@@ -126,6 +128,7 @@ class Update(Generic[BatchT]):
         self._samples = 0
         self._is_in_batch = False
         self._is_over = False
+        self._has_made_way = False
         self._reports: dict[str, LossReport] = {}
         self._reported: set[str] = set()
         self._with_gradients: set[str] = set()
@@ -146,6 +149,26 @@ class Update(Generic[BatchT]):
     def is_at_last_batch(self) -> bool:
         """Whether the present batch is the last one of the update, after which ``step`` can be called."""
         return self._part is not None and self._part.ends_group
+
+    @property
+    def is_stepped(self) -> bool:
+        """Whether an optimizer has made its step."""
+        return bool(self._stepped)
+
+    def make_way(self) -> MicroBatch:
+        """Let updates over other batches come in the body of the present one; return the part of this one.
+
+        Raises:
+            ConfigurationError: There is no batch, or there are gradients that were not stepped with, to which those of
+                other updates would be added.
+        """
+        self._require_under_way("updates(batches)")
+        if self._part is None:
+            raise mistakes.no_batch(self.number, "updates(batches)")
+        if self._with_gradients - self._stepped:
+            raise mistakes.updates_between_backward_and_step(self.number)
+        self._has_made_way = True
+        return self._part
 
     def __iter__(self) -> Iterator[BatchT]:
         """Iterate over the batches of this process, on the device."""
@@ -190,7 +213,7 @@ class Update(Generic[BatchT]):
         trained = self._find(model, "backward(loss, model=...)")
         self._require_under_way("backward(...)")
         if self._part is None:
-            raise mistakes.no_batch(self.number)
+            raise mistakes.no_batch(self.number, "backward(...)")
         if trained.name in self._stepped:
             raise mistakes.backward_after_step(trained.name)
         if trained.name in self._with_gradients and not trained.has_gradients():
@@ -256,7 +279,7 @@ class Update(Generic[BatchT]):
         left = [name for name in self._trained if name in self._with_gradients - self._stepped]
         if left and self._stepped:
             raise mistakes.forgotten_step_of_one(self.number, left[0])
-        if not self._stepped:
+        if not self._stepped and (left or not self._has_made_way):
             raise mistakes.forgotten_step(self.number, has_gradients=bool(left))
 
     def close(self) -> None:
@@ -270,7 +293,8 @@ class Update(Generic[BatchT]):
         if self._is_in_batch and self._part is not None:
             self._is_in_batch = False
             batch, self._batch = self._batch, None
-            self._hooks.finish_batch(FinishedBatch(self._part, batch, self._samples, self._reports))
+            has_made_way = self._has_made_way and not self._reports
+            self._hooks.finish_batch(FinishedBatch(self._part, batch, self._samples, self._reports, has_made_way))
 
     def _report_losses(self, report: Callable[[MicroBatch, str, LossReport], None], *names: str) -> None:
         """Report the losses of some models, or of all, to which passes after the step of another one may have added."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from numbers import Real
 
 import torch
@@ -71,6 +71,16 @@ class StepMeans(Mapping[str, LossTracker]):
         self._names_of_step.clear()
         self._samples = None
         self._is_in_step = True
+
+    @contextmanager
+    def interrupted(self) -> Generator[None]:
+        """Return a context in which other steps begin and end; the step that is under way continues after it."""
+        before = self._names_of_step, self._pending, self._samples, self._is_in_step
+        self._names_of_step, self._pending, self._is_in_step = set(), {}, False
+        try:
+            yield
+        finally:
+            self._names_of_step, self._pending, self._samples, self._is_in_step = before
 
     def end_step(self) -> None:
         """End the step; does nothing when it has ended already."""
