@@ -568,7 +568,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         self._require_open("the next update")
         self._evaluations.leave()
         update.finish()
-        self._update = None
+        self._update, self._gathered_without_rows = None, []
         if not self._trained_models.has_one_optimizer and update.is_stepped:
             self._finish_update()
 
@@ -691,7 +691,8 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         """Weigh a loss and add its gradients; with the last batch, what the processes must know travels with them."""
         self._require_training("backward(...)")
         trained.check_precision(loss)
-        gathered = tensors_in_graph(loss, self._gathered_without_rows)
+        without_rows = self._gathered_without_rows
+        gathered = tensors_in_graph(loss, without_rows) if without_rows else ()
         loss = trained.weigh(loss, part)
         for tensor in gathered:  # through which the others go backward
             loss = loss + tensor[:0].sum()
