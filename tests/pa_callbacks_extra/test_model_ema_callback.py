@@ -15,6 +15,7 @@ from typing_extensions import override
 from pa_callbacks_extra import ModelEma, ModelEmaCallback
 from pa_core import (
     AnyTrainer,
+    CheckpointError,
     LogMetricsCallback,
     SaveBestModelCallback,
     StopTrainingError,
@@ -375,3 +376,11 @@ def test_there_is_no_average_before_a_run() -> None:
     """Asking for it says when there will be one."""
     with pytest.raises(ValueError, match=r"Call trainer.train\(\) first"):
         _ = ModelEmaCallback().ema
+
+
+def test_a_file_that_cannot_be_written_is_refused_when_the_run_starts(tmp_path: Path) -> None:
+    """Not after the first epoch."""
+    trainer = make_trainer(ModelEmaCallback(0.5, evaluate_during_training=False, save_path=tmp_path))
+    with pytest.raises(CheckpointError, match="save_path"):
+        train(trainer)
+    assert trainer.num_updates_completed == 0

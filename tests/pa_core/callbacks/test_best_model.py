@@ -240,3 +240,32 @@ def test_a_metric_of_evaluations_that_do_not_take_place_is_an_error(path: Path) 
     trainer = scripted_trainer([1.0], SaveBestModelCallback(path, "intermediate_eval_loss_epoch"))
     with pytest.raises(MetricNotFoundError, match="intermediate_eval_loss_epoch"):
         trainer.train(DATA, 1, DATA)
+
+
+@pytest.mark.runs_on("one_process", "two_ranks")
+@pytest.mark.parametrize("name", ["folder", "file/best.pt"])
+def test_a_path_that_cannot_be_written_is_refused_when_the_run_starts(shared_tmp_path: Path, name: str) -> None:
+    """Not after the first epoch; and on all processes."""
+    (shared_tmp_path / "folder").mkdir(exist_ok=True)
+    (shared_tmp_path / "file").touch()
+    model = nn.Linear(4, 1)
+    trainer = Trainer(
+        model, nn.MSELoss(), SGD(model.parameters(), lr=0.1), callbacks=[SaveBestModelCallback(shared_tmp_path / name)]
+    )
+    with pytest.raises(CheckpointError, match="save_path"):
+        trainer.train(DATA, num_epochs=1, eval_dataset=DATA)
+    assert trainer.num_updates_completed == 0
+
+
+def test_a_model_that_is_saved_in_another_way_needs_no_file(tmp_path: Path) -> None:
+    """An override of `save_best` may write to a folder, or elsewhere."""
+
+    class Export(SaveBestModelCallback):
+        @override
+        def save_best(self, trainer: AnyTrainer) -> None:
+            trainer.save_model(self.path)
+
+    (tmp_path / "export").mkdir()
+    export = Export(tmp_path / "export", "figure", load_saved_checkpoint=False)
+    scripted_trainer([1.0], export).train(DATA, num_epochs=1)
+    assert (tmp_path / "export" / "model.safetensors").exists()

@@ -200,6 +200,7 @@ class ModelEmaCallback(SaveBestModelCallback):
     def on_training_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         """Begin a new average with the weights of the model."""
         super().on_training_run_start(trainer, **kwargs)
+        self._require_writable(trainer)
         if self.evaluate_during_training and trainer.eval_dataloader is None:
             raise ConfigurationError(
                 "There is nothing to evaluate the average on.",

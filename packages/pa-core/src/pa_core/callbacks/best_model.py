@@ -14,6 +14,8 @@ from pa_core.callbacks.metric_direction import FALSE_BY_DEFAULT, resolve_directi
 from pa_core.checkpoint import read_checkpoint
 from pa_core.errors import CheckpointError
 from pa_core.events import TrainerCallback
+from pa_core.storage.atomic_file import require_writable
+from pa_core.training_state.state_writer import raise_on_all
 
 __all__ = ["SaveBestModelCallback"]
 
@@ -46,7 +48,8 @@ class SaveBestModelCallback(TrainerCallback):
 
     Raises:
         MetricNotFoundError: ``watch_metric`` was not recorded by the end of the first epoch.
-        CheckpointError: The file that is to be loaded is not the one that this callback saved.
+        CheckpointError: When a run starts: the file cannot be written. At its end: the file that is to be loaded is not
+            the one that this callback saved.
 
     Example:
         >>> import tempfile, torch
@@ -89,9 +92,11 @@ class SaveBestModelCallback(TrainerCallback):
 
     @override
     def on_training_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Note from where the run is started, and forget the best value of earlier runs, if configured to."""
+        """See that the model can be saved, and forget the best value of earlier runs, if configured to."""
         require_watchable(trainer, self.watch_metric)
         self._started_in = Path.cwd()
+        if type(self).save_best is SaveBestModelCallback.save_best:  # another one may save something else
+            self._require_writable(trainer)
         if self.reset_on_train:
             self.best.reset()
 
@@ -144,6 +149,21 @@ class SaveBestModelCallback(TrainerCallback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the best value of a resumed run."""
         self.best.load_state_dict(state_dict)
+
+    def _require_writable(self, trainer: AnyTrainer) -> None:
+        """Refuse, before any time is spent, a path that no file can be written to."""
+        problem: CheckpointError | None = None
+        if trainer.is_local_main_process and not trainer.was_complete:
+            try:
+                require_writable(self.path)
+            except (CheckpointError, OSError) as error:
+                problem = CheckpointError(
+                    f"{type(self).__name__} cannot save a model.",
+                    given=f"save_path={str(self.save_path)!r}: {error}",
+                    expected="the path of a file, in a folder that this run may write to",
+                    do="Choose another path.",
+                )
+        raise_on_all(problem)
 
     def _what_identifies_the_best(self) -> dict[str, Any]:
         return {

@@ -5,13 +5,14 @@ from __future__ import annotations
 import errno
 import os
 import secrets
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
 from pa_core.errors import CheckpointError
 
-__all__ = ["atomic_write", "sync_file", "sync_folder"]
+__all__ = ["atomic_write", "require_writable", "sync_file", "sync_folder"]
 
 
 def atomic_write(path: str | Path, writer: Callable[[BinaryIO], object]) -> None:
@@ -37,15 +38,7 @@ def atomic_write(path: str | Path, writer: Callable[[BinaryIO], object]) -> None
         ({'epoch': 3}, ['weights.pt'])
         >>> folder.cleanup()
     """
-    target = Path(path).resolve()
-    if target.exists() and not target.is_file():
-        raise CheckpointError(
-            "There is something else where a file is to be written.",
-            given=f"{target}, a {'folder' if target.is_dir() else 'device or pipe'}",
-            expected="the path of a file, which may exist already",
-            do="Add a file name to the path, or choose another one.",
-        )
-    target.parent.mkdir(parents=True, exist_ok=True)
+    target = _target_in_folder(path)
     # not by tempfile, whose files only their owner may read
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
     try:
@@ -58,6 +51,32 @@ def atomic_write(path: str | Path, writer: Callable[[BinaryIO], object]) -> None
         temporary.unlink(missing_ok=True)
         raise
     sync_folder(target.parent)
+
+
+def require_writable(path: str | Path) -> None:
+    """See that a file can be written, before there is anything to write; missing folders are made.
+
+    Args:
+        path: The file.
+
+    Raises:
+        CheckpointError: Something other than a file is at ``path``.
+        OSError: The folder cannot be made or written to.
+    """
+    tempfile.TemporaryFile(dir=_target_in_folder(path).parent).close()
+
+
+def _target_in_folder(path: str | Path) -> Path:
+    target = Path(path).resolve()
+    if target.exists() and not target.is_file():
+        raise CheckpointError(
+            "There is something else where a file is to be written.",
+            given=f"{target}, a {'folder' if target.is_dir() else 'device or pipe'}",
+            expected="the path of a file, which may exist already",
+            do="Add a file name to the path, or choose another one.",
+        )
+    target.parent.mkdir(parents=True, exist_ok=True)
+    return target
 
 
 def sync_file(path: Path) -> None:
