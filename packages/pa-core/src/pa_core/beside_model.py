@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import cast
 
@@ -14,7 +15,7 @@ from pa_core.module_tensors import parameters_of_module
 from pa_core.optimizer_parameters import parameters_of
 from pa_core.sharded_tensors import is_sharded_module
 
-__all__ = ["named_modules_of", "require_one_trained_module"]
+__all__ = ["items_of", "named_modules_of", "require_one_trained_module"]
 
 
 def named_modules_of(attributes: Mapping[str, object]) -> Iterator[tuple[str, nn.Module]]:
@@ -28,7 +29,7 @@ def named_modules_of(attributes: Mapping[str, object]) -> Iterator[tuple[str, nn
         >>> [name for name, _ in named_modules_of({"teacher": layer, "heads": [layer], "by_name": {"a": layer}})]
         ['teacher', 'heads[0]', "by_name['a']"]
     """
-    for name, item in _items_of(attributes):
+    for name, item in items_of(attributes):
         if isinstance(item, nn.Module):
             yield name, item
 
@@ -51,7 +52,7 @@ def require_one_trained_module(
         UnsupportedConfigurationError: There is such a module, or an optimizer of its parameters.
     """
     synchronised = {id(parameter) for module in (model, *added) for parameter in parameters_of_module(module)}
-    found = [one for one in _items_of(attributes) if isinstance(one[1], nn.Module | Optimizer | Tensor)]
+    found = [one for one in items_of(attributes) if isinstance(one[1], nn.Module | Optimizer | Tensor)]
     for _, item in found:
         if isinstance(item, nn.Module):
             wrapped = [part for part in item.modules() if isinstance(part, DistributedDataParallel)]
@@ -79,8 +80,12 @@ def _is_copy(module: nn.Module, model: nn.Module) -> bool:
     return shapes == of_model
 
 
-def _items_of(attributes: Mapping[str, object]) -> Iterator[tuple[str, object]]:
-    """The attributes and what stands in those that are containers; optimizers last, as a module says more."""
+def items_of(attributes: Mapping[str, object]) -> Iterator[tuple[str, object]]:
+    """Yield attributes and what stands in those that are containers; optimizers last, as a module says more.
+
+    Args:
+        attributes: The attributes of an object.
+    """
     items = [
         item for name, attribute in attributes.items() for item in ((name, attribute), *_items_in(name, attribute))
     ]
@@ -91,7 +96,7 @@ def _items_in(name: str, attribute: object) -> Iterable[tuple[str, object]]:
     if isinstance(attribute, dict):
         items = cast("dict[object, object]", attribute).items()
         return [(f"{name}[{key!r}]", value) for key, value in items]
-    if isinstance(attribute, list | tuple | set | frozenset):
+    if isinstance(attribute, list | tuple | set | frozenset | deque):
         values = cast("Iterable[object]", attribute)
         return [(f"{name}[{number}]", value) for number, value in enumerate(values)]
     return ()

@@ -27,6 +27,7 @@ from pa_core.training_state.round_trip import check_scheduler, check_state_of_op
 from pa_core.training_state.run_state import RunState, capture
 from pa_core.training_state.snapshotable import ResumableRun
 from pa_core.training_state.state_writer import StateRequest, StateWriter, raise_on_all
+from pa_core.training_state.unsaved_attributes import UnsavedAttributes
 from pa_core.types import SupportsStateDict
 from pa_core.user_warnings import warn_user
 
@@ -118,6 +119,7 @@ class SafePoints:
         self.registered: list[SupportsStateDict] = []
         self.ended_by: type[BaseException] | None = None
         self.unchecked_optimizers: set[str] = set()
+        self._unsaved: UnsavedAttributes | None = None
         self._folders = ReservedFolders()
         self._writer = StateWriter(self._folders, self._ask_again)
         self._run = parts
@@ -145,6 +147,7 @@ class SafePoints:
         self._num_evaluations = 0
         self._evaluation = self._interrupted = None
         self.unchecked_optimizers.clear()
+        self._unsaved = None
 
     @property
     def is_between_steps(self) -> bool:
@@ -379,6 +382,7 @@ class SafePoints:
         parts = capture(run, self._describe(run, self._run.progress.position(Phase.EPOCH)))
         optimizers = run.named_optimizers()
         check_storable(parts, optimizers)
+        self._unsaved = UnsavedAttributes(run)
         self._writer.note_start(parts)
         self.unchecked_optimizers = set(optimizers)
 
@@ -414,6 +418,8 @@ class SafePoints:
             position = replace(position, eval_sets=self._interrupted.eval_sets)
         steppers = run.named_optimizers().values() if goes_on and phase is not Phase.COMPLETE else ()
         parts = capture(run, self._describe(run, position))
+        if self._unsaved is not None and distributed.rank() == 0:
+            self._unsaved.warn(run, parts)
         self._writer.write(parts, position, self._run.resumption.name, steppers)
 
     def _ask_again(self) -> None:
