@@ -112,6 +112,7 @@ def _read_or_nothing(descriptor: int) -> bytes:
         return b""
 
 
+TRAINS = "Trains all 5 parameters"
 HEADER = r"epoch  train loss  eval loss        lr  samples/s     time"
 ROW = r" +\d  +[\d.e-]+  +\*?[\d.e-]+      0\.01  +[\d,.]+   \d\.\d\d s"
 TABLE = [
@@ -136,6 +137,7 @@ def test_a_terminal_shows_bars_and_leaves_rows(monkeypatch: pytest.MonkeyPatch) 
         lines_on_screen(output),
         [
             r"Training starts: 2 epochs of 5 updates, 8 samples per update; 1 process, device cpu, .*",
+            TRAINS,
             HEADER,
             ROW,
             ROW,
@@ -176,7 +178,7 @@ def test_evaluations_within_an_epoch_have_rows(monkeypatch: pytest.MonkeyPatch) 
     output = on_terminal(monkeypatch, lambda: trainer.train(DATA, 1, DATA))
     lines = lines_on_screen(output)
     intermediate = r" 0\.{}0           - +\*?[\d.e-]+      0\.01  +[\d,.]+   \d\.\d\d s"
-    assert_lines(lines[1:5], [HEADER, intermediate.format(4), intermediate.format(8), ROW])
+    assert_lines(lines[2:6], [HEADER, intermediate.format(4), intermediate.format(8), ROW])
     assert re.search(r"Epoch 1 \|.*\| 5/5 ", output)
 
 
@@ -246,6 +248,7 @@ def assert_lines_of_a_run(output: str) -> None:
         output.splitlines(),
         [
             "Training starts: 1 epoch of 5 updates, .*",
+            TRAINS,
             HEADER,
             ROW,
             "Training ended: 1 epoch, 5 updates in .* s, .* samples/s in training",
@@ -286,7 +289,7 @@ def test_a_file_has_the_rows_while_the_terminal_has_the_bars(monkeypatch: pytest
         return to_file
 
     assert lines_on_screen(on_terminal(monkeypatch, train(*DEFAULT_CALLBACKS))) == []
-    assert_lines((tmp_path / "out.txt").read_text().splitlines()[1:3], [HEADER, ROW])
+    assert_lines((tmp_path / "out.txt").read_text().splitlines()[2:4], [HEADER, ROW])
 
     bars = lines_on_screen(on_terminal(monkeypatch, train(ProgressBarCallback)))
     assert [line.split("|")[0].strip() for line in bars] == ["Epoch 1", "Epoch 1 eval"]
@@ -341,8 +344,8 @@ def test_a_notebook_keeps_one_bar_and_the_rows(monkeypatch: pytest.MonkeyPatch) 
     cell = outputs_of_cell(monkeypatch)
     linear_trainer(*DEFAULT_CALLBACKS).train(DATA, 2, DATA)
     bar = r"Run \|█+\| 100% \[00:0\d<00:00\]"
-    assert_lines(cell[:5], ["Training starts: .*", bar, HEADER, ROW, ROW])
-    assert len(cell) == 6 + len(TABLE)
+    assert_lines(cell[:6], ["Training starts: .*", TRAINS, bar, HEADER, ROW, ROW])
+    assert len(cell) == 7 + len(TABLE)
     assert "".join(cell).isprintable()
 
 

@@ -224,8 +224,9 @@ class LoseStoreFrom(TrainerCallback):
 def test_a_state_that_cannot_be_sent_is_warned_of_and_the_run_continues(tmp_path: Path, faults: Faults) -> None:
     """The warning comes with the next state; a store that is back has the newest ones in the end."""
     url = store_url(tmp_path / "store")
+    trainer = make_trainer(Slowly(), LoseStoreFrom(faults, 4, 8), saving(tmp_path / "states", url))
     with pytest.warns(UserWarning, match="step_6.*Refused: try again later.*the run continues") as warned:
-        train(make_trainer(Slowly(), LoseStoreFrom(faults, 4, 8), saving(tmp_path / "states", url)), num_epochs=2)
+        train(trainer, num_epochs=2)
     assert len(warned) == 1
     assert updates_in(url) == updates_on_disk(tmp_path / "states") == [12, 14]
 
@@ -257,8 +258,9 @@ def test_the_last_state_of_a_run_is_sent_again_before_the_run_ends(
 def test_the_end_of_a_run_says_that_its_last_state_was_not_sent(tmp_path: Path, faults: Faults) -> None:
     """After another attempt. It is on the disk, and a later start of the script sends it."""
     url = store_url(tmp_path / "store")
+    trainer = make_trainer(Slowly(), LoseStoreFrom(faults, 5), saving(tmp_path / "states", url))
     with pytest.warns(UserWarning, match="was not sent") as warned:
-        train(make_trainer(Slowly(), LoseStoreFrom(faults, 5), saving(tmp_path / "states", url)), num_epochs=1)
+        train(trainer, num_epochs=1)
     assert [name in str(one.message) for name, one in zip(("step_6", "final"), warned, strict=True)] == [True, True]
     assert updates_on_disk(tmp_path / "states") == [6, 7]
     faults.broken = False

@@ -116,10 +116,11 @@ def test_what_cannot_be_removed_is_warned_of_once(
 
     monkeypatch.setattr(Path, "rename", fail)
     saving = SaveTrainingStateCallback(states, save_every_n_steps=1, max_checkpoints=2, asynchronous=asynchronous)
+    trainer = make_trainer(saving)
     with pytest.warns(
         UserWarning, match=r"could not be removed.*Permission denied.*step_1.*the run continues"
     ) as warned:
-        train(make_trainer(saving), num_epochs=1)
+        train(trainer, num_epochs=1)
     assert len(warned) == 1
     assert updates_in(states) == [1, 7, 7]
 

@@ -16,7 +16,7 @@ from typing_extensions import override
 from pa_core import _accelerate, alike, compatibility, distributed, input_checks, run_scheduler, training_state
 from pa_core.accumulation import Accumulation, MicroBatch
 from pa_core.beside_model import require_one_trained_module
-from pa_core.callbacks.defaults import DEFAULT_CALLBACKS
+from pa_core.callbacks.defaults import DEFAULT_CALLBACKS, warn_of_none_by_default
 from pa_core.callbacks.limit_batches import apply_limit_of_environment
 from pa_core.data.evaluation_sets import EvaluationData, EvaluationSets
 from pa_core.data.given_data import DEFAULT_BATCH_SIZE, GivenData
@@ -152,6 +152,8 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             cpu=cpu,
             max_wait_seconds=max_wait_seconds,
         )
+        if self.is_local_main_process and (optimizer is not None or create_optimizer_fn is not None):
+            warn_of_none_by_default(self.callback_handler.callbacks)
         self._created_scheduler = None
         self._create_optimizer_fn = create_optimizer_fn
         self._stepping = SchedulerStepping()

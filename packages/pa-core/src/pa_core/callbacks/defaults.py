@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from pa_core.any_trainer import AnyTrainer
@@ -11,8 +12,9 @@ from pa_core.callbacks.print_progress import PrintProgressCallback
 from pa_core.callbacks.progress_bar import ProgressBarCallback
 from pa_core.callbacks.terminate_on_nan import TerminateOnNaNCallback
 from pa_core.events import TrainerCallback
+from pa_core.user_warnings import warn_user
 
-__all__ = ["DEFAULT_CALLBACKS", "get_default_callbacks"]
+__all__ = ["DEFAULT_CALLBACKS", "get_default_callbacks", "warn_of_none_by_default"]
 
 DEFAULT_CALLBACKS: tuple[type[TrainerCallback[AnyTrainer, Any, Any]], ...] = (
     MoveModulesToDeviceCallback,
@@ -42,3 +44,17 @@ def get_default_callbacks(
     if progress_bar:
         return DEFAULT_CALLBACKS
     return tuple(callback for callback in DEFAULT_CALLBACKS if callback is not ProgressBarCallback)
+
+
+def warn_of_none_by_default(callbacks: Collection[object]) -> None:
+    """Warn where callbacks were given that have replaced all of the default ones, as if they were added to them.
+
+    Args:
+        callbacks: What a trainer has; without any, or with one of the default ones, nothing is said.
+    """
+    if callbacks and not any(isinstance(one, DEFAULT_CALLBACKS) for one in callbacks):
+        warn_user(
+            "callbacks=[...] has replaced all default callbacks, which print, and end a run whose loss is NaN. To keep "
+            "them, pass callbacks=[..., *DEFAULT_CALLBACKS]; to do without, name those that you want, such as "
+            "TerminateOnNaNCallback."
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -13,6 +14,8 @@ from pa_core.callbacks.epoch_progress import format_rate
 from pa_core.callbacks.epoch_rows import format_time, is_loss
 from pa_core.callbacks.row_display import RowDisplay, known_directions, shows_rows
 from pa_core.callbacks.run_summary import format_duration, format_table, summarise
+from pa_core.callbacks.terminate_on_nan import TerminateOnNaNCallback
+from pa_core.callbacks.trained_parameters import describe_trained
 from pa_core.data.custom_loader import innermost, is_keyed, length_of
 from pa_core.errors import StopTrainingError
 from pa_core.tracking import RunHistory
@@ -23,6 +26,11 @@ __all__ = ["PrintProgressCallback"]
 
 class PrintProgressCallback(RowDisplay):
     """Prints a message at the start and the end of a run, and a row for each epoch.
+
+    The message at the start says how long the run is and what it trains: how many of the parameters, and which of them
+    are not frozen and yet in no optimizer, such as those of a head that was forgotten. It names where callbacks write,
+    by their attributes ``save_dir``, ``save_path`` and ``upload_to``, and says where no callback watches for a loss
+    that is NaN.
 
     The row has the losses of the epoch, the learning rate at its end (that of the first parameter group of the first
     optimizer, before a scheduler of epochs is stepped), samples per second of the training, and the time that it took
@@ -103,12 +111,18 @@ class PrintProgressCallback(RowDisplay):
             length += (
                 f", at most {_count(total, 'update')}" if total < whole else f" on average, {_count(total, 'update')}"
             )
-        samples = _count(config.train_total_batch_size, "sample")
+        samples = f"{_count(config.train_total_batch_size, 'sample')} per update"
         loader = innermost(trainer.train_dataloader)
         if is_keyed(loader) and loader.given_order.makes_batches:
             samples = f"about {samples}"
+        if config.gradient_accumulation_steps > 1:
+            samples += f" ({config.gradient_accumulation_steps:,} batches of {config.train_per_device_batch_size:,}"
+            samples += " on each process)" if config.num_processes > 1 else ")"
+        trained = describe_trained(trainer.named_models(), trainer.named_optimizers().values())
+        lines = [f"Training starts: {length}, {samples}; {trainer.describe_run()}"]
+        lines += [f"Trains {trained}{_writes_to(trainer)}{_lacks(trainer)}"] if trained else []
         # Without flush, lines of the progress, which are written at once, would overtake this one in a log file.
-        trainer.print(f"Training starts: {length}, {samples} per update; {trainer.describe_run()}", flush=True)
+        trainer.print("\n".join(lines), flush=True)
 
     @override
     def on_train_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
@@ -227,6 +241,22 @@ class _Reading(NamedTuple):
     def of(cls, trainer: AnyTrainer) -> _Reading:
         clock = trainer.run_history.clock
         return cls(clock.samples, clock.seconds)
+
+
+def _writes_to(trainer: AnyTrainer) -> str:
+    """Where callbacks write: those of this package, and all others that call it the same."""
+    places: list[object] = [
+        getattr(callback, attribute, None)
+        for callback in trainer.callback_handler.callbacks
+        for attribute in ("save_dir", "save_path", "upload_to")
+    ]
+    named = dict.fromkeys(str(place) for place in places if isinstance(place, str | Path))
+    return f"; writes to {', '.join(named)}" if named else ""
+
+
+def _lacks(trainer: AnyTrainer) -> str:
+    has_guard = any(isinstance(one, TerminateOnNaNCallback) for one in trainer.callback_handler.callbacks)
+    return "" if has_guard else "; no TerminateOnNaNCallback"
 
 
 def _learning_rate(trainer: AnyTrainer) -> float | None:
