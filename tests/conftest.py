@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import hypothesis
 import pytest
 
 from tests import cells, launching
@@ -30,9 +29,12 @@ DISTRIBUTIONS = {
 _ON_DEMAND = {"more_cases": "--more-cases", "whole_proof": "--whole-proof"}
 """Markers of tests that take time: further cases of a promise that others have shown, and what takes minutes."""
 
-# The same examples in every run and on every rank; a busy machine is no failure.
-hypothesis.settings.register_profile("repeatable", deadline=None, derandomize=True, database=None)
-hypothesis.settings.load_profile("repeatable")
+if importlib.util.find_spec("hypothesis"):  # tests on a GPU do without
+    import hypothesis
+
+    # The same examples in every run and on every rank; a busy machine is no failure.
+    hypothesis.settings.register_profile("repeatable", deadline=None, derandomize=True, database=None)
+    hypothesis.settings.load_profile("repeatable")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -102,11 +104,13 @@ def pytest_sessionfinish() -> None:
 
 
 @pytest.fixture(autouse=True)
-def fresh_start() -> Iterator[None]:
+def fresh_start(request: pytest.FixtureRequest) -> Iterator[None]:
     """Each test computes on one thread, draws the same numbers, and meets accelerate as a new process does."""
     if importlib.util.find_spec("torch"):
         import torch
 
+        if request.node.get_closest_marker("needs_cuda") and not torch.cuda.is_available():
+            pytest.skip("needs a CUDA device")
         torch.set_num_threads(1)
         torch.manual_seed(0)
     yield

@@ -189,7 +189,7 @@ def test_each_process_writes_its_own_trace(shared_tmp_path: Path) -> None:
     assert names_in(profiler.trace)["Optimizer.step#SGD.step"] == 2
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.needs_cuda
 def test_on_cuda_kernels_and_allocations_are_recorded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The trace has what the device did, the snapshot has allocations with the lines that made them."""
     profiler = ProfilerCallback(tmp_path, wait=1, warmup=1, active=2)

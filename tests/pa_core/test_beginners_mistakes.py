@@ -68,7 +68,7 @@ def test_a_batch_of_one_sample_may_lack_the_dimension_of_the_samples(loss_func: 
     assert trainer.run_history.get_latest_metric("evaluation_loss") == pytest.approx(expected)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.needs_cuda
 @pytest.mark.parametrize("callbacks", [[], [MoveModulesToDeviceCallback]])
 def test_a_loss_on_another_device_names_the_callback_that_moves_it(callbacks: list[Any]) -> None:
     """The trainer moves the model; weights of the loss are moved by one of the default callbacks."""

@@ -746,35 +746,3 @@ def test_a_device_is_read_now_and_then_in_a_long_run() -> None:
 
     assert sum(reference() is not None for reference in held) < 600
     assert [record.value for record in history.records()] == list(range(2000))
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU to be not waited for")
-def test_losses_and_metrics_on_a_gpu_are_not_waited_for() -> None:
-    """Recording never synchronises; reading gives the exact sum."""
-    loss = torch.tensor(0.1, device="cuda", requires_grad=True) * 1.0
-    tracker, history = LossTracker(), InMemoryRunHistory()
-    tracker.update(loss, 1)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        for _ in range(100):
-            tracker.update(loss, 3)
-            history.update_metric("loss", loss)
-        tracker.update(2.0, 1)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-
-    value = loss.item()
-    assert tracker.running_count == 302
-    assert tracker.total_loss == pytest.approx(301 * value + 2.0, rel=1e-12)
-    totals = tracker.totals()
-    assert totals.device.type == "cuda"
-    assert totals.dtype == torch.float64
-    tracker.load_totals(totals * 2)
-    assert tracker.running_count == 604
-    latest = history.get_latest_metric("loss")
-    assert isinstance(latest, Tensor)
-    assert latest.is_cuda
-    assert [float(metric) for metric in history.get_metric_values("loss")] == [value] * 100
-    for _ in range(2000):
-        history.update_metric("loss", loss)
-    assert {record.value for record in history.records()} == {value}

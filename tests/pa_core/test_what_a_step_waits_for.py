@@ -291,7 +291,7 @@ class ForbidsWaiting(TrainerCallback):
         torch.cuda.set_sync_debug_mode("error" if FEW // 2 < kwargs["step"] < MANY else "default")
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.needs_cuda
 def test_no_step_on_cuda_waits_for_the_device() -> None:
     """Batches, losses, the guard against those that are not finite, and the progress never hold up a step."""
     try:

@@ -102,6 +102,14 @@ def test_a_run_after_a_search_is_the_run_without_it(has_trained: bool) -> None:
     assert metrics_without == metrics_after
 
 
+@pytest.mark.needs_cuda
+@pytest.mark.parametrize("has_trained", [False, True])
+def test_a_run_on_cuda_after_a_search_is_the_run_without_it(has_trained: bool) -> None:
+    """The draws of the device are restored too."""
+    assert make_trainer().device.type == "cuda"
+    test_a_run_after_a_search_is_the_run_without_it(has_trained)
+
+
 class RunningLoss(nn.Module):
     """A loss function that has a parameter, and a buffer that no state dict has."""
 

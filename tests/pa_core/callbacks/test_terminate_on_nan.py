@@ -163,7 +163,7 @@ def test_the_number_of_scalars_under_way_is_bounded() -> None:
     assert arrived > 800
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.needs_cuda
 def test_no_step_on_cuda_waits_for_the_device() -> None:
     """With torch's own check for synchronisation switched on, sending and looking raises nothing."""
     transfer = ScalarTransfer[int]()

@@ -13,8 +13,6 @@ from torch.utils.data import TensorDataset
 from pa_core.data import KeyedDataLoader
 from pa_core.data.device import prefetched
 
-needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-
 
 class StandIn:
     """A stream that notes what it is asked for, where there is no CUDA device."""
@@ -70,14 +68,14 @@ def test_each_batch_is_copied_before_the_one_ahead_of_it_is_used(monkeypatch: py
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])
-@needs_cuda
+@pytest.mark.needs_cuda
 def test_short_epochs_are_whole(number: int) -> None:
     """No batch is lost where there are not two to overlap."""
     batches = [torch.tensor(one).pin_memory() for one in range(number)]
     assert [int(batch) for batch in prefetched(batches, torch.device("cuda"))] == list(range(number))
 
 
-@needs_cuda
+@pytest.mark.needs_cuda
 def test_batches_on_cuda_are_those_of_the_cpu() -> None:
     """Work on the device finds each batch complete, while the next one is under way."""
     data = TensorDataset(torch.arange(2**22, dtype=torch.float32).view(64, -1))

@@ -82,7 +82,7 @@ def test_shared_tensors_are_copied_once() -> None:
     assert apart["optimizer"].tensors["optimizer/master"].equal(torch.zeros(4))
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.needs_cuda
 def test_what_comes_from_cuda_is_pinned_and_complete() -> None:
     """Copies run beside each other, and are complete when the snapshot is handed out."""
     pool, weight = HostPool(), torch.full((1 << 24,), 1.0, device="cuda")
