@@ -572,6 +572,8 @@ class AnyTrainer(ABC):
         save_optimizer: bool = True,
         save_scheduler: bool = True,
         save_per_node: bool = True,
+        *,
+        trainable_only: bool = False,
     ) -> None:
         """Write the weights, and what belongs to them, to one file, which is whole or is not there.
 
@@ -584,17 +586,19 @@ class AnyTrainer(ABC):
             save_optimizer: Whether the optimizer's state is included.
             save_scheduler: Whether the scheduler's state is included, if there is one.
             save_per_node: True writes once on each machine, False once in the whole run.
+            trainable_only: Whether parameters that are frozen are left out, such as what an adapter is for.
+                ``load_checkpoint`` leaves those of the model as they are.
 
         Raises:
             ConfigurationError: The fourth argument is False and has no name: it was ``save_per_node`` in early releases
-                of pytorch-accelerated.
+                of pytorch-accelerated. Or nothing is trainable, with ``trainable_only``.
             CheckpointError: Something in it could not be loaded again; a file that is there already stays as it is.
         """
         trained = self._trained(save_optimizer, save_scheduler)
         if any(one.is_sharded for one in trained.values()):
             processes.require_all_processes("save_checkpoint() of a sharded model")
         writes = self._accelerator.is_local_main_process if save_per_node else self._accelerator.is_main_process
-        content = checkpoint.build_checkpoint(trained, checkpoint_kwargs, keep=writes)
+        content = checkpoint.build_checkpoint(trained, checkpoint_kwargs, keep=writes, trainable_only=trainable_only)
         if writes:
             checkpoint.write_checkpoint(save_path, content)
 
@@ -654,7 +658,9 @@ class AnyTrainer(ABC):
         added = {name: checkpoint.Trained(one, optimizers.get(name), schedulers.get(name)) for name, one in beside}
         return {"model": own, **added}
 
-    def save_model(self, save_directory: str | Path, max_shard_size: int | str = "5GB") -> None:
+    def save_model(
+        self, save_directory: str | Path, max_shard_size: int | str = "5GB", *, trainable_only: bool = False
+    ) -> None:
         """Export the weights as safetensors; every process may call this, the first one of all writes.
 
         Where the model is sharded, every process must call this. Its tensors come together one at a time.
@@ -662,11 +668,17 @@ class AnyTrainer(ABC):
         Args:
             save_directory: The folder of the files, made if it is missing.
             max_shard_size: Weights of more than this are split into several files, with an index beside them.
+            trainable_only: Whether parameters that are frozen are left out. Buffers are there, as training may change
+                those of frozen layers too: the statistics of a batch norm, for one.
+
+        Raises:
+            ConfigurationError: There is a file in the place of the folder; or nothing is trainable, with
+                ``trainable_only``.
         """
         model = self.get_model(keep_torch_compile=False)
         if is_sharded_module(model):
             processes.require_all_processes("save_model() of a sharded model")
-        save_safetensors(self._accelerator, model, save_directory, max_shard_size)
+        save_safetensors(self._accelerator, model, save_directory, max_shard_size, trainable_only=trainable_only)
 
     def save_training_state(
         self,

@@ -12,7 +12,7 @@ import stat
 import tempfile
 import zipfile
 from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, ParamSpec, cast
 
@@ -24,8 +24,9 @@ from typing_extensions import TypeIs
 from pa_core import _accelerate
 from pa_core.errors import CheckpointError, ConfigurationError, StateNotFoundError
 from pa_core.sharded_tensors import is_sharded_module
-from pa_core.sharding.gathering import gather_state, gather_weights
+from pa_core.sharding.gathering import gather_state
 from pa_core.sharding.weight_export import WeightExport
+from pa_core.state_dicts import without_frozen
 from pa_core.storage import atomic_write
 from pa_core.storage.accelerate_state import find_accelerate_state, refusal_of_accelerate_state
 from pa_core.storage.plain_values import ensure_plain
@@ -38,6 +39,7 @@ __all__ = [
     "MODULES",
     "OPTIMIZER",
     "SCHEDULER",
+    "TRAINABLE_ONLY",
     "Trained",
     "apart",
     "build_checkpoint",
@@ -48,6 +50,8 @@ __all__ = [
 ]
 
 MODEL, OPTIMIZER, SCHEDULER = "model_state_dict", "optimizer_state_dict", "scheduler_state_dict"
+TRAINABLE_ONLY = "trainable_only"
+"""Whether the states of models lack the parameters that were frozen; the entry is there only where they do."""
 MODULES = "modules"
 """The states of modules beside the model, by their names; each has the same keys as the file."""
 
@@ -74,21 +78,29 @@ class Trained(NamedTuple):
         """Whether each process has a piece of it."""
         return is_sharded_module(self.model)
 
-    def states(self, *, keep: bool = True) -> dict[str, Any]:
+    def states(self, *, keep: bool = True, trainable_only: bool = False) -> dict[str, Any]:
         """Return the state of each; every process must call this where the model is sharded.
 
         Args:
             keep: Whether this process has a use for the tensors of a sharded model.
+            trainable_only: Whether parameters that are frozen are left out.
         """
-        states: dict[str, Any] = {
-            MODEL: gather_weights(self.model, keep=keep) if self.is_sharded else self.model.state_dict()
-        }
+        weights = self.model.state_dict(
+            keep_vars=self.is_sharded or trainable_only
+        )  # where tied ones are the same object
+        weights = without_frozen(weights) if trainable_only else weights
+        states: dict[str, Any] = {MODEL: gather_state(weights, keep=keep) if self.is_sharded else _detached(weights)}
         if self.optimizer is not None:
             state = self.optimizer.state_dict()
             states[OPTIMIZER] = gather_state(state, keep=keep) if self.is_sharded else state
         if self.scheduler is not None:
             states[SCHEDULER] = self.scheduler.state_dict()
         return states
+
+
+def _detached(state: Mapping[str, Any]) -> dict[str, Any]:
+    """A state dict as models return it by default: without graphs, and without parameters."""
+    return {name: one.detach() if isinstance(one, torch.Tensor) else one for name, one in state.items()}
 
 
 def refusing_ambiguous_flag(save_checkpoint: Callable[_P, None]) -> Callable[_P, None]:
@@ -118,7 +130,11 @@ def refusing_ambiguous_flag(save_checkpoint: Callable[_P, None]) -> Callable[_P,
 
 
 def build_checkpoint(
-    trained: Mapping[str, Trained], extras: Mapping[str, Any] | None, *, keep: bool = True
+    trained: Mapping[str, Trained],
+    extras: Mapping[str, Any] | None,
+    *,
+    keep: bool = True,
+    trainable_only: bool = False,
 ) -> dict[str, Any]:
     """Collect what a checkpoint file holds; every process must call this where a model is sharded.
 
@@ -126,16 +142,20 @@ def build_checkpoint(
         trained: What is trained, by name; first the model itself.
         extras: Further entries, beside the states at the top level.
         keep: Whether this process is to write it, and so has a use for the tensors of sharded models.
+        trainable_only: Whether parameters that are frozen are left out.
 
     Raises:
         CheckpointError: An extra entry has the name of a state, or something could not be loaded again without
             unpickling code.
     """
     own, modules = apart(trained)
-    checkpoint = own.states(keep=keep)
+    checkpoint = own.states(keep=keep, trainable_only=trainable_only)
     if modules:
-        checkpoint[MODULES] = {name: one.states(keep=keep) for name, one in modules.items()}
-    names = [MODEL, OPTIMIZER, SCHEDULER, *([MODULES] if modules else [])]
+        of_all = {name: one.states(keep=keep, trainable_only=trainable_only) for name, one in modules.items()}
+        checkpoint[MODULES] = of_all
+    if trainable_only:
+        checkpoint[TRAINABLE_ONLY] = True
+    names = [MODEL, OPTIMIZER, SCHEDULER, *(name for name in (MODULES, TRAINABLE_ONLY) if name in checkpoint)]
     taken = sorted(set(extras or ()).intersection(names))
     if taken:
         raise CheckpointError(
@@ -292,6 +312,8 @@ def save_safetensors(
     model: nn.Module,
     directory: str | Path,
     max_shard_size: int | str,
+    *,
+    trainable_only: bool = False,
 ) -> None:
     """Write the weights of a model as safetensors, one file or, with an index, several; the first process writes.
 
@@ -303,17 +325,19 @@ def save_safetensors(
         model: The model without wrappers.
         directory: The folder of the files, made if it is missing.
         max_shard_size: The size of a file, in bytes or as in ``"5GB"``.
+        trainable_only: Whether parameters that are frozen are left out.
 
     Raises:
-        ConfigurationError: The target is a file.
+        ConfigurationError: The target is a file, or nothing of the model is trainable.
     """
-    if not is_sharded_module(model):
+    is_sharded = is_sharded_module(model)
+    if not (is_sharded or trainable_only):
         if accelerator.is_main_process:
             with _replacing_weights(Path(directory)) as staging:
                 accelerator.save_model(model, staging, max_shard_size=max_shard_size)
         return
-    export = WeightExport(model, max_shard_size)
-    with export.gathering() as whole:
+    export = WeightExport(model, max_shard_size, trainable_only=trainable_only)
+    with export.gathering() if is_sharded else nullcontext(export.tensors()) as whole:
         if accelerator.is_main_process:
             with _replacing_weights(Path(directory)) as staging:
                 export.write(staging, whole)

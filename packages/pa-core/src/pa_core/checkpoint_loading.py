@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from pa_core.checkpoint import MODEL, MODULES, OPTIMIZER, SCHEDULER, Trained, apart
+from pa_core.checkpoint import MODEL, MODULES, OPTIMIZER, SCHEDULER, TRAINABLE_ONLY, Trained, apart
 from pa_core.errors import CheckpointError, ConfigurationError
 from pa_core.sharded_tensors import local_piece
 from pa_core.sharding.optimizer_state import split_like_parameters
 from pa_core.sharding.whole_states import load_whole_weights
-from pa_core.state_dicts import differences_of_weights, list_differences
+from pa_core.state_dicts import differences_of_weights, frozen_names, list_differences
 from pa_core.state_misfits import has_own_form, misfit_of_optimizer, misfit_of_scheduler, without_foreign_entries
 
 __all__ = ["copy_weights", "load_checkpoint_into"]
@@ -52,11 +52,12 @@ def load_checkpoint_into(
     parts = [(own, content), *((one, saved[name]) for name, one in modules.items())]
     if needs_optimizer and own.optimizer is None and OPTIMIZER in content:
         raise _optimizer_to_come(source) if makes_optimizer else _no_optimizer(source)
+    is_partial = content.get(TRAINABLE_ONLY) is True
     for part, states in parts:
-        _check(part, states, source)
+        _check(part, states, source, is_partial=is_partial)
     with ExitStack() as undo:
         for part, states in parts:
-            _load(part, states, source, undo)
+            _load(part, states, source, undo, is_partial=is_partial)
         undo.pop_all()
 
 
@@ -79,12 +80,12 @@ def _states_by_name(
     return saved
 
 
-def _check(part: Trained, states: Mapping[str, Any], source: str | Path) -> None:
+def _check(part: Trained, states: Mapping[str, Any], source: str | Path, *, is_partial: bool) -> None:
     """Refuse what does not fit, as far as the objects and the states tell."""
     for name in (MODEL, OPTIMIZER, SCHEDULER):
         if name in states and not isinstance(states[name], dict):
             raise _not_a_state(source, name, "a dictionary")
-    _check_weights(part.model, states[MODEL], source)
+    _check_weights(part.model, states[MODEL], source, is_partial=is_partial)
     if part.optimizer is not None and OPTIMIZER in states:
         if part.is_sharded and has_own_form(part.optimizer):
             raise _cannot_be_split(part.optimizer, source)
@@ -94,14 +95,18 @@ def _check(part: Trained, states: Mapping[str, Any], source: str | Path) -> None
         _check_fit(part.scheduler, misfit_of_scheduler(part.scheduler, states[SCHEDULER]), SCHEDULER, source)
 
 
-def _check_weights(model: nn.Module, weights: Mapping[str, Any], source: str | Path) -> None:
+def _check_weights(model: nn.Module, weights: Mapping[str, Any], source: str | Path, *, is_partial: bool) -> None:
     differences = differences_of_weights(model, weights, "file")
+    if is_partial:
+        left_out = frozen_names(model.state_dict(keep_vars=True)) - weights.keys()
+        differences = {name: difference for name, difference in differences.items() if name not in left_out}
     if differences:
         raise CheckpointError(
             f"The checkpoint is that of another model; nothing was loaded into {type(model).__name__}.",
             given=f"{source} with {list_differences(differences.values())}",
-            expected="the keys and shapes of the model",
-            do="Build the model as it was when the checkpoint was saved.",
+            expected=f"the keys and shapes of {'what the model trains' if is_partial else 'the model'}",
+            do="Build the model as it was when the checkpoint was saved"
+            + (", with the same parameters frozen." if is_partial else "."),
         )
 
 
@@ -125,7 +130,7 @@ def _check_fit(target: object, misfit: str | None, name: str, source: str | Path
         raise _does_not_fit(target, source, f"the {name}: {misfit}")
 
 
-def _load(part: Trained, states: Mapping[str, Any], source: str | Path, undo: ExitStack) -> None:
+def _load(part: Trained, states: Mapping[str, Any], source: str | Path, undo: ExitStack, *, is_partial: bool) -> None:
     """Load the states of a part, and note how each is undone."""
     # A copy of each state: training continues in the tensors that are loaded, and the caller has the content.
     if part.scheduler is not None and SCHEDULER in states:
@@ -144,7 +149,7 @@ def _load(part: Trained, states: Mapping[str, Any], source: str | Path, undo: Ex
         if part.is_sharded:
             load_whole_weights(part.model, states[MODEL])
         else:
-            part.model.load_state_dict(states[MODEL])
+            part.model.load_state_dict(states[MODEL], strict=not is_partial)
 
 
 def _own_copy(part: Trained, state: dict[str, Any]) -> dict[str, Any]:

@@ -175,7 +175,8 @@ def require_step_without_closure(optimizer: Optimizer) -> None:
     Raises:
         ConfigurationError: Its ``step`` needs an argument.
     """
-    parameters = inspect.signature(optimizer.step).parameters.values()
+    # A scheduler of torch replaces the method by a function that has the signature of the unbound one.
+    parameters = [one for name, one in inspect.signature(optimizer.step).parameters.items() if name != "self"]
     variable = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
     if any(one.default is inspect.Parameter.empty and one.kind not in variable for one in parameters):
         name = type(optimizer).__name__

@@ -8,9 +8,17 @@ from typing import Any
 from torch import Tensor, nn
 from typing_extensions import TypeIs
 
+from pa_core.errors import ConfigurationError
 from pa_core.types import SupportsStateDict
 
-__all__ = ["differences_of_weights", "list_differences", "missing_methods", "supports_state_dict"]
+__all__ = [
+    "differences_of_weights",
+    "frozen_names",
+    "list_differences",
+    "missing_methods",
+    "supports_state_dict",
+    "without_frozen",
+]
 
 _SHOWN_DIFFERENCES = 8  # enough to see which model it is, few enough to read
 
@@ -47,6 +55,32 @@ def differences_of_weights(model: nn.Module, weights: Mapping[str, Any], source:
                 differences[name] = f"{name}: {saved} in the {source}, {present} in the model"
                 break
     return differences
+
+
+def frozen_names(state: Mapping[str, Any]) -> set[str]:
+    """Return the names of the frozen parameters in what ``state_dict(keep_vars=True)`` of a model returned."""
+    return {name for name, one in state.items() if isinstance(one, nn.Parameter) and not one.requires_grad}
+
+
+def without_frozen(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries of a state dict that training changes: trainable parameters, and all that are no parameters.
+
+    Args:
+        state: What ``state_dict(keep_vars=True)`` of a model returned.
+
+    Raises:
+        ConfigurationError: All parameters are frozen.
+    """
+    frozen = frozen_names(state)
+    trained = {name: one for name, one in state.items() if name not in frozen}
+    if any(isinstance(one, nn.Parameter) for one in trained.values()):
+        return trained
+    raise ConfigurationError(
+        "Nothing of the model is trained, so nothing is left to save.",
+        given="trainable_only=True, and a model whose parameters are all frozen",
+        expected="parameters with requires_grad",
+        do="Call it while the adapter is trainable, or leave out trainable_only.",
+    )
 
 
 def list_differences(differences: Iterable[str]) -> str:

@@ -12,7 +12,7 @@ from pa_core.any_trainer import AnyTrainer
 from pa_core.callbacks.best_metric import BestMetric, require_watchable, watched_value
 from pa_core.callbacks.metric_direction import FALSE_BY_DEFAULT, resolve_direction
 from pa_core.checkpoint import read_checkpoint
-from pa_core.errors import CheckpointError
+from pa_core.errors import CheckpointError, ConfigurationError
 from pa_core.events import TrainerCallback
 from pa_core.storage.atomic_file import require_writable
 from pa_core.training_state.state_writer import raise_on_all
@@ -42,11 +42,15 @@ class SaveBestModelCallback(TrainerCallback):
         load_saved_checkpoint: Whether the best model is loaded at the end of the run, with the optimizer and
             the scheduler as they were then if they were saved. If False, the model stays as the last update
             left it.
+        trainable_only: Whether the file leaves out the parameters that are frozen, such as what an adapter is for. What
+            is frozen has to be the same throughout the run.
 
     Attributes:
         best: The best value and its epoch.
 
     Raises:
+        ConfigurationError: Something was frozen or unfrozen in the course of the run, with ``trainable_only``: the file
+            would not hold all that the run has changed.
         MetricNotFoundError: ``watch_metric`` was not recorded by the end of the first epoch.
         CheckpointError: When a run starts: the file cannot be written. At its end: the file that is to be loaded is not
             the one that this callback saved.
@@ -74,6 +78,8 @@ class SaveBestModelCallback(TrainerCallback):
         save_optimizer: bool = True,
         save_scheduler: bool = True,
         load_saved_checkpoint: bool = True,
+        *,
+        trainable_only: bool = False,
     ) -> None:
         self.save_path = save_path
         self._started_in = Path()
@@ -83,6 +89,8 @@ class SaveBestModelCallback(TrainerCallback):
         self.save_optimizer = save_optimizer
         self.save_scheduler = save_scheduler
         self.load_saved_checkpoint = load_saved_checkpoint
+        self.trainable_only = trainable_only
+        self._trained: set[str] | None = None
         self.best: BestMetric = BestMetric(self.greater_is_better)
 
     @property
@@ -95,6 +103,7 @@ class SaveBestModelCallback(TrainerCallback):
         """See that the model can be saved, and forget the best value of earlier runs, if configured to."""
         require_watchable(trainer, self.watch_metric)
         self._started_in = Path.cwd()
+        self._trained = None
         if type(self).save_best is SaveBestModelCallback.save_best:  # another one may save something else
             self._require_writable(trainer)
         if self.reset_on_train:
@@ -114,6 +123,10 @@ class SaveBestModelCallback(TrainerCallback):
             self._save_if_better(trainer)
 
     def _save_if_better(self, trainer: AnyTrainer) -> None:
+        if self.trainable_only:
+            now = _names_of_trained(trainer)
+            self._trained = now if self._trained is None else self._trained
+            _require_same_trained(self._trained, now)
         value = watched_value(trainer, self.watch_metric)
         if self.best.update(value, trainer.run_history.current_epoch):
             self.save_best(trainer)
@@ -131,6 +144,7 @@ class SaveBestModelCallback(TrainerCallback):
             checkpoint_kwargs=self._what_identifies_the_best(),
             save_optimizer=self.save_optimizer,
             save_scheduler=self.save_scheduler,
+            **({"trainable_only": True} if self.trainable_only else {}),  # which an override need not know
         )
 
     def load_best(self, trainer: AnyTrainer) -> None:
@@ -188,3 +202,23 @@ class SaveBestModelCallback(TrainerCallback):
                 do="The model has the weights of the last update. Give each run a save_path of its own, or "
                 "pass load_saved_checkpoint=False.",
             )
+
+
+def _names_of_trained(trainer: AnyTrainer) -> set[str]:
+    return {
+        f"{model}.{name}"
+        for model, module in trainer.named_models().items()
+        for name, parameter in module.named_parameters()
+        if parameter.requires_grad
+    }
+
+
+def _require_same_trained(at_first: set[str], now: set[str]) -> None:
+    changed = sorted(at_first ^ now)
+    if changed:
+        raise ConfigurationError(
+            "Other parameters are trained than before: a file with trainable_only would lack some of them.",
+            given=f"{changed[0]}, one of {len(changed)} that were frozen or unfrozen since the first epoch",
+            expected="the same ones throughout the run",
+            do="Leave out trainable_only of SaveBestModelCallback.",
+        )

@@ -895,6 +895,8 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         save_optimizer: bool = True,
         save_scheduler: bool = True,
         save_per_node: bool = True,
+        *,
+        trainable_only: bool = False,
     ) -> None:
         """Write the weights to one file, with the optimizer and its scheduler if the run has one of each.
 
@@ -906,8 +908,10 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
             save_optimizer: Whether the state of the one optimizer is included.
             save_scheduler: Whether the state of its scheduler is included.
             save_per_node: True writes once on each machine, False once in the whole run.
+            trainable_only: Whether parameters that are frozen are left out.
 
         Raises:
+            ConfigurationError: Nothing is trainable, with ``trainable_only``.
             CheckpointError: Something in it could not be loaded again; a file that is there already stays as it is.
         """
         is_single = self._trained_models.has_one_optimizer
@@ -917,6 +921,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
             save_optimizer=save_optimizer and is_single,
             save_scheduler=save_scheduler and is_single,
             save_per_node=save_per_node,
+            trainable_only=trainable_only,
         )
 
     @override

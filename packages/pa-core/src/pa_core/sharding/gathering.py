@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pa_core.sharded_tensors import is_sharded, whole_tensor
 from pa_core.sharding.calls_from_callbacks import come_together
 
-__all__ = ["gather_state", "gather_weights", "gathering"]
+__all__ = ["gather_state", "gathering"]
 
 
 @contextmanager
@@ -36,17 +36,6 @@ def gathering(tensors: Iterable[Tensor]) -> Generator[Iterator[Tensor]]:
     finally:
         for _ in whole:
             pass
-
-
-def gather_weights(model: nn.Module, *, keep: bool) -> dict[str, Any]:
-    """Return the state dict of a model with whole tensors; tied ones stay one tensor. Every process must call this.
-
-    Args:
-        model: The model without wrappers.
-        keep: As for ``gather_state``.
-    """
-    # with parameters, which are the same object where they are tied
-    return gather_state(model.state_dict(keep_vars=True), keep=keep)
 
 
 def gather_state(state: dict[str, Any], *, keep: bool) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from pa_core import _accelerate
 from pa_core.errors import ConfigurationError
 from pa_core.sharding.gathering import gathering
+from pa_core.state_dicts import without_frozen
 from pa_core.storage.tensor_file import DTYPE_NAMES, bytes_of, header_of
 
 __all__ = ["WeightExport"]
@@ -28,13 +29,16 @@ class WeightExport:
     Args:
         model: The model without wrappers.
         max_shard_size: The size of a file, in bytes or as in ``"5GB"``.
+        trainable_only: Whether parameters that are frozen are left out.
 
     Raises:
-        ConfigurationError: Something in the state of the model is not a tensor that can be exported.
+        ConfigurationError: Something in the state of the model is not a tensor that can be exported, or nothing of it
+            is trainable.
     """
 
-    def __init__(self, model: nn.Module, max_shard_size: int | str) -> None:
-        self._tensors = _tied_ones_once(model)
+    def __init__(self, model: nn.Module, max_shard_size: int | str, *, trainable_only: bool = False) -> None:
+        state = model.state_dict(keep_vars=True)  # where tied weights are the same object
+        self._tensors = _tied_ones_once(without_frozen(state) if trainable_only else state)
         described = {name: _described(one) for name, one in self._tensors.items()}
         by_file, self._index = _accelerate.files_of_export(described, max_shard_size)
         headers = {file: header_of({name: described[name] for name in names}) for file, names in by_file.items()}
@@ -43,8 +47,12 @@ class WeightExport:
     @contextmanager
     def gathering(self) -> Generator[Iterator[Tensor]]:
         """Give what ``write`` needs; every process must enter it, also those that do not write."""
-        with gathering(self._tensors[name] for names, _ in self._files.values() for name in names) as whole:
+        with gathering(self.tensors()) as whole:
             yield whole
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Yield the tensors in the order of the files; of a model that is not sharded, what ``write`` needs."""
+        return (self._tensors[name].detach() for names, _ in self._files.values() for name in names)
 
     def write(self, folder: Path, whole: Iterator[Tensor]) -> None:
         """Write the files and, if there are several, their index.
@@ -62,8 +70,7 @@ class WeightExport:
             (folder / "model.safetensors.index.json").write_text(json.dumps(self._index, indent=2, sort_keys=True))
 
 
-def _tied_ones_once(model: nn.Module) -> dict[str, Tensor]:
-    state: dict[str, Any] = model.state_dict(keep_vars=True)  # where tied weights are the same object
+def _tied_ones_once(state: dict[str, Any]) -> dict[str, Tensor]:
     other = [name for name, value in state.items() if not isinstance(value, Tensor) or value.dtype not in DTYPE_NAMES]
     if other:
         raise ConfigurationError(

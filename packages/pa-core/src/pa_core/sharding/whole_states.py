@@ -18,10 +18,10 @@ def load_whole_weights(model: nn.Module, weights: Mapping[str, Any]) -> None:
 
     Args:
         model: The model without wrappers.
-        weights: With the keys and shapes of the model.
+        weights: With keys and shapes of the model; what they lack stays as it is.
     """
     own = model.state_dict()
-    split = {name: value for name, value in own.items() if is_sharded(value)}
+    split = {name: value for name, value in own.items() if name in weights and is_sharded(value)}
     # what else the state has may be refused, and comes first
     model.load_state_dict({name: value for name, value in weights.items() if name not in split}, strict=False)
     for name, value in split.items():
