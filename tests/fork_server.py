@@ -7,6 +7,7 @@ input does.
 
 from __future__ import annotations
 
+import atexit
 import gc
 import importlib
 import importlib.util
@@ -112,6 +113,8 @@ def answer(connection: socket.socket) -> None:
 
 def become(request: Request) -> None:
     """Do what `python` does with such a command line."""
+    if "triton" in sys.modules:  # what it defines is garbage at the end, or it complains of a leak
+        atexit.register(gc.unfreeze)
     option, *arguments = request.arguments
     os.chdir(request.folder)
     os.environ.clear()
@@ -150,4 +153,8 @@ if __name__ == "__main__":
     except BecomeScript as start:
         requests.append(start.request)
     for one in requests:
-        become(one)
+        try:
+            become(one)
+        except Exception:  # shown here, as what it keeps alive would be a leak, too
+            sys.excepthook(*sys.exc_info())
+            sys.exit(1)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from pa_core import ConfigurationError
-from pa_core.parts import is_sharded, split_like
+from pa_core.parts import CHILDREN, is_sharded, non_persistent_buffers, split_like
 
 __all__ = ["ShardedAverage", "averaged_dtype"]
 
@@ -53,12 +53,11 @@ def _copy_tensors(
         if id(parameter) not in made:
             made[id(parameter)] = nn.Parameter(_copied(parameter), requires_grad=False)
         target.register_parameter(name, made[id(parameter)])  # type: ignore[arg-type]  # those are parameters  # pyright: ignore[reportArgumentType]
-    attributes = vars(source)
-    left_out: set[str] = attributes["_non_persistent_buffers_set"]
+    left_out = non_persistent_buffers(source)
     for name, buffer in source.named_buffers(recurse=False, remove_duplicate=False):
         made.setdefault(id(buffer), _copied(buffer))
         target.register_buffer(name, made[id(buffer)], persistent=name not in left_out)
-    children: dict[str, nn.Module | None] = attributes["_modules"]  # also those with several names
+    children: dict[str, nn.Module | None] = vars(source)[CHILDREN]  # also those with several names
     for name, child in children.items():
         if child is None:
             continue

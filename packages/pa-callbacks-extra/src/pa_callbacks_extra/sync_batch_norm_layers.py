@@ -14,6 +14,7 @@ from typing_extensions import override
 
 from pa_callbacks_extra.sync_batch_norm import BatchStatistics, normalise
 from pa_core import UnsupportedConfigurationError
+from pa_core.parts import INPUT_CHECK
 
 __all__ = ["Participants", "restore_layers", "synchronise_layers"]
 
@@ -135,7 +136,7 @@ def _synchronised_class(original: type[nn.Module], uses_torch: bool) -> type[nn.
     else:
         # Not derived from torch's own: DistributedDataParallel refuses to wrap such layers on a CPU.
         bases = (_SynchronisedBatchNorm, nn.BatchNorm1d if is_torchs_own else original)
-        members["_check_input_dim"] = cast("Any", original)._check_input_dim
+        members[INPUT_CHECK] = getattr(original, INPUT_CHECK)
         # In a compiled model too, Python exchanges the statistics. Wrapping for several processes loads the compiler.
         members["forward"] = _not_compiled(_SynchronisedBatchNorm.forward)
     return type(f"Synchronised{original.__name__}", bases, members)
@@ -161,7 +162,7 @@ class _SynchronisedBatchNorm(nn.Module):
         group = self.participants.group
         if group.size() == 1:
             return cast("Tensor", super().forward(input))
-        cast("Any", self)._check_input_dim(input)
+        getattr(self, INPUT_CHECK)(input)
         statistics = BatchStatistics(input, group)
         if statistics.count <= 1:
             raise ValueError(f"Expected more than 1 value per channel when training, got input size {input.size()}")

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from pa_core import ConfigurationError
-from pa_core.parts import is_sharded_module, local_pieces
+from pa_core.parts import BUFFERS, CHILDREN, PARAMETERS, foreach, is_sharded_module, local_pieces
 
 __all__ = ["TensorPairs", "named_tensors"]
 
@@ -88,7 +88,7 @@ class TensorPairs:
             weight: The fraction, from 0 to 1.
         """
         for averages, values in map(self._pieces, self._fused):
-            torch._foreach_lerp_(averages, values, weight)  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]  # no public one is fused
+            foreach("lerp_", averages, values, weight)
         for average, value in zip(*self._pieces(self._converted), strict=True):
             average.lerp_(value.to(average.dtype), weight)
         _copy(self._pieces(self._copied))
@@ -159,12 +159,12 @@ def _lists(pairs: Iterable[tuple[Tensor, Tensor]]) -> _Lists:
 def _copy(tensors: _Lists) -> None:
     averages, values = tensors
     if averages:
-        torch._foreach_copy_(averages, values)  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]  # no public one is fused
+        foreach("copy_", averages, values)
 
 
 def _containers(module: nn.Module) -> Iterable[dict[str, object]]:
     for submodule in module.modules():
-        yield from (vars(submodule)[name] for name in ("_parameters", "_buffers", "_modules"))
+        yield from (vars(submodule)[name] for name in (PARAMETERS, BUFFERS, CHILDREN))
 
 
 def _members(containers: list[dict[str, object]]) -> list[object]:

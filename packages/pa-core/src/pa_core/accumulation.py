@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any, NamedTuple, cast
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import BatchSampler
 
+from pa_core._torch import foreach
 from pa_core.data.batch_count import BatchCount
 from pa_core.data.custom_loader import batches_of_slices, innermost, is_keyed
 from pa_core.data.split import Split
@@ -180,7 +180,7 @@ class Accumulation:
             # Without any item all gradients are zero, and stay so.
             at_least_one = total.clamp(min=1) if isinstance(total, Tensor) else max(total, 1)
             factor = nominal * self._num_processes / at_least_one
-            torch._foreach_mul_(gradients, factor)  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]  # torch's optimizers use it; one pass
+            foreach("mul_", gradients, factor)
         self.items = 0.0
 
     def _has_items(self, total: float | Tensor) -> bool:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
+from pa_core._torch import CHILDREN
 from pa_core.run_config import check_count
 from pa_core.sharded_tensors import is_sharded, local_piece
 from pa_core.unwrapping import unwrap_model
@@ -122,7 +123,7 @@ def _rows(
     )
     if depth == 0 or len(modules) > 1 or first in above:
         return
-    named: dict[str, nn.Module | None] = vars(first)["_modules"]
+    named: dict[str, nn.Module | None] = vars(first)[CHILDREN]
     children = [(child, one) for child, one in named.items() if one is not None]
     for _, alike in groupby(children, key=lambda child: _likeness(child, place)):
         of_group = list(alike)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor, nn
+
+from pa_core._torch import BUFFERS, CHILDREN, PARAMETERS
 
 __all__ = ["buffers_of_module", "parameters_of_module"]
 
@@ -21,7 +23,7 @@ def parameters_of_module(module: nn.Module) -> list[nn.Parameter]:
         [2, 1]
     """
     found: dict[int, nn.Parameter] = {}
-    _add_tensors("_parameters", module, found, set())
+    _add_tensors(PARAMETERS, module, found, set())
     return list(found.values())
 
 
@@ -32,19 +34,17 @@ def buffers_of_module(module: nn.Module) -> list[Tensor]:
         module: A module.
     """
     found: dict[int, Tensor] = {}
-    _add_tensors("_buffers", module, found, set())
+    _add_tensors(BUFFERS, module, found, set())
     return list(found.values())
 
 
-def _add_tensors(
-    kind: Literal["_parameters", "_buffers"], module: nn.Module, found: dict[int, Any], seen: set[int]
-) -> None:
+def _add_tensors(kind: str, module: nn.Module, found: dict[int, Any], seen: set[int]) -> None:
     """Add what a module and those in it hold, each once; a module may even be in itself."""
     seen.add(id(module))
     attributes = vars(module)
     for tensor in attributes[kind].values():
         if tensor is not None:
             found[id(tensor)] = tensor
-    for child in attributes["_modules"].values():
+    for child in attributes[CHILDREN].values():
         if child is not None and id(child) not in seen:
             _add_tensors(kind, child, found, seen)

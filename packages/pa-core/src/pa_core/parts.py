@@ -7,6 +7,18 @@ itself; ``pa_trial`` shows how.
 from __future__ import annotations
 
 from pa_core._accelerate import ProcessState, process_state
+from pa_core._torch import (
+    BUFFERS,
+    CHILDREN,
+    COMPILED,
+    INPUT_CHECK,
+    PARAMETERS,
+    file_writer_of,
+    foreach,
+    is_unscaled,
+    non_persistent_buffers,
+    store_of_processes,
+)
 from pa_core.alike import (
     describe_arguments,
     describe_callbacks,
@@ -39,7 +51,7 @@ from pa_core.distributed.collectives import (
 from pa_core.distributed.comparison import Describe, agree_on_integer, require_alike
 from pa_core.distributed.fail_fast import ending_process_unless_all_fail
 from pa_core.distributed.gloo_forks import fork_between_collectives
-from pa_core.distributed.shared_errors import showing_errors_once, store_of_processes
+from pa_core.distributed.shared_errors import showing_errors_once
 from pa_core.distributed.watch import DEFAULT_MAX_WAIT_SECONDS, Place, RunWatch
 from pa_core.engine import nothing_kept_of_runs
 from pa_core.module_tensors import buffers_of_module, parameters_of_module
@@ -68,7 +80,12 @@ from pa_core.training_state.optimizer_state import load_state as load_optimizer_
 from pa_core.user_warnings import warn_user
 
 __all__ = [
+    "BUFFERS",
+    "CHILDREN",
+    "COMPILED",
     "DEFAULT_MAX_WAIT_SECONDS",
+    "INPUT_CHECK",
+    "PARAMETERS",
     "BatchFetcher",
     "Describe",
     "FolderLock",
@@ -105,12 +122,15 @@ __all__ = [
     "ensure_plain",
     "explaining_failed_start",
     "extend_key",
+    "file_writer_of",
     "find_damage",
+    "foreach",
     "fork_between_collectives",
     "index_list",
     "is_in_memory",
     "is_sharded",
     "is_sharded_module",
+    "is_unscaled",
     "leave_processes_at_exit",
     "leftovers",
     "list_differences",
@@ -121,6 +141,7 @@ __all__ = [
     "misfit_of_optimizer",
     "misfit_of_scheduler",
     "mix",
+    "non_persistent_buffers",
     "nothing_kept_of_runs",
     "parameters_of",
     "parameters_of_module",

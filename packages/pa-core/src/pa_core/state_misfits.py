@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from pa_core._torch import NESTED_SCHEDULERS
 from pa_core.state_dicts import supports_state_dict
 
 __all__ = ["has_own_form", "misfit_of_optimizer", "misfit_of_scheduler", "without_foreign_entries"]
@@ -194,7 +195,7 @@ def misfit_of_scheduler(scheduler: object, state: object) -> str | None:
     for name, value in saved.items():
         if name not in own and _has_meaning(scheduler, name):
             return f"{name} is not a part of the state of a {kind.__name__}"
-        if name == "_schedulers":
+        if name == NESTED_SCHEDULERS:
             found = _misfit_of_nested(getattr(scheduler, name, ()), value)
         else:
             found = _misfit(own[name], value, is_strict=_is_of_torch(kind)) if name in own else ""
@@ -230,9 +231,10 @@ def without_foreign_entries(scheduler: object, state: Mapping[str, Any]) -> dict
     if not isinstance(scheduler, LRScheduler) or not _is_of_torch(type(scheduler)):
         return dict(state)
     taken = {name: state[name] for name in scheduler.state_dict() if name in state}
-    if "_schedulers" in taken:
-        nested: Sequence[object] = getattr(scheduler, "_schedulers", ())
-        taken["_schedulers"] = [without_foreign_entries(*one) for one in zip(nested, taken["_schedulers"], strict=True)]
+    if NESTED_SCHEDULERS in taken:
+        nested: Sequence[object] = getattr(scheduler, NESTED_SCHEDULERS, ())
+        pairs = zip(nested, taken[NESTED_SCHEDULERS], strict=True)
+        taken[NESTED_SCHEDULERS] = [without_foreign_entries(*one) for one in pairs]
     return taken
 
 

@@ -7,6 +7,8 @@ from typing import Any, cast
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
+from pa_core._torch import CHILDREN, COMPILED
+
 __all__ = ["compiled_from", "unwrap_model"]
 
 
@@ -42,6 +44,6 @@ def compiled_from(model: nn.Module) -> nn.Module | None:
     as a plain attribute.
     """
     attributes = vars(model)
-    modules = attributes.get("_modules", {})  # of a scripted module, a mapping without get
-    found = modules["_orig_mod"] if "_orig_mod" in modules else attributes.get("_orig_mod")
+    modules = attributes.get(CHILDREN, {})  # of a scripted module, a mapping without get
+    found = modules[COMPILED] if COMPILED in modules else attributes.get(COMPILED)
     return cast("nn.Module | None", found)

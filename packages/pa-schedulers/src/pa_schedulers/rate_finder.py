@@ -33,7 +33,7 @@ from pa_core import (
     TrainerCallback,
     UnsupportedConfigurationError,
 )
-from pa_core.parts import capture_rng_state, nothing_kept_of_runs, restore_rng_state
+from pa_core.parts import BUFFERS, PARAMETERS, capture_rng_state, nothing_kept_of_runs, restore_rng_state
 from pa_core.plot_style import PlotStyle, plot_style
 from pa_schedulers.argument_checks import whole_number
 from pa_schedulers.figures import legend_above, single_axes
@@ -342,7 +342,7 @@ class _Module(NamedTuple):
         held = vars(module)
         tensors = [
             (where, name, tensor, None if tensor is None else tensor.detach().clone())
-            for where in (held["_parameters"], held["_buffers"])
+            for where in (held[PARAMETERS], held[BUFFERS])
             for name, tensor in where.items()
         ]
         numbers = {name: value for name, value in held.items() if isinstance(value, _PLAIN)}

@@ -10,12 +10,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from pa_core import RanksDifferError
-from pa_core.parts import require_alike
+from pa_core.parts import BUFFERS, foreach, require_alike
 
 __all__ = ["ChiefBuffers"]
 
 _collectives: Any = dist  # torch annotates its collectives only in part
-_copy_all: Any = cast("Any", torch)._foreach_copy_  # as torch's optimizers do; it has no public name
 _ALIGNMENT = 16
 """In bytes: of the largest numbers that torch has."""
 
@@ -44,9 +43,9 @@ class ChiefBuffers:
             of_model = cast("Iterable[tuple[str, nn.Module]]", model.named_modules())  # annotated in part
             modules |= {module: ".".join(filter(None, (f"model {number}", name))) for name, module in of_model}
         self._places = [
-            (f"{label}.{name}", module._buffers, name)  # pyright: ignore[reportPrivateUsage]  # each access by name costs a lookup
+            (f"{label}.{name}", vars(module)[BUFFERS], name)
             for module, label in modules.items()
-            for name in module._buffers  # pyright: ignore[reportPrivateUsage]  # as above
+            for name in vars(module)[BUFFERS]
         ]
 
     def follow_chief(self) -> None:
@@ -100,13 +99,13 @@ class _Packet:
         What this process has is left alone where ``changes`` says that it no longer fits the packet.
         """
         if is_chief and not changes:
-            _copy_all(self._pieces, self._buffers)
+            foreach("copy_", self._pieces, self._buffers)
         if is_chief and self.on_host:
             self._bytes[0] = changes
         _collectives.broadcast(self._bytes, src=0)
         chief_changes = self.on_host and bool(self._bytes[0])
         if not (is_chief or changes or chief_changes):
-            _copy_all(self._buffers, self._pieces)
+            foreach("copy_", self._buffers, self._pieces)
         return chief_changes
 
 

@@ -9,12 +9,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from pa_core.parts import foreach
 from pa_trial.errors import InvalidExperimentException
 
 __all__ = ["GradientBuckets"]
 
 _collectives: Any = dist  # torch annotates its collectives only in part
-_copy_all: Any = cast("Any", torch)._foreach_copy_  # as torch's optimizers do; it has no public name
 
 
 class GradientBuckets:
@@ -112,7 +112,7 @@ class _Bucket:
         if not present:
             return
         try:
-            _copy_all(pieces, present)
+            foreach("copy_", pieces, present)
         except RuntimeError as error:
             if any(gradient.is_sparse for gradient in present):
                 raise _sparse() from error
@@ -135,7 +135,7 @@ class _Bucket:
             gradients.append(gradient)
             pieces.append(piece)
         if gradients:
-            _copy_all(gradients, pieces)
+            foreach("copy_", gradients, pieces)
 
 
 def _sparse() -> InvalidExperimentException:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pa_core import UnsupportedConfigurationError
+from pa_core.parts import file_writer_of
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard.writer import SummaryWriter
@@ -62,7 +63,7 @@ class TensorBoard:
         self._purge_from = step
         if self._writer is not None:
             untyped: Any = import_module("tensorboard.compat.proto.event_pb2")
-            file_writer = _file_writer(self._writer)
+            file_writer = file_writer_of(self._writer)
             file_writer.add_event(untyped.Event(file_version="brain.Event:2"), step)
             start = untyped.SessionLog(status=untyped.SessionLog.START)
             file_writer.add_event(untyped.Event(session_log=start), step)
@@ -81,7 +82,7 @@ class TensorBoard:
         untyped: Any = import_module("tensorboard.compat.proto.summary_pb2")
         summary = untyped.Summary
         points = [summary.Value(tag=name, simple_value=value) for name, value in values.items()]
-        _file_writer(writer).add_summary(summary(value=points), step)
+        file_writer_of(writer).add_summary(summary(value=points), step)
 
     def flush(self) -> None:
         """Write to disk what was added, if there is a writer."""
@@ -93,12 +94,6 @@ class TensorBoard:
         if self._writer is not None:
             self._writer.close()
             self._writer = None
-
-
-def _file_writer(writer: SummaryWriter) -> Any:
-    """Return what writes the file; a new one if the trial has closed the writer."""
-    untyped: Any = writer
-    return untyped._get_file_writer()
 
 
 def require_tensorboard() -> None:

@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler as TorchScheduler
 from torch.utils.hooks import RemovableHandle
 
 from pa_core.distributed import broadcast_weights, rank
-from pa_core.parts import broadcast_tensors, parameters_of, require_alike
+from pa_core.parts import broadcast_tensors, foreach, is_unscaled, parameters_of, require_alike
 from pa_trial import part_checks
 from pa_trial.chief_buffers import ChiefBuffers
 from pa_trial.errors import InvalidCheckpointException
@@ -429,7 +429,7 @@ class TrainedParts:
         """Exchange what ``backward`` has not."""
         self._require_known(exchange, optimizer)
         if self._exchanges_now and exchange.is_due:
-            if scaler is not None and _is_unscaled(scaler, optimizer) and exchange.is_pending(parameters_of(optimizer)):
+            if scaler is not None and is_unscaled(scaler, optimizer) and exchange.is_pending(parameters_of(optimizer)):
                 raise part_checks.unscaled_too_early()
             self._exchange_gradients(exchange)
 
@@ -452,13 +452,7 @@ class TrainedParts:
 def _divide_gradients(optimizer: Optimizer, number: int) -> None:
     gradients = [parameter.grad for parameter in parameters_of(optimizer) if parameter.grad is not None]
     if gradients:
-        cast("Any", torch)._foreach_div_(gradients, number)  # as torch's optimizers do; it has no public name
-
-
-def _is_unscaled(scaler: GradScaler, optimizer: Optimizer) -> bool:
-    """Whether a scaler has unscaled the gradients of an optimizer; torch has no public way to ask."""
-    states: Any = getattr(scaler, "_per_optimizer_states", {})
-    return bool(states.get(id(optimizer), {}).get("found_inf_per_device"))
+        foreach("div_", gradients, number)
 
 
 def _match_gradients(models: list[nn.Module], gradients: list[dict[str, Tensor]]) -> list[tuple[nn.Parameter, Tensor]]:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from pa_core.parts import (
+    COMPILED,
     SavedModel,
     capture_model,
     copy_weights,
@@ -45,7 +46,6 @@ BESIDE_WEIGHTS = "models_beside_state_dict"
 GRADIENTS, BUFFERS = "unfinished_gradients", "buffers"
 """What a process has of its own until the next optimizer step."""
 
-_COMPILED = "_orig_mod"
 _DISTRIBUTED = "module"
 
 
@@ -195,7 +195,7 @@ def fitted_weights(model: nn.Module, weights: Mapping[str, Any]) -> dict[str, An
 
 
 def _plain_name(name: str) -> str:
-    parts = [part for part in name.split(".") if part != _COMPILED]
+    parts = [part for part in name.split(".") if part != COMPILED]
     while len(parts) > 1 and parts[0] == _DISTRIBUTED:
         del parts[0]
     return ".".join(parts)

@@ -14,6 +14,7 @@ from typing import NoReturn
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
+from pa_core._torch import store_of_processes
 from pa_core.distributed import shared_errors
 from pa_core.distributed.collectives import num_processes
 
@@ -87,7 +88,7 @@ def _rank_that_failed_alone() -> int | None:
     """Wait a little for all processes to fail; return the first rank to give that up, or None if all have failed."""
     rank = dist.get_rank()
     try:
-        store = PrefixStore("pa_core/failures", shared_errors.store_of_processes())
+        store = PrefixStore("pa_core/failures", store_of_processes())
         number, world = store.add("number", 1), dist.get_world_size()
         verdict = f"verdict/{(number - 1) // world}"
         if number % world == 0:

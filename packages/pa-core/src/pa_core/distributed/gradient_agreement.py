@@ -9,6 +9,7 @@ from typing import Any, Final, cast
 import torch
 from torch import Tensor, nn
 
+from pa_core._torch import adds_to_gradient
 from pa_core.device_reads import to_device
 from pa_core.distributed.collectives import num_processes, synchronising_wrapper
 from pa_core.errors import UnsupportedConfigurationError
@@ -138,12 +139,7 @@ class GradientAgreement:
 def _accumulates_gradient_of(parameter: nn.Parameter) -> bool:
     """Whether the backward pass that is under way adds to the gradient of a parameter."""
     with torch.enable_grad():
-        node = torch.autograd.graph.get_gradient_edge(parameter).node
-    try:
-        # Torch asks the same for its checkpointing; it has no public way.
-        return bool(cast("Any", torch._C)._will_engine_execute_node(node))  # pyright: ignore[reportPrivateUsage]  # as above
-    except RuntimeError:  # what torch answers where the gradient of the parameter is returned and not added
-        return False
+        return adds_to_gradient(torch.autograd.graph.get_gradient_edge(parameter).node)
 
 
 def _tensors_in(output: object) -> Iterator[Tensor]:

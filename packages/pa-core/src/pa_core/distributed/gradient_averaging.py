@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from pa_core._torch import foreach
 from pa_core.distributed.collectives import num_processes, values_of_all
 from pa_core.errors import UnsupportedConfigurationError
 
@@ -60,7 +61,7 @@ def _average(parameters: Sequence[Tensor]) -> None:
     message[: -len(counts)] /= num_processes()
     *means, counts = torch.split(message, [*(one.numel() for one in gradients), len(counts)])
     means = [mean.view(one.shape) for mean, one in zip(means, gradients, strict=True)]
-    torch._foreach_copy_(gradients, means)  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]  # no public one is fused
+    foreach("copy_", gradients, means)
     for number in missing:  # only here is something read from the device
         parameters[number].grad = gradients[number] if counts[number].item() > 0 else None
 

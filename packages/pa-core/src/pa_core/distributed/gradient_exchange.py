@@ -10,6 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from pa_core._torch import COMPILED, ignored_by_ddp, require_finished_exchange
 from pa_core.distributed.collectives import synchronising_wrapper, values_of_all
 from pa_core.errors import UnsupportedConfigurationError
 
@@ -28,8 +29,7 @@ class GradientExchange:
     """
 
     def __init__(self, module: nn.Module, hidden: frozenset[str] = frozenset()) -> None:
-        # The key has a dot before names that belong to the outermost module.
-        ignored = {name.removeprefix(".") for name in getattr(module, "_ddp_params_and_buffers_to_ignore", ())}
+        ignored = ignored_by_ddp(module)
         self._parameters = {
             name: parameter
             for name, parameter in module.named_parameters()
@@ -54,7 +54,7 @@ class GradientExchange:
         if wrapper is None:
             return
         try:  # as naming_unused_parameters, at a fraction of the cost
-            cast("Any", wrapper)._check_reducer_finalized()  # which torch made to be called after a backward pass
+            require_finished_exchange(wrapper)
         except RuntimeError as error:
             self._raise_explained(error)
             raise
@@ -82,10 +82,10 @@ class GradientExchange:
         Raises:
             UnsupportedConfigurationError: As ``check``.
         """
-        wrapper: Any = synchronising_wrapper(model)
+        wrapper = cast("nn.Module", synchronising_wrapper(model))
         missing: list[str] = []
         try:
-            wrapper._check_reducer_finalized()
+            require_finished_exchange(wrapper)
         except RuntimeError as error:
             missing = self._unused(str(error))
             if not missing:
@@ -95,7 +95,7 @@ class GradientExchange:
         if missing:
             parameters = [self._parameters[name] for name in missing]
             torch.autograd.backward(parameters, [torch.zeros_like(parameter) for parameter in parameters])
-            wrapper._check_reducer_finalized()
+            require_finished_exchange(wrapper)
         if not self._was_compared:
             self._compare(
                 "The gradients of an update are not the same on all processes, which would train apart.",
@@ -184,5 +184,5 @@ def _norm_of_gradient(parameter: Tensor) -> Tensor:
 
 
 def _enumerate(names: list[str]) -> str:
-    shown = ", ".join(name.replace("_orig_mod.", "") for name in names[:_SHOWN])
+    shown = ", ".join(name.replace(f"{COMPILED}.", "") for name in names[:_SHOWN])
     return shown if len(names) <= _SHOWN else f"{shown} and {len(names) - _SHOWN} more"

@@ -12,10 +12,10 @@ from datetime import timedelta
 from typing import Any, Final
 
 import torch.distributed as dist
-from torch.distributed import distributed_c10d
-from torch.distributed.distributed_c10d import PrefixStore, ProcessGroup
+from torch.distributed.distributed_c10d import PrefixStore
 
-from pa_core.distributed import shared_errors
+from pa_core import _torch
+from pa_core._torch import store_of_processes
 from pa_core.distributed.collectives import runs_on_gloo
 from pa_core.distributed.last_words import end_all_processes
 from pa_core.distributed.main_thread import Waiting, activity_of
@@ -73,13 +73,14 @@ class Heartbeat:
 
     def __init__(self, thread: int) -> None:
         # Not the group itself: whoever keeps it keeps gloo's threads alive, which abort a process that ends.
-        self._group = id(_default_group())
+        self._group = id(dist.group.WORLD)
         self.run: WatchedRun | None = None
         self.num_runs: int = 0
+        self._timeout = _torch.seconds_until_timeout()
         self._thread_of_runs = thread
         self._rank = dist.get_rank()
         # A connection of its own: the main thread may be waiting in the other one. Torch does not annotate clone().
-        shared: Any = shared_errors.store_of_processes()
+        shared: Any = store_of_processes()
         store = PrefixStore("pa_core/watch", shared.clone())
         store.set_timeout(_SECONDS_FOR_STORE)
         self._store = store
@@ -91,7 +92,7 @@ class Heartbeat:
         self._beats_of_others: dict[int, tuple[int, float]] = {}
         self._is_stopped = False
         self._wake = threading.Event()
-        self._last = Sign()
+        self._last = self._look()  # a version of torch that cannot count is refused here, and not in the thread
         self._thread = threading.Thread(target=self._beat_until_stopped, name="pa_core heartbeat", daemon=True)
         self._thread.start()
 
@@ -108,7 +109,7 @@ class Heartbeat:
     @property
     def is_of_present_group(self) -> bool:
         """Whether it still beats, and the processes are connected as they were when it began."""
-        return self.is_alive and self._group == id(_default_group())
+        return self.is_alive and self._group == id(dist.group.WORLD)
 
     def stop(self, end: str) -> None:
         """Give a last sign, and let the thread end.
@@ -153,9 +154,9 @@ class Heartbeat:
         """Describe this process."""
         run, now = self.run, time.monotonic()
         self._beat += 1
-        group: Any = _default_group()  # torch annotates it only in part
-        collectives: int = group._get_sequence_number_for_group()
-        waited = self._waiting.note(_begun_in_all_groups(), self._thread_of_runs if run is None else run.thread, now)
+        collectives = _torch.collectives_begun()
+        thread = self._thread_of_runs if run is None else run.thread
+        waited = self._waiting.note(_torch.collectives_begun_in_all_groups(), thread, now)
         if run is not None and run.place:
             self._steps.note(run, now)
         return Sign(
@@ -178,9 +179,7 @@ class Heartbeat:
             if not runs_on_gloo() and any(sign.collectives < own.collectives for sign in others.values()):
                 # A process waits for an accelerator, which waits for the others: no stack tells.
                 own = replace(own, waiting=self._waiting.stands_for)
-            limit = min(
-                max(run.limit, _SLOWEST_STEPS * self._steps.slowest), _SHARE_OF_TIMEOUT * _timeout(_default_group())
-            )
+            limit = min(max(run.limit, _SLOWEST_STEPS * self._steps.slowest), _SHARE_OF_TIMEOUT * self._timeout)
             silent = [rank for rank, sign in others.items() if self._silence(rank, sign, now) >= _SECONDS_UNTIL_SILENT]
             found = find_vain_wait(self._rank, own, others, silent, limit)
             if found is not None:
@@ -273,26 +272,3 @@ class _SlowestStep:
         elif at[0] == self._at[0]:
             self.slowest = max(self.slowest, now - self._since)
         self._at, self._since = at, now
-
-
-def _default_group() -> ProcessGroup:
-    return distributed_c10d._get_default_group()  # pyright: ignore[reportPrivateUsage]  # torch has no public way
-
-
-def _begun_in_all_groups() -> int:
-    """How many collectives were begun; those of models that are sharded and replicated have groups of their own."""
-    world: Any = distributed_c10d._world  # pyright: ignore[reportPrivateUsage]  # torch has no public way
-    number = 0
-    for group in list(world.pg_map):
-        with suppress(RuntimeError):  # a backend that does not count
-            number += group._get_sequence_number_for_group()
-    return number
-
-
-def _timeout(group: ProcessGroup) -> float:
-    """For how many seconds the group itself waits."""
-    anything: Any = group
-    with suppress(Exception):  # a backend of another kind
-        backends = (anything._get_backend(device) for device in anything._device_types)
-        return float(min(backend.options._timeout for backend in backends).total_seconds())
-    return math.inf

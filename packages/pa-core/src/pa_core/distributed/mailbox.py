@@ -11,7 +11,7 @@ from typing import Any, Final
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from pa_core.distributed import shared_errors
+from pa_core._torch import store_of_processes
 from pa_core.distributed.sign_of_life import Sign, Signs
 from pa_core.errors import OtherProcessError
 
@@ -37,7 +37,7 @@ class Mailbox:
         self.rank: int = dist.get_rank()
         self.num_processes: int = dist.get_world_size()
         # A connection of its own: other threads may be waiting in theirs. Torch does not annotate clone().
-        shared: Any = shared_errors.store_of_processes()
+        shared: Any = store_of_processes()
         connection: Store = shared.clone()
         self._store = PrefixStore(f"pa_core/mailbox/{next(_topics)}", connection)
         self._signs = Signs(PrefixStore("pa_core/watch", connection), self.rank, self.num_processes)

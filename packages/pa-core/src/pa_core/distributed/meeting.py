@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 import json
 import time
-from typing import Any, Final
+from typing import Final
 
 import torch.distributed as dist
-from torch.distributed import distributed_c10d
 from torch.distributed.distributed_c10d import PrefixStore
 
-from pa_core.distributed import shared_errors
+from pa_core import _torch
+from pa_core._torch import store_of_processes
 from pa_core.distributed.sign_of_life import Signs
 from pa_core.distributed.stuck_processes import describe_signs
 
@@ -48,10 +48,8 @@ class MeetingPoint:
             return
         self._rank = dist.get_rank()
         self._others = [rank for rank in range(dist.get_world_size()) if rank != self._rank]
-        self._store = PrefixStore("pa_core/meetings", shared_errors.store_of_processes())
-        self._signs = Signs(
-            PrefixStore("pa_core/watch", shared_errors.store_of_processes()), self._rank, dist.get_world_size()
-        )
+        self._store = PrefixStore("pa_core/meetings", store_of_processes())
+        self._signs = Signs(PrefixStore("pa_core/watch", store_of_processes()), self._rank, dist.get_world_size())
 
     def meet(self, place: str) -> None:
         """Wait until all processes are in a place.
@@ -105,6 +103,4 @@ def _key(rank: int, number: int) -> str:
 
 def _collectives_begun() -> int:
     """How many exchanges of all processes this one has entered."""
-    group: Any = distributed_c10d._get_default_group()  # pyright: ignore[reportPrivateUsage]  # torch has no public way
-    number: int = group._get_sequence_number_for_group()
-    return number
+    return _torch.collectives_begun()

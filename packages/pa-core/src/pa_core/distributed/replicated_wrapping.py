@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
-import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
 from pa_core import _accelerate
+from pa_core._torch import prepare_exchange, preserving_version
 from pa_core.distributed.collectives import synchronising_wrapper
 from pa_core.distributed.gradient_agreement import (
     GradientAgreement,
@@ -107,10 +107,9 @@ class ReplicatedWrapping(ModelWrapping):
         self.unwrap()
         # The wrapper writes the same weights over them, which a graph that waits for its backward pass does not mind.
         kept = (*before.model.parameters(), *before.model.buffers())
-        keeping = cast("Any", torch.autograd)._unsafe_preserve_version_counter  # torch has no public one
         with ExitStack() as stack:
             for tensor in kept:
-                stack.enter_context(keeping(tensor))
+                stack.enter_context(preserving_version(tensor))
             return self.wrap(before.model, for_training=before.for_training, num_carried=before.num_carried)
 
     @override
@@ -172,10 +171,7 @@ class ReplicatedWrapping(ModelWrapping):
             raise _static_graph()
         if inputs is not None and isinstance(self.carrier, GradientAgreement):
             inputs = [*inputs, self.carrier.parameter]
-        # The same as the wrapper does in its forward pass; torch has no public way to ask for it.
-        reducer: Any = cast("Any", wrapper).reducer
-        reducer._rebuild_buckets()
-        reducer.prepare_for_backward([loss] if wrapper.find_unused_parameters else [])
+        prepare_exchange(wrapper, [loss] if wrapper.find_unused_parameters else [])
         _accelerate.backward(self._accelerator, loss, inputs=inputs, retain_graph=retain_graph)
         if self._exchange is not None:
             self._zero_only = self._exchange.complete(self.model, self._zero_only)

@@ -12,9 +12,9 @@ from contextlib import contextmanager, suppress
 from types import TracebackType
 
 import torch.distributed as dist
-from torch.distributed import distributed_c10d
-from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.distributed_c10d import PrefixStore
 
+from pa_core._torch import store_of_processes
 from pa_core.errors import ExplainedError
 
 __all__ = ["show_once", "showing_errors_once", "store_of_processes"]
@@ -64,11 +64,6 @@ def show_once(error: BaseException, seconds: float) -> None:
         if display.is_shared(seconds):
             _install_hook()
             setattr(error, _DISPLAY, display)
-
-
-def store_of_processes() -> Store:
-    """The key-value store through which the processes have found each other; it works while they wait elsewhere."""
-    return distributed_c10d._get_default_store()  # pyright: ignore[reportPrivateUsage]  # torch has no public way
 
 
 _times_shared: Counter[str] = Counter()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
 
+from pa_core._torch import has_comm_hook, has_gradient_hooks
 from pa_core.distributed.collectives import num_processes, synchronising_wrapper
 from pa_core.distributed.gradient_agreement import GradientAgreement
 from pa_core.distributed.zero_pass import zero_pass
@@ -34,7 +35,9 @@ def settle_summation_order(model: nn.Module, agreement: GradientAgreement | None
     if wrapper is None or num_processes() <= _PROCESSES_OF_ANY_ORDER:
         return
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    if wrapper.find_unused_parameters or wrapper.static_graph or wrapper._comm_hooks or any(map(_has_hook, parameters)):
+    if wrapper.find_unused_parameters or wrapper.static_graph:
+        return
+    if has_comm_hook(wrapper) or any(map(has_gradient_hooks, parameters)):
         return
     gradients = [parameter.grad for parameter in parameters]
     for parameter in parameters:
@@ -48,8 +51,3 @@ def settle_summation_order(model: nn.Module, agreement: GradientAgreement | None
         agreement.sums()
     for parameter, gradient in zip(parameters, gradients, strict=True):
         parameter.grad = gradient
-
-
-def _has_hook(parameter: nn.Parameter) -> bool:
-    tensor = cast("Any", parameter)
-    return bool(tensor._backward_hooks or tensor._post_accumulate_grad_hooks)

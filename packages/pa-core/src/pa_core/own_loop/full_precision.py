@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
-
 import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node
+
+from pa_core._torch import dtypes_of_outputs
 
 __all__ = ["is_in_full_precision"]
 
@@ -40,15 +40,10 @@ def is_in_full_precision(loss: Tensor) -> bool:
         if node is None or node in seen:
             continue
         seen.add(node)
-        name, kinds = node.name(), _kinds_of_outputs(node)
+        name, kinds = node.name(), dtypes_of_outputs(node)
         is_hidden = issubclass(type(node), BackwardCFunction)  # mypy takes the two for incompatible
         if is_hidden or kinds & {torch.bfloat16, torch.float16}:
             return False
         found = found or (name.startswith(_AUTOCAST) and torch.float32 in kinds)
         nodes += [previous for previous, _ in node.next_functions]
     return found
-
-
-def _kinds_of_outputs(node: Node) -> set[torch.dtype]:
-    """The types of what the forward pass of a node has returned; torch has no public way to ask."""
-    return {one.dtype for one in cast("Any", node)._input_metadata}

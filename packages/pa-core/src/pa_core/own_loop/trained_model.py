@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from pa_core import _accelerate
+from pa_core._torch import calls_step_hooks
 from pa_core.accumulation import Accumulation, MicroBatch
 from pa_core.distributed.agreement import Agreement
 from pa_core.distributed.wrapping import ModelWrapping
@@ -72,7 +73,7 @@ class TrainedModel:
 
         Optimizers that do not call the constructor of their base class cannot be watched.
         """
-        if hasattr(self.optimizer, "_optimizer_step_pre_hooks"):
+        if calls_step_hooks(self.optimizer):
             self._watch = self.optimizer.register_step_pre_hook(self._require_own_step)
 
     def stop_watching(self) -> None:

@@ -14,18 +14,17 @@ from weakref import WeakSet
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 from typing_extensions import override
 
+from pa_core._torch import tree_leaves
 from pa_core.distributed.collectives import rank
 from pa_core.errors import ConfigurationError, RanksDifferError
 from pa_core.sharded_tensors import local_piece
 
 __all__ = ["CallsForAll", "differentiable", "is_told", "not_compiled", "zero_loss_of"]
 
-# torch annotates its collectives, and the trees of outputs, only in part
+# torch annotates its collectives only in part
 _collectives: Any = dist
-_pytree: Any = pytree
 
 
 _HookT = TypeVar("_HookT", bound=Callable[..., Any])
@@ -241,8 +240,7 @@ def differentiable(output: object) -> list[Tensor]:
     Args:
         output: Tensors, or containers of them.
     """
-    leaves: list[object] = _pytree.tree_leaves(output)
-    return [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad]
+    return [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.requires_grad]
 
 
 def _parts_in(loss: Tensor | None, outputs: Sequence[Tensor]) -> list[bool]:

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from pa_core import _accelerate
+from pa_core._torch import is_compiled_in_place
 from pa_core.sharded_tensors import is_sharded_module, is_unit
 from pa_core.unwrapping import compiled_from, unwrap_model
 
@@ -29,14 +30,9 @@ def compile_in_place(model: nn.Module, accelerator: _accelerate.AcceleratorLike)
     module = unwrap_model(model)
     blocks = [one for one in module.modules() if is_unit(one) and one is not module]
     for one in blocks if settings.by_blocks and blocks else [module]:
-        if not _is_compiled(one):
+        if not is_compiled_in_place(one):
             # Not the call, of which the hooks that gather the weights are a part: they cannot be compiled.
             one.forward = _compile(one.forward, **settings.arguments)
 
 
 _compile: Any = cast("Any", torch).compile  # annotated in part
-
-
-def _is_compiled(module: nn.Module) -> bool:
-    by_compile_method: object = cast("Any", module)._compiled_call_impl
-    return by_compile_method is not None or hasattr(module.forward, "_torchdynamo_orig_callable")

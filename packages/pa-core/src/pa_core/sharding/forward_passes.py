@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
+from pa_core._torch import map_tensors
 from pa_core.distributed.collectives import values_of_all
 from pa_core.errors import UnsupportedConfigurationError
 from pa_core.sharding.calls_for_all import CallsForAll, differentiable, not_compiled, zero_loss_of
@@ -20,7 +20,6 @@ __all__ = ["ForwardPasses"]
 
 _T = TypeVar("_T")
 
-_pytree: Any = pytree  # torch annotates it only in part
 
 _NONE_LEFT: Any = object()
 
@@ -135,7 +134,7 @@ class ForwardPasses:
             self._outputs.append(output)
             self._last_inputs = arguments, keywords
             if self._first_inputs is None:
-                self._first_inputs = _pytree.tree_map_only(Tensor, _without_content, self._last_inputs)
+                self._first_inputs = map_tensors(_without_content, self._last_inputs)
 
     def _outputs_with_missing_calls(self) -> list[Tensor]:
         """The outputs of this step, after calls with any inputs for those that it still lacks."""
@@ -146,7 +145,7 @@ class ForwardPasses:
     def _call_again(self) -> None:
         inputs = self._last_inputs
         if inputs is None and self._first_inputs is not None:
-            inputs = _pytree.tree_map_only(Tensor, partial(_with_content, self._device), self._first_inputs)
+            inputs = map_tensors(partial(_with_content, self._device), self._first_inputs)
         if inputs is None:
             raise _stopped_before_first_call()
         arguments, keywords = inputs

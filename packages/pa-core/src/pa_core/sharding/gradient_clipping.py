@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
+from pa_core._torch import foreach
 from pa_core.distributed.collectives import num_processes, sum_over_processes
 from pa_core.sharded_tensors import is_sharded, local_pieces
 
@@ -27,8 +28,8 @@ def clip_gradient_values(parameters: Iterable[Tensor], bound: float) -> None:
         return
     pieces = local_pieces(_gradients(parameters))
     if pieces:
-        torch._foreach_clamp_min_(pieces, -bound)  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]  # as torch itself
-        torch._foreach_clamp_max_(pieces, bound)  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]  # as above
+        foreach("clamp_min_", pieces, -bound)
+        foreach("clamp_max_", pieces, bound)
 
 
 def clip_gradient_norm(parameters: Iterable[Tensor], max_norm: float) -> Tensor:
@@ -50,7 +51,7 @@ def clip_gradient_norm(parameters: Iterable[Tensor], max_norm: float) -> Tensor:
     # As torch scales them: nothing waits to find out whether the norm is larger.
     factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     if pieces:
-        torch._foreach_mul_(pieces, factor)  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]  # as above
+        foreach("mul_", pieces, factor)
     return norm
 
 
@@ -61,7 +62,7 @@ def _gradients(parameters: Iterable[Tensor]) -> list[Tensor]:
 def _sum_of_squares(gradients: list[Tensor], pieces: list[Tensor], device: torch.device) -> Tensor:
     """What this process adds to the square of the norm: of pieces that others have too, its share."""
     by_copies: dict[float, list[Tensor]] = {}
-    norms = torch._foreach_norm(pieces) if pieces else ()  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]  # as above
+    norms = foreach("norm", pieces) if pieces else ()
     for gradient, norm in zip(gradients, norms, strict=True):
         by_copies.setdefault(_copies(gradient), []).append(norm)
     total = torch.zeros((), dtype=torch.float64, device=device)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
+from pa_core._torch import BUFFERS, PARAMETERS
 from pa_core.errors import ConfigurationError
 
 __all__ = ["MetaWeights", "NamedTensor", "allocate", "has_meta_tensors", "tensors_of"]
@@ -25,7 +26,7 @@ class NamedTensor(NamedTuple):
     """
 
     module: nn.Module
-    kind: Literal["_parameters", "_buffers"]
+    kind: str
     name: str
     tensor: Tensor
 
@@ -46,7 +47,7 @@ def tensors_of(modules: Iterable[nn.Module]) -> list[NamedTensor]:
     return [
         NamedTensor(module, kind, name, tensor)
         for module in modules
-        for kind in ("_parameters", "_buffers")
+        for kind in (PARAMETERS, BUFFERS)
         for name, tensor in vars(module)[kind].items()
         if tensor is not None
     ]
@@ -140,14 +141,14 @@ class MetaWeights:
         tensor = one.tensor
         if id(tensor) not in self._on_meta:
             plain = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
-            is_parameter = one.kind == "_parameters"
+            is_parameter = one.kind == PARAMETERS
             self._on_meta[id(tensor)] = nn.Parameter(plain, tensor.requires_grad) if is_parameter else plain
         return self._on_meta[id(tensor)]
 
     def _not_made(self, one: NamedTensor) -> ConfigurationError:
         names = cast("Iterable[tuple[str, nn.Module]]", self._model.named_modules())
         path = next(name for name, module in names if module is one.module)
-        kind = "parameter" if one.kind == "_parameters" else "buffer"
+        kind = "parameter" if one.kind == PARAMETERS else "buffer"
         maker = (
             f"{type(self._model).__name__}.init_weights()"
             if hasattr(self._model, "init_weights")
@@ -172,7 +173,7 @@ def allocate(missing: Iterable[NamedTensor], device: torch.device) -> None:
     for one in missing:
         if id(one.tensor) not in made:
             real = torch.full(one.tensor.shape, _unset(one.tensor.dtype), dtype=one.tensor.dtype, device=device)
-            if one.kind == "_parameters":
+            if one.kind == PARAMETERS:
                 real = nn.Parameter(real, one.tensor.requires_grad)
             made[id(one.tensor)] = real
         one.put(made[id(one.tensor)])

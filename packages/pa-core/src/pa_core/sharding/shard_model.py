@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from pa_core import _accelerate
+from pa_core._torch import PARAMETERS
 from pa_core.distributed.collectives import broadcast_tensors, num_processes
 from pa_core.sharded_tensors import is_sharded_module
 from pa_core.sharding.checkpointed_blocks import checkpoint_activations
@@ -152,7 +153,7 @@ class _Replacing:
         yield
         for one in before:
             after = vars(one.module)[one.kind][one.name]
-            if one.kind == "_parameters" and after is not one.tensor:
+            if one.kind == PARAMETERS and after is not one.tensor:
                 _copy_attributes(one.tensor, after)
                 self._remapped.replace(one.tensor, after)
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import cast
 
 import torch
 from torch import Tensor, nn
 
+from pa_core._torch import has_gradient_hooks
 from pa_core.errors import UnsupportedConfigurationError
 from pa_core.sharding.sharding_plan import modules_of_block
 
@@ -35,7 +35,7 @@ def require_shardable(model: nn.Module, blocks: Collection[nn.Module], whole: Co
             if getattr(module, "sparse", False):
                 raise _sparse(module)
     for parameter in model.parameters():
-        if id(parameter) not in kept and _has_hooks(parameter):
+        if id(parameter) not in kept and has_gradient_hooks(parameter):
             raise _hooks(names[id(parameter)])
 
 
@@ -57,11 +57,6 @@ def _sparse(module: nn.Module) -> UnsupportedConfigurationError:
         expected="dense gradients",
         do="Leave sparse=True out, or name the module in ignored_modules of the plugin.",
     )
-
-
-def _has_hooks(parameter: nn.Parameter) -> bool:
-    found = cast("list[object]", [parameter._backward_hooks, getattr(parameter, "_post_accumulate_grad_hooks", None)])
-    return any(found)
 
 
 def _hooks(name: str) -> UnsupportedConfigurationError:

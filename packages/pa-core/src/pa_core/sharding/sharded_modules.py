@@ -1,7 +1,6 @@
 """The modules of a model that ``fully_shard`` was applied to: what their public methods do not tell or do.
 
-Torch keeps gradients that are not exchanged yet, and the tensors that a graph is made of, where only it looks. This is
-the one room that looks there, too.
+Torch keeps gradients that are not exchanged yet, and the tensors that a graph is made of, where only it looks.
 """
 
 from __future__ import annotations
@@ -14,8 +13,9 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from pa_core import _torch
 from pa_core.errors import UnsupportedConfigurationError
-from pa_core.sharded_tensors import is_sharded
+from pa_core.sharded_tensors import is_sharded, local_piece
 
 __all__ = ["ShardedModules", "forget_local_gradients"]
 
@@ -62,7 +62,7 @@ class ShardedModules:
             UnsupportedConfigurationError: The gradients are not averaged over all processes.
         """
         for group in self._groups():
-            averaged_over: int = group.mesh_info.mesh.size()
+            averaged_over = _torch.num_averaged_over(group)
             if averaged_over != num_processes:
                 raise UnsupportedConfigurationError(
                     "The gradients of a sharded model are averaged over all processes here.",
@@ -70,10 +70,11 @@ class ShardedModules:
                     expected=f"a mesh of {num_processes} processes, of one dimension or of two (replicate, shard)",
                     do='Pass fully_shard a mesh of all processes: init_device_mesh("cuda", (world_size,)).',
                 )
-            if group.gradient_divide_factor not in {None, num_processes}:
+            factor = _torch.gradient_divide_factor(group)
+            if factor not in {None, num_processes}:
                 raise UnsupportedConfigurationError(
                     "Batches are weighed for gradients that are averaged over the processes.",
-                    given=f"set_gradient_divide_factor({group.gradient_divide_factor})",
+                    given=f"set_gradient_divide_factor({factor})",
                     expected="the mean over the processes, as fully_shard has it",
                     do="Leave the call out; for losses over other items than samples, tell their number with the loss.",
                 )
@@ -87,22 +88,22 @@ class ShardedModules:
 
     def plain_parameters(self) -> list[nn.Parameter]:
         """Return the parameters that nobody has sharded, whose gradients ``fully_shard`` does not exchange."""
-        sharded = {id(one.sharded_param) for one in self._parameters()}
+        sharded = {id(_torch.sharded_parameter(one)) for one in self._parameters()}
         return [parameter for parameter in self._model.parameters() if id(parameter) not in sharded]
 
     def make_replicas_alike(self) -> None:
         """Give all processes that have the same piece of a parameter the values of the first of them."""
-        for group in self._groups():
-            replicas: Any = getattr(group.mesh_info, "replicate_process_group", None)
-            if replicas is not None and replicas.size() > 1:
-                first = dist.get_global_rank(replicas, 0)
-                for one in group.fsdp_params:
-                    _collectives.broadcast(one.sharded_param.detach().to_local(), src=first, group=replicas)
+        for piece in map(_torch.sharded_parameter, self._parameters()):
+            for number, placement in enumerate(piece.placements):
+                if placement.is_replicate() and piece.device_mesh.size(number) > 1:
+                    replicas = piece.device_mesh.get_group(number)
+                    first = dist.get_global_rank(replicas, 0)
+                    _collectives.broadcast(local_piece(piece.detach()), src=first, group=replicas)
 
     @property
     def computes_in_own_precision(self) -> bool:
         """Whether ``fully_shard`` was told in which precision the model computes."""
-        return any(module._get_fsdp_state()._mp_policy.param_dtype is not None for module in self._modules)
+        return any(_torch.computed_dtype(module) is not None for module in self._modules)
 
     def exchange_gradients(self) -> None:
         """Let all backward passes from here on exchange gradients, whatever a script has told the modules."""
@@ -146,8 +147,11 @@ class ShardedModules:
         Args:
             parameters: Parameters of the model.
         """
-        gathered = {id(one.sharded_param): one for one in self._parameters()}
-        found = (_gathered(gathered.get(id(parameter)), parameter) for parameter in parameters)
+        by_piece = {id(_torch.sharded_parameter(one)): one for one in self._parameters()}
+        found = (
+            _torch.gathered_parameter(by_piece[id(parameter)]) if id(parameter) in by_piece else parameter
+            for parameter in parameters
+        )
         return [tensor for tensor in found if tensor is not None]
 
     def follow_unfreezing(self) -> None:
@@ -159,50 +163,27 @@ class ShardedModules:
             return
         for group in [*self._frozen_groups]:
             if _is_trained(group):
-                group._init_mp_dtypes()
+                _torch.note_dtypes(group)
                 self._frozen_groups.remove(group)
 
     def has_local_gradients(self) -> bool:
         """Whether this process has gradients that were not exchanged yet."""
-        return any(_has_local_gradient(one) for one in self._parameters())
+        return any(map(_torch.has_local_gradient, self._parameters()))
 
     def forget_local_gradients(self) -> None:
         """Forget gradients that were not exchanged yet."""
         for group in self._groups():
-            group._partial_reduce_output = None
-        for one in self._parameters():
-            if hasattr(one, "_unsharded_param"):
-                one._unsharded_param.grad = None
-            if one.unsharded_accumulated_grad is not None:  # from torch 2.15 on, it is the one above
-                one.unsharded_accumulated_grad = None
+            _torch.forget_local_gradients(group)
 
-    def _groups(self) -> Iterator[Any]:
+    def _groups(self) -> Iterable[Any]:
         """Torch's groups of parameters that are gathered together."""
-        seen: set[int] = set()
-        for module in self._modules:
-            state = module._get_fsdp_state()
-            several: Any = getattr(state, "_fsdp_param_groups", None)  # from torch 2.13 on; before, one or none
-            groups = [state._fsdp_param_group] if several is None else several
-            if id(state) not in seen:
-                yield from (group for group in groups if group is not None)
-            seen.add(id(state))
+        return {id(group): group for module in self._modules for group in _torch.sharding_groups(module)}.values()
 
     def _parameters(self) -> Iterator[Any]:
         """What torch knows of each sharded parameter."""
         for group in self._groups():
-            yield from group.fsdp_params
+            yield from _torch.parameters_of_group(group)
 
 
 def _is_trained(group: Any) -> bool:
-    return any(one.sharded_param.requires_grad for one in group.fsdp_params)
-
-
-def _gathered(one: Any, parameter: Tensor) -> Tensor | None:
-    """What a graph has of a parameter: None for one that no forward pass has gathered so far."""
-    gathered: Tensor | None = parameter if one is None else getattr(one, "_unsharded_param", None)
-    return gathered
-
-
-def _has_local_gradient(one: Any) -> bool:
-    gathered: Any = getattr(one, "_unsharded_param", None)
-    return one.unsharded_accumulated_grad is not None or (gathered is not None and gathered.grad is not None)
+    return any(_torch.sharded_parameter(one).requires_grad for one in _torch.parameters_of_group(group))

@@ -9,6 +9,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from pa_core._torch import version_of
+
 __all__ = ["LateCopies", "differ"]
 
 _BLOCK = 1 << 22  # bytes: little enough to wait for, and enough for the thread not to ask for the GIL all the time
@@ -34,7 +36,7 @@ class LateCopies:
     """
 
     def __init__(self, pairs: Sequence[tuple[Tensor, Tensor]], probed: Sequence[Tensor] = ()) -> None:
-        self._versions = [(source, source._version) for source, _ in pairs]
+        self._versions = [(source, version_of(source)) for source, _ in pairs]
         self._probes = [(tensor, _probe(tensor)) for tensor in probed if tensor.is_contiguous()]
         self._blocks = (block for pair in pairs for block in _blocks(*pair))
         self._lock = threading.Lock()
@@ -50,7 +52,7 @@ class LateCopies:
         """
         self._complete()
         if not self._is_judged.is_set():
-            self._are_exact = all(tensor._version == version for tensor, version in self._versions) and all(
+            self._are_exact = all(version_of(tensor) == version for tensor, version in self._versions) and all(
                 _probe(tensor).equal(before) for tensor, before in self._probes
             )
             self._is_judged.set()

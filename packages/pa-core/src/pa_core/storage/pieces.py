@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 from torch import Tensor
 
+from pa_core._torch import local_shape_and_offset
 from pa_core.sharded_tensors import local_piece
 from pa_core.storage.tensor_file import DTYPE_NAMES
 
@@ -144,17 +145,12 @@ def _blocks(
     Raises:
         UnknownLayoutError: As for ``plan``.
     """
-    # The function by which torch's own checkpoints are laid out; public is only that for the present process.
-    from torch.distributed.tensor._utils import (
-        _compute_local_shape_and_global_offset,  # pyright: ignore[reportPrivateUsage]
-    )
-
     if any(placement.is_partial() for placement in placements):
         message = "each process has a part of a sum"
         raise UnknownLayoutError(message)
     holders: dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]] = {}
     for rank, coordinate in zip(ranks, itertools.product(*map(range, mesh_shape)), strict=True):
-        of_rank, offsets = _compute_local_shape_and_global_offset(shape, mesh_shape, list(coordinate), placements)
+        of_rank, offsets = local_shape_and_offset(shape, mesh_shape, coordinate, placements)
         if math.prod(of_rank):
             holders.setdefault((offsets, of_rank), []).append(rank)
     blocks = tuple(_Block(offsets, of_rank, tuple(held)) for (offsets, of_rank), held in holders.items())

@@ -49,7 +49,7 @@ def memory_of_piece(piece: Tensor, whole: Sequence[int]) -> Hashable:
     if piece.numel():
         return (memory_of(piece), tuple(whole))
     storage = piece.untyped_storage()
-    return (piece.dtype, tuple(whole), storage._cdata, piece.storage_offset())  # pyright: ignore[reportPrivateUsage]  # an empty storage has no address but that of its object
+    return (piece.dtype, tuple(whole), storage, piece.storage_offset())
 
 
 def recorded_strides(tensor: Tensor) -> tuple[int, ...] | None:

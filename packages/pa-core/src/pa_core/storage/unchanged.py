@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from pa_core._torch import version_of
 from pa_core.errors import CheckpointError
 from pa_core.storage.digested_file import DigestingReader, DigestingWriter
 from pa_core.storage.manifest import FileEntry, has_manifest, read_manifest
@@ -103,7 +104,7 @@ def _version(tensor: Tensor) -> Hashable:
     """Return what is equal to itself for as long as torch notes no change of the tensor."""
     if tensor.is_inference():  # nothing is noted of it
         return object()
-    return (memory_of(tensor), tensor._version)
+    return (memory_of(tensor), version_of(tensor))
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ import torch
 from torch.utils.data import IterableDataset
 
 from pa_core import _accelerate
+from pa_core._torch import has_ended, has_iterator
 from pa_core.data import move_to_device
 from pa_core.data.custom_loader import describe_loader, is_dataloader, loader_parts
 from pa_core.data.streams import has_exact_state
@@ -85,8 +86,7 @@ class CustomLoaderState:
 
     def _has_ended(self) -> bool:
         """Whether a dataset was read to its end for the last batch, and its state may be that of the next epoch."""
-        fetcher: Any = getattr(self._reading, "_dataset_fetcher", None)
-        return getattr(fetcher, "ended", False) is True
+        return has_ended(self._reading)
 
     def describe_resumption(self, saved: Mapping[str, Any] | None, steps: int) -> str:
         """Return how the loader will get to its position, and what that promises.
@@ -234,7 +234,7 @@ def capture_between_epochs(loader: object) -> dict[str, Any]:
     has_workers = is_dataloader(fetching) and fetching.persistent_workers
     return {
         "generators": capture_generators(loader),
-        "has_workers": has_workers and getattr(fetching, "_iterator", None) is not None,
+        "has_workers": has_workers and has_iterator(fetching),
     }
 
 

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 from torch.optim import Optimizer
 
+from pa_core._torch import NESTED_SCHEDULERS
 from pa_core.training_state.run_settings import LENGTH_OF_SCHEDULE, Difference
 
 __all__ = ["with_schedule_lengths"]
@@ -61,7 +62,7 @@ def _used(one: Difference, scheduler: object, optimizer: Optimizer, is_new: bool
 
 def _follows_functions(state: Mapping[str, Any]) -> bool:
     """Whether the schedule is a function, as that of ``LambdaLR``: a state has the attributes of objects alone."""
-    nested = [cast("Mapping[str, Any]", one) for one in state.get("_schedulers", ()) if isinstance(one, Mapping)]
+    nested = [cast("Mapping[str, Any]", one) for one in state.get(NESTED_SCHEDULERS, ()) if isinstance(one, Mapping)]
     return any(not one for one in state.get("lr_lambdas", ())) or any(map(_follows_functions, nested))
 
 

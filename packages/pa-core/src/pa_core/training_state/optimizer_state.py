@@ -10,6 +10,7 @@ from typing import Any, cast
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from pa_core._torch import NESTED_SCHEDULERS
 from pa_core.errors import CheckpointError
 from pa_core.optimizer_parameters import parameters_of
 from pa_core.sharding.optimizer_state import split_like_parameters
@@ -210,7 +211,7 @@ def _scale_base_rate(scheduler: object, index: int, factor: float) -> None:
     base_rates = getattr(scheduler, "base_lrs", None)
     if isinstance(base_rates, list):
         base_rates[index] = base_rates[index] * factor
-    nested = getattr(scheduler, "_schedulers", ())  # of SequentialLR and ChainedScheduler
+    nested = getattr(scheduler, NESTED_SCHEDULERS, ())  # of SequentialLR and ChainedScheduler
     for one in cast("Sequence[object]", nested) if isinstance(nested, list | tuple) else ():
         _scale_base_rate(one, index, factor)
 

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
+from pa_core._torch import calls_step_hooks, version_of
 from pa_core.storage.background import HostPool
 from pa_core.storage.encoding import Encoded
 from pa_core.storage.late_copies import LateCopies, differ
@@ -47,7 +48,7 @@ class Snapshots:
         Args:
             optimizers: Those that change the weights next.
         """
-        return bool(optimizers) and not self._copies_at_once and all(map(_calls_hooks, optimizers))
+        return bool(optimizers) and not self._copies_at_once and all(map(calls_step_hooks, optimizers))
 
     def take(
         self, parts: Mapping[str, Encoded], optimizers: Collection[Optimizer], live: Collection[str]
@@ -70,7 +71,7 @@ class Snapshots:
         late = {name for name in names if name not in self._restless} if self._knows_what_changes else set[str]()
         snapshot, copies = self._pool.begin(parts, late=late, live=live, probed=["models"])
         if not self._knows_what_changes:
-            self._candidates = [(name, tensors[name], tensors[name]._version) for name in names]
+            self._candidates = [(name, tensors[name], version_of(tensors[name])) for name in names]
             self._copied = {name: tensor for part in snapshot.values() for name, tensor in part.tensors.items()}
         self._copies = copies
         if names:
@@ -107,7 +108,7 @@ class Snapshots:
             self._restless |= {
                 name
                 for name, tensor, version in self._candidates
-                if tensor._version != version or differ(tensor, self._copied[name])
+                if version_of(tensor) != version or differ(tensor, self._copied[name])
             }
             self._knows_what_changes = True
 
@@ -118,7 +119,3 @@ def _changed_by_optimizers(parts: Mapping[str, Encoded]) -> Iterator[str]:
         for name, tensor in parts[part].tensors.items():
             if tensor.nbytes >= _LARGE and tensor.device.type == "cpu" and not tensor.is_inference():
                 yield name
-
-
-def _calls_hooks(optimizer: Optimizer) -> bool:
-    return getattr(type(optimizer).step, "hooked", False) and hasattr(optimizer, "_optimizer_step_pre_hooks")

@@ -10,6 +10,7 @@ from weakref import ref
 import torch
 from torch import Tensor, nn
 
+from pa_core._torch import version_of
 from pa_core.beside_model import items_of
 from pa_core.module_tensors import buffers_of_module, parameters_of_module
 from pa_core.sharded_tensors import is_sharded
@@ -87,7 +88,7 @@ def _tensors_in(value: object) -> Iterator[Tensor]:
 
 def _version(tensor: Tensor) -> int | None:
     """Counts the changes in place; those of inference tensors are not counted."""
-    return None if tensor.is_inference() else tensor._version
+    return None if tensor.is_inference() else version_of(tensor)
 
 
 def _is_copy(one: Tensor, other: Tensor) -> bool:

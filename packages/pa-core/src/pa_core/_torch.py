@@ -1,0 +1,467 @@
+"""The one door to what torch has under private names only, each with the public way that is not enough.
+
+Nothing is looked up when this module is imported. Where a version of torch lacks a name, what needs it says so, and
+``tests/pa_core/test_torch_names.py`` fails. Attributes of objects that torch does not document count as private.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, suppress
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.autograd.graph import Node
+from torch.distributed.distributed_c10d import Store
+from torch.optim import Optimizer
+
+from pa_core.errors import UnsupportedConfigurationError
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
+__all__ = [
+    "BUFFERS",
+    "CHILDREN",
+    "COMPILED",
+    "INPUT_CHECK",
+    "NESTED_SCHEDULERS",
+    "NEWEST_TRIED",
+    "OLDEST_TRIED",
+    "PARAMETERS",
+    "adds_to_gradient",
+    "calls_step_hooks",
+    "collectives_begun",
+    "collectives_begun_in_all_groups",
+    "computed_dtype",
+    "dtypes_of_outputs",
+    "file_writer_of",
+    "foreach",
+    "forget_local_gradients",
+    "gathered_parameter",
+    "gradient_divide_factor",
+    "has_comm_hook",
+    "has_ended",
+    "has_gradient_hooks",
+    "has_iterator",
+    "has_local_gradient",
+    "ignored_by_ddp",
+    "is_compiled_in_place",
+    "is_unscaled",
+    "local_shape_and_offset",
+    "map_tensors",
+    "non_persistent_buffers",
+    "note_dtypes",
+    "num_averaged_over",
+    "parameters_of_group",
+    "prepare_exchange",
+    "preserving_version",
+    "require_finished_exchange",
+    "seconds_until_timeout",
+    "sharded_parameter",
+    "sharding_groups",
+    "store_of_processes",
+    "tree_leaves",
+    "version_of",
+]
+
+OLDEST_TRIED: Final = "2.11"
+NEWEST_TRIED: Final = "2.15"
+
+PARAMETERS: Final = "_parameters"
+BUFFERS: Final = "_buffers"
+CHILDREN: Final = "_modules"
+"""Where a module has these in its ``vars``.
+
+``named_parameters`` and its like make a name for each, which takes three times as long, and leave out second names.
+"""
+
+COMPILED: Final = "_orig_mod"
+"""Where a compiled module has the one it was made of. Asking by class would import the compiler."""
+
+INPUT_CHECK: Final = "_check_input_dim"
+"""What a batch norm layer calls to check its input; a layer derived from it may have another rule than its class."""
+
+NESTED_SCHEDULERS: Final = "_schedulers"
+"""Where ``SequentialLR`` and ``ChainedScheduler`` have their schedulers; the constructor alone is documented."""
+
+_MISSING: Final = object()
+
+
+def _private(owner: object, name: str) -> Any:
+    """Return an attribute of an object of torch.
+
+    Raises:
+        UnsupportedConfigurationError: This version of torch has none of this name.
+    """
+    found = getattr(owner, name, _MISSING)
+    if found is _MISSING:
+        raise _missing(f"{getattr(owner, '__name__', type(owner).__name__)}.{name}")
+    return found
+
+
+def _of_module(module: str, name: str) -> Any:
+    try:
+        return _private(importlib.import_module(module), name)
+    except ImportError as error:
+        raise _missing(module) from error
+
+
+def _missing(name: str) -> UnsupportedConfigurationError:
+    return UnsupportedConfigurationError(
+        "This run needs a part of torch that has no public name, and that this version of torch does not have.",
+        given=f"torch {torch.__version__}, without {name}",
+        expected=f"a version that was tried: torch {OLDEST_TRIED} to {NEWEST_TRIED}",
+        do=f'Install one: pip install "torch=={NEWEST_TRIED}.*". A newer pa-core may know newer versions.',
+    )
+
+
+def foreach(operation: str, *arguments: Any) -> Any:
+    """Apply an operation to lists of tensors at once, as torch's optimizers do; tensor by tensor, each is a call.
+
+    Args:
+        operation: Its name in torch without ``_foreach_``, such as ``"mul_"``.
+        *arguments: What it takes. No list may be empty.
+
+    Example:
+        >>> tensors = [torch.ones(2), torch.ones(1)]
+        >>> foreach("mul_", tensors, 3.0)
+        >>> tensors
+        [tensor([3., 3.]), tensor([3.])]
+    """
+    return _private(torch, f"_foreach_{operation}")(*arguments)
+
+
+def non_persistent_buffers(module: nn.Module) -> set[str]:
+    """Return the names of a module's own buffers that its state dict leaves out; making one calls the user's hooks.
+
+    Args:
+        module: The module.
+    """
+    return cast("set[str]", _private(module, "_non_persistent_buffers_set"))
+
+
+def is_compiled_in_place(module: nn.Module) -> bool:
+    """Whether ``compile`` was called for a module, or ``torch.compile`` for its ``forward``; nothing public tells.
+
+    Args:
+        module: The module.
+    """
+    by_method: object = _private(module, "_compiled_call_impl")
+    return by_method is not None or hasattr(module.forward, "_torchdynamo_orig_callable")
+
+
+def version_of(tensor: Tensor) -> int:
+    """Return a number that grows with each change in place that torch notes; without it, values would be compared.
+
+    Args:
+        tensor: The tensor.
+    """
+    return cast("int", _private(tensor, "_version"))
+
+
+def preserving_version(tensor: Tensor) -> AbstractContextManager[object]:
+    """Return a context in which a tensor is changed without a note; a public ``detach`` counts as the tensor itself.
+
+    Args:
+        tensor: The tensor.
+    """
+    return cast("AbstractContextManager[object]", _private(torch.autograd, "_unsafe_preserve_version_counter")(tensor))
+
+
+def has_gradient_hooks(tensor: Tensor) -> bool:
+    """Whether somebody registered a hook on a tensor; torch only lets hooks be registered.
+
+    Args:
+        tensor: The tensor.
+    """
+    return bool(_private(tensor, "_backward_hooks") or _private(tensor, "_post_accumulate_grad_hooks"))
+
+
+def adds_to_gradient(node: Node) -> bool:
+    """Whether the backward pass under way comes to a node; torch asks the same for its checkpointing.
+
+    Args:
+        node: The end of a graph at a parameter. Where its gradient is returned and not added, the answer is False.
+    """
+    will_execute: Callable[[Node], bool] = _private(_private(torch, "_C"), "_will_engine_execute_node")
+    try:
+        return bool(will_execute(node))
+    except RuntimeError:  # of a gradient that is returned
+        return False
+
+
+def dtypes_of_outputs(node: Node) -> set[torch.dtype]:
+    """Return the types of what the forward pass of a node has returned; ``metadata`` of a node has other things.
+
+    Args:
+        node: A node of a graph.
+    """
+    return {one.dtype for one in _private(node, "_input_metadata")}
+
+
+def tree_leaves(tree: object) -> list[object]:
+    """Return what is in containers, also in those that were registered with torch, as ``fully_shard`` looks at outputs.
+
+    Args:
+        tree: Containers within each other.
+    """
+    return cast("list[object]", _of_module("torch.utils._pytree", "tree_leaves")(tree))
+
+
+def map_tensors(function: Callable[[Tensor], Tensor], tree: Any) -> Any:
+    """Return containers with what a function makes of each tensor in them; as ``tree_leaves``.
+
+    Args:
+        function: What it does to a tensor.
+        tree: The containers.
+    """
+    return _of_module("torch.utils._pytree", "tree_map_only")(Tensor, function, tree)
+
+
+def calls_step_hooks(optimizer: Optimizer) -> bool:
+    """Whether an optimizer calls its hooks: one that leaves out the constructor of its base class does not.
+
+    Args:
+        optimizer: The optimizer. ``register_step_pre_hook`` itself does not tell.
+    """
+    return getattr(type(optimizer).step, "hooked", False) and hasattr(optimizer, "_optimizer_step_pre_hooks")
+
+
+def is_unscaled(scaler: torch.amp.GradScaler, optimizer: Optimizer) -> bool:
+    """Whether a scaler has unscaled the gradients of an optimizer; a second ``unscale_`` is an error.
+
+    Args:
+        scaler: The scaler. One that is not torch's own has unscaled nothing.
+        optimizer: The optimizer.
+    """
+    states: Any = getattr(scaler, "_per_optimizer_states", {})
+    return bool(states.get(id(optimizer), {}).get("found_inf_per_device"))
+
+
+def has_iterator(loader: object) -> bool:
+    """Whether a ``DataLoader`` keeps its workers between epochs, and has started them; nothing public tells.
+
+    Args:
+        loader: The loader.
+    """
+    return getattr(loader, "_iterator", None) is not None
+
+
+def has_ended(iterator: object) -> bool:
+    """Whether an iterable dataset was read to its end for the last batch; the iterator itself raises only later.
+
+    Args:
+        iterator: That of a ``DataLoader``. One of another kind has not ended.
+    """
+    return getattr(getattr(iterator, "_dataset_fetcher", None), "ended", False) is True
+
+
+def file_writer_of(writer: object) -> Any:
+    """Return what writes the file of a ``SummaryWriter``; a new one if it was closed, as ``file_writer`` alone is not.
+
+    Args:
+        writer: The writer.
+    """
+    return _private(writer, "_get_file_writer")()
+
+
+def store_of_processes() -> Store:
+    """The key-value store through which the processes have found each other; it works while they wait elsewhere.
+
+    A store of our own would need an address that all of them know.
+    """
+    return cast("Store", _of_module("torch.distributed.distributed_c10d", "_get_default_store")())
+
+
+def collectives_begun() -> int:
+    """Return how many collectives of all processes this one has begun; profilers count them at a price."""
+    return int(_private(dist.group.WORLD, "_get_sequence_number_for_group")())
+
+
+def collectives_begun_in_all_groups() -> int:
+    """Return the number of all groups: torch lists none of them, and models that are sharded have their own."""
+    number = 0
+    for group in list(_of_module("torch.distributed.distributed_c10d", "_world").pg_map):
+        count: Callable[[], int] = _private(group, "_get_sequence_number_for_group")
+        with suppress(RuntimeError):  # a backend that does not count
+            number += count()
+    return number
+
+
+def seconds_until_timeout() -> float:
+    """Return for how long the group of all processes waits, infinite where it does not say; torch only takes it."""
+    group = dist.group.WORLD
+    get_backend, devices = _private(group, "_get_backend"), _private(group, "_device_types")
+    with suppress(Exception):  # a backend of another kind
+        return float(min(get_backend(device).options._timeout for device in devices).total_seconds())
+    return math.inf
+
+
+def ignored_by_ddp(module: nn.Module) -> set[str]:
+    """Return the names that ``DistributedDataParallel`` was told to leave alone, for which torch has no public way.
+
+    Args:
+        module: The module, before it is wrapped. Only one that was told so has the attribute.
+    """
+    # The key has a dot before names that belong to the outermost module.
+    return {name.removeprefix(".") for name in getattr(module, "_ddp_params_and_buffers_to_ignore", ())}
+
+
+def has_comm_hook(wrapper: nn.Module) -> bool:
+    """Whether a hook exchanges the gradients of a ``DistributedDataParallel``; ``register_comm_hook`` only takes it.
+
+    Args:
+        wrapper: The wrapper.
+    """
+    return bool(_private(wrapper, "_comm_hooks"))
+
+
+def require_finished_exchange(wrapper: nn.Module) -> None:
+    """Raise torch's ``RuntimeError`` where a backward pass has left out parameters, as only the next step would.
+
+    Args:
+        wrapper: A ``DistributedDataParallel``.
+    """
+    _private(wrapper, "_check_reducer_finalized")()
+
+
+def prepare_exchange(wrapper: nn.Module, outputs: list[Tensor]) -> None:
+    """Prepare a backward pass that exchanges gradients, as a ``DistributedDataParallel`` does in its forward pass only.
+
+    Args:
+        wrapper: The wrapper.
+        outputs: From where it looks for unused parameters; none where all are used.
+    """
+    reducer = _private(wrapper, "reducer")
+    _private(reducer, "_rebuild_buckets")()
+    _private(reducer, "prepare_for_backward")(outputs)
+
+
+def local_shape_and_offset(
+    shape: tuple[int, ...], mesh_shape: tuple[int, ...], coordinate: tuple[int, ...], placements: tuple[Any, ...]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return shape and offsets of the piece that a process has of a tensor; public is only that of the present one.
+
+    Args:
+        shape: The shape of the whole tensor.
+        mesh_shape: The shape of the mesh.
+        coordinate: Where the process is in it.
+        placements: How each dimension of the mesh splits the tensor.
+    """
+    compute = _of_module("torch.distributed.tensor._utils", "_compute_local_shape_and_global_offset")
+    return cast("tuple[Any, Any]", compute(shape, mesh_shape, list(coordinate), placements))
+
+
+def _sharding_state(module: nn.Module) -> Any:
+    return _private(module, "_get_fsdp_state")()
+
+
+def computed_dtype(module: nn.Module) -> torch.dtype | None:
+    """Return in which precision ``fully_shard`` lets a module compute, None for that of its weights.
+
+    Args:
+        module: A module that ``fully_shard`` was applied to. It only takes the policy.
+    """
+    dtype: torch.dtype | None = _private(_sharding_state(module), "_mp_policy").param_dtype
+    return dtype
+
+
+def sharding_groups(module: nn.Module) -> list[Any]:
+    """Return torch's groups of parameters that are gathered together, for what follows; nothing public leads there.
+
+    Args:
+        module: A module that ``fully_shard`` was applied to.
+    """
+    state = _sharding_state(module)
+    several: Iterable[Any] | None = getattr(state, "_fsdp_param_groups", None)  # from torch 2.13 on
+    groups = [_private(state, "_fsdp_param_group")] if several is None else several
+    return [group for group in groups if group is not None]
+
+
+def gradient_divide_factor(group: Any) -> float | None:
+    """Return by what a group divides gradients; ``set_gradient_divide_factor`` only takes it.
+
+    Args:
+        group: One of ``sharding_groups``.
+    """
+    factor: float | None = _private(group, "gradient_divide_factor")
+    return factor
+
+
+def num_averaged_over(group: Any) -> int:
+    """Return over how many processes a group averages gradients; the meshes of its tensors may have other dimensions.
+
+    Args:
+        group: One of ``sharding_groups``.
+    """
+    return int(_private(group, "mesh_info").mesh.size())
+
+
+def note_dtypes(group: Any) -> None:
+    """Let torch look anew at the parameters of a group, as it does once, before the first forward pass.
+
+    Args:
+        group: One of ``sharding_groups``.
+    """
+    _private(group, "_init_mp_dtypes")()
+
+
+def parameters_of_group(group: Any) -> list[Any]:
+    """Return what torch knows of each parameter of a group, for what follows.
+
+    Args:
+        group: One of ``sharding_groups``.
+    """
+    return cast("list[Any]", _private(group, "fsdp_params"))
+
+
+def sharded_parameter(one: Any) -> DTensor:
+    """Return the parameter of which this process has a piece; while it is gathered, the model has another one.
+
+    Args:
+        one: One of ``parameters_of_group``.
+    """
+    return cast("DTensor", _private(one, "sharded_param"))
+
+
+def gathered_parameter(one: Any) -> Tensor | None:
+    """Return what graphs have of a parameter, None before it was gathered; ``unshard`` would gather it once more.
+
+    Args:
+        one: One of ``parameters_of_group``.
+    """
+    _private(one.__class__, "unsharded_param")
+    gathered: Tensor | None = getattr(one, "unsharded_param", None)
+    return gathered
+
+
+def has_local_gradient(one: Any) -> bool:
+    """Whether this process has a gradient that was not exchanged yet; ``grad`` of the parameter is the exchanged one.
+
+    Args:
+        one: One of ``parameters_of_group``.
+    """
+    gathered = gathered_parameter(one)
+    accumulated = _private(one, "unsharded_accumulated_grad")
+    return accumulated is not None or (gathered is not None and gathered.grad is not None)
+
+
+def forget_local_gradients(group: Any) -> None:
+    """Forget gradients that were not exchanged yet; ``reset_iter_state``, from torch 2.14 on, does so for a root alone.
+
+    Args:
+        group: One of ``sharding_groups``.
+    """
+    _private(group, "_partial_reduce_output")
+    group._partial_reduce_output = None
+    for one in parameters_of_group(group):
+        gathered = gathered_parameter(one)
+        if gathered is not None:
+            gathered.grad = None
+        if has_local_gradient(one):  # before torch 2.15, it has a place of its own
+            one.unsharded_accumulated_grad = None
