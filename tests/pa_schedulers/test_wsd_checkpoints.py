@@ -14,7 +14,7 @@ from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import StepLR
 from typing_extensions import override
 
-from pa_core import AnyTrainer, Trainer, TrainerCallback
+from pa_core import AnyTrainer, FolderInUseError, SaveTrainingStateCallback, Trainer, TrainerCallback
 from pa_core.distributed import num_processes
 from pa_core.testing import make_regression
 from pa_schedulers import WSDCheckpointCallback, WSDLrScheduler
@@ -94,8 +94,8 @@ class Run:
 
 
 def names(folder: Path) -> list[str]:
-    """What is in a folder."""
-    return sorted(path.name for path in folder.iterdir())
+    """What is in a folder; the first process may still be about to release it."""
+    return sorted(path.name for path in folder.iterdir() if path.name != ".in_use")
 
 
 @pytest.mark.runs_on("one_process", "two_ranks", "bf16")
@@ -286,3 +286,18 @@ def test_a_run_does_not_replace_what_it_goes_on_from(tmp_path: Path, initial: st
     longer = Run(callback).train(4, continuation)
     assert longer.trainer.num_updates_completed == 20
     assert len(names(tmp_path)) == 4
+
+
+def test_a_folder_is_that_of_one_run_at_a_time(tmp_path: Path) -> None:
+    """Another run would replace what this one saves; callbacks of a run may share it, and it is free afterwards."""
+
+    class TrainAnother(TrainerCallback):
+        @override
+        def on_train_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+            with pytest.raises(FolderInUseError):
+                Run(WSDCheckpointCallback(tmp_path)).train(1, schedule())
+
+    run = Run(WSDCheckpointCallback(tmp_path))
+    run.trainer.callback_handler.add_callbacks([TrainAnother, SaveTrainingStateCallback(tmp_path)])
+    run.train(1, schedule())
+    Run(WSDCheckpointCallback(tmp_path)).train(1, schedule())

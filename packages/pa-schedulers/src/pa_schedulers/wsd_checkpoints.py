@@ -7,7 +7,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from pa_core import AnyTrainer, ConfigurationError, TrainerCallback, distributed
+from pa_core import AnyTrainer, ConfigurationError, TrainerCallback
 from pa_core.storage import StateFolder
 from pa_schedulers.wsd_scheduler import WSDLrScheduler
 
@@ -35,6 +35,7 @@ class WSDCheckpointCallback(TrainerCallback):
 
     Args:
         save_dir: The folder of what is saved, made if it is missing; on several machines, one that all of them share.
+            While a run uses it, no other run can.
         save_optimizer: Whether exports have the state of the optimizer. Training states always do.
         save_scheduler: Whether exports have the state of the scheduler. Training states always do.
         initial_checkpoint: What to resume from: a training state (or a folder of them, of which the newest one is
@@ -43,6 +44,7 @@ class WSDCheckpointCallback(TrainerCallback):
     Raises:
         ConfigurationError: When a run starts: its scheduler is not a ``WSDLrScheduler``, or is not a continuation
             although there is an initial checkpoint; or the run would replace its own initial checkpoint.
+        FolderInUseError: When a run starts: another one that is alive saves its states in the folder.
 
     Example:
         >>> import tempfile, torch
@@ -77,8 +79,7 @@ class WSDCheckpointCallback(TrainerCallback):
         """Find out, before any time is spent, whether the run can be saved; load the initial checkpoint."""
         scheduler = _scheduler_of(trainer)
         self._started_in = Path.cwd()
-        if distributed.rank() == 0:
-            self.save_dir.mkdir(parents=True, exist_ok=True)
+        trainer.reserve_state_folder(self.save_dir)
         trainer.check_training_state()
         is_resumed = trainer.num_updates_completed > 0
         if self.initial_checkpoint is not None and not is_resumed:
