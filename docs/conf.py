@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # for docs.pictures
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for the extensions in this folder
 
 project = "Training loops for PyTorch, in parts"
 project_copyright = "the authors"
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "docs.pictures.directive"]
-myst_heading_anchors = 2  # for links such as when-training-fails.md#signals
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "docs.pictures.pairs", "docs.reference_links"]
+myst_heading_anchors = 4  # the names that a forge gives them, too
 exclude_patterns = ["_build", "maintainers/*-figures.md"]  # the latter are parts of cost.md
 
 html_theme = "furo"

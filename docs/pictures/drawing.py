@@ -11,7 +11,7 @@ import matplotlib as mpl
 
 __all__ = ["DrawnPicture", "draw_picture", "names_of_pictures"]
 
-NOT_PICTURES = {"__main__", "digits", "directive", "drawing", "measured"}
+NOT_PICTURES = {"__main__", "digits", "drawing", "measured", "pairs"}
 
 
 class DrawnPicture(NamedTuple):

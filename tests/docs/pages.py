@@ -46,8 +46,7 @@ REASONS = {
 DATA = {"bash", "csv", "diff", "dockerfile", "ini", "json", "md", "text", "toml", "yaml"}
 RUN = {"console", "pycon", "python"}
 
-_PROSE = {"admonition", "dropdown", "important", "note", "tab-item", "tab-set", "tip", "warning"}
-_DRAWN = {"eval-rst", "include", "picture", "toctree"}
+_DRAWN = {"eval-rst", "include", "toctree"}
 _FENCE = re.compile(r"(?P<indent> *)(?P<fence>`{3,}|~{3,}|:{3,})(?P<info>.*)")
 _COMMENT = re.compile(r" *<!-- (.*) -->")
 _DIRECTIVE = re.compile(r"(diff|exits|file|needs|not run|raises|tested by): (\S.*)|(new script)")
@@ -169,11 +168,9 @@ class Page:
         return {directive[1] or directive[3]: directive[2] or ""}
 
     def _skip(self, name: str, fence: re.Match[str], lines: Iterator[tuple[int, str]], number: int) -> None:
-        """Pass over a directive of Sphinx, into what is text."""
-        if name in _PROSE:
-            return
+        """Pass over a directive of Sphinx."""
         if name not in _DRAWN:
-            raise ValueError(f"{self}:{number}: {name!r} is not one of {', '.join(sorted(_PROSE | _DRAWN))}")
+            raise ValueError(f"{self}:{number}: {name!r} is not one of {', '.join(sorted(_DRAWN))}")
         self._until_end(fence, lines, number)
 
     def _until_end(self, fence: re.Match[str], lines: Iterator[tuple[int, str]], number: int) -> list[str]:

@@ -14,7 +14,7 @@ __all__ = ["ORDER", "PAGES", "with_table"]
 ROOT = Path(__file__).parents[2]
 PAGES = {
     "examples/README.md": "[{name}.py]({name}.py)",
-    "docs/examples.md": "{{download}}`{name}.py <../examples/{name}.py>`",
+    "docs/examples.md": "[{name}.py](../examples/{name}.py)",
 }
 ORDER = (
     "train_digits",

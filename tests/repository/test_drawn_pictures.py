@@ -1,4 +1,4 @@
-"""The pictures of the README are kept as files; they show what is drawn today."""
+"""The pictures are kept as files; they show what is drawn today."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def heights(points: np.ndarray) -> np.ndarray:
     return at
 
 
-@pytest.mark.parametrize("name", ["history", "schedule"])
+@pytest.mark.parametrize("name", names_of_pictures())
 def test_a_kept_picture_shows_what_is_drawn_today(name: str, tmp_path: Path) -> None:
-    """Else draw them again: `python -m docs.pictures docs/pictures/drawn history schedule`."""
+    """Else draw them again: `python -m docs.pictures docs/pictures/drawn`."""
     for drawn in draw_picture(name, tmp_path):
         kept, now = shown_in(DRAWN / drawn.name), shown_in(drawn)
         assert kept.words == now.words
