@@ -23,6 +23,8 @@ from pa_callbacks_extra import ModelEmaCallback, TorchMetricsCallback
 from pa_core import (
     AnyTrainer,
     ConfigurationError,
+    MetricNotFoundError,
+    SaveBestModelCallback,
     SaveTrainingStateCallback,
     StepBasedEvaluationCallback,
     StopTrainingError,
@@ -331,6 +333,26 @@ def test_metrics_that_keep_what_they_are_given_keep_no_graph() -> None:
     make_trainer(Look(), callback).train(make_classification(30), num_epochs=1)
     assert kept
     assert not any(tensor.requires_grad for tensor in kept)
+
+
+def test_a_sanity_evaluation_finds_a_metric_that_does_not_fit_and_counts_for_nothing(tmp_path: Path) -> None:
+    """A metric of the wrong number of classes fails before the first epoch; one that fits has the same values."""
+    data = make_classification(24)
+    trainer = make_trainer(TorchMetricsCallback(MulticlassAccuracy(num_classes=2)))
+    with pytest.raises(Exception, match="classes"):
+        trainer.train(data, 1, data, sanity_eval_steps=1)
+    assert trainer.num_updates_completed == 0
+
+    def recorded(steps: int) -> dict[str, list[Any]]:
+        best = SaveBestModelCallback(tmp_path / "best.pt", "eval_accuracy", greater_is_better=True)
+        trainer = make_trainer(TorchMetricsCallback(collection()), best)
+        trainer.train(data, 2, data, sanity_eval_steps=steps)
+        return {name: [*trainer.run_history.get_metric_values(name)] for name in trainer.run_history.get_metric_names()}
+
+    assert recorded(2) == recorded(0)
+    misspelt = SaveBestModelCallback(tmp_path / "best.pt", "eval_acuracy", greater_is_better=True)
+    with pytest.raises(MetricNotFoundError, match="watch_metric='eval_accuracy'"):
+        make_trainer(TorchMetricsCallback(collection()), misspelt).train(data, 1, data, sanity_eval_steps=1)
 
 
 def test_predictions_may_be_nested() -> None:

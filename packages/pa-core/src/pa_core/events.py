@@ -55,6 +55,10 @@ class TrainerCallback(ABC, Generic[TrainerT_contra, BatchT_contra, OutputT_contr
     A callback with state that a resumed run needs (a best value, a counter) offers ``state_dict()``, of tensors and
     plain values, and ``load_state_dict()``. Both are called on every process; the state of the first one is kept.
 
+    Attributes:
+        joins_sanity_evaluation: Whether a copy of it is called in the evaluation that ``train(sanity_eval_steps=...)``
+            runs before the first epoch; False for what would leave something behind, such as a line in a file.
+
     Example:
         >>> from pa_core import AnyTrainer, TrainerCallback
         >>> class CountUpdates(TrainerCallback):
@@ -62,6 +66,8 @@ class TrainerCallback(ABC, Generic[TrainerT_contra, BatchT_contra, OutputT_contr
         ...     def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: object) -> None:
         ...         self.updates = update
     """
+
+    joins_sanity_evaluation: bool = True
 
     def on_init_end(self, trainer: TrainerT_contra, **kwargs: Any) -> None:
         """Called once, when the trainer has been constructed."""
@@ -270,7 +276,8 @@ class CallbackHandler(Generic[_TrainerT]):
         self.callbacks.append(instance)
         self._listeners.clear()
         for name, nearest in _unknown_events(instance).items():
-            if difflib.SequenceMatcher(None, name, nearest).ratio() >= _SURELY_A_TYPO:
+            is_typo = difflib.SequenceMatcher(None, name, nearest).ratio() >= _SURELY_A_TYPO
+            if is_typo and (type(instance), name) not in self._warned:
                 self._warned.add((type(instance), name))
                 _warn_of_unknown_event(instance, name, nearest)
 

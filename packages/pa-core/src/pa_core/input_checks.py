@@ -309,6 +309,25 @@ def require_evaluation_data(data: object) -> None:
         )
 
 
+def check_sanity_evaluation(num_batches: int, eval_dataset: object) -> None:
+    """Refuse a sanity evaluation of nothing.
+
+    Args:
+        num_batches: How many batches are to be evaluated before the first epoch.
+        eval_dataset: What was passed to ``train()``.
+
+    Raises:
+        ConfigurationError: There is no evaluation dataset.
+    """
+    if num_batches and eval_dataset is None:
+        raise ConfigurationError(
+            "There is nothing to evaluate before the first epoch.",
+            given=f"sanity_eval_steps={num_batches} and no eval_dataset",
+            expected="an evaluation dataset, or no sanity_eval_steps",
+            do="Pass eval_dataset, or leave sanity_eval_steps out.",
+        )
+
+
 def require_evaluation_loader(loader: _LoaderT | None) -> _LoaderT:
     """Return the evaluation loader of a run that is asked to evaluate in between.
 

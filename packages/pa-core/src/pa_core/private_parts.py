@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 from pa_core.errors import OverrideError
 
-__all__ = ["PrivateParts", "declared_parts"]
+__all__ = ["PrivateParts", "declared_parts", "own_attributes"]
 
 
 def declared_parts(*classes: type) -> frozenset[str]:
@@ -18,6 +18,17 @@ def declared_parts(*classes: type) -> frozenset[str]:
     """
     names = {name for cls in classes for name in inspect.get_annotations(cls)}
     return frozenset(name for name in names if name.startswith("_"))
+
+
+def own_attributes(owner: object) -> dict[str, object]:
+    """Return the attributes of a trainer that are a script's own: those that no class of this package declares.
+
+    Args:
+        owner: The trainer.
+    """
+    classes = [one for one in type(owner).__mro__ if one.__module__.partition(".")[0] == __name__.partition(".")[0]]
+    declared = {name for one in classes for name in inspect.get_annotations(one)}
+    return {name: value for name, value in vars(owner).items() if name not in declared}
 
 
 class PrivateParts:

@@ -17,7 +17,7 @@ from pa_core import _accelerate, alike, compatibility, distributed, input_checks
 from pa_core.accumulation import Accumulation, MicroBatch
 from pa_core.beside_model import require_one_trained_module
 from pa_core.callbacks.defaults import DEFAULT_CALLBACKS, warn_of_none_by_default
-from pa_core.callbacks.limit_batches import apply_limit_of_environment
+from pa_core.callbacks.limit_batches import apply_limit_of_environment, first_batches
 from pa_core.data.evaluation_sets import EvaluationData, EvaluationSets
 from pa_core.data.given_data import DEFAULT_BATCH_SIZE, GivenData
 from pa_core.data.loaders import batches_on_device, lengths_of_epochs
@@ -39,6 +39,7 @@ from pa_core.predictions.types import PredictionT
 from pa_core.predictions.written import Writing, require_nothing_to_write
 from pa_core.progress import Phase
 from pa_core.run_config import TrainerRunConfig, check_count, check_run_arguments
+from pa_core.sanity_evaluation import sanity_evaluation
 from pa_core.scheduler_stepping import SchedulerStepping
 from pa_core.sharding.sharded_wrapping import wrapping_for
 from pa_core.step_failures import name_step
@@ -126,6 +127,7 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
     _create_optimizer_fn: Callable[[Any], Optimizer] | None
     _accumulation: Accumulation
     _wrapping: ModelWrapping
+    _sanity_eval_steps: int
 
     def __init__(
         self,
@@ -157,6 +159,7 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self._created_scheduler = None
         self._create_optimizer_fn = create_optimizer_fn
         self._stepping = SchedulerStepping()
+        self._sanity_eval_steps = 0
         self._finish_init()
 
     # The two entries: training and evaluation
@@ -183,6 +186,7 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         step_scheduler: Literal["update", "epoch"] = "update",
         watch_metric: str | None = None,
         order: Order | None = None,
+        sanity_eval_steps: int = 0,
     ) -> None:
         """Run a training run: epochs of training, each followed by an evaluation if there is a dataset for it.
 
@@ -226,6 +230,9 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             watch_metric: The metric that ``ReduceLROnPlateau`` and others like it are stepped with, after each epoch.
             order: Which samples an epoch visits, and when: an object from ``pa_core.orders``. None for the order that
                 the dataset brings, if it brings one, and otherwise each sample once in a random order.
+            sanity_eval_steps: How many batches of each evaluation set a new run evaluates before its first epoch, such
+                as 2, to find errors in evaluation and metrics, and misspelt names of metrics, before hours are spent.
+                The run is the same to the last bit as without: callbacks are called on copies, nothing is recorded.
 
         Raises:
             ArgumentTypeError: An argument is another kind of thing.
@@ -241,6 +248,8 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         numbers = (per_device_batch_size, *steps, gradient_clip_value)
         with showing_errors_once():
             check_run_arguments(*numbers, gradient_clip_norm)
+            check_count("sanity_eval_steps", sanity_eval_steps, minimum=0)
+            input_checks.check_sanity_evaluation(sanity_eval_steps, eval_dataset)
             # A script may have replaced them.
             input_checks.check_trainer_arguments(self.model, self.loss_func, self.optimizer)
             if not self._makes_optimizer:
@@ -256,6 +265,7 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self.collate_fn = collate_fn
         self.create_scheduler_fn = create_scheduler_fn  # pyright: ignore[reportIncompatibleVariableOverride]  # narrower
         self._gradient_clip_norm = gradient_clip_norm
+        self._sanity_eval_steps = sanity_eval_steps
 
         def describe_arguments() -> dict[str, str]:
             names = "per_device_batch_size", "num_epochs", "gradient_accumulation_steps", "max_num_train_steps"
@@ -265,6 +275,7 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
                 "create_scheduler_fn": create_scheduler_fn,
                 "reset_run_history": reset_run_history,
                 "collate_fn": collate_fn,
+                "sanity_eval_steps": sanity_eval_steps,
                 "scheduler is stepped": str(self._stepping),
             }
             return {
@@ -651,6 +662,8 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             with self._agreement.together(self._describe_start):
                 self.training_run_start()
                 self._call_event(TrainerCallback.on_training_run_start)
+            if self._sanity_eval_steps > 0 and self._resumption.saved is None:
+                self._run_sanity_evaluation(self._sanity_eval_steps)
             for epoch in self._resumption.remaining_epochs(self):
                 self._run_epoch(epoch)
         self._safe_points.leave()
@@ -660,6 +673,14 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self.training_run_end()
         self.callback_handler.call_event(TrainerCallback.on_training_run_end, self)
         self._reach_end()
+
+    def _run_sanity_evaluation(self, num_batches: int) -> None:
+        """Evaluate the first batches of each set, and leave everything as it was."""
+        with sanity_evaluation(self, num_batches, self._stepping.watch_metric):
+            for name in self._eval_names_of_epoch():
+                with self._eval_sets.evaluating(self, name):
+                    loader = cast("SizedIterable[BatchT]", self.eval_dataloader)
+                    self._run_eval_epoch(first_batches(loader, num_batches))
 
     def _run_epoch(self, epoch: int) -> None:
         """Train an epoch, unless it is trained already, and evaluate."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -12,8 +13,9 @@ from pa_core.any_trainer import AnyTrainer
 from pa_core.errors import ConfigurationError, MetricNotFoundError
 from pa_core.tracking.metric_prefix import INTERMEDIATE_PREFIX
 from pa_core.tracking.metric_values import as_number
+from pa_core.user_warnings import warn_user
 
-__all__ = ["BestMetric", "require_watchable", "watched_value"]
+__all__ = ["BestMetric", "require_recorded_names", "require_watchable", "watched_value"]
 
 _SURELY_MEANT = 0.85
 
@@ -127,17 +129,47 @@ def watched_value(trainer: AnyTrainer, metric_name: str) -> float:
     """
     recorded = sorted(trainer.run_history.get_metric_names())
     if metric_name not in recorded:
-        raise MetricNotFoundError(
-            "The metric to watch was never recorded.",
-            given=f"watch_metric={metric_name!r}",
-            expected=f"one of the recorded metrics: {', '.join(recorded) or 'none so far'}",
-            do=_how_to_record(trainer, metric_name, recorded),
-        )
+        raise _never_recorded(trainer, metric_name, recorded)
     value = _number_to_judge_by(trainer, metric_name, recorded)
     if trainer.run_config.num_processes == 1:
         return value
     of_each_process = trainer.gather(torch.tensor([value], dtype=torch.float64, device=trainer.device))
     return float(of_each_process[0])
+
+
+def require_recorded_names(trainer: AnyTrainer, metric_names: Iterable[str]) -> None:
+    """Refuse names of metrics that are nearly those of metrics which an evaluation has recorded.
+
+    Others may be recorded at the end of an epoch: they are warned of if they look like those of evaluations.
+
+    Args:
+        trainer: The trainer, which has evaluated and not trained yet.
+        metric_names: The metrics to watch.
+
+    Raises:
+        MetricNotFoundError: A name is misspelt.
+    """
+    recorded = sorted({*trainer.run_history.get_metric_names(), "train_loss_epoch"})
+    for name in metric_names:
+        if any(f"_{name}".endswith(f"_{one}") for one in recorded):  # some callbacks evaluate too, with a prefix
+            continue
+        if difflib.get_close_matches(name, recorded, n=1, cutoff=_SURELY_MEANT):
+            raise _never_recorded(trainer, name, recorded)
+        if "eval" in name:
+            nearest = difflib.get_close_matches(name, recorded, n=1, cutoff=0.0)[0]
+            warn_user(
+                f"No evaluation has recorded {name}, which is to be watched; the nearest name is {nearest}. If it is "
+                "not recorded at the end of the first epoch either, the run ends there."
+            )
+
+
+def _never_recorded(trainer: AnyTrainer, metric_name: str, recorded: list[str]) -> MetricNotFoundError:
+    return MetricNotFoundError(
+        "The metric to watch was never recorded.",
+        given=f"watch_metric={metric_name!r}",
+        expected=f"one of the recorded metrics: {', '.join(recorded) or 'none so far'}",
+        do=_how_to_record(trainer, metric_name, recorded),
+    )
 
 
 def _how_to_record(trainer: AnyTrainer, metric_name: str, recorded: list[str]) -> str:

@@ -69,6 +69,8 @@ class SaveBestModelCallback(TrainerCallback):
         3
     """
 
+    joins_sanity_evaluation = False
+
     def __init__(
         self,
         save_path: str | Path = "best_model.pt",

@@ -14,7 +14,13 @@ from pa_core.events import CallbackHandler, TrainerCallback
 from pa_core.run_config import check_count
 from pa_core.types import SizedIterable
 
-__all__ = ["LimitBatchesCallback", "LimitEvalStepsCallback", "add_limit_of_environment", "apply_limit_of_environment"]
+__all__ = [
+    "LimitBatchesCallback",
+    "LimitEvalStepsCallback",
+    "add_limit_of_environment",
+    "apply_limit_of_environment",
+    "first_batches",
+]
 
 
 class LimitBatchesCallback(TrainerCallback):
@@ -63,7 +69,7 @@ class LimitBatchesCallback(TrainerCallback):
 
     def limited(self, loader: SizedIterable) -> SizedIterable:
         """Return the first batches of a loader."""
-        return _first_batches(loader, self.num_batches)
+        return first_batches(loader, self.num_batches)
 
 
 def add_limit_of_environment(handler: CallbackHandler[Any]) -> None:
@@ -137,7 +143,7 @@ class LimitEvalStepsCallback(TrainerCallback):
         loader = trainer.eval_dataloader
         is_limited = is_intermediate or not self.limit_intermediate_only
         if is_limited and loader is not None:
-            self._whole, self._limited = loader, _first_batches(loader, self.num_eval_steps)
+            self._whole, self._limited = loader, first_batches(loader, self.num_eval_steps)
             trainer.eval_dataloader = self._limited
 
     @override
@@ -162,7 +168,13 @@ class LimitEvalStepsCallback(TrainerCallback):
         self._whole = self._limited = None
 
 
-def _first_batches(loader: SizedIterable, number: int) -> SizedIterable:
+def first_batches(loader: SizedIterable, number: int) -> SizedIterable:
+    """Return the first batches of a loader.
+
+    Args:
+        loader: The loader.
+        number: How many of them.
+    """
     # Not left out for a short loader: its length may differ between processes, and they have to agree.
     is_limited = is_slice(loader) and loader.slice_size <= number
     return loader if is_limited else DataLoaderSlice(loader, number)

@@ -42,6 +42,8 @@ class ProgressBarCallback(TrainerCallback):
         True
     """
 
+    joins_sanity_evaluation = False
+
     def __init__(self) -> None:
         self._train: EpochProgress | None = None
         self._eval: EpochProgress | None = None

@@ -139,6 +139,7 @@ class RowDisplay(TrainerCallback):
     Nothing depends on ``__init__``, which loggers derived from ``LogMetricsCallback`` need not call.
     """
 
+    joins_sanity_evaluation = False
     # The table of the run under way, or of the last one.
     _shared_table: EpochTable | None = None
 

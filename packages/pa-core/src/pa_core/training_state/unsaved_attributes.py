@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 from weakref import ref
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 from pa_core._torch import version_of
 from pa_core.beside_model import items_of
 from pa_core.module_tensors import buffers_of_module, parameters_of_module
+from pa_core.private_parts import own_attributes
 from pa_core.sharded_tensors import is_sharded
 from pa_core.user_warnings import warn_user
 
@@ -66,9 +66,7 @@ class UnsavedAttributes:
 
 def _tensors_of(run: object) -> Iterator[tuple[str, Tensor]]:
     """The tensors in attributes of a script's own, as ``trainer.NAME``; modules have parameters and buffers."""
-    ours = [kind for kind in type(run).__mro__ if kind.__module__.partition(".")[0] == "pa_core"]
-    declared = {name for kind in ours for name in inspect.get_annotations(kind)}
-    for place, item in items_of({name: value for name, value in vars(run).items() if name not in declared}):
+    for place, item in items_of(own_attributes(run)):
         tensors = (*parameters_of_module(item), *buffers_of_module(item)) if isinstance(item, nn.Module) else item
         yield from ((f"trainer.{place.partition('[')[0]}", one) for one in _tensors_in(tensors))
 
