@@ -14,6 +14,7 @@ OF_DIRECTIVES = {
     "docs/changelog.md",
     "docs/index.md",
     "docs/maintainers/cost.md",
+    "docs/maintainers/gpu.md",
     "docs/maintainers/decisions/index.md",
 }
 """Pages for the site; the reference, `docs/api`, is made of directives as well."""
