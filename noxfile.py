@@ -409,6 +409,22 @@ def full_floors(session: nox.Session) -> None:
 
 
 @nox.session
+@nox.parametrize("cell", [nox.param(cell, id=cell.name) for cell in CELLS])
+def newest(session: nox.Session, cell: Cell) -> None:
+    """Test everything with the newest torch that pip finds, in one cell; hours, so each night, on Python 3.13.
+
+    `python3.13 noxfile.py -s newest` takes the Python that it is run by, as all sessions do. The version of torch in
+    tests/constraints.txt does not count.
+    """
+    folders = [one.tests() for one in DISTRIBUTIONS]
+    if cell == ONE_PROCESS:
+        folders += OF_NONE
+    environment = with_newest_torch(session)
+    environment.run("python", "-c", "import sys, torch; print('torch', torch.__version__, 'on Python', sys.version)")
+    run_tests(session, DISTRIBUTIONS, cell, folders, "--more-cases", environment=environment)
+
+
+@nox.session
 def trackers(session: nox.Session) -> None:
     """Write to each experiment tracker that the documentation names, with its own package, and read it back."""
     build_wheels(session)
@@ -576,6 +592,18 @@ def everything(session: nox.Session) -> Environment:
     return environment
 
 
+def with_newest_torch(session: nox.Session) -> Environment:
+    """The environment with all wheels and the newest torch, which the other constraints allow."""
+    constraints = NOX / "constraints_but_torch.txt"
+    constraints.write_text(re.sub(r"^torch==.*", "", CONSTRAINTS.read_text(), flags=re.MULTILINE))
+    environment = Environment(session, "newest", constraints)
+    if "newest" not in READY:
+        build_wheels(session)
+        environment.install_for_tests(DISTRIBUTIONS, "--upgrade", *LINT_TOOLS, *TYPE_TOOLS, *DOCS_TOOLS)
+        READY.add("newest")
+    return environment
+
+
 def beside_strangers(session: nox.Session) -> Environment:
     """The environment with all wheels, and with the packages of others that examples and users' scripts train with."""
     environment = Environment(session, "strangers")
@@ -593,10 +621,11 @@ def run_tests(
     folders: list[str],
     *more_options: str,
     measured: bool = False,
+    environment: Environment | None = None,
 ) -> None:
     """Run the tests of some folders in a cell, against the wheels of some distributions and what these require."""
-    together = tested == DISTRIBUTIONS
-    environment = everything(session) if together else alone(session, *tested)
+    if environment is None:
+        environment = everything(session) if tested == DISTRIBUTIONS else alone(session, *tested)
     installed = set[Distribution]().union(*(one.with_ours() for one in tested))
     options = [
         f"--cell={cell.name}",
@@ -662,9 +691,10 @@ class Environment:
     nox would make one for each session; with torch in nearly all of them, that is a gigabyte each.
     """
 
-    def __init__(self, session: nox.Session, name: str) -> None:
+    def __init__(self, session: nox.Session, name: str, constraints: Path = CONSTRAINTS) -> None:
         """Make the environment, if it is not there or does not fit."""
         self.session = session
+        self.constraints = constraints
         self.folder = NOX / name
         self.interpreter = python_of(self.folder)
         if not fits(self.folder):
@@ -677,7 +707,7 @@ class Environment:
         # Compiling everything takes longer than installing it, and most of it is never imported.
         pip = [python, "-m", "pip", "install", "--no-compile"]
         installer = [UV, "pip", "install", "--python", python] if UV else pip
-        constraints = ["--constraint", str(CONSTRAINTS)]
+        constraints = ["--constraint", str(self.constraints)]
         env = _pip_settings_for_uv() if UV else {}
         self.session.run_install(*installer, *constraints, *requirements, env=env, silent=True, external=True)
 
