@@ -422,7 +422,7 @@ def test_parameters_may_be_unused_on_some_processes_where_accelerate_is_told_so(
     trainer = Finds(model, nn.L1Loss(), SGD(model.parameters(), lr=0.1), callbacks=[])
     data = TensorDataset(inputs, torch.full((4, 1), -9.0, dtype=torch.float64))
     if not hasattr(FSDPModule, "set_reduce_scatter_unused_params"):
-        with pytest.raises(UnsupportedConfigurationError, match="torch 2.13 or newer"):
+        with pytest.raises(UnsupportedConfigurationError, match=r"torch 2\.13 or newer"):
             trainer.train(data, 1, per_device_batch_size=2)
         return
     trainer.train(data, 1, per_device_batch_size=2)
