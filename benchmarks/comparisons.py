@@ -146,6 +146,14 @@ COMPARISONS = (
         rounds=3,
     ),
     Comparison(
+        "a step, two processes, an epoch of 1,000 steps",
+        f"in_turn clock long_epoch {' '.join(LOOPS)}",
+        limit=1.05,
+        ranks=2,
+        in_one_process=True,
+        rounds=3,
+    ),
+    Comparison(
         "a step, a loop of your own",
         f"in_turn clock digits {' '.join(OWN_LOOP)}",
         OWN_LOOP,

@@ -77,6 +77,13 @@ def digits() -> Task:
     return Task(model, optimizer, nn.CrossEntropyLoss(), TensorDataset(inputs, targets), batch_size=32, num_epochs=20)
 
 
+def long_epoch() -> Task:
+    """The same network and one epoch of 64,000 such samples: 1,000 updates on two processes."""
+    generator = torch.Generator().manual_seed(0)
+    inputs, targets = torch.rand(64_000, 64, generator=generator), torch.randint(10, (64_000,), generator=generator)
+    return replace(digits(), dataset=TensorDataset(inputs, targets), num_epochs=1)
+
+
 class AugmentedImages(Dataset[tuple[Tensor, int]]):
     """Images that are cropped and mirrored at random, one by one."""
 
@@ -241,6 +248,7 @@ TASKS: dict[str, Callable[[], Task]] = {
     "gan": gan,
     "images": images,
     "images_in_workers": images_in_workers,
+    "long_epoch": long_epoch,
     "sentences": sentences,
     "sharded_text": sharded_text,
     "sharded_wide_text": sharded_wide_text,

@@ -11,10 +11,12 @@ import importlib.util
 BEFOREHAND = [
     "torchmetrics",  # it imports transformers too
     "optuna",
+    "peft",
     "timm",
     "transformers.models.bert.modeling_bert",
     "transformers.models.distilbert.modeling_distilbert",
     "transformers.models.gpt2.modeling_gpt2",
+    "transformers.models.vit.modeling_vit",
     "transformers.trainer",
 ]
 

@@ -30,15 +30,17 @@ ORDER = (
     "imbalanced_digits",
     "average_weights",
     "tune_with_optuna",
+    "image_folder",
     "finetune_timm",
     "finetune_transformers",
+    "lora",
     "character_transformer",
     "gan",
     "distillation",
 )
 """From the first steps to special tasks."""
 
-_DISTRIBUTIONS = {"sklearn": "scikit-learn", "yaml": "pyyaml"}
+_DISTRIBUTIONS = {"PIL": "pillow", "sklearn": "scikit-learn", "yaml": "pyyaml"}
 _COME_WITH_ALL = {"accelerate", "torch", "typing_extensions"}
 _BEGIN, _END = "<!-- the examples, written by python -m tests.examples.index -->\n", "<!-- end -->\n"
 
