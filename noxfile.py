@@ -106,7 +106,8 @@ LINT_TOOLS = ("import-linter>=2.13", "ruff")
 BUILD_TOOLS = ("build>=1.3", "hatchling>=1.27", "packaging>=25", "pyyaml>=6", "twine>=6.2", *TEST_TOOLS)
 DOCS_TOOLS = ("furo>=2025.9", "myst-parser>=4", "sphinx>=8.2")
 TRACKERS = ("mlflow", "trackio", "wandb")
-STRANGERS = ("datasets", "optuna", "peft", "scikit-learn", "timm", "torchvision", "transformers")
+NOTEBOOKS = ("ipykernel", "matplotlib", "nbclient")
+STRANGERS = ("datasets", *NOTEBOOKS, "optuna", "peft", "scikit-learn", "timm", "torchvision", "transformers")
 PEERS = {
     "pytorch_accelerated": ("torch", "pytorch-accelerated"),
     "lightning": ("torch", "lightning"),

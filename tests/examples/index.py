@@ -23,6 +23,7 @@ ORDER = (
     "custom_logger",
     "custom_event",
     "predict_digits",
+    "export_digits",
     "stop_and_resume",
     "train_from_config",
     "schedule_with_decays",
@@ -30,6 +31,7 @@ ORDER = (
     "imbalanced_digits",
     "average_weights",
     "tune_with_optuna",
+    "cross_validation",
     "image_folder",
     "finetune_timm",
     "finetune_transformers",
@@ -37,11 +39,12 @@ ORDER = (
     "character_transformer",
     "gan",
     "distillation",
+    "match_captions",
 )
 """From the first steps to special tasks."""
 
 _DISTRIBUTIONS = {"PIL": "pillow", "sklearn": "scikit-learn", "yaml": "pyyaml"}
-_COME_WITH_ALL = {"accelerate", "torch", "typing_extensions"}
+_COME_WITH_ALL = {"accelerate", "safetensors", "torch", "typing_extensions"}
 _BEGIN, _END = "<!-- the examples, written by python -m tests.examples.index -->\n", "<!-- end -->\n"
 
 
