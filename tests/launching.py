@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -76,9 +76,15 @@ def free_ports(number: int) -> set[int]:
 
 @dataclass(frozen=True)
 class Launch:
-    """Runs Python scripts on the CPU, each in a folder of the test's own. Use the fixture `launch`."""
+    """Runs Python scripts on the CPU, each in a folder of the test's own. Use the fixture `launch`.
+
+    Attributes:
+        folder: where they run.
+        env: variables for each of them, as `run_command` takes them.
+    """
 
     folder: Path
+    env: Mapping[str, str | None] = field(default_factory=dict[str, str | None])
 
     def __call__(
         self,
@@ -108,7 +114,7 @@ class Launch:
         is_known = all(name in _KNOWN_VARIABLES or name.startswith("ACCELERATE_") for name in env or {})
         python = forked_python() if is_known and not fresh else [sys.executable]
         command = [*python, *torchrun(ranks, python), str(script), *arguments]
-        return run_command(command, folder=self.folder, env=env, timeout=timeout)
+        return run_command(command, folder=self.folder, env={**self.env, **(env or {})}, timeout=timeout)
 
 
 def run_command(

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.examples.shared_launches import SharedLaunches
+from tests.launching import Launch, as_a_reader
 from tests.support.beside_torchvision import make_torchvision_importable
 
 
@@ -16,6 +17,12 @@ from tests.support.beside_torchvision import make_torchvision_importable
 def pytest_configure() -> None:
     """Name the script that imports it."""
     os.environ.setdefault("TESTS_IMPORT_BEFOREHAND", str(Path(__file__).with_name("import_beforehand.py")))
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Launch:
+    """`launch(script, *arguments, ranks=1)`, with the variables that a reader of the examples has."""
+    return Launch(tmp_path, as_a_reader(tmp_path))
 
 
 @pytest.fixture
