@@ -20,11 +20,13 @@ class Arguments:
         usual: Of most launches.
         two_ranks: Of those with two ranks, if others.
         beside_torchvision: Whether it needs a package that imports torchvision.
+        fresh: Whether it needs new interpreters: forks would share the temporary folder of a package.
     """
 
     usual: tuple[str, ...] = ("--epochs=1",)
     two_ranks: tuple[str, ...] | None = None
     beside_torchvision: bool = False
+    fresh: bool = False
 
     def of(self, way: str) -> tuple[str, ...]:
         """Those of one of the `WAYS`."""
@@ -34,6 +36,7 @@ class Arguments:
 LAUNCHES = {
     "average_weights": Arguments(("--epochs=12",), two_ranks=("--epochs=2",)),
     "character_transformer": Arguments(),
+    "classify_texts": Arguments(beside_torchvision=True, fresh=True),
     "cross_validation": Arguments(("--epochs=1",)),
     "custom_event": Arguments(),
     "custom_logger": Arguments(("--epochs=3",)),
@@ -55,6 +58,7 @@ LAUNCHES = {
     "train_digits": Arguments(two_ranks=("--epochs=10",)),
     "train_from_config": Arguments(),
     "tune_with_optuna": Arguments(("--epochs=1", "--trials=2")),
+    "vae": Arguments(("--epochs=2",)),
 }
 
 
@@ -91,7 +95,13 @@ class SharedLaunches:
             fcntl.flock(lock, fcntl.LOCK_EX)  # until it is closed
             if not ended.exists():
                 arguments = LAUNCHES[name]
-                beside = arguments.beside_torchvision
-                launched = launch_example(name, *arguments.of(way), way=way, folder=folder, beside_torchvision=beside)
+                launched = launch_example(
+                    name,
+                    *arguments.of(way),
+                    way=way,
+                    folder=folder,
+                    beside_torchvision=arguments.beside_torchvision,
+                    fresh=arguments.fresh,
+                )
                 ended.write_text(json.dumps(vars(launched)))
         return Ended(**json.loads(ended.read_text()), folder=folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 from tests.launching import Launched, as_a_reader, forked_python, run_command, torchrun
@@ -15,9 +16,15 @@ _BESIDE_TORCHVISION = str(Path(__file__).parents[1] / "support" / "beside_torchv
 
 
 def launch_example(
-    name: str, *arguments: str, way: str, folder: Path, beside_torchvision: bool = False, timeout: float = 100
+    name: str,
+    *arguments: str,
+    way: str,
+    folder: Path,
+    beside_torchvision: bool = False,
+    fresh: bool = False,
+    timeout: float = 100,
 ) -> Launched:
-    """Run an example to its end, in processes that are forked from one that has imported torch.
+    """Run an example to its end, by default in processes that are forked from one that has imported torch.
 
     Args:
         name: Its file in `examples`, without the suffix.
@@ -25,9 +32,10 @@ def launch_example(
         way: How it is launched; one of `WAYS`.
         folder: Where.
         beside_torchvision: Whether it needs a package that imports torchvision.
+        fresh: Whether to start new interpreters instead.
         timeout: Seconds after which it is killed, and the test fails.
     """
-    python = forked_python()
+    python = [sys.executable] if fresh else forked_python()
     accelerate = [*python, "-m", "accelerate.commands.launch", "--no_python"]
     launchers = {
         "python": python,

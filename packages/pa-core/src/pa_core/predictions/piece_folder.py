@@ -211,11 +211,11 @@ def _read_identity(path: Path) -> dict[str, str] | None:
         return None
     except (OSError, ValueError, RecursionError) as error:
         raise _no_identity(path, f"{type(error).__name__}: {error}") from error
-    if isinstance(identity, dict):
-        values = cast("dict[str, object]", identity)
-        if all(isinstance(value, str) for value in values.values()):
-            return cast("dict[str, str]", identity)
-    raise _no_identity(path, f"with {reprlib.repr(cast('object', identity))}")
+    shown = reprlib.repr(identity)
+    values = cast("dict[str, object]", identity) if isinstance(identity, dict) else {"": None}
+    if not all(isinstance(value, str) for value in values.values()):
+        raise _no_identity(path, f"with {shown}")
+    return cast("dict[str, str]", values)
 
 
 def _no_identity(path: Path, found: str) -> CheckpointError:
