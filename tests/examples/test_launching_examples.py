@@ -17,7 +17,15 @@ EACH_TIME = {"torchrun with two ranks", "accelerate launch, bf16"}
 """The others are less than these, and many examples are started by `python` in tests of their own."""
 
 
-ON_TWO_RANKS_EACH_TIME = {"classify_texts", "image_folder", "lora", "vae"}
+ON_TWO_RANKS_EACH_TIME = {
+    "classify_texts",
+    "cross_validation",
+    "export_digits",
+    "image_folder",
+    "lora",
+    "match_captions",
+    "vae",
+}
 """Examples that are launched in bf16 each night only."""
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from tests.pa_compat.script_runs import names_of
 
@@ -56,6 +57,9 @@ def test_adapters(script: dict[str, Any], shared_tmp_path: Path) -> None:
     trained = {name for name in after if "lora_" in name or "classifier.modules_to_save" in name}
     assert changed == trained
     assert (shared_tmp_path / "adapter_config.json").exists()
+    saved = load_file(shared_tmp_path / "trained" / "model.safetensors")
+    assert saved.keys() == trained
+    assert all(torch.equal(saved[name], after[name]) for name in trained)
 
 
 @everywhere

@@ -235,6 +235,7 @@ def train_adapters(folder):
     before = copy.deepcopy(model.state_dict())
     trainer = Trainer(model, None, optim.AdamW(model.parameters(), lr=0.01), callbacks=[])
     trainer.train(train_dataset, 1, None, 8, collate_fn=DataCollatorWithPadding(tokenizer))
+    trainer.save_model(folder / "trained", trainable_only=True)
     if trainer.run_config.is_world_process_zero:
         trainer.get_model().save_pretrained(folder)
     trainer.wait_for_everyone()
