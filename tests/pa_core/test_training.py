@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 from functools import partial
 from typing import Any
 
@@ -322,6 +323,60 @@ def test_evaluating_alone_records_its_loss_and_changes_nothing() -> None:
     assert list(trainer.run_history.get_metric_names()) == ["evaluation_loss"]
     assert model.training
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+
+@pytest.mark.runs_on("one_process", "two_ranks")
+def test_an_evaluation_returns_its_metrics() -> None:
+    """The loss, what steps logged and what callbacks recorded meanwhile; nothing of the training before."""
+
+    class Logging(Trainer[nn.Linear]):
+        @override
+        def calculate_eval_batch_loss(self, batch: Any) -> Any:
+            self.log("half", 0.5)
+            return super().calculate_eval_batch_loss(batch)
+
+    class Record(TrainerCallback):
+        @override
+        def on_eval_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+            trainer.run_history.update_metric("evaluation_name", "not a number")
+            trainer.run_history.update_metric("evaluation_steps", len(trainer.eval_dataloader or ()))
+
+    model = nn.Linear(4, 1)
+    trainer = Logging(model, nn.MSELoss(), SGD(model.parameters(), lr=0.1), [Record])
+    trainer.train(make_regression(8), 1)
+    for reset_run_history in (False, True):
+        metrics = trainer.evaluate(make_regression(20), per_device_batch_size=2, reset_run_history=reset_run_history)
+        steps = 20 / 2 / trainer.num_processes
+        loss = trainer.run_history.get_latest_metric("evaluation_loss")
+        assert metrics == {"evaluation_half": 0.5, "evaluation_loss": loss, "evaluation_steps": steps}
+
+
+def test_an_evaluation_has_the_batch_size_of_the_run_before() -> None:
+    """What is not said again stays: also one that was passed to the loader; in the first run it is 8."""
+    trainer, data = linear_trainer(), make_regression(64)
+
+    def batch_size(**kwargs: Any) -> int:
+        trainer.evaluate(data, **kwargs)
+        return trainer.run_config.eval_per_device_batch_size
+
+    assert batch_size() == 8
+    trainer.train(data, 1, per_device_batch_size=16)
+    assert batch_size() == 16
+    assert batch_size(per_device_batch_size=8) == 8
+    trainer.train(data, 1, data, eval_dataloader_kwargs={"batch_size": 32})
+    assert batch_size() == 32
+    assert batch_size() == 32
+
+
+def test_a_trainer_and_its_history_say_what_they_are() -> None:
+    """Where they are printed, as in a notebook or a debugger."""
+    trainer = linear_trainer()
+    assert repr(trainer) == "<Trainer of Linear with SGD: 0 epochs and 0 updates completed>"
+    assert repr(trainer.run_history) == "<InMemoryRunHistory in epoch 1: nothing recorded>"
+    trainer.train(make_regression(16), 2)
+    assert repr(trainer) == "<Trainer of Linear with SGD: 2 epochs and 4 updates completed>"
+    assert re.fullmatch(r"<InMemoryRunHistory in epoch 3: train_loss_epoch=[\d.e-]+>", repr(trainer.run_history))
+    assert repr(Trainer(nn.Identity(), None, None, [])).startswith("<Trainer of Identity with no optimizer: ")
 
 
 def test_an_evaluation_in_mid_epoch_leaves_training_as_it_was() -> None:

@@ -16,6 +16,8 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from torch import nn
+from torch.optim import SGD
 from typing_extensions import override
 
 from pa_core import (
@@ -25,6 +27,7 @@ from pa_core import (
     ProgressBarCallback,
     StepBasedEvaluationCallback,
     StopTrainingError,
+    Trainer,
     TrainerCallback,
     get_default_callbacks,
 )
@@ -202,6 +205,37 @@ def test_evaluations_in_between_do_not_count_as_training_time(monkeypatch: pytes
     # 40 samples in 5 steps of 0.03 s; the 4 evaluations in between take 2 s.
     assert max(rates) <= 40 / (5 * 0.03)
     assert min(rates) > 1.5 * 40 / (5 * 0.03 + 4 * 0.5)
+
+
+def test_the_first_update_does_not_count_as_training_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In it workers start and a model may be compiled: the rates of bar, row and summary are those of what follows."""
+
+    class SlowStart(TrainerCallback):
+        started = False
+
+        @override
+        def on_train_step_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+            time.sleep(0.0 if self.started else 1.0)
+            self.started = True
+
+    trainer = linear_trainer(PrintProgressCallback, ProgressBarCallback, SlowStart, SlowSteps)
+    output = on_terminal(monkeypatch, lambda: trainer.train(DATA, 1))
+    lines = lines_on_screen(output)
+    rates = [next(line for line in lines if line.startswith("    1 ")).split()[-3]]
+    rates += re.findall(r"([\d.]+) samples/s in training", "\n".join(lines))
+    rates.append(re.findall(r"Epoch 1 \|.*?([\d.]+) samples/s\]", output)[-1])
+    assert len(rates) == 3
+    assert all(40 / 1.0 < float(rate) <= 40 / (5 * 0.03) for rate in rates)
+
+
+def test_the_rate_that_is_shown_is_the_highest_of_the_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a pretrained body has a lower rate than its head, neither bar nor row shows that of the body."""
+    body, head = nn.Linear(4, 2), nn.Linear(2, 1)
+    optimizer = SGD([{"params": body.parameters(), "lr": 1e-6}, {"params": head.parameters(), "lr": 0.02}])
+    trainer = Trainer(nn.Sequential(body, head), nn.MSELoss(), optimizer, [PrintProgressCallback, ProgressBarCallback])
+    output = on_terminal(monkeypatch, lambda: trainer.train(DATA, 1))
+    assert re.search(r"Epoch 1 \|.*lr=0\.02, ", output)
+    assert next(line for line in lines_on_screen(output) if line.startswith("    1 ")).split()[2] == "0.02"
 
 
 def test_a_bar_is_refreshed_at_its_own_rate(monkeypatch: pytest.MonkeyPatch) -> None:

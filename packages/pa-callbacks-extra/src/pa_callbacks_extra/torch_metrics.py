@@ -91,7 +91,7 @@ class TorchMetricsCallback(TrainerCallback[AnyTrainer, BatchT_contra, OutputT_co
         >>> from pa_core.testing import TinyClassifier, make_classification
         >>> metrics = TorchMetricsCallback(MetricCollection({"accuracy": MulticlassAccuracy(num_classes=3)}))
         >>> trainer = Trainer(TinyClassifier(), torch.nn.CrossEntropyLoss(), None, callbacks=[metrics])
-        >>> trainer.evaluate(make_classification(30))
+        >>> _ = trainer.evaluate(make_classification(30))
         >>> 0 <= trainer.run_history.get_latest_metric("evaluation_accuracy") <= 1
         True
     """

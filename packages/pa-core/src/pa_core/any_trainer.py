@@ -395,6 +395,9 @@ class AnyTrainer(ABC):
     def get_model(self, keep_torch_compile: bool = True) -> nn.Module:
         """Return the model without its distributed wrappers.
 
+        After a run it is in the mode in which it was before, usually training mode: call ``get_model().eval()`` to
+        predict or export with it.
+
         Args:
             keep_torch_compile: False also returns what is inside a compiled model.
         """

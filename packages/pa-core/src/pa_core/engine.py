@@ -155,6 +155,15 @@ class Engine(AnyTrainer):
         overrides.check_overrides(cls, trainer_class, parts)
         warn_of_misspelt_overrides(cls, trainer_class, overrides.OVERRIDABLE, EVENT_NAMES)
 
+    @override
+    def __repr__(self) -> str:
+        models, optimizers = (
+            ", ".join(type(one).__name__ for one in named.values())
+            for named in (self.named_models(), self.named_optimizers())
+        )
+        done = f"{self.num_epochs_completed} epochs and {self.num_updates_completed} updates completed"
+        return f"<{type(self).__name__} of {models} with {optimizers or 'no optimizer'}: {done}>"
+
     # What a subclass may create in another way
 
     def _create_accelerator(self) -> _accelerate.AcceleratorLike:

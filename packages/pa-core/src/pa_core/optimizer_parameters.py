@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from torch import Tensor
 from torch.optim import Optimizer
 
-__all__ = ["parameters_of"]
+__all__ = ["learning_rates_of", "parameters_of"]
 
 
 def parameters_of(optimizer: Optimizer) -> Iterator[Tensor]:
@@ -22,3 +22,16 @@ def parameters_of(optimizer: Optimizer) -> Iterator[Tensor]:
     """
     for group in optimizer.param_groups:
         yield from group["params"]
+
+
+def learning_rates_of(optimizer: Optimizer) -> list[float | Tensor]:
+    """Return the learning rates of the groups that have one.
+
+    Example:
+        >>> import torch
+        >>> one, two = torch.nn.Linear(2, 1), torch.nn.Linear(3, 1)
+        >>> groups = [{"params": one.parameters()}, {"params": two.parameters(), "lr": 0.5}]
+        >>> max(learning_rates_of(torch.optim.SGD(groups, lr=0.1)))
+        0.5
+    """
+    return [group["lr"] for group in optimizer.param_groups if "lr" in group]

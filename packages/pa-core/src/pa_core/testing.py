@@ -92,7 +92,7 @@ class RecordingCallback(TrainerCallback):
         >>> model = nn.Linear(4, 1)
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         >>> trainer = Trainer(model, nn.MSELoss(), optimizer, callbacks=[recorder])
-        >>> trainer.evaluate(make_regression(8))
+        >>> _ = trainer.evaluate(make_regression(8))
         >>> recorder.events[-3:]
         ['on_eval_step_end', 'on_eval_epoch_end', 'on_evaluation_run_end']
     """

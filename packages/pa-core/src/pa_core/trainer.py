@@ -19,7 +19,7 @@ from pa_core.beside_model import require_one_trained_module
 from pa_core.callbacks.defaults import DEFAULT_CALLBACKS, warn_of_none_by_default
 from pa_core.callbacks.limit_batches import apply_limit_of_environment, first_batches
 from pa_core.data.evaluation_sets import EvaluationData, EvaluationSets
-from pa_core.data.given_data import DEFAULT_BATCH_SIZE, GivenData
+from pa_core.data.given_data import BATCH_SIZE_OF_RUN_BEFORE, DEFAULT_BATCH_SIZE, GivenData
 from pa_core.data.loaders import batches_on_device, lengths_of_epochs
 from pa_core.distributed.agreement import Agreement
 from pa_core.distributed.shared_errors import showing_errors_once
@@ -45,6 +45,7 @@ from pa_core.sharding.sharded_wrapping import wrapping_for
 from pa_core.step_failures import name_step
 from pa_core.step_output import check_step_output, count_items
 from pa_core.tracking import RunHistory
+from pa_core.tracking.metric_counts import count_metrics, numbers_since
 from pa_core.tracking.metric_prefix import INTERMEDIATE_PREFIX, recording_with_prefix
 from pa_core.types import BatchT, LossFunction, ModelT_co, OutputT_co, SchedulerFactory, SchedulerT, SizedIterable
 
@@ -315,21 +316,26 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
     def evaluate(
         self,
         dataset: EvaluationData = None,
-        per_device_batch_size: int = DEFAULT_BATCH_SIZE,
+        per_device_batch_size: int = BATCH_SIZE_OF_RUN_BEFORE,
         dataloader_kwargs: dict[str, Any] | None = None,
         collate_fn: Callable[[list[Any]], BatchT] | None = None,
         *,
         reset_run_history: bool = True,
-    ) -> None:
+    ) -> dict[str, float]:
         """Run one evaluation epoch, and record its loss as ``evaluation_loss``.
 
         Args:
             dataset: The samples to evaluate, or a ``DataLoader`` of them; None for those of the last run of any kind.
                 Of several by name, each is evaluated, and its loss recorded as ``evaluation_NAME_loss``.
-            per_device_batch_size: Samples in a batch of one process, where a ``DataLoader`` does not say.
+            per_device_batch_size: Samples in a batch of one process, where a ``DataLoader`` does not say. By default
+                those of the evaluations of the run before, or 8 in the first run.
             dataloader_kwargs: Arguments for the loader, which win over the defaults.
             collate_fn: Makes a batch of a list of samples; None keeps the one of the run before.
             reset_run_history: False keeps the metrics that were recorded before.
+
+        Returns:
+            The metrics that were recorded meanwhile, of those that are numbers: the loss, what steps logged, and what
+            callbacks added.
 
         Raises:
             ConfigurationError: There is no dataset, or an argument cannot work.
@@ -342,6 +348,9 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             input_checks.require_evaluation_data(dataset)
             eval_sets = EvaluationSets(dataset, "dataset", dataloader_kwargs)
             self._check_data([*eval_sets.data.values()], per_device_batch_size, collate_fn)
+        if per_device_batch_size is BATCH_SIZE_OF_RUN_BEFORE:
+            before = cast("TrainerRunConfig | None", self.run_config)
+            per_device_batch_size = DEFAULT_BATCH_SIZE if before is None else before.eval_per_device_batch_size
         self._set_evaluation(eval_sets)
         self.collate_fn = self.collate_fn if collate_fn is None else collate_fn
 
@@ -366,8 +375,10 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             self.run_config = self._create_run_config(per_device_batch_size, 1, 1, None, None)
             if reset_run_history:
                 self._reset_run_history()
+            counts = count_metrics(self.run_history)
             self._run_evaluation()
         self._agreement.raise_non_finite_loss()
+        return numbers_since(counts, self.run_history)
 
     @property
     def _last_evaluated(self) -> EvaluationData:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+from typing_extensions import override
 
 from pa_core.any_trainer import AnyTrainer
 from pa_core.errors import ConfigurationError, MetricNotFoundError
@@ -41,8 +42,8 @@ class BestMetric:
         >>> best = BestMetric(greater_is_better=True, min_change=0.01)
         >>> [best.update(accuracy, epoch) for epoch, accuracy in enumerate([0.5, 0.505, 0.52], start=1)]
         [True, False, True]
-        >>> best.value, best.epoch
-        (0.52, 3)
+        >>> best
+        <BestMetric: 0.52 of epoch 3, greater is better>
     """
 
     def __init__(self, greater_is_better: bool = False, min_change: float = 0.0) -> None:
@@ -74,6 +75,11 @@ class BestMetric:
             self.value = value
             self.epoch = epoch
         return improved
+
+    @override
+    def __repr__(self) -> str:
+        best = "none so far" if self.value is None else f"{self.value:.6g} of epoch {self.epoch}"
+        return f"<{type(self).__name__}: {best}, {'greater' if self.greater_is_better else 'lower'} is better>"
 
     def reset(self) -> None:
         """Forget the best value."""

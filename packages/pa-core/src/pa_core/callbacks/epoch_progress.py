@@ -11,6 +11,7 @@ from typing_extensions import override
 
 from pa_core.any_trainer import AnyTrainer
 from pa_core.device_reads import ScalarTransfer
+from pa_core.optimizer_parameters import learning_rates_of
 from pa_core.tracking import LossTracker
 from pa_core.user_warnings import write_or_warn
 
@@ -18,6 +19,8 @@ __all__ = ["EpochProgress", "PlainLines", "ProgressDisplay", "format_rate"]
 
 
 _NO_DECIMALS_FROM = 100
+_BATCHES_TO_WARM_UP = 2
+"""Of the first, the event comes before its backward pass, which may be compiled."""
 
 
 class ProgressDisplay(Protocol):
@@ -46,11 +49,12 @@ class EpochProgress:
     """Counts the batches of one epoch and shows them from time to time.
 
     Only counters go up with each batch. Loss, what steps log, learning rate and speed are worked out when the display
-    is due, and no mean waits for an accelerator: the value that has arrived last is shown.
+    is due, and no mean waits for an accelerator: the value that has arrived last is shown. The speed is that after the
+    first two batches, which are longer where workers start or a model is compiled.
 
     Args:
         display: Where the progress is shown.
-        shows_learning_rate: Whether the learning rate of the first parameter group is among the figures.
+        shows_learning_rate: Whether the highest learning rate of the parameter groups is among the figures.
         shows_means: Whether the loss and what steps log are among them.
     """
 
@@ -61,6 +65,7 @@ class EpochProgress:
         self._transfer = ScalarTransfer[str]()
         self._means: dict[str, float] = {}
         self._batches = 0
+        self._batches_to_warm_up = _BATCHES_TO_WARM_UP
         self._samples = 0
         self._started = self._paused = time.monotonic()
         self._next_refresh = self._started + display.seconds_between
@@ -70,6 +75,9 @@ class EpochProgress:
         self._batches += 1
         self._samples += batch_size
         now = time.monotonic()
+        if self._batches_to_warm_up > 0:
+            self._batches_to_warm_up -= 1
+            self._samples, self._started = 0, now
         if now >= self._next_refresh:
             self._next_refresh = now + self._display.seconds_between
             for name, tracker in self._trackers(trainer).items():
@@ -110,10 +118,10 @@ class EpochProgress:
     def _figures(self, trainer: AnyTrainer, now: float) -> str:
         figures = [f"{name}={mean:.4g}" for name, mean in self._means.items()]
         if self._shows_learning_rate:
-            rate = trainer.optimizer.param_groups[0]["lr"]
+            rates = learning_rates_of(trainer.optimizer)
             # A rate that lives on an accelerator could only be read by waiting for it.
-            if not isinstance(rate, Tensor) or rate.is_cpu:
-                figures.append(f"lr={float(rate):.3g}")
+            if rates and all(not isinstance(rate, Tensor) or rate.is_cpu for rate in rates):
+                figures.append(f"lr={float(max(rates)):.3g}")
         if self._samples and now > self._started:
             samples = self._samples * trainer.run_config.num_processes
             figures.append(f"{format_rate(samples / (now - self._started))} samples/s")

@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from pa_core.any_trainer import AnyTrainer
 from pa_core.callbacks.row_display import RowDisplay
-from pa_core.tracking import RunHistory
+from pa_core.tracking.metric_counts import count_metrics
 from pa_core.tracking.metric_prefix import INTERMEDIATE_PREFIX
 from pa_core.tracking.metric_values import as_number
 
@@ -117,17 +117,17 @@ class LogMetricsCallback(RowDisplay):
 
     def _pass_over_earlier_runs(self, trainer: AnyTrainer) -> None:
         if self._logged is None:
-            self._logged = _numbers_of_values(trainer.run_history)
+            self._logged = count_metrics(trainer.run_history)
 
     def _note_late(self, trainer: AnyTrainer, prefix: str) -> None:
         """Note what was recorded after the last row was printed, and has not been logged."""
-        logged, counts = self._logged or {}, _numbers_of_values(trainer.run_history)
+        logged, counts = self._logged or {}, count_metrics(trainer.run_history)
         late = {name: n for name, n in counts.items() if name.startswith(prefix) and n != logged.get(name, 0)}
         self._late = {**(self._late or {}), **late}
 
     def _log_updated(self, trainer: AnyTrainer, names: Iterable[str]) -> None:
         history = trainer.run_history
-        logged, counts = self._logged or {}, _numbers_of_values(history)
+        logged, counts = self._logged or {}, count_metrics(history)
         updated = [name for name in names if counts[name] != logged.get(name, 0)]
         if updated:
             self._logged = {**logged, **{name: counts[name] for name in updated}}
@@ -137,7 +137,3 @@ class LogMetricsCallback(RowDisplay):
                 late = [name for name in numbers if counts[name] == (self._late or {}).get(name)]
                 self._table.add(trainer, {}, late=late)
                 self.log_metrics(trainer, numbers)
-
-
-def _numbers_of_values(history: RunHistory) -> dict[str, int]:
-    return {name: history.count_metric_values(name) for name in history.get_metric_names()}

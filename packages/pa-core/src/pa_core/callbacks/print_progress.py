@@ -18,6 +18,7 @@ from pa_core.callbacks.terminate_on_nan import TerminateOnNaNCallback
 from pa_core.callbacks.trained_parameters import describe_trained
 from pa_core.data.custom_loader import innermost, is_keyed, length_of
 from pa_core.errors import StopTrainingError
+from pa_core.optimizer_parameters import learning_rates_of
 from pa_core.tracking import RunHistory
 from pa_core.tracking.metric_values import as_number
 
@@ -32,10 +33,10 @@ class PrintProgressCallback(RowDisplay):
     by their attributes ``save_dir``, ``save_path`` and ``upload_to``, and says where no callback watches for a loss
     that is NaN.
 
-    The row has the losses of the epoch, the learning rate at its end (that of the first parameter group of the first
-    optimizer, before a scheduler of epochs is stepped), samples per second of the training, and the time that it took
-    with its evaluation. ``LogMetricsCallback`` adds the metrics. A value is marked with ``*`` where it is better than
-    in all epochs before, also those before a resumed run, unless ``train`` is in its name. What has no room in 80
+    The row has the losses of the epoch, the learning rate at its end (the highest of the parameter groups of the
+    first optimizer, before a scheduler of epochs is stepped), samples per second of the training, and the time that it
+    took with its evaluation. ``LogMetricsCallback`` adds the metrics. A value is marked with ``*`` where it is better
+    than in all epochs before, also those before a resumed run, unless ``train`` is in its name. What has no room in 80
     columns follows on indented lines. An evaluation within an epoch has a row of its own, whose first cell says how
     many epochs were trained by then: ``1.50``, or ``@200`` after the 200th update of a stream without an end.
 
@@ -43,7 +44,8 @@ class PrintProgressCallback(RowDisplay):
     Of a metric that a callback such as ``SaveBestModelCallback`` judges by, the best value is the one that counts
     there. Of others, which direction is better is told from the name (a loss or an error should be low, an accuracy
     high); where the name does not say, no value is called the best. Samples per second are those of the training
-    epochs alone, without the evaluations.
+    epochs alone, without the evaluations, and without the first update of the run, in which workers start and a model
+    may be compiled.
 
     Args:
         greater_is_better: For metrics by name, whether a higher value is better. It wins over what callbacks and
@@ -56,7 +58,7 @@ class PrintProgressCallback(RowDisplay):
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         >>> samples = torch.utils.data.TensorDataset(torch.ones(8, 1), torch.ones(8, 1))
         >>> show = PrintProgressCallback(greater_is_better={"my_metric": True})
-        >>> Trainer(model, torch.nn.MSELoss(), optimizer, callbacks=[show]).evaluate(samples)
+        >>> _ = Trainer(model, torch.nn.MSELoss(), optimizer, callbacks=[show]).evaluate(samples)
         ... # doctest: +ELLIPSIS
         Evaluation starts: 1 batch; 1 process, device cpu, precision fp32
         Evaluation ended in ... s
@@ -70,6 +72,8 @@ class PrintProgressCallback(RowDisplay):
         self._training_since: float | None = None
         self._epoch_start = _Reading(0, 0.0)
         self._training_seconds_before = 0.0
+        self._warm_up: _Reading | None = None
+        self._warm_up_of_epoch = _Reading(0, 0.0)
         self._learning_rate: float | None = None
         self._num_losses: dict[str, int] = {}
         self._adds_no_losses = False
@@ -78,11 +82,10 @@ class PrintProgressCallback(RowDisplay):
     def _figures_of_row(self, trainer: AnyTrainer) -> Mapping[str, str]:
         """Return learning rate, samples per second and time of the epoch so far."""
         start, now = self._epoch_start, _Reading.of(trainer)
-        training = self._training_seconds - self._training_seconds_before
-        is_measured = training > 0 and now.samples > start.samples
+        training = _Reading(now.samples - start.samples, self._training_seconds - self._training_seconds_before)
         return {
             "lr": "-" if self._learning_rate is None else f"{self._learning_rate:.3g}",
-            "samples/s": format_rate((now.samples - start.samples) / training) if is_measured else "-",
+            "samples/s": _rate(training, self._warm_up_of_epoch) or "-",
             "time": format_time(now.seconds - start.seconds),
         }
 
@@ -98,6 +101,7 @@ class PrintProgressCallback(RowDisplay):
         self._start = self._epoch_start = _Reading.of(trainer)
         self._training_seconds = self._training_seconds_before = 0.0
         self._training_since = None
+        self._warm_up = None
         if trainer.was_complete:
             return
         config = trainer.run_config
@@ -131,6 +135,7 @@ class PrintProgressCallback(RowDisplay):
         self._epoch_start = _Reading.of(trainer)
         self._training_since = self._epoch_start.seconds
         self._training_seconds_before = self._training_seconds
+        self._warm_up_of_epoch = _Reading(0, 0.0)
         self._learning_rate = None
         if not self._adds_no_losses:
             self._num_losses = _count_losses(trainer.run_history)
@@ -140,6 +145,14 @@ class PrintProgressCallback(RowDisplay):
         """Leave out the time in which nothing was trained."""
         self._epoch_start = _Reading.of(trainer)
         self._training_since = self._epoch_start.seconds
+
+    @override
+    def on_optimizer_step_end(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
+        """Note what the first update took, in which workers start and a model may be compiled."""
+        if self._warm_up is None:
+            now, before = _Reading.of(trainer), self._training_seconds - self._training_seconds_before
+            seconds = 0.0 if self._training_since is None else now.seconds - self._training_since
+            self._warm_up = self._warm_up_of_epoch = _Reading(now.samples - self._epoch_start.samples, before + seconds)
 
     @override
     def on_train_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
@@ -189,10 +202,9 @@ class PrintProgressCallback(RowDisplay):
     def _print_what_ran(self, trainer: AnyTrainer) -> None:
         start, end = self._start, _Reading.of(trainer)
         ran = f"{_count(trainer.num_epochs_completed, 'epoch')}, {_count(trainer.num_updates_completed, 'update')}"
-        speed = ""
-        if self._training_seconds > 0 and end.samples > start.samples:
-            rate = (end.samples - start.samples) / self._training_seconds
-            speed = f", {format_rate(rate)} samples/s in training"
+        training = _Reading(end.samples - start.samples, self._training_seconds)
+        rate = _rate(training, self._warm_up or _Reading(0, 0.0))
+        speed = f", {rate} samples/s in training" if rate else ""
         trainer.print(f"Training ended: {ran} in {format_duration(end.seconds - start.seconds)}{speed}", flush=True)
 
     @override
@@ -243,6 +255,14 @@ class _Reading(NamedTuple):
         return cls(clock.samples, clock.seconds)
 
 
+def _rate(training: _Reading, warm_up: _Reading) -> str:
+    """Samples per second without those of the warm-up, unless there are no others; empty where nothing was measured."""
+    for samples, seconds in ((training.samples - warm_up.samples, training.seconds - warm_up.seconds), training):
+        if samples > 0 and seconds > 0:
+            return format_rate(samples / seconds)
+    return ""
+
+
 def _writes_to(trainer: AnyTrainer) -> str:
     """Where callbacks write: those of this package, and all others that call it the same."""
     places: list[object] = [
@@ -260,9 +280,9 @@ def _lacks(trainer: AnyTrainer) -> str:
 
 
 def _learning_rate(trainer: AnyTrainer) -> float | None:
-    """The learning rate of the first group of the first optimizer; None without an optimizer."""
+    """The highest learning rate of the groups of the first optimizer; None without one."""
     optimizer = next(iter(trainer.named_optimizers().values()), None)
-    return None if optimizer is None else as_number(optimizer.param_groups[0].get("lr"))
+    return max(map(float, learning_rates_of(optimizer)), default=None) if optimizer is not None else None
 
 
 def _count_losses(history: RunHistory) -> dict[str, int]:

@@ -15,10 +15,24 @@ from pa_core.data.given_order import check_given_order, order_makes_batches, ord
 from pa_core.errors import ConfigurationError
 from pa_core.orders import Order
 
-__all__ = ["DEFAULT_BATCH_SIZE", "GivenData", "batch_size_of", "check_arguments_of_loaders"]
+__all__ = [
+    "BATCH_SIZE_OF_RUN_BEFORE",
+    "DEFAULT_BATCH_SIZE",
+    "GivenData",
+    "batch_size_of",
+    "check_arguments_of_loaders",
+]
 
 DEFAULT_BATCH_SIZE = 8
 """That of ``per_device_batch_size``, by which is seen whether it was passed."""
+
+
+class _OfRunBefore(int):
+    """Equal to the default, and not the number that a caller writes."""
+
+
+BATCH_SIZE_OF_RUN_BEFORE = _OfRunBefore(DEFAULT_BATCH_SIZE)
+"""The default of ``evaluate()``, the documented one in the first run of a trainer."""
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from typing_extensions import override
 
 from pa_core.errors import CheckpointError, MetricNotFoundError
 from pa_core.tracking.metric_columns import MetricColumns
+from pa_core.tracking.metric_counts import numbers_since
 from pa_core.tracking.metric_values import Kept, numbers_of_mapping, recordable
 from pa_core.tracking.run_history import RunHistory
 
@@ -68,6 +69,8 @@ class InMemoryRunHistory(RunHistory):
         >>> history.update_metric("test", {"f1": 0.25, "worst": "cat"})
         >>> history.get_latest_metric("ema_test"), history.get_latest_metric("ema_test_f1")
         ({'f1': 0.25, 'worst': 'cat'}, 0.25)
+        >>> history
+        <InMemoryRunHistory in epoch 1: ema_accuracy=0.75, ema_test_f1=0.25>
     """
 
     _prefix = ""
@@ -80,6 +83,11 @@ class InMemoryRunHistory(RunHistory):
     def _entries(self) -> dict[str, dict[str, MetricColumns]]:
         """By the metric that is a mapping: its numbers, under their full names."""
         return {}
+
+    @override
+    def __repr__(self) -> str:
+        latest = ", ".join(f"{name}={number:.6g}" for name, number in numbers_since({}, self).items())
+        return f"<{type(self).__name__} in epoch {self.current_epoch}: {latest or 'nothing recorded'}>"
 
     def _find(self, metric_name: str) -> MetricColumns | None:
         """The values under a name; one that was recorded under it hides the entry of a mapping."""
