@@ -7,7 +7,6 @@ input does.
 
 from __future__ import annotations
 
-import atexit
 import gc
 import importlib
 import importlib.util
@@ -23,6 +22,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import cast
 
 BEFOREHAND = [
     "torch",
@@ -57,6 +57,8 @@ def serve(listener: socket.socket) -> None:
         return
     # scikit-learn imports pandas, and pandas pyarrow, whose allocator would start a thread.
     os.environ.setdefault("JE_ARROW_MALLOC_CONF", "background_thread:false")
+    # On a CPU nothing needs triton, which complains at the end of leaks: of what is frozen below.
+    sys.modules["triton"] = cast("ModuleType", None)
     for name in BEFOREHAND:
         if importlib.util.find_spec(name.partition(".")[0]):
             importlib.import_module(name)
@@ -113,8 +115,6 @@ def answer(connection: socket.socket) -> None:
 
 def become(request: Request) -> None:
     """Do what `python` does with such a command line."""
-    if "triton" in sys.modules:  # what it defines is garbage at the end, or it complains of a leak
-        atexit.register(gc.unfreeze)
     option, *arguments = request.arguments
     os.chdir(request.folder)
     os.environ.clear()
@@ -153,8 +153,4 @@ if __name__ == "__main__":
     except BecomeScript as start:
         requests.append(start.request)
     for one in requests:
-        try:
-            become(one)
-        except Exception:  # shown here, as what it keeps alive would be a leak, too
-            sys.excepthook(*sys.exc_info())
-            sys.exit(1)
+        become(one)
