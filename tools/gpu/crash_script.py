@@ -122,7 +122,7 @@ def main(folder: Path, mode: str, kill_at: int | None) -> None:
             "optimizer": digest(optimizer.state_dict()),
             "average": digest(torch.load(folder / "average.pt", weights_only=True)),
             "losses": {
-                name: [repr(value) for value in trainer.run_history.get_metric_values(name)]
+                name: [repr(float(value)) for value in trainer.run_history.get_metric_values(name)]
                 for name in ("train_loss_epoch", "eval_loss_epoch", "ema_model_eval_loss_epoch")
             },
             "scale": repr(scaler_state(trainer)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -21,13 +22,17 @@ __all__ = ["measure"]
 
 MODES = ("fp32", "bf16", "bf16, in the background", "fp16", "bf16, compiled", "fp32, two processes on one device")
 ON_CPU = ("bf16", "fp32")
+COMPILERS = ("cc", "gcc", "clang")  # one of which triton calls
 KILL_AT = 26  # in the second epoch, two updates after a state
 
 
 def measure(setting: Setting) -> None:
     """Kill all modes at the same time: nothing is timed here."""
     modes = MODES if setting.on_cuda else ON_CPU[:1] if setting.is_quick else ON_CPU
-    for mode in MODES:
+    if setting.on_cuda and not any(map(shutil.which, COMPILERS)):
+        modes = tuple(mode for mode in modes if "compiled" not in mode)
+        not_measured(title("bf16, compiled"), "needs a C compiler")
+    for mode in MODES if not setting.on_cuda else ():
         if mode not in modes:
             not_measured(title(mode), "left out by --quick" if mode in ON_CPU else NEEDS_CUDA)
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(len(modes)) as pool:
@@ -94,6 +99,7 @@ def run(folder: Path, mode: str, kill_at: int | None = None) -> dict[str, Any]:
             **os.environ,
             **(of_launcher if ranks > 1 else {}),
             "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+            "OMP_NUM_THREADS": "2",
             "TORCHINDUCTOR_COMPILE_THREADS": "1",
         }
         command = [sys.executable, "-m", "tools.gpu.crash_script", *arguments]

@@ -13,7 +13,7 @@ __all__ = ["NEEDS_CUDA", "NEEDS_TWO_DEVICES", "Figure", "attempt", "failed", "fi
 
 _BEGINNING = "figure: "
 NEEDS_CUDA = "needs CUDA"
-NEEDS_TWO_DEVICES = "needs two CUDA devices"
+NEEDS_TWO_DEVICES = "needs several CUDA devices, which this check does not use"
 
 
 @dataclass(frozen=True)

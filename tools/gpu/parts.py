@@ -38,7 +38,7 @@ PARTS: dict[str, Part] = {
     "mlp": Part("steps", 60, ("mlp",)),
     "gpt2": Part("steps", 100, ("gpt2",)),
     "resnet": Part("steps", 100, ("resnet",)),
-    "saving": Part("saving", 60),
+    "saving": Part("saving", 80),
     "sharding": Part("sharding", 60),
     "fp32": Part("precision", 30, ("fp32",)),
     "tf32": Part("precision", 30, ("fp32 by TF32",)),

@@ -40,14 +40,15 @@ def measure(setting: Setting, kind: str) -> None:
 
 def measure_task(task: Task, kind: str, loop: Loop, setting: Setting) -> None:
     """Take the median of the rounds."""
+    spare = 12 if kind == "fp16" else 2
     window = Window(3)
-    run_turn(task, loop, window, setting)
+    run_turn(task, loop, window, setting, spare=spare)
     assert window.seconds is not None
     updates = max(3, min(200, round(setting.seconds_of_turn / (window.seconds / window.updates))))
     seconds: list[float] = []
     for _ in range(min(setting.rounds, 3)):
         window = Window(updates)
-        run_turn(task, loop, window, setting)
+        run_turn(task, loop, window, setting, spare=spare)
         assert window.seconds is not None
         seconds.append(window.seconds)
     speed = updates * task.batch_size / statistics.median(seconds)

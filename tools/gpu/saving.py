@@ -24,7 +24,7 @@ __all__ = ["measure"]
 
 BLOCK, ROUNDS = 10, 5
 SAVE_AT = 2
-MAX_SECONDS = 35.0
+MAX_SECONDS = 30.0
 KINDS = ("no save", "in the background", "no save again", "at once")
 
 

@@ -40,6 +40,7 @@ def measure(setting: Setting) -> None:
     """Join a process group of one, then train, save, resume and export a sharded GPT-2."""
     os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
     os.environ["MASTER_PORT"] = str(free_port())
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # for runs that are compared bit by bit
     if setting.on_cuda:
         torch.cuda.set_device(0)
     else:
@@ -136,6 +137,7 @@ def check_offload(task: Task, setting: Setting) -> None:
 def check_resume(task: Task, setting: Setting) -> None:
     """A run that goes on from a state in its middle has the bits of one that was never interrupted."""
     what = "FSDP2 on one device: resumed from a state of an earlier update"
+    torch.use_deterministic_algorithms(True, warn_only=True)
     with tempfile.TemporaryDirectory() as folder:
         states = Path(folder)
         save = SaveTrainingStateCallback(states, save_every_n_steps=UPDATES // 2, asynchronous=True)
@@ -143,6 +145,7 @@ def check_resume(task: Task, setting: Setting) -> None:
         again = weights_of(train(task, sharded(task, setting)).get_model())
         middle = states / f"step_{UPDATES // 2}"
         resumed = weights_of(train(task, sharded(task, setting), resume_from=middle).get_model())
+    torch.use_deterministic_algorithms(False)
     if not all(map(torch.equal, first, again)):
         publish(what, "not comparable", note="two undisturbed runs differ")
     else:

@@ -118,8 +118,16 @@ class CountsWarnings(AbstractContextManager[None]):
         self._catching.close()
 
 
-def run_turn(task: Task, loop: Loop, window: Window, setting: Setting) -> None:
+def run_turn(task: Task, loop: Loop, window: Window, setting: Setting, *, spare: int = 2) -> None:
     """Train a new model for as many updates as the window needs.
+
+    Args:
+        task: The model and its data.
+        loop: The way to train.
+        window: What looks at the training.
+        setting: The device.
+        spare: Batches beyond the window, so that no loop is already without a batch to prepare when it ends; more
+            where the scaler of fp16 may skip updates.
 
     Raises:
         RuntimeError: The loop made fewer updates.
@@ -129,8 +137,7 @@ def run_turn(task: Task, loop: Loop, window: Window, setting: Setting) -> None:
         model = task.make_model()
     optimizer = AdamW(model.parameters(), lr=1e-4)
     window.watch(optimizer)
-    # Two more, so that no loop is already without a batch to prepare when the window ends.
-    data = task.make_data((WARMUP + window.updates + 2) * task.batch_size)
+    data = task.make_data((WARMUP + window.updates + spare) * task.batch_size)
     try:
         with quietly():
             loop(model, task.loss_func, optimizer, data, task.batch_size)
