@@ -153,18 +153,20 @@ class ProfilerCallback(TrainerCallback):
         return max(0, self._updates - self.wait - self.warmup)
 
     def _start(self) -> None:
-        if self._device.type == "cuda" and self.memory_snapshot:
-            # Without the frames of C++, whose names would take longer to find than the updates that they explain.
-            _MEMORY._record_memory_history(stacks="python", clear_history=True)
-        self._profile = profile(
+        starting = profile(
             activities=[ProfilerActivity.CPU] if self._device.type == "cpu" else None,
             schedule=schedule(wait=0, warmup=self.warmup, active=self.active, repeat=1),  # pyright: ignore[reportUnknownArgumentType]  # of torch
             on_trace_ready=self._write,
             record_shapes=self.record_shapes,
             profile_memory=self.profile_memory,
             with_stack=self.with_stack,
+            acc_events=True,  # there is one cycle, and some versions warn of what happens after it otherwise
         )
-        self._profile.start()
+        starting.start()
+        self._profile = starting  # not before: stopping one that could not start ends the process
+        if self._device.type == "cuda" and self.memory_snapshot:
+            # Without the frames of C++, whose names would take longer to find than the updates that they explain.
+            _MEMORY._record_memory_history(stacks="python", clear_history=True)
 
     def _write(self, finished: profile) -> None:
         trace = self.folder / f"rank_{rank()}.pt.trace.json"
