@@ -294,6 +294,15 @@ def with_nan_at(index: int, size: int = 12) -> TensorDataset:
 IN_ORDER = {"shuffle": False}
 
 
+def test_a_loss_that_is_nan_is_raised_though_another_callback_stopped_first() -> None:
+    """All callbacks see the event, and what matters most is what the script is told."""
+    position = TRAINING_RUN.index("on_train_step_end")
+    trainer, recorder = make_trainer(RaiseAt(position, StopTrainingError("enough")), TerminateOnNaNCallback())
+    with pytest.raises(NonFiniteLossError, match="training loss"):
+        trainer.train(with_nan_at(0, size=24), 1, train_dataloader_kwargs=IN_ORDER)
+    assert recorder.events[-3:] == ["on_train_step_end", "on_stop_training_error", "on_training_run_end"]
+
+
 @pytest.mark.parametrize("accumulation", [1, 2, 3])
 def test_a_training_loss_that_is_nan_ends_the_run_without_its_update(accumulation: int) -> None:
     """The run ends through its ordinary events, `train()` then raises, and no weight has become NaN."""
