@@ -560,7 +560,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         self._stop_requests.open_update()
         self._safe_points.leave()
         self._trained_models.broadcast_buffers()
-        self._update = Update[Any](self.num_updates_completed + 1, batches, self._trained_models.by_name, hooks)
+        self._update = Update[Any](self._progress.updates + 1, batches, self._trained_models.by_name, hooks)
         return self._update
 
     def _end_update(self, update: Update[Any]) -> None:
