@@ -42,6 +42,9 @@ ORDER = (
     "gan",
     "distillation",
     "match_captions",
+    "truncated_bptt",
+    "ppo",
+    "replay_buffer",
 )
 """From the first steps to special tasks."""
 

@@ -24,6 +24,9 @@ ON_TWO_RANKS_EACH_TIME = {
     "image_folder",
     "lora",
     "match_captions",
+    "ppo",
+    "replay_buffer",
+    "truncated_bptt",
     "vae",
 }
 """Examples that are launched in bf16 each night only."""
