@@ -22,6 +22,7 @@ import os, signal, sys, time, warnings
 import torch
 from torch.utils.data import TensorDataset
 from pa_core import SaveTrainingStateCallback, Trainer, TrainerCallback
+from pa_core.callbacks import TerminateOnNaNCallback
 
 warnings.simplefilter("ignore", DeprecationWarning)  # of the fork below, from Python 3.12 on
 first, asynchronous = sys.argv[1], sys.argv[2] == "asynchronous"
@@ -62,7 +63,8 @@ late = Late()
 torch.manual_seed(0)
 model = torch.nn.Linear(1, 1)
 save = SaveTrainingStateCallback("states", stop_on_signals=("SIGTERM",), asynchronous=asynchronous)
-trainer = Trainer(model, torch.nn.MSELoss(), torch.optim.Adam(model.parameters()), callbacks=[save, Sends()])
+callbacks = [save, Sends(), TerminateOnNaNCallback()]
+trainer = Trainer(model, torch.nn.MSELoss(), torch.optim.Adam(model.parameters()), callbacks=callbacks)
 try:
     trainer.train(TensorDataset(torch.ones(40, 1), torch.ones(40, 1)), num_epochs=2)
 finally:
