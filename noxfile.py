@@ -454,7 +454,7 @@ def typed_wheels(session: nox.Session) -> None:
 
 @nox.session
 def typing_score(session: nox.Session) -> None:
-    """Write the table of type scores into the README."""
+    """Write the table of type scores into CONTRIBUTING.md."""
     everything(session).run("python", "-m", "tests.typing.scores", env={"TYPED_WHEELS": str(WHEELS)})
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for the extensions in this folder
 
-project = "Training loops for PyTorch, in parts"
+project = "pa: PyTorch, accelerated"
 project_copyright = "the authors"
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "docs.pictures.pairs", "docs.reference_links"]
 myst_heading_anchors = 4  # the names that a forge gives them, too

@@ -1,4 +1,4 @@
-"""The lines about types in the README: `python -m tests.typing.scores` writes it, from what the checkers say."""
+"""The lines about types in CONTRIBUTING.md: `python -m tests.typing.scores` writes it, from what the checkers say."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.typing.checkers import (
 )
 from tests.typing.open_types import find_open_types
 
-README = ROOT / "README.md"
+PAGE = ROOT / "CONTRIBUTING.md"
 BLOCK = re.compile(r"(?<=<!-- typing scores, written by nox -s typing_score -->\n).*?(?=<!-- end -->)", flags=re.DOTALL)
 TESTS = ROOT / "tests" / "typing"
 
@@ -43,14 +43,14 @@ def describe_scores(completeness: Mapping[str, Completeness], environment: Typed
 
 
 def written_scores() -> str:
-    """Return what the README says.
+    """Return what the page says.
 
     Raises:
         LookupError: It has no place for the scores.
     """
-    found = BLOCK.search(README.read_text())
+    found = BLOCK.search(PAGE.read_text())
     if found is None:
-        message = f"{README.name} has no lines that match {BLOCK.pattern}"
+        message = f"{PAGE.name} has no lines that match {BLOCK.pattern}"
         raise LookupError(message)
     return found[0]
 
@@ -66,12 +66,12 @@ def _count(folder: str, text: str) -> int:
 
 
 def write_scores(wheels: Mapping[str, Path], folder: Path) -> None:
-    """Write the scores of wheels into the README."""
-    written_scores()  # no need to measure anything for a README without a place for it
+    """Write the scores of wheels into the PAGE."""
+    written_scores()  # no need to measure anything for a page without a place for it
     environment = TypedEnvironment.make(folder, wheels.values())
     completeness = {name: environment.completeness(package) for name, package in PACKAGES.items()}
     scores = describe_scores(completeness, environment)
-    README.write_text(BLOCK.sub(lambda _: scores, README.read_text()))
+    PAGE.write_text(BLOCK.sub(lambda _: scores, PAGE.read_text()))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The scores in the README are what the checkers say, not what somebody typed."""
+"""The scores in CONTRIBUTING.md are what the checkers say, not what somebody typed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.typing.checkers import Completeness, TypedEnvironment
 from tests.typing.scores import describe_scores, without_counts, written_scores
 
 LAG = 0.1
-"""By how much of itself a count may be behind: each new function would change the README otherwise."""
+"""By how much of itself a count may be behind: each new function would change the page otherwise."""
 
 
 @pytest.fixture(scope="module")
