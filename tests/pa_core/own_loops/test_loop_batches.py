@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,7 @@ from pa_core import (
     AnyTrainer,
     ConfigurationError,
     NonFiniteLossError,
+    ProgressBarCallback,
     Run,
     SaveTrainingStateCallback,
     TerminateOnNaNCallback,
@@ -403,6 +405,21 @@ def test_callbacks_are_told_of_each_batch_of_the_script() -> None:
                 learn(run, other)
     ends = [("end", 3, 3, 1), ("update", 1), ("end", 1, 1, 1), ("update", 2)]
     assert notes.events == [("start",), *ends, ("start",)]
+
+
+def test_the_progress_bar_has_no_end_that_it_would_pass(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """How many batches the loop has is known only when they have been."""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.delenv("TERM", raising=False)
+    with make_run(linear(), POINTS, num_epochs=1, callbacks=[ProgressBarCallback]) as run:
+        for (points,) in run.batches():
+            for other in run.batches([points] * 3):
+                learn(run, other)
+    shown = capfd.readouterr().err
+    assert "6/?" in shown
+    assert "/2" not in shown
 
 
 def test_samples_are_counted_as_the_script_says() -> None:

@@ -23,6 +23,7 @@ class EpochLengths:
 
     Attributes:
         are_known: As passed.
+        updates_per_group: As passed.
 
     Example:
         >>> lengths = EpochLengths([4, 10, 6].__getitem__, accumulation_steps=2, are_equal=False)
@@ -43,7 +44,7 @@ class EpochLengths:
     ) -> None:
         self._num_steps = num_steps
         self._accumulation_steps = accumulation_steps
-        self._updates_per_group = updates_per_group
+        self.updates_per_group: int = updates_per_group
         self._are_equal = are_equal
         self.are_known: bool = are_known
         self._steps: list[int] = []
@@ -124,4 +125,4 @@ class EpochLengths:
         return epoch
 
     def _count_updates(self, steps: int) -> int:
-        return -(-steps // self._accumulation_steps) * self._updates_per_group
+        return -(-steps // self._accumulation_steps) * self.updates_per_group

@@ -336,6 +336,8 @@ def _is_terminal(stream: TextIO) -> bool:
 def _num_batches_to_train(trainer: AnyTrainer) -> int | None:
     """Return the length of the epoch that begins, which may be the one that ``max_num_train_steps`` cuts."""
     config, whole = trainer.run_config, length_of(trainer.train_dataloader)
+    if trainer.epoch_lengths.updates_per_group > 1:
+        return None  # of each batch come several, or fewer
     if config.max_num_train_steps is None or whole is None:
         return whole
     updates_left = config.max_num_train_steps - trainer.num_updates_completed
