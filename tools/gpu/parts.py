@@ -34,7 +34,7 @@ class Part:
 PARTS: dict[str, Part] = {
     "machine": Part("machine", 40),
     "tests": Part("marked_tests", 100),
-    "crashes": Part("crashes", 110),
+    "crashes": Part("crashes", 150),
     "mlp": Part("steps", 60, ("mlp",)),
     "gpt2": Part("steps", 100, ("gpt2",)),
     "resnet": Part("steps", 100, ("resnet",)),
