@@ -59,7 +59,7 @@ def names_in(trace: Path | None) -> Counter[str]:
 
 def assert_no_profiler_runs() -> None:
     """Torch refuses to start a second one."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True):
         pass
 
 
