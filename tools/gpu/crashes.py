@@ -28,7 +28,7 @@ KILL_AT = 26  # in the second epoch, two updates after a state
 
 def measure(setting: Setting) -> None:
     """Kill all modes at the same time: nothing is timed here."""
-    modes = MODES if setting.on_cuda else ON_CPU[:1] if setting.is_quick else ON_CPU
+    modes: tuple[str, ...] = MODES if setting.on_cuda else ON_CPU[:1] if setting.is_quick else ON_CPU
     if setting.on_cuda and not any(map(shutil.which, COMPILERS)):
         modes = tuple(mode for mode in modes if "compiled" not in mode)
         not_measured(title("bf16, compiled"), "needs a C compiler")
