@@ -9,8 +9,8 @@ processes, and twenty updates follow, of samples from all steps so far. The buff
 
 The first and the last line that it prints:
 
-    Epoch 1: 24.2 steps to the exit, 1164 steps in the buffer
-    Epoch 8: 10.4 steps to the exit, 6114 steps in the buffer
+    Epoch 1: 25.2 steps to the exit, 1209 steps in the buffer
+    Epoch 8: 11.2 steps to the exit, 6350 steps in the buffer
 """
 
 from __future__ import annotations
