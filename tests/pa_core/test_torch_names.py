@@ -222,6 +222,14 @@ def test_has_iterator() -> None:
     assert names.has_iterator(loader)
 
 
+def test_forget_iterator() -> None:
+    """Workers that stay between epochs are let go."""
+    loader = DataLoader(TensorDataset(torch.zeros(2)), num_workers=1, persistent_workers=True)
+    iter(loader)
+    names.forget_iterator(loader)
+    assert not names.has_iterator(loader)
+
+
 class Three(IterableDataset[int]):
     """A stream of three samples."""
 

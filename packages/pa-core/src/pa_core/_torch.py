@@ -41,6 +41,7 @@ __all__ = [
     "dtypes_of_outputs",
     "file_writer_of",
     "foreach",
+    "forget_iterator",
     "forget_local_gradients",
     "gathered_parameter",
     "gradient_divide_factor",
@@ -250,6 +251,16 @@ def has_iterator(loader: object) -> bool:
         loader: The loader.
     """
     return getattr(loader, "_iterator", None) is not None
+
+
+def forget_iterator(loader: object) -> None:
+    """Let a ``DataLoader`` start its workers anew, which it would otherwise keep for as long as it lives.
+
+    Args:
+        loader: The loader.
+    """
+    if has_iterator(loader):
+        vars(loader)["_iterator"] = None
 
 
 def has_ended(iterator: object) -> bool:

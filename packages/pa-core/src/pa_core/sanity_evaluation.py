@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
+from pa_core._torch import forget_iterator
 from pa_core.any_trainer import AnyTrainer
 from pa_core.callbacks.best_metric import require_recorded_names
 from pa_core.callbacks.metric_direction import JudgesMetric
@@ -76,8 +77,7 @@ def _as_before(trainer: AnyTrainer) -> Generator[None]:
         vars(trainer).update(attributes)
         end_workers(*loaders)
         for loader in loaders:
-            if getattr(loader, "_iterator", None) is not None:  # of torch's loader, whose workers would stay
-                vars(loader)["_iterator"] = None
+            forget_iterator(loader)
         with torch.no_grad():
             for buffer, value in buffers:
                 buffer.copy_(value)
