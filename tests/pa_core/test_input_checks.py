@@ -103,7 +103,7 @@ def attribute(name: str, value: Any) -> Callable[[Permissive], None]:
 class Mistake:
     """Something a user may do, the error that it gives, and what the error names."""
 
-    act: Callable[[Permissive], None]
+    act: Callable[[Permissive], object]
     error: type[Exception]
     words: tuple[str, ...] = ()
 

@@ -106,7 +106,7 @@ def test_invalid_hyperparameters_end_the_program_in_order(caplog: pytest.LogCapt
     assert caught.value.code == 0
     assert "9 layers are too many" in caplog.text
     with pytest.raises(pa_trial.InternalException):
-        contexts[0].get_hparams()
+        contexts[0].set_stop_requested(True)
 
 
 def test_other_errors_leave_the_block_as_they_are() -> None:
@@ -116,7 +116,7 @@ def test_other_errors_leave_the_block_as_they_are() -> None:
         raise error
     assert caught.value is error
     with pytest.raises(pa_trial.InternalException):
-        context.get_stop_requested()
+        context.set_stop_requested(True)
 
 
 USES: dict[str, Callable[[PyTorchTrialContext], Any]] = {
@@ -124,19 +124,17 @@ USES: dict[str, Callable[[PyTorchTrialContext], Any]] = {
     "backward": lambda context: context.backward(torch.ones((), requires_grad=True)),
     "to_device": lambda context: context.to_device(torch.ones(1)),
     "set_stop_requested": lambda context: context.set_stop_requested(True),
-    "get_trial_id": lambda context: context.get_trial_id(),
     "get_tensorboard_writer": lambda context: context.get_tensorboard_writer(),
     "configure_apex_amp": lambda context: context.configure_apex_amp(context.models, context.optimizers, enabled=False),
     "use_amp": lambda context: context.experimental.use_amp(),
     "collective": lambda context: context.distributed.allgather(1),
-    "profiler": lambda context: context.profiler,
     "wrap_reducer": lambda context: context.wrap_reducer(sum, "total"),
 }
 
 
 @pytest.mark.parametrize("name", USES)
 def test_the_context_ends_with_the_block(name: str) -> None:
-    """Whoever uses a context after its block is told to move the line into it."""
+    """Whoever acts on a context after its block is told to move the line into it."""
     with pa_trial.init() as context:
         pass
     with pytest.raises(pa_trial.InternalException, match="block"):
