@@ -174,7 +174,7 @@ def test_what_is_shown_names_the_set(capsys: pytest.CaptureFixture[str]) -> None
     trainer.train(DATA, 1, RARE)
     trainer.evaluate()
     shown = capsys.readouterr().out
-    _, first, second, row, *_ = shown.splitlines()  # the titles of four losses take two lines
+    _, _, first, second, row, *_ = shown.splitlines()  # the titles of four losses take two lines
     bars = make_trainer(Trainer, ProgressBarCallback)
     bars.train(DATA, 1, RARE)
     bars.evaluate()

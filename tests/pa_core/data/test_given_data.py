@@ -108,10 +108,10 @@ def test_evaluate_takes_a_dataloader_and_goes_on_with_that_of_the_run() -> None:
     assert [len(batch) for batch in notes.evaluated[4:]] == [11, 11]
     trainer.evaluate(MORE)
     trainer.evaluate()
-    assert [len(batch) for batch in notes.evaluated[6:]] == [8, 2, 8, 2]
+    assert [len(batch) for batch in notes.evaluated[6:]] == [10, 10]  # of up to 11 samples, as in the run before
     trainer.eval_dataset = DATA
     trainer.evaluate()
-    assert [len(batch) for batch in notes.evaluated[10:]] == [8, 8, 6]
+    assert [len(batch) for batch in notes.evaluated[8:]] == [11, 11]
 
 
 def test_a_dataset_after_a_dataloader_is_loaded_by_the_trainer_again() -> None:

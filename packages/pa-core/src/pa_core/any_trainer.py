@@ -31,7 +31,7 @@ from pa_core.data.loaders import Loaders
 from pa_core.distributed import processes
 from pa_core.distributed.agreement import Agreement
 from pa_core.epoch_lengths import EpochLengths
-from pa_core.errors import ArgumentTypeError, ConfigurationError, StopTrainingError
+from pa_core.errors import ArgumentTypeError, ConfigurationError, NonFiniteLossError, StopTrainingError
 from pa_core.events import CallbackHandler
 from pa_core.model_description import describe_model
 from pa_core.private_parts import PrivateParts
@@ -876,6 +876,8 @@ class AnyTrainer(ABC):
         for listener in self.callback_handler.listeners(event.__name__):
             try:
                 listener(self, *args, **kwargs)
+            except NonFiniteLossError as error:
+                self._agreement.ask_to_stop(error)  # at once, if alone: nobody reports or saves such a loss
             except StopTrainingError as error:
                 self._agreement.note_stop(error)
                 stops = True

@@ -14,8 +14,9 @@ the state that it had. Before that, ``on_train_steps_passed_over`` fires if it r
 exception fires ``on_exception`` and leaves ``train()`` or ``evaluate()``; the last event does not fire.
 
 Where a callback raises ``StopTrainingError``, the others are still called for the event. With one process, it is the
-last event before those that end the run; with several, events continue until all processes know of the stop: a callback
-that gathers would otherwise wait for the process that stopped.
+last event before those that end the run, and a ``NonFiniteLossError`` ends it at once, so that nobody reports or saves
+such a loss. With several, events continue until all processes know of the stop: a callback that gathers would otherwise
+wait for the process that stopped.
 """
 
 from __future__ import annotations
