@@ -65,6 +65,18 @@ class TakesTooLittle(TrainerCallback):
     def on_exception(self, trainer: AnyTrainer) -> None:  # type: ignore[override]  # pyright: ignore[reportIncompatibleMethodOverride]  # pa_core.TrainerCallback.on_exception: exception
         raise NotImplementedError
 
+    @override
+    def on_prediction_run_start(self, trainer: AnyTrainer) -> None:  # type: ignore[override]  # pyright: ignore[reportIncompatibleMethodOverride]  # pa_core.TrainerCallback.on_prediction_run_start: num_batches
+        raise NotImplementedError
+
+    @override
+    def on_prediction_step_end(self, trainer: AnyTrainer) -> None:  # type: ignore[override]  # pyright: ignore[reportIncompatibleMethodOverride]  # pa_core.TrainerCallback.on_prediction_step_end: batch_size
+        raise NotImplementedError
+
+    @override
+    def on_prediction_run_end(self) -> None:  # type: ignore[override]  # pyright: ignore[reportIncompatibleMethodOverride]  # pa_core.TrainerCallback.on_prediction_run_end: trainer
+        raise NotImplementedError
+
 
 class TakesOtherThings(TrainerCallback):
     """Takes arguments of other types than the events are called with, or more of them."""
