@@ -61,7 +61,7 @@ def decaying_run(per_device_batch_size):
     schedule = WSDLrScheduler.create_scheduler_fn(decay_phase_ratio=0.25, num_warmup_epochs=0, num_checkpoints=2)
     losses = train(trainer, per_device_batch_size, create_scheduler_fn=schedule)
     first_decay = trainer.scheduler.get_decay_info()[0]["pre_decay_step"]
-    saved = sorted(path.name for path in Path("checkpoints").iterdir())
+    saved = sorted(path.name for path in Path("checkpoints").glob("checkpoint_*"))
     longer = create_trainer(
         WSDCheckpointCallback(
             save_dir="later_checkpoints", initial_checkpoint=f"checkpoints/checkpoint_{first_decay}_wsd_pre_decay"
