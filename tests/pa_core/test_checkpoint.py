@@ -444,3 +444,13 @@ def test_two_ranks_write_one_file_and_both_load_it(shared_tmp_path: Path, per_no
     assert same(trainer.optimizer.state_dict()["state"], content["optimizer_state_dict"]["state"])
     files = Counter(gather_objects([entry.name for entry in shared_tmp_path.iterdir()])[0])
     assert files == {"checkpoint.pt": 1}
+
+
+def test_a_checkpoint_keeps_the_versions_that_layers_give_to_their_states(tmp_path: Path) -> None:
+    """By them, layers of later versions of torch know how to read the state of an earlier one."""
+    trainer = make_trainer()
+    trainer.save_checkpoint(tmp_path / "model.pt")
+    saved = torch.load(tmp_path / "model.pt", weights_only=True)["model_state_dict"]
+    versions: Any = trainer.get_model().state_dict()
+    assert any(one["version"] > 1 for one in versions._metadata.values())
+    assert saved._metadata == versions._metadata

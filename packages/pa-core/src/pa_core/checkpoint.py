@@ -85,11 +85,7 @@ class Trained(NamedTuple):
             keep: Whether this process has a use for the tensors of a sharded model.
             trainable_only: Whether parameters that are frozen are left out.
         """
-        weights = self.model.state_dict(
-            keep_vars=self.is_sharded or trainable_only
-        )  # where tied ones are the same object
-        weights = without_frozen(weights) if trainable_only else weights
-        states: dict[str, Any] = {MODEL: gather_state(weights, keep=keep) if self.is_sharded else _detached(weights)}
+        states: dict[str, Any] = {MODEL: self._weights(keep=keep, trainable_only=trainable_only)}
         if self.optimizer is not None:
             state = self.optimizer.state_dict()
             states[OPTIMIZER] = gather_state(state, keep=keep) if self.is_sharded else state
@@ -97,10 +93,14 @@ class Trained(NamedTuple):
             states[SCHEDULER] = self.scheduler.state_dict()
         return states
 
-
-def _detached(state: Mapping[str, Any]) -> dict[str, Any]:
-    """A state dict as models return it by default: without graphs, and without parameters."""
-    return {name: one.detach() if isinstance(one, torch.Tensor) else one for name, one in state.items()}
+    def _weights(self, *, keep: bool, trainable_only: bool) -> dict[str, Any]:
+        if not (self.is_sharded or trainable_only):
+            return self.model.state_dict()
+        weights: dict[str, Any] = self.model.state_dict(keep_vars=True)  # where tied ones are the same object
+        weights = without_frozen(weights) if trainable_only else weights
+        if self.is_sharded:
+            return gather_state(weights, keep=keep)
+        return {name: one.detach() if isinstance(one, torch.Tensor) else one for name, one in weights.items()}
 
 
 def refusing_ambiguous_flag(save_checkpoint: Callable[_P, None]) -> Callable[_P, None]:
