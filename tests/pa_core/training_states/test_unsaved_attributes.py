@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -109,3 +110,34 @@ def test_what_is_registered_or_lost_by_nothing_is_not_warned_of(tmp_path: Path) 
         whole = InModule(tmp_path / "module")
         whole.register_for_checkpointing(whole.teacher)
         whole.train(DATA, num_epochs=1)
+
+
+class ReadsFromDisk(Mapping[str, Tensor]):
+    """Stands for a file of many tensors."""
+
+    reads = 0
+
+    @override
+    def __getitem__(self, key: str) -> Tensor:
+        self.reads += 1
+        return torch.zeros(1)
+
+    @override
+    def __iter__(self) -> Iterator[str]:
+        return iter(("first", "second"))
+
+    @override
+    def __len__(self) -> int:
+        return 2
+
+
+def test_attributes_that_hold_themselves_or_read_from_a_file_are_in_nobodys_way(tmp_path: Path) -> None:
+    """A tree whose nodes know their parents does not end the run, and a file is not read for the sake of a warning."""
+    trainer = KeepsHidden(tmp_path)
+    tree: dict[str, Any] = {"hidden": trainer.hidden, "children": []}
+    tree["children"].append({"parent": tree})
+    file = ReadsFromDisk()
+    vars(trainer).update(tree=tree, file=file)
+    with pytest.warns(UserWarning, match=r"in trainer\.hidden, which"):
+        trainer.train(DATA, num_epochs=1)
+    assert file.reads == 0

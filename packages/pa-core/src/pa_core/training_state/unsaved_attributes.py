@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, cast
 from weakref import ref
 
@@ -72,16 +72,25 @@ def _tensors_of(run: object) -> Iterator[tuple[str, Tensor]]:
 
 
 def _tensors_in(value: object) -> Iterator[Tensor]:
-    """The tensors in nested containers, without those that are split over processes or have no values in memory."""
-    if isinstance(value, Tensor):
-        if value.layout is torch.strided and not (is_sharded(value) or value.is_meta):
-            yield value
-    elif isinstance(value, Mapping):
-        for item in cast("Mapping[object, object]", value).values():
-            yield from _tensors_in(item)
-    elif isinstance(value, list | tuple):
-        for item in cast("list[object]", value):
-            yield from _tensors_in(item)
+    """The tensors in nested containers, without those that are split over processes or have no values in memory.
+
+    Of mappings, only dictionaries are looked into: others may read from a file.
+    """
+    left, seen = [value], set[int]()
+    while left:
+        item = left.pop()
+        if isinstance(item, Tensor):
+            if item.layout is torch.strided and not (is_sharded(item) or item.is_meta):
+                yield item
+        elif id(item) not in seen:
+            seen.add(id(item))
+            left += reversed(_items_in(item))
+
+
+def _items_in(value: object) -> list[object]:
+    if isinstance(value, dict):
+        return [*cast("dict[object, object]", value).values()]
+    return [*cast("Iterable[object]", value)] if isinstance(value, list | tuple) else []
 
 
 def _version(tensor: Tensor) -> int | None:
