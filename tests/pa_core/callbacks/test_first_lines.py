@@ -86,6 +86,20 @@ def test_a_loop_of_the_script_says_the_same_of_its_models(capsys: pytest.Capture
     )
 
 
+def test_a_parameter_that_two_models_share_counts_once(capsys: pytest.CaptureFixture[str]) -> None:
+    """As the encoder of two heads, each of them a model with the encoder in it; an optimizer of one of them has it."""
+    encoder = nn.Linear(4, 4)
+    models = {name: nn.Sequential(encoder, nn.Linear(4, 1)) for name in ("first", "second")}
+    optimizers = {"first": SGD(models["first"].parameters(), lr=0.1)}
+    optimizers["second"] = SGD(models["second"][1].parameters(), lr=0.1)
+    with Run(models, optimizers, DATA, num_epochs=1, callbacks=[PrintProgressCallback]) as run:
+        for inputs, targets in run.batches():
+            for name, model in models.items():
+                run.backward(nn.functional.mse_loss(model(inputs), targets), model=name)
+                run.step(name)
+    assert first_lines(capsys)[1] == "Trains all 30 parameters; no TerminateOnNaNCallback"
+
+
 def test_a_list_without_any_default_callback_is_warned_of(tmp_path: Path) -> None:
     """Whoever names one of them knows that the list replaces them, and so does whoever passes an empty one."""
     model = nn.Linear(4, 1)

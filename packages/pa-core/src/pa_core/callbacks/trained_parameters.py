@@ -19,6 +19,7 @@ def describe_trained(models: Mapping[str, nn.Module], optimizers: Iterable[Optim
     """Return how many parameters are trained, how many are frozen, and which are neither, as no optimizer has them.
 
     Models of which no optimizer has any parameter are left out, and so are parameters whose sizes are not known yet.
+    What several models share counts once.
 
     Args:
         models: The models, by name.
@@ -37,6 +38,7 @@ def describe_trained(models: Mapping[str, nn.Module], optimizers: Iterable[Optim
     held = {id(one) for optimizer in optimizers for one in parameters_of(optimizer)}
     trained = frozen = 0
     left_out: dict[str, int] = {}
+    counted = set[nn.Parameter]()
     for name, model in models.items():
         parameters = {
             inner: one for inner, one in model.named_parameters() if not isinstance(one, UninitializedParameter)
@@ -44,6 +46,9 @@ def describe_trained(models: Mapping[str, nn.Module], optimizers: Iterable[Optim
         if held.isdisjoint(map(id, parameters.values())):
             continue
         for inner, one in parameters.items():
+            if one in counted:
+                continue
+            counted.add(one)
             if not one.requires_grad:
                 frozen += one.numel()
             elif id(one) in held:
