@@ -158,6 +158,28 @@ def test_a_misspelt_metric_is_refused_with_the_nearest_name(tmp_path: Path) -> N
     assert trainer.num_updates_completed == 0
 
 
+class LogsAccuracy(Trainer[TinyClassifier]):
+    """Logs the same metric in training and in evaluation."""
+
+    @override
+    def calculate_train_batch_loss(self, batch: Any) -> dict[str, Any]:
+        self.log("multiclass_accuracy", 0.5)
+        return super().calculate_train_batch_loss(batch)
+
+    @override
+    def calculate_eval_batch_loss(self, batch: Any) -> dict[str, Any]:
+        self.log("multiclass_accuracy", 0.5)
+        return super().calculate_eval_batch_loss(batch)
+
+
+def test_a_metric_of_the_training_is_not_taken_for_a_misspelt_one_of_the_evaluation(tmp_path: Path) -> None:
+    """Only an epoch of training records it, however much its name is like that of the evaluation."""
+    watched = "train_multiclass_accuracy_epoch"
+    best = SaveBestModelCallback(tmp_path / "best.pt", watch_metric=watched, greater_is_better=True)
+    trainer_with(best, kind=LogsAccuracy).train(DATA, 1, DATA, sanity_eval_steps=1)
+    assert best.best.value == 0.5
+
+
 class RecordsLate(TrainerCallback):
     """Records a metric that no evaluation has."""
 

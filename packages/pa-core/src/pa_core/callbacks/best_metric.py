@@ -146,7 +146,8 @@ def watched_value(trainer: AnyTrainer, metric_name: str) -> float:
 def require_recorded_names(trainer: AnyTrainer, metric_names: Iterable[str]) -> None:
     """Refuse names of metrics that are nearly those of metrics which an evaluation has recorded.
 
-    Others may be recorded at the end of an epoch: they are warned of if they look like those of evaluations.
+    Others may be recorded in training, or at the end of an epoch: they are warned of if they look like those of
+    evaluations.
 
     Args:
         trainer: The trainer, which has evaluated and not trained yet.
@@ -159,7 +160,8 @@ def require_recorded_names(trainer: AnyTrainer, metric_names: Iterable[str]) -> 
     for name in metric_names:
         if any(f"_{name}".endswith(f"_{one}") for one in recorded):  # some callbacks evaluate too, with a prefix
             continue
-        if difflib.get_close_matches(name, recorded, n=1, cutoff=_SURELY_MEANT):
+        likely = [one for one in recorded if "train" in one or "train" not in name]
+        if difflib.get_close_matches(name, likely, n=1, cutoff=_SURELY_MEANT):
             raise _never_recorded(trainer, name, recorded)
         if "eval" in name:
             nearest = difflib.get_close_matches(name, recorded, n=1, cutoff=0.0)[0]
