@@ -403,6 +403,17 @@ def test_a_piece_that_was_exchanged_is_never_taken(
     assert not path.exists()
 
 
+def test_pieces_that_an_earlier_version_left_behind_are_refused(folder: Path) -> None:
+    """Their names have no digest, so that nothing tells whether they are as they were written; none is left over."""
+    path = folder / "p.jsonl"
+    piece = interrupted(path)[0]
+    piece.rename(piece.with_suffix(""))
+    with pytest.raises(CheckpointError, match=r"earlier version(.|\n)*Remove the folder"):
+        trainer_with().predict(numbers(20), BATCH_SIZE, write=path)
+    assert piece.with_suffix("").exists()
+    assert not path.exists()
+
+
 @pytest.mark.parametrize(
     "content", ["[]", "3", "null", '{"weights": 3}', "", "{", "[" * 100_000, None], ids=reprlib.repr
 )

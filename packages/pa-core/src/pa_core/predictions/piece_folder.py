@@ -23,6 +23,7 @@ __all__ = ["PieceFolder"]
 
 _IDENTITY: Final = "identity.json"
 _PIECE: Final = re.compile(r"(\d{12,}-\d{12,}\.\w+)\.([0-9a-f]{64})")
+_PIECE_WITHOUT_DIGEST: Final = re.compile(r"\d{12,}-\d{12,}\.\w+")
 
 
 class PieceFolder:
@@ -93,6 +94,8 @@ class PieceFolder:
                 expected="no such folder, or one that an earlier call of predict() has left",
                 do="Move it out of the way, or pass another folder as pieces.",
             )
+        if any(map(_PIECE_WITHOUT_DIGEST.fullmatch, self._names())):
+            raise _of_earlier_version(self.folder)
         found = self._found()
         if before is not None and before != dict(identity):
             if others != "remove":
@@ -235,6 +238,15 @@ def _of_something_else(folder: Path, before: Mapping[str, str], now: Mapping[str
         given=f"{folder}, in which {shown}",
         expected="pieces by the same model, of as many samples, with the same arguments",
         do='Call predict() as before to complete them, or pass other_pieces="remove" to begin anew.',
+    )
+
+
+def _of_earlier_version(folder: Path) -> CheckpointError:
+    return CheckpointError(
+        "An earlier version of pa-core has written the pieces of the predictions.",
+        given=f"{folder}, with pieces whose names have no digest to compare them with",
+        expected="pieces of this version",
+        do="Remove the folder, and call predict() as before: all samples are predicted again.",
     )
 
 
