@@ -41,6 +41,14 @@ class RecordScores(TrainerCallback):
         trainer.run_history.update_metric("figure", next(self.scores))
 
 
+class KeepError(TrainerCallback):
+    """Keeps why a run was stopped."""
+
+    @override
+    def on_stop_training_error(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        self.error: StopTrainingError = kwargs["error"]
+
+
 def make_trainer(*callbacks: TrainerCallback, lr: float = 0.1) -> Trainer[nn.Linear]:
     """A trainer of a linear model."""
     model = nn.Linear(4, 1)
@@ -180,17 +188,23 @@ def test_ranks_that_measured_different_values_stop_together() -> None:
 )
 def test_the_error_says_why_the_run_ended(scores: list[float], threshold: float, reason: str) -> None:
     """Who listens for the stop learns the metric, the threshold, the best value, and of a gain that was too small."""
-
-    class KeepError(TrainerCallback):
-        @override
-        def on_stop_training_error(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-            self.error: StopTrainingError = kwargs["error"]
-
     keep = KeepError()
     trainer = make_trainer(RecordScores(scores), watch_score(2, threshold), keep)
     trainer.train(make_regression(8), num_epochs=10)
 
     assert str(keep.error) == reason
+
+
+def test_a_resumed_run_knows_which_epoch_was_better_by_less() -> None:
+    """A later one that is worse than it, and better than what counts as the best, is not named in its place."""
+    before, after, keep = watch_score(patience=9), watch_score(patience=3), KeepError()
+    epochs_run([4, 3, 2.992], before)
+    state = json.loads(json.dumps(before.state_dict()))
+    epochs_run([2.998, 3.5, 3.5], after, LoadState(after, state), keep)
+    assert "Epoch 3 was better by less" in str(keep.error)
+    del state["best_by_any_change"]
+    epochs_run([3.5, 3.5, 3.5], after, LoadState(after, state), keep)
+    assert str(keep.error).endswith("on 3, of epoch 2."), "a state of an earlier version"
 
 
 def test_each_run_starts_without_a_best_value() -> None:

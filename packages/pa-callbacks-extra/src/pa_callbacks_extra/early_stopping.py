@@ -127,10 +127,15 @@ class EarlyStoppingCallback(TrainerCallback):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the best value, its epoch, and the number of epochs since then."""
-        return {"best": self.best.state_dict(), "epochs_without_improvement": self.epochs_without_improvement}
+        return {
+            "best": self.best.state_dict(),
+            "best_by_any_change": self._best_by_any_change.state_dict(),
+            "epochs_without_improvement": self.epochs_without_improvement,
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from the best value and the count of a run that is resumed."""
         self.best.load_state_dict(state_dict["best"])
-        self._best_by_any_change.load_state_dict(state_dict["best"])
+        # states of earlier versions have no such value
+        self._best_by_any_change.load_state_dict(state_dict.get("best_by_any_change", state_dict["best"]))
         self.epochs_without_improvement = state_dict["epochs_without_improvement"]
