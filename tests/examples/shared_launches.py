@@ -44,7 +44,7 @@ LAUNCHES = {
     "export_digits": Arguments(("--epochs=2",)),
     "finetune_timm": Arguments(two_ranks=("--epochs=2",), beside_torchvision=True),
     "finetune_transformers": Arguments(beside_torchvision=True),
-    "gan": Arguments(two_ranks=("--epochs=20",)),
+    "gan": Arguments(two_ranks=("--epochs=30",)),
     "image_folder": Arguments(beside_torchvision=True),
     "imbalanced_digits": Arguments(),
     "lora": Arguments(("--epochs=2",), beside_torchvision=True),

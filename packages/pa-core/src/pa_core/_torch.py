@@ -130,7 +130,7 @@ def foreach(operation: str, *arguments: Any) -> Any:
 
     Example:
         >>> tensors = [torch.ones(2), torch.ones(1)]
-        >>> foreach("mul_", tensors, 3.0)
+        >>> _ = foreach("mul_", tensors, 3.0)
         >>> tensors
         [tensor([3., 3.]), tensor([3.])]
     """
