@@ -20,6 +20,7 @@ from pa_core import (
     SaveBestModelCallback,
     SaveTrainingStateCallback,
     StepBasedEvaluationCallback,
+    StopTrainingError,
     Trainer,
     TrainerCallback,
 )
@@ -178,6 +179,22 @@ def test_a_metric_of_the_training_is_not_taken_for_a_misspelt_one_of_the_evaluat
     best = SaveBestModelCallback(tmp_path / "best.pt", watch_metric=watched, greater_is_better=True)
     trainer_with(best, kind=LogsAccuracy).train(DATA, 1, DATA, sanity_eval_steps=1)
     assert best.best.value == 0.5
+
+
+class StopsWhereEvaluated(TrainerCallback):
+    """Ends a run after its first evaluation."""
+
+    @override
+    def on_eval_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
+        raise StopTrainingError("good enough")
+
+
+@pytest.mark.runs_on("one_process", "two_ranks")
+def test_a_callback_that_stops_after_an_evaluation_does_not_stop_a_run_that_has_not_begun() -> None:
+    """The run ends after the training of its first epoch, as without the sanity evaluation."""
+    trainer = trainer_with(StopsWhereEvaluated())
+    trainer.train(DATA, 3, DATA, sanity_eval_steps=1)
+    assert trainer.num_updates_completed == len(trainer.train_dataloader)
 
 
 class RecordsLate(TrainerCallback):

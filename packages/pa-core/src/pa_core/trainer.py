@@ -27,7 +27,7 @@ from pa_core.distributed.watch import DEFAULT_MAX_WAIT_SECONDS, Place
 from pa_core.distributed.wrapping import ModelWrapping
 from pa_core.engine import Engine
 from pa_core.epoch_lengths import EpochLengths
-from pa_core.errors import StopTrainingError
+from pa_core.errors import NonFiniteLossError, StopTrainingError
 from pa_core.events import CallbackHandler, CallbackLike, TrainerCallback
 from pa_core.orders import Order
 from pa_core.placeholders import create_scheduler
@@ -687,11 +687,16 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
 
     def _run_sanity_evaluation(self, num_batches: int) -> None:
         """Evaluate the first batches of each set, and leave everything as it was."""
-        with sanity_evaluation(self, num_batches, self._stepping.watch_metric):
-            for name in self._eval_names_of_epoch():
-                with self._eval_sets.evaluating(self, name):
-                    loader = cast("SizedIterable[BatchT]", self.eval_dataloader)
-                    self._run_eval_epoch(first_batches(loader, num_batches))
+        try:
+            with sanity_evaluation(self, num_batches, self._stepping.watch_metric):
+                for name in self._eval_names_of_epoch():
+                    with self._eval_sets.evaluating(self, name):
+                        loader = cast("SizedIterable[BatchT]", self.eval_dataloader)
+                        self._run_eval_epoch(first_batches(loader, num_batches))
+        except StopTrainingError as error:
+            if isinstance(error, NonFiniteLossError):
+                raise
+        self._agreement.stop = None  # it was asked of a run that has not begun
 
     def _run_epoch(self, epoch: int) -> None:
         """Train an epoch, unless it is trained already, and evaluate."""
