@@ -100,6 +100,14 @@ def test_a_parameter_that_two_models_share_counts_once(capsys: pytest.CaptureFix
     assert first_lines(capsys)[1] == "Trains all 30 parameters; no TerminateOnNaNCallback"
 
 
+def test_lazy_layers_are_not_left_out_without_a_word(capsys: pytest.CaptureFixture[str]) -> None:
+    """How many parameters they have shows only in the first forward pass."""
+    model = nn.Sequential(nn.LazyLinear(3), nn.Linear(3, 1))
+    trainer = Trainer(model, nn.MSELoss(), SGD(model.parameters(), lr=0.1))
+    trainer.train(DATA, 1)
+    assert first_lines(capsys)[1] == "Trains all 4 parameters, and 2 tensors of sizes that are not known yet"
+
+
 def test_a_list_without_any_default_callback_is_warned_of(tmp_path: Path) -> None:
     """Whoever names one of them knows that the list replaces them, and so does whoever passes an empty one."""
     model = nn.Linear(4, 1)

@@ -18,8 +18,8 @@ _NUM_NAMES = 2
 def describe_trained(models: Mapping[str, nn.Module], optimizers: Iterable[Optimizer]) -> str:
     """Return how many parameters are trained, how many are frozen, and which are neither, as no optimizer has them.
 
-    Models of which no optimizer has any parameter are left out, and so are parameters whose sizes are not known yet.
-    What several models share counts once.
+    Models of which no optimizer has any parameter are left out. Parameters whose sizes are not known yet are counted
+    apart, and what several models share once.
 
     Args:
         models: The models, by name.
@@ -36,33 +36,27 @@ def describe_trained(models: Mapping[str, nn.Module], optimizers: Iterable[Optim
         '6 of 19 parameters (10 frozen); no optimizer has 2.weight and 2.bias (3, not frozen)'
     """
     held = {id(one) for optimizer in optimizers for one in parameters_of(optimizer)}
-    trained = frozen = 0
-    left_out: dict[str, int] = {}
-    counted = set[nn.Parameter]()
+    names: dict[nn.Parameter, str] = {}
     for name, model in models.items():
-        parameters = {
-            inner: one for inner, one in model.named_parameters() if not isinstance(one, UninitializedParameter)
-        }
-        if held.isdisjoint(map(id, parameters.values())):
-            continue
-        for inner, one in parameters.items():
-            if one in counted:
-                continue
-            counted.add(one)
-            if not one.requires_grad:
-                frozen += one.numel()
-            elif id(one) in held:
-                trained += one.numel()
-            else:
-                left_out[inner if len(models) == 1 else f"{name}.{inner}"] = one.numel()
-    total = trained + frozen + sum(left_out.values())
+        if not held.isdisjoint(map(id, model.parameters())):
+            for inner, one in model.named_parameters():
+                names.setdefault(one, inner if len(models) == 1 else f"{name}.{inner}")
+    known = [one for one in names if not isinstance(one, UninitializedParameter)]
+    frozen = sum(one.numel() for one in known if not one.requires_grad)
+    left_out = {names[one]: one.numel() for one in known if one.requires_grad and id(one) not in held}
+    total = sum(one.numel() for one in known)
+    trained = total - frozen - sum(left_out.values())
+    if total == 0:
+        return ""
+    unknown = len(names) - len(known)
+    later = f", and {unknown} tensors of sizes that are not known yet" if unknown else ""
     if total == trained:
-        return f"all {total:,} parameters" if total else ""
-    words = f"{trained:,} of {total:,} parameters"
+        return f"all {total:,} parameters{later}"
+    words = f"{trained:,} of {total:,} parameters{later}"
     if frozen:
         words += f" ({frozen:,} frozen)"
     if left_out:
-        names, more = [*left_out][:_NUM_NAMES], len(left_out) - _NUM_NAMES
-        named = " and ".join(names) if more <= 0 else f"{', '.join(names)} and {more} more"
+        shown, more = [*left_out][:_NUM_NAMES], len(left_out) - _NUM_NAMES
+        named = " and ".join(shown) if more <= 0 else f"{', '.join(shown)} and {more} more"
         words += f"; no optimizer has {named} ({sum(left_out.values()):,}, not frozen)"
     return words
