@@ -100,6 +100,21 @@ def test_a_parameter_that_two_models_share_counts_once(capsys: pytest.CaptureFix
     assert first_lines(capsys)[1] == "Trains all 30 parameters; no TerminateOnNaNCallback"
 
 
+def test_updates_out_of_a_batch_are_counted_as_the_most_that_there_can_be(capsys: pytest.CaptureFixture[str]) -> None:
+    """How many the loop makes of each batch, and of how many samples, only the loop knows."""
+    model = nn.Linear(4, 1)
+    show, batch_size = [PrintProgressCallback], 8
+    optimizer = SGD(model.parameters(), lr=0.1)
+    with Run(
+        model, optimizer, DATA, num_epochs=1, per_device_batch_size=batch_size, max_updates_per_batch=3, callbacks=show
+    ) as run:
+        for batch in run.batches():
+            for inputs, targets in run.batches([batch]):
+                run.backward(nn.functional.mse_loss(model(inputs), targets))
+                run.step()
+    assert first_lines(capsys)[0].startswith("Training starts: 1 epoch of at most 6 updates, 8 samples per batch; ")
+
+
 def test_lazy_layers_are_not_left_out_without_a_word(capsys: pytest.CaptureFixture[str]) -> None:
     """How many parameters they have shows only in the first forward pass."""
     model = nn.Sequential(nn.LazyLinear(3), nn.Linear(3, 1))

@@ -106,7 +106,9 @@ class PrintProgressCallback(RowDisplay):
             return
         config = trainer.run_config
         updates = config.num_update_steps_per_epoch
-        length = f"{_count(config.num_epochs, 'epoch')} of {_count(updates, 'update')}"
+        has_own_batches = trainer.epoch_lengths.updates_per_group > 1
+        at_most = "at most " if has_own_batches else ""
+        length = f"{_count(config.num_epochs, 'epoch')} of {at_most}{_count(updates, 'update')}"
         if not trainer.epoch_lengths.are_known:
             length = f"{_count(updates, 'update')} of a stream"
         total = config.max_num_train_steps
@@ -119,7 +121,9 @@ class PrintProgressCallback(RowDisplay):
         loader = innermost(trainer.train_dataloader)
         if is_keyed(loader) and loader.given_order.makes_batches:
             samples = f"about {samples}"
-        if config.gradient_accumulation_steps > 1:
+        if has_own_batches:
+            samples = f"{_count(config.train_per_device_batch_size * config.num_processes, 'sample')} per batch"
+        elif config.gradient_accumulation_steps > 1:
             samples += f" ({config.gradient_accumulation_steps:,} batches of {config.train_per_device_batch_size:,}"
             samples += " on each process)" if config.num_processes > 1 else ")"
         trained = describe_trained(trainer.named_models(), trainer.named_optimizers().values())
