@@ -28,7 +28,7 @@ from typing_extensions import override
 BROWSERS = ("chromium", "chromium-browser", "chromium-headless-shell", "google-chrome")
 WIDTHS = {"desktop": 1280, "phone": 390}
 THEMES = ("light", "dark")
-SHOWN = ("index", "getting-started", "run", "history", "schedulers", "performance", "callbacks", "api/pa_core")
+SHOWN = ("index", "getting-started", "run", "logging", "schedulers", "performance", "callbacks", "api/pa_core")
 FOUND = "plot_run_history"
 SECONDS = 300
 
