@@ -1,4 +1,7 @@
-"""What accelerate can be set up to do works as docs/beyond-ddp.md says, or is refused before the first step."""
+"""What accelerate can be set up to do works as docs/beyond-ddp.md says, or is refused before the first step.
+
+Among them is a model from `torch.compile`, as in docs/speed-and-memory.md.
+"""
 
 from __future__ import annotations
 
