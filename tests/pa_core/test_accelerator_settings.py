@@ -1,4 +1,4 @@
-"""Each setting of an Accelerator is honoured, refused or warned of, as the table in docs/beyond-ddp.md says."""
+"""Each setting of an Accelerator is supported, ignored or an error, as the table in docs/beyond-ddp.md says."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ NOT_HANDLERS = {"GradientAccumulationPlugin", "TorchDynamoPlugin"}  # by class o
 
 def table() -> dict[str, str]:
     """The rows of the table of arguments: a name, and what becomes of it."""
-    text = next(part for part in DOCS.read_text().split("\n\n") if part.startswith("| argument | is"))
+    text = next(part for part in DOCS.read_text().split("\n\n") if part.startswith("| argument | status"))
     return dict(re.findall(r"^\| `([\w.]+)` \| ([a-z ]+) \|", text, re.MULTILINE))
 
 
@@ -179,11 +179,11 @@ def test_each_row_is_tested() -> None:
     """No row is written down without a test of it, and none is tested that is not written down."""
     assert table().keys() - IN_PARTS == SETTINGS.keys() | ELSEWHERE.keys()
     assert {name for name in IN_PARTS if table()[name] == "see below"} == IN_PARTS
-    warned = {name for name, outcome in table().items() if outcome == "warned of"}
+    warned = {name for name, outcome in table().items() if outcome == "ignored"}
     assert WARNINGS.keys() == warned | {"GradScalerKwargs"}
 
 
-@pytest.mark.parametrize("name", rows_that("honoured", "no consequence"))
+@pytest.mark.parametrize("name", rows_that("supported", "not needed"))
 def test_what_needs_no_word(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A trainer with the setting is made and trains, without a warning."""
     monkeypatch.chdir(tmp_path)
@@ -197,7 +197,7 @@ def test_what_needs_no_word(name: str, tmp_path: Path, monkeypatch: pytest.Monke
     assert trainer.num_updates_completed == 1
 
 
-@pytest.mark.parametrize("name", rows_that("warned of"))
+@pytest.mark.parametrize("name", rows_that("ignored"))
 def test_what_is_warned_of(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Making a trainer with the setting says that it has no effect, where the trainer is made."""
     monkeypatch.chdir(tmp_path)
@@ -208,7 +208,7 @@ def test_what_is_warned_of(name: str, tmp_path: Path, monkeypatch: pytest.Monkey
     assert [one.filename for one in ours] == [__file__]
 
 
-@pytest.mark.parametrize("name", rows_that("refused"))
+@pytest.mark.parametrize("name", rows_that("error"))
 def test_what_is_refused(name: str) -> None:
     """A trainer with the setting cannot be made, and the error says what to do."""
     with pytest.raises(UnsupportedConfigurationError) as caught:
@@ -284,7 +284,7 @@ def test_split_batches_on_one_process() -> None:
 
 def plugin_table() -> dict[str, str]:
     """The rows of the table of the plugin for sharding: a field, and what becomes of it."""
-    text = next(part for part in DOCS.read_text().split("\n\n") if part.startswith("| field | is"))
+    text = next(part for part in DOCS.read_text().split("\n\n") if part.startswith("| field | status"))
     return dict(re.findall(r"^\| `([\w.]+)` \| ([a-z ]+) \|", text, re.MULTILINE))
 
 
@@ -353,21 +353,21 @@ def test_the_table_names_each_field_of_the_plugin() -> None:
 
 @pytest.mark.parametrize("name", PLUGIN_FIELDS)
 def test_fields_of_the_plugin(name: str) -> None:
-    """What is honoured changes how models are sharded, and the rest does not; what is refused raises."""
+    """What is supported changes how models are sharded, and the rest does not; what is refused raises."""
     outcome, default = plugin_table()[name], settings_of(sharding_trainer())
     asked = PLUGIN_FIELDS[name]()
     if name not in {field.name for field in fields(FullyShardedDataParallelPlugin)}:
         pytest.skip("newer than this version of accelerate")
-    if outcome == "refused":
+    if outcome == "error":
         with pytest.raises(
             (ValueError, UnsupportedConfigurationError), match=f"{name}|fsdp_version=1|reshard_after_forward"
         ):
             sharding_trainer(**asked)
-    elif outcome == "warned of":
+    elif outcome == "ignored":
         with pytest.warns(UserWarning, match=f"{name} has no effect"):
             sharding_trainer(**asked)
     else:
-        assert (settings_of(sharding_trainer(**asked)) == default) == (outcome == "no consequence")
+        assert (settings_of(sharding_trainer(**asked)) == default) == (outcome == "not needed")
 
 
 def test_a_plugin_is_that_of_its_trainer_alone() -> None:
