@@ -1,4 +1,4 @@
-"""Average the weights of a training, stop when the average no longer improves, and test both.
+"""Average the weights (EMA), and stop early.
 
 A fifth of the training digits have a random label. These pull the weights of a small network to and fro, while their
 average stays in the middle. On several processes, batch norm layers normalise over all of them, so that two train as

@@ -1,4 +1,4 @@
-"""Classify texts with a model of transformers in bf16, and follow its training in Weights & Biases, offline.
+"""Classify texts with transformers in bf16, logged to W&B offline.
 
 The texts are paragraphs of Python's manual, which comes with Python, and their classes are its chapters. The tokenizer
 is trained on them, and the tiny model made from a configuration; `--pretrained NAME` takes both from the hub instead.

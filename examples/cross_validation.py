@@ -1,4 +1,4 @@
-"""Choose settings by k-fold cross-validation, with Optuna, and train the final model with them.
+"""Choose settings by k-fold cross-validation.
 
 Settings are tried on each fold: a model is trained on the other folds, and judged by the samples that it has not seen.
 Optuna looks for those with the lowest mean over the folds, and stops after a fold if most others did better on the same

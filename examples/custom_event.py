@@ -1,4 +1,4 @@
-"""Give your trainer an event of its own, to which any callback can listen.
+"""Add a custom event for callbacks.
 
 This trainer counts which digit was taken for which. When an evaluation has ended, it fires an event with the counts of
 all processes. One callback prints the most frequent mistake, another ends the training when few mistakes are left;

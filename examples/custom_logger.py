@@ -1,4 +1,4 @@
-"""Write a logger of your own: one object a line, in a JSON-lines file that pandas reads.
+"""Write a custom logger: JSON lines that pandas reads.
 
 `LogMetricsCallback` finds out which metrics were recorded and when; a logger only says where they go. It is called on
 every process, and this one writes on the first alone. Training states keep the length of the file, so that a run that

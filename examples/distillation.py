@@ -1,4 +1,4 @@
-"""Let a large network teach a small one, which learns from few labels and from the probabilities of its teacher.
+"""Distil a large network into a small one.
 
 A trainer trains the teacher, which is then frozen. The student learns in a loop of the script's own, from 300 scanned
 digits and from how probable the teacher takes each class to be. A second student, without a teacher, shows what that

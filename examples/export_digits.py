@@ -1,4 +1,4 @@
-"""Export a trained model: as weights for other programs, and as a program that runs without its code.
+"""Export a model as safetensors and with `torch.export`.
 
 `save_model` writes safetensors, which the module of any other script loads. `torch.export` writes the computation too,
 for any batch size: it needs neither the class nor pa-core where it is run. Both give what the trained model gives.

@@ -1,4 +1,4 @@
-"""Fine-tune a model of timm in stages: its head first, then one layer group after another, each with a smaller rate.
+"""Fine-tune a timm model in stages.
 
 A small convolutional network learns the digits 0 to 4; this stands for `pretrained=True`, which would download weights.
 Its new task is the digits 5 to 9, of which only a hundred are there to learn from. First the new head learns, with all

@@ -1,4 +1,4 @@
-"""Train a language model of transformers, weighted by tokens, and save it as its `from_pretrained` reads it.
+"""Train a language model of transformers, weighted by tokens.
 
 Paragraphs of Python's manual, which comes with Python, are short and long. So batches have a budget of tokens instead
 of a fixed number of paragraphs, and each update is the mean over its tokens, on however many processes. The tiny model

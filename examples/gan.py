@@ -1,4 +1,4 @@
-"""Train two networks against each other: a generator makes digits, a discriminator tells them from scanned ones.
+"""Train a GAN with two optimizers.
 
 Each has an optimizer of its own, and a name. Both are in the training states, and their gradients are exchanged between
 the processes: two passes over the discriminator, and one over the generator through it. The loop is the script's own;

@@ -1,4 +1,4 @@
-"""Train a model of timm on a folder of images, with augmentation, MixUp and a schedule of timm's.
+"""Train a timm model on an ImageFolder, with augmentation and MixUp.
 
 `ImageFolder` of torchvision takes the name of each folder for a class. Here the images are scanned digits, which the
 script writes first. MixUp makes a mixture of two out of each training image, with their probabilities as its target,

@@ -1,4 +1,4 @@
-"""Train on digits of which some are rare, as they come and with each digit equally often, and compare.
+"""Train on imbalanced classes.
 
 Of the digits 3, 5 and 8 only ten scans each are kept for training, 30 of 867 samples. Shuffled as they come, the
 network hardly learns them. `ClassBalanced` takes equally many samples of each digit: the rare ones come again and

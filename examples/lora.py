@@ -1,4 +1,4 @@
-"""Train a LoRA of a frozen model, stop it in any way, and resume it to the same bits.
+"""Fine-tune with LoRA (peft), and resume bit-for-bit.
 
 A small vision transformer with random weights stands for `from_pretrained`, which would download one. Only the adapters
 of peft and the new head learn. Killed, or stopped with Ctrl-C, the same command resumes from the newest training state.

@@ -1,4 +1,4 @@
-"""Match images with captions, as CLIP does, over the samples of all processes, and recognise digits by their captions.
+"""Train CLIP: a contrastive loss over all processes.
 
 One tower reads scanned digits, the other one captions such as "a handwritten seven". The loss compares each image with
 the captions of the whole batch, those of other processes too: `gather(..., with_gradient=True)` brings them together,

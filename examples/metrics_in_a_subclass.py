@@ -1,4 +1,4 @@
-"""Record metrics of your own, by a subclass of the trainer.
+"""Record custom metrics in a subclass.
 
 A metric of torchmetrics is an attribute of the trainer: the evaluation step updates it, and the end of the evaluation
 records it. What is merely a mean of something that a step computes needs no metric: `self.log` is enough. Both are

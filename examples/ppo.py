@@ -1,4 +1,4 @@
-"""Learn to balance a pole by proximal policy optimisation (PPO): play episodes, and make several updates out of them.
+"""Reinforcement learning with PPO.
 
 A sample of the dataset is an episode that is still to be played: where it starts, and the draws that choose actions. So
 episodes have an order, and are shared by processes and resumed like any other data. Each batch of them is played with

@@ -1,4 +1,4 @@
-"""Predict each sample of a dataset once, write a file of predictions, and read it back.
+"""Run inference, and write a file of predictions.
 
 `predict` takes care of what easily goes wrong by hand: no sample is missing and none comes twice, whatever the number
 of processes and the length of the last batch, and the lines are in the order of the dataset. A prediction that was

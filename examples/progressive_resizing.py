@@ -1,4 +1,4 @@
-"""Train on small images first and on larger ones later, under one schedule.
+"""Train on small images first, then larger ones.
 
 Each stage is a call of `train()` with images of its size. Small ones are cheap, and a network whose last pooling adapts
 to the size learns much of what it needs from them. The schedule is made in the first stage, for the updates of all of

@@ -1,4 +1,4 @@
-"""Learn to walk through a maze by Q-learning from a replay buffer, which grows while the run goes on.
+"""Reinforcement learning with a replay buffer.
 
 A sample of the dataset is an episode that is still to be played. Its steps go into the buffer, which is the same on all
 processes, and twenty updates follow, of samples from all steps so far. The buffer is saved with the run.

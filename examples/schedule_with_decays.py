@@ -1,4 +1,4 @@
-"""Get a finished model for each of three budgets out of one run, then train on from before its last decay.
+"""Train for three budgets in one run (warmup-stable-decay).
 
 The learning rate is kept, and brought down only before each of three checkpoints. Each of them is tested. Then the
 state from before the last decay is trained for as long again, without having to start anew:

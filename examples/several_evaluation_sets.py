@@ -1,4 +1,4 @@
-"""Evaluate on several sets, each under its own name: clean digits, noisy ones, and now and then shifted ones.
+"""Evaluate on several sets.
 
 Each set is evaluated by itself, and its name is part of the names of its metrics: the best model is chosen by
 `eval_noisy_accuracy`. The shifted digits cost nothing in most epochs, as they are evaluated in every fifth one only.

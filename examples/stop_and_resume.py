@@ -1,4 +1,4 @@
-"""Stop a run in any way, start it again, and get the same weights to the last bit.
+"""Kill a run, resume it, and get identical weights.
 
 Press Ctrl-C, or send SIGTERM as a batch system does: the update that is under way is finished, a state is saved, and
 the script ends with the status 75. Or kill it with `kill -9`: what came after the newest state is trained again. Either

@@ -1,4 +1,4 @@
-"""Train a small network on real scanned digits, keep its best weights, and test them on digits it has never seen.
+"""Train a small classifier on scanned digits.
 
 The 1,797 digits of 8 x 8 pixels come inside scikit-learn, so that nothing is downloaded. This file runs
 unchanged in one process or several, in full or mixed precision:

@@ -1,4 +1,4 @@
-"""Take the settings of a run from a YAML file and the command line, as typed dataclasses.
+"""Configure a run from YAML and the command line.
 
 Each argument is a YAML file, or a setting as `--NAME=VALUE` with a value as in YAML; later ones win. An unknown name or
 a value of another type is refused. Processes and precision are the launcher's. Started again, a run resumes.

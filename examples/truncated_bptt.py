@@ -1,4 +1,4 @@
-"""Train a recurrent network on long texts: an update for each chunk, with the state carried from one to the next.
+"""Train a recurrent network with truncated BPTT.
 
 Backpropagation through all 256 characters of an excerpt would take long and much memory. It is truncated after 32:
 eight updates come of each batch, and only the state goes on, without its graph. States are saved between two batches.

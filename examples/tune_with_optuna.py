@@ -1,4 +1,4 @@
-"""Look for good settings with Optuna, and prune trials that are not worth finishing.
+"""Search hyperparameters with Optuna, and prune unpromising trials.
 
 A callback reports each evaluation loss to the trial, and raises `StopTrainingError` if most others were better by then.
 Optuna knows nothing of several processes: the first one has the study, and the others get its settings. Where only the

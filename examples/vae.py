@@ -1,4 +1,4 @@
-"""Train a variational autoencoder, and watch in TensorBoard the images that it makes.
+"""Train a variational autoencoder (VAE), with images in TensorBoard.
 
 The encoder gives each scanned digit a place in eight dimensions, with some noise; the decoder draws the digit again.
 After each evaluation two images go to the tracker: digits that were not trained on above what was drawn of them, and

@@ -1,21 +1,16 @@
-"""The index of the examples, made from their docstrings and imports.
+"""The index of the examples, made from their docstrings.
 
-``python -m tests.examples.index`` writes it into ``examples/README.md`` and ``docs/examples.md``.
+``python -m tests.examples.index`` writes it into ``examples/README.md``.
 """
 
 from __future__ import annotations
 
 import ast
-import sys
 from pathlib import Path
 
-__all__ = ["ORDER", "PAGES", "with_table"]
+__all__ = ["ORDER", "PAGE", "with_list"]
 
-ROOT = Path(__file__).parents[2]
-PAGES = {
-    "examples/README.md": "[{name}.py]({name}.py)",
-    "docs/examples.md": "[{name}.py](../examples/{name}.py)",
-}
+PAGE = Path(__file__).parents[2] / "examples" / "README.md"
 ORDER = (
     "train_digits",
     "metrics_in_a_subclass",
@@ -48,48 +43,22 @@ ORDER = (
 )
 """From the first steps to special tasks."""
 
-_DISTRIBUTIONS = {"PIL": "pillow", "sklearn": "scikit-learn", "yaml": "pyyaml"}
-_COME_WITH_ALL = {"accelerate", "safetensors", "torch", "typing_extensions"}
 _BEGIN, _END = "<!-- the examples, written by python -m tests.examples.index -->\n", "<!-- end -->\n"
 
 
-def with_table(page: str, link: str) -> str:
-    """Return a page with the table of today.
-
-    Args:
-        page: The text of the page.
-        link: How it refers to an example; ``{name}`` stands for its name.
-    """
+def with_list(page: str) -> str:
+    """Return the page with the list of today."""
     begin, rest = page.split(_BEGIN)
     _, end = rest.split(_END)
-    rows = [f"| {link.format(name=name)} | {teaches(name)} | {', '.join(needs(name))} |\n" for name in ORDER]
-    return "".join([begin, _BEGIN, "| file | what it shows | needs |\n|---|---|---|\n", *rows, _END, end])
+    rows = [f"- [{name}.py]({name}.py): {teaches(name)}\n" for name in ORDER]
+    return "".join([begin, _BEGIN, *rows, _END, end])
 
 
 def teaches(name: str) -> str:
     """Return the first line of the docstring of an example."""
-    docstring = ast.get_docstring(_parsed(name)) or ""
+    docstring = ast.get_docstring(ast.parse((PAGE.parent / f"{name}.py").read_text())) or ""
     return docstring.splitlines()[0].removesuffix(".")
 
 
-def needs(name: str) -> list[str]:
-    """Return the distributions that an example imports: ours first."""
-    modules: set[str] = set()
-    for node in ast.walk(_parsed(name)):
-        if isinstance(node, ast.ImportFrom):
-            modules.add(str(node.module))
-        if isinstance(node, ast.Import):
-            modules.update(one.name for one in node.names)
-    packages = {module.partition(".")[0] for module in modules} - sys.stdlib_module_names - _COME_WITH_ALL
-    ours = sorted(package.replace("_", "-") for package in packages if package.startswith("pa_"))
-    return [*ours, *sorted(_DISTRIBUTIONS.get(one, one) for one in packages if not one.startswith("pa_"))]
-
-
-def _parsed(name: str) -> ast.Module:
-    return ast.parse((ROOT / "examples" / f"{name}.py").read_text())
-
-
 if __name__ == "__main__":
-    for path, link in PAGES.items():
-        page = ROOT / path
-        page.write_text(with_table(page.read_text(), link))
+    PAGE.write_text(with_list(PAGE.read_text()))
