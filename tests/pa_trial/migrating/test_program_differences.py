@@ -1,4 +1,4 @@
-"""What docs/migrating-from-determined.md says of programs and their context: a test for each row."""
+"""What docs/maintainers/differences-from-determined.md says of programs and their context: a test for each row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What docs/migrating-from-determined.md says of data, schedules, metrics and processes: a test for each row."""
+"""What docs/maintainers/differences-from-determined.md says of data, schedules and metrics: a test for each row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What docs/migrating-from-determined.md says of several processes: a test for each row."""
+"""What docs/maintainers/differences-from-determined.md says of several processes: a test for each row."""
 
 from __future__ import annotations
 
