@@ -11,7 +11,7 @@ import pytest
 from tests.typing.checkers import ROOT, TypedEnvironment
 
 PAGE = ROOT / "docs" / "typing.md"
-REFUSED = "  # refused"
+REFUSED = "  # error"
 
 
 def script() -> list[str]:
