@@ -13,27 +13,12 @@ from tests.examples.index import ORDER, PAGE, with_list
 from tests.examples.shared_launches import LAUNCHES, SharedLaunches
 from tests.examples.ways import EXAMPLES, WAYS
 
-EACH_TIME = {"torchrun with two ranks", "accelerate launch, bf16"}
-"""The others are less than these, and many examples are started by `python` in tests of their own."""
-
-
-ON_TWO_RANKS_EACH_TIME = {
-    "classify_texts",
-    "cross_validation",
-    "export_digits",
-    "image_folder",
-    "lora",
-    "match_captions",
-    "ppo",
-    "replay_buffer",
-    "truncated_bptt",
-    "vae",
-}
-"""Examples that are launched in bf16 each night only."""
+IN_BF16_EACH_TIME = {"character_transformer", "distillation", "finetune_transformers", "gan", "train_digits"}
+"""Examples that are launched in bf16 each time, too: other ways are less than these, or what tests of their own do."""
 
 
 def _is_for_the_night(name: str, way: str) -> bool:
-    return way not in EACH_TIME or (name in ON_TWO_RANKS_EACH_TIME and "two ranks" not in way)
+    return "two ranks" not in way and not ("bf16" in way and name in IN_BF16_EACH_TIME)
 
 
 @pytest.mark.parametrize(

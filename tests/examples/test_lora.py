@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.examples.shared_launches import LAUNCHES, SharedLaunches
 from tests.launching import Launch
 
@@ -12,6 +14,7 @@ EXAMPLE = HERE.parents[1] / "examples" / "lora.py"
 BESIDE_TORCHVISION = HERE.parent / "support" / "beside_torchvision.py"
 
 
+@pytest.mark.whole_proof
 def test_a_killed_run_ends_with_the_bits_of_one_that_was_not(launch: Launch, shared_launch: SharedLaunches) -> None:
     """After SIGKILL, two ranks go on with the same adapters, dropout and samples; states share one file of the base."""
     way = "torchrun with two ranks"

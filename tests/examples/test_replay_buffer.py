@@ -18,6 +18,7 @@ def test_the_buffer_grows_and_the_way_to_the_exit_gets_shorter(shared_launch: Sh
     assert sizes == pytest.approx([48 * sum(steps[: number + 1]) for number in range(4)], abs=10)
 
 
+@pytest.mark.whole_proof
 def test_it_ends_with_the_same_bits_when_it_was_killed(launch: Launch) -> None:
     """In the middle of the updates that follow some episodes."""
     ends_as_if_it_had_not_been_killed(launch, "replay_buffer", "--epochs=4", after=250)
