@@ -1,4 +1,4 @@
-"""Which events fire for each way in which a run can end, as the table in docs/errors-and-stopping.md says."""
+"""Which events fire for each way in which a run can end, as the table in docs/maintainers/failures.md says."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pa_core import AnyTrainer, StopTrainingError, TerminateOnNaNCallback, Train
 from pa_core.testing import RecordingCallback, TinyClassifier, make_classification
 from tests.launching import Launch
 
-PAGE = Path(__file__).parents[2] / "docs" / "errors-and-stopping.md"
+PAGE = Path(__file__).parents[2] / "docs" / "maintainers" / "failures.md"
 EVENTS_OF_EVALUATE = {
     "on_training_run_epoch_end": "on_eval_epoch_end",
     "on_training_run_end": "on_evaluation_run_end",

@@ -1,6 +1,6 @@
 """The ways in which one process can be given something else than the others, and what comes of each.
 
-The table of `docs/when-training-fails.md` is made of these rows: `python -m tests.pa_core.ranks_that_differ.table`.
+The table of `docs/maintainers/failures.md` is made of these rows: `python -m tests.pa_core.ranks_that_differ.table`.
 """
 
 from __future__ import annotations

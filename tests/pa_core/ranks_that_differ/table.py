@@ -1,4 +1,4 @@
-"""Prints the table of the ways in which processes can differ, for `docs/when-training-fails.md`."""
+"""Prints the table of the ways in which processes can differ, for `docs/maintainers/failures.md`."""
 
 from __future__ import annotations
 

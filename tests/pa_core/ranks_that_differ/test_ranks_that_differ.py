@@ -14,7 +14,7 @@ from tests.pa_core.ranks_that_differ.cases import Door, seeded_case
 from tests.pa_core.ranks_that_differ.rows import ROWS, Row
 from tests.pa_core.ranks_that_differ.table import table
 
-PAGE = Path(__file__).parents[3] / "docs" / "when-training-fails.md"
+PAGE = Path(__file__).parents[3] / "docs" / "maintainers" / "failures.md"
 SCRIPT = Path(__file__).with_name("script.py")
 ALL = [(row, door) for row in ROWS for door in row.doors]
 COMPARED = [(row, door) for row, door in ALL if row.error == "RanksDifferError"]

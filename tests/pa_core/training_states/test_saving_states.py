@@ -106,7 +106,7 @@ def test_only_the_newest_states_of_a_run_are_kept(tmp_path: Path) -> None:
 def test_what_cannot_be_removed_is_warned_of_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asynchronous: bool
 ) -> None:
-    """The run comes to its end, and what can be removed is: docs/when-training-fails.md shows the warning."""
+    """The run comes to its end, and what can be removed is: docs/maintainers/failures.md shows the warning."""
     rename, states = Path.rename, tmp_path / "states"
 
     def fail(path: Path, target: Path) -> Path:
