@@ -94,7 +94,9 @@ def _run_script(page: Page, script: Script, folder: Path, beside: Path) -> list[
         "PYTHON_EXEC": str(programs / "python"),  # which torchrun starts
     }
     scripts = [*([str(BESIDE_TORCHVISION)] if script.needs else []), str(HERE / "run_steps.py")]
-    command = [*forked_python(), "-u", *scripts, str(beside / "steps"), str(beside / "results")]
+    # Of packages of others, some keep a folder for as long as their process lives: a fork would end with that of all.
+    python = [sys.executable] if script.needs else forked_python()
+    command = [*python, "-u", *scripts, str(beside / "steps"), str(beside / "results")]
     ran = run_command(command, folder=folder, env=env, timeout=TIME_LIMIT)
 
     results = (beside / "results").read_text().splitlines() if (beside / "results").exists() else []
