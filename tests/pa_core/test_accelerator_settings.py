@@ -45,9 +45,9 @@ NOT_HANDLERS = {"GradientAccumulationPlugin", "TorchDynamoPlugin"}  # by class o
 
 
 def table() -> dict[str, str]:
-    """The rows of the table of arguments: a name, and what becomes of it."""
-    text = next(part for part in DOCS.read_text().split("\n\n") if part.startswith("| argument | status"))
-    return dict(re.findall(r"^\| `([\w.]+)` \| ([a-z ]+) \|", text, re.MULTILINE))
+    """The rows of the tables of arguments: a name, and its status."""
+    tables = [part for part in DOCS.read_text().split("\n\n") if part.startswith("| argument | status")]
+    return dict(re.findall(r"^\| `([\w.]+)` \| ([a-z ]+) \|", "\n".join(tables), re.MULTILINE))
 
 
 def installed_settings() -> set[str]:

@@ -1,0 +1,156 @@
+"""Each page for users stays within a number of words, so that all of them can be read."""
+
+from __future__ import annotations
+
+import re
+from itertools import groupby
+
+import pytest
+
+from tests.docs.pages import ROOT, Page, all_pages
+from tests.docs.test_plain_markdown import lines_of_prose
+
+WORDS = {
+    "front page": 900,
+    "index": 350,
+    "tutorial": 1300,
+    "how-to": 1000,
+    "scaling": 1000,
+    "understanding": 700,
+    "migration": 850,
+    "reference": 700,
+    "package": 120,
+}
+"""How many words a page of each kind may have, as `wc -w` counts them."""
+
+KINDS: dict[str, str | tuple[str, int]] = {
+    "README.md": "front page",
+    "docs/averaging.md": "how-to",
+    "docs/beyond-ddp.md": ("scaling", 1200),
+    "docs/callbacks.md": "how-to",
+    "docs/coming-from/accelerate.md": "migration",
+    "docs/coming-from/lightning.md": "migration",
+    "docs/coming-from/pytorch.md": "migration",
+    "docs/coming-from/transformers.md": "migration",
+    "docs/data.md": "how-to",
+    "docs/finetuning.md": "how-to",
+    "docs/getting-started.md": "tutorial",
+    "docs/glossary.md": "reference",
+    "docs/guarantees.md": "understanding",
+    "docs/how-do-i.md": ("how-to", 950),
+    "docs/hyperparameters.md": ("how-to", 400),
+    "docs/index.md": "index",
+    "docs/install.md": "how-to",
+    "docs/launching.md": "scaling",
+    "docs/logging.md": "how-to",
+    "docs/metrics.md": "how-to",
+    "docs/migrating-from-determined.md": "migration",
+    "docs/migrating.md": ("migration", 1100),
+    "docs/mixed-precision.md": "how-to",
+    "docs/object-stores.md": ("scaling", 600),
+    "docs/orders.md": "how-to",
+    "docs/own-loops.md": ("how-to", 1300),
+    "docs/performance.md": "understanding",
+    "docs/predicting.md": "how-to",
+    "docs/resuming-custom-data-loaders.md": ("scaling", 500),
+    "docs/resuming.md": ("how-to", 1300),
+    "docs/run.md": "understanding",
+    "docs/saving-and-loading.md": "how-to",
+    "docs/schedulers.md": "how-to",
+    "docs/several-machines.md": "scaling",
+    "docs/sharding.md": "scaling",
+    "docs/speed-and-memory.md": "how-to",
+    "docs/streaming.md": "how-to",
+    "docs/sync-batch-norm.md": "how-to",
+    "docs/training-states.md": "understanding",
+    "docs/trials.md": ("migration", 1200),
+    "docs/troubleshooting.md": ("how-to", 1600),
+    "docs/typing.md": "reference",
+    "docs/why.md": "understanding",
+    "examples/README.md": "reference",
+    "packages/pa-callbacks-extra/README.md": "package",
+    "packages/pa-compat/README.md": "package",
+    "packages/pa-core/README.md": "package",
+    "packages/pa-finetuning/README.md": "package",
+    "packages/pa-schedulers/README.md": "package",
+    "packages/pa-trial/README.md": "package",
+}
+"""The kind of each page, and the words of a page that needs a budget that differs from its kind's."""
+
+WORDS_OF_ALL = 38_000
+ROWS_OF_A_TABLE = 30
+
+_WAITING = {
+    "docs/how-do-i.md",
+    "docs/hyperparameters.md",
+    "docs/migrating.md",
+    "docs/object-stores.md",
+    "docs/resuming-custom-data-loaders.md",
+    "docs/resuming.md",
+    "docs/training-states.md",
+}
+"""Pages that are about to be shortened."""
+
+_FOR_USERS = re.compile(r"README\.md|docs/(coming-from/)?[\w-]+\.md|packages/[\w-]+/README\.md|examples/README\.md")
+PAGES = {
+    str(page): page for page in all_pages() if _FOR_USERS.fullmatch(str(page)) and page.path.name != "changelog.md"
+}
+
+
+def words_of(page: Page) -> int:
+    """Count words as `wc -w` does."""
+    return len(page.text.split())
+
+
+def longest_table_of(page: Page) -> int:
+    """Return the rows of the longest table, without its header."""
+    runs = groupby(lines_of_prose(page.text), key=lambda line: line.lstrip().startswith("|"))
+    return max((len(list(lines)) - 2 for is_table, lines in runs if is_table), default=0)
+
+
+def problems_of(page: Page) -> list[str]:
+    """Return how a page goes beyond its budget, and what to do."""
+    kind = KINDS.get(str(page))
+    if kind is None:
+        kinds = ", ".join(f"{name} ({words} words)" for name, words in WORDS.items())
+        return [f"{page} has no budget: add it to KINDS in tests/docs/test_word_budgets.py, as one of {kinds}"]
+    name, allowed = (kind, WORDS[kind]) if isinstance(kind, str) else kind
+    found: list[str] = []
+    if (words := words_of(page)) > allowed:
+        found.append(f"{page} has {words} words; {name} may have {allowed}: cut what another page says, or divide it")
+    if (rows := longest_table_of(page)) > ROWS_OF_A_TABLE:
+        found.append(
+            f"{page} has a table of {rows} rows; {ROWS_OF_A_TABLE} are enough: divide it, or keep what users hit"
+        )
+    return found
+
+
+@pytest.mark.parametrize("page", [page for name, page in PAGES.items() if name not in _WAITING], ids=str)
+def test_a_page_is_within_the_budget_of_its_kind(page: Page) -> None:
+    """A page for users has a kind, no more words than pages of its kind may have, and no table without end."""
+    assert problems_of(page) == []
+
+
+@pytest.mark.skipif(bool(_WAITING), reason="pages are about to be shortened")
+def test_all_pages_together_are_within_the_budget() -> None:
+    """A user who reads everything reads no more than this."""
+    assert sum(words_of(page) for page in PAGES.values()) <= WORDS_OF_ALL
+
+
+def test_only_pages_that_exist_have_a_kind() -> None:
+    """A page that was renamed or removed leaves nothing behind in the table."""
+    assert sorted(KINDS.keys() - PAGES.keys() - _WAITING) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "problem"),
+    [
+        ("docs/new.md", "# New", r"docs/new\.md has no budget: add it to KINDS"),
+        ("docs/install.md", "word " * 1001, r"has 1001 words; how-to may have 1000"),
+        ("docs/install.md", "| a |\n|---|\n" + "| b |\n" * 31, r"has a table of 31 rows"),
+    ],
+)
+def test_what_goes_beyond_a_budget_is_found(path: str, text: str, problem: str) -> None:
+    """A page without a kind, a page with too many words and a table with too many rows are told apart."""
+    (found,) = problems_of(Page(ROOT / path, text))
+    assert re.search(problem, found)
