@@ -38,13 +38,13 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_differences_are_shown_as_saved_asked_and_used(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_differences_are_shown_as_saved_requested_and_used(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One table, before the first step, and nothing where nothing differs."""
     train(make_trainer(), resume_from=folder)
     assert "saved" not in capsys.readouterr().out
     train(make_trainer(), num_epochs=4, gradient_clip_norm=2.0, resume_from=folder)
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert rows[1] == ["setting", "saved", "asked", "used"]
+    assert rows[1] == ["setting", "saved", "requested", "used"]
     assert ["num_epochs", "3", "4", "4"] in rows
     assert ["gradient_clip_norm", "None", "2", "2"] in rows
 

@@ -74,9 +74,9 @@ class SaveTrainingStateCallback(TrainerCallback):
         ...     again = trainer(folder)
         ...     again.train(samples, num_epochs=2, resume_from=folder)  # doctest: +ELLIPSIS
         Resuming from ...final: at the start of epoch 2, after update 10.
-        setting              saved  asked  used
-        num_epochs           1      2      2
-        max_num_train_steps  10     20     20
+        setting              saved  requested  used
+        num_epochs           1      2          2
+        max_num_train_steps  10     20         20
         >>> again.num_updates_completed, again.run_history.current_epoch
         (20, 3)
     """

@@ -26,14 +26,14 @@ __all__ = [
 ]
 
 RESUME_OVERRIDES = {
-    "samples_per_update": "the updates of an epoch would lie elsewhere, and schedules count updates",
-    "dataset_length": "the order of the samples is another one, and a position in it means other samples",
-    "shuffle": "the order of the samples is another one, and some would be seen twice and others never",
-    "order": "a position in one order means other samples in another, so some would be seen twice and others never",
-    "drop_last": "other samples are left out at the end of an epoch",
-    "loader": "a position in the order of one loader means nothing in that of another",
-    "model": "weights that the state does not have, or has in another shape, stay as the script made them",
-    "optimizer": "what the optimizer has gathered, such as momentum, cannot be taken over",
+    "samples_per_update": "the boundaries of updates would move, and schedules count updates",
+    "dataset_length": "the order of the samples changes, and a position in it means different samples",
+    "shuffle": "the order of the samples changes, and some would be seen twice and others never",
+    "order": "a position means different samples in another order, so some would be seen twice and others never",
+    "drop_last": "different samples are left out at the end of an epoch",
+    "loader": "a position in one loader's order means nothing in another's",
+    "model": "weights that the state lacks, or has in another shape, keep the values that the script gave them",
+    "optimizer": "the optimizer's statistics, such as momentum, cannot be carried over",
     "scheduler": "the schedule starts over",
 }
 """Differences that change what a run means, by the name that allows each, and why they are refused otherwise."""
@@ -205,14 +205,14 @@ def refuse_differences(differences: Iterable[Difference], allowed: Collection[st
 
 
 def describe_differences(differences: Iterable[Difference]) -> str:
-    """Return a table of what was saved, what is asked for, and what is used.
+    """Return a table of what was saved, what is requested, and what is used.
 
     Example:
         >>> print(describe_differences([Difference("num_epochs", 10, 20, 20)]))
-        setting     saved  asked  used
-        num_epochs  10     20     20
+        setting     saved  requested  used
+        num_epochs  10     20         20
     """
-    rows = [["setting", "saved", "asked", "used"]]
+    rows = [["setting", "saved", "requested", "used"]]
     rows += [[one.name, *map(_text, (one.saved, one.asked, one.used))] for one in differences]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return "\n".join(
