@@ -16,7 +16,7 @@ everywhere = pytest.mark.runs_on("one_process", "two_ranks", "bf16")
 
 
 @everywhere
-@pytest.mark.filterwarnings("ignore:A loader or sampler of your own:UserWarning")  # as the script does it
+@pytest.mark.filterwarnings("ignore:A custom loader or sampler:UserWarning")  # as the script does it
 @pytest.mark.parametrize("trainer_class", ["TrainerWithAccuracy", "TrainerWithLoadersOfItsOwn"])
 def test_a_loop_of_accelerate(trainer_class: str) -> None:
     """Weights and gathered accuracies are those of the loop, with the loaders of the trainer or those of the script."""

@@ -271,7 +271,7 @@ def test_loaders_of_different_lengths_are_refused() -> None:
 
 
 @pytest.mark.runs_on("two_ranks")
-@pytest.mark.filterwarnings("ignore:A loader or sampler of your own")
+@pytest.mark.filterwarnings("ignore:A custom loader or sampler")
 def test_both_ranks_end_with_a_loader_that_was_split() -> None:
     """Where both have equally few or many batches, the run goes on, and the first rank warns."""
     for length, indices, updates in ((32, 16, 2), (16, 32, 2)):

@@ -103,7 +103,7 @@ def test_a_loop_of_ones_own_ends_as_well() -> None:
 
 
 @EVERYWHERE
-@pytest.mark.filterwarnings("ignore:A loader or sampler of your own")
+@pytest.mark.filterwarnings("ignore:A custom loader or sampler")
 def test_a_dataloader_may_have_another_length_in_each_epoch() -> None:
     """A custom data loader follows its dataset, as it does without a trainer."""
     dataset = Changing(24)

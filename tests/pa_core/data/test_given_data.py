@@ -155,7 +155,7 @@ def test_a_run_with_a_dataloader_resumes_in_mid_epoch(tmp_path: Path) -> None:
 
 
 @pytest.mark.runs_on("two_ranks")
-@pytest.mark.filterwarnings("ignore:A loader or sampler of your own")
+@pytest.mark.filterwarnings("ignore:A custom loader or sampler")
 def test_a_dataloader_is_split_over_the_ranks() -> None:
     """Each rank takes other batches, and both all of them."""
     notes = Batches()

@@ -223,7 +223,7 @@ def test_an_iterable_dataset_is_named_where_it_is_split() -> None:
     with pytest.warns(UserWarning, match=r"^Texts, an IterableDataset, is split .* by accelerate"):
         trainer = train_on_texts(EachReadsItsOwn, Texts())
     assert trainer.num_updates_completed == 2
-    with pytest.warns(UserWarning, match=r"^A loader or sampler of your own .DataLoader with SequentialS"):
+    with pytest.warns(UserWarning, match=r"^A custom loader or sampler .DataLoader with SequentialS"):
         Trainer(MeanOf(), nn.MSELoss(), None, callbacks=[]).evaluate(
             make_regression(8), dataloader_kwargs={"sampler": torch.utils.data.SequentialSampler(range(8))}
         )

@@ -21,8 +21,8 @@ class BatchCount:
     Args:
         loader: The loader of the epoch.
         phase: What the epoch is for.
-        is_per_process: Whether each of several processes has a loader of its own, perhaps with another number of
-            batches. Those that accelerate splits end together.
+        is_per_process: Whether each of several processes has its own loader, perhaps with a different number of
+            batches. Loaders that accelerate splits end together.
 
     Attributes:
         phase: What the epoch is for.
@@ -51,7 +51,7 @@ class BatchCount:
 
     @property
     def may_differ(self) -> bool:
-        """Whether another process may have another number of batches; those of a ``DataLoader`` are as many on each."""
+        """Whether another process may have a different number of batches; a ``DataLoader`` has as many on each."""
         return self.is_per_process and (self.expected is None or not is_dataloader(self._loader))
 
     @property
@@ -89,8 +89,8 @@ class BatchCount:
         dataset = loader_parts(self._loader).get("loader.dataset")
         if is_dataloader(self._loader) and self._loader.num_workers > 1 and isinstance(dataset, IterableDataset):
             return (
-                f"Each of the {self._loader.num_workers} workers iterates over the dataset: let each yield a share of "
-                "its own (see torch.utils.data.get_worker_info), or pass num_workers=1."
+                f"Each of the {self._loader.num_workers} workers iterates over the dataset: let each yield its own "
+                "share (see torch.utils.data.get_worker_info), or pass num_workers=1."
             )
         name = type(dataset).__name__
         if is_dataloader(self._loader) and isinstance(dataset, IterableDataset):
@@ -118,7 +118,7 @@ class BatchCount:
 
 
 def require_same_lengths(lengths: Sequence[int | None]) -> None:
-    """Refuse training loaders of which one has a batch more than another, for which others would wait in vain.
+    """Raise an error if training loaders have different numbers of batches, because processes would wait forever.
 
     Args:
         lengths: The length of the loader of each process; None of a stream.

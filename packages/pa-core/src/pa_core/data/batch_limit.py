@@ -1,4 +1,4 @@
-"""Limits on the batches of an epoch: the first batches of a loader, and the environment variable that asks for them."""
+"""Limits on the batches of an epoch: the first batches of a loader, and the environment variable that limits them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class DataLoaderSlice(Generic[_BatchT_co]):
 
     Attributes:
         wrapped: The loader.
-        slice_size: The number of batches asked for.
+        slice_size: The number of batches requested.
 
     Raises:
         ConfigurationError: If ``slice_size`` is less than 1.

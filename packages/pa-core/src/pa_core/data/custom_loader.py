@@ -35,7 +35,7 @@ def plain_dataloader(dataset: Dataset[Any], kwargs: Mapping[str, Any]) -> DataLo
 
     Args:
         dataset: The samples.
-        kwargs: Arguments of ``DataLoader``. Those that it refuses beside a sampler, a batch sampler or an iterable
+        kwargs: Arguments of ``DataLoader``. Those that it rejects with a sampler, a batch sampler or an iterable
             dataset, and that the trainer adds to every loader, are left out.
     """
     excluded: set[str] = set()
@@ -47,7 +47,7 @@ def plain_dataloader(dataset: Dataset[Any], kwargs: Mapping[str, Any]) -> DataLo
 
 
 def check_loader(loader: object, origin: str) -> None:
-    """Refuse a loader that has nothing to offer.
+    """Raise an error for a loader that has nothing to offer.
 
     Args:
         loader: What is to be iterated in an epoch.
@@ -77,7 +77,7 @@ def check_loader(loader: object, origin: str) -> None:
 
 
 def check_passes(loader: object, origin: str) -> None:
-    """Refuse an iterator for what is iterated over again and again.
+    """Raise an error for an iterator, because a loader is iterated over once per epoch.
 
     Args:
         loader: What is to be iterated in each evaluation.
@@ -90,7 +90,7 @@ def check_passes(loader: object, origin: str) -> None:
         raise ConfigurationError(
             "The loader is used up after one evaluation.",
             given=f"a {type(loader).__name__} from {origin}, an iterator",
-            expected="an iterable that begins anew each time it is iterated over",
+            expected="an iterable that starts again each time it is iterated over",
             do="Make the loader a list, or an object whose __iter__ yields the batches.",
         )
 

@@ -62,7 +62,7 @@ def can_pin_memory() -> bool:
 def pin_memory(batch: _BatchT) -> _BatchT:
     """Copy every tensor of a batch on the CPU into pinned memory, from where it moves without blocking.
 
-    Follows the structure of the batch as `move_to_device` does; other objects are asked for ``pin_memory()``.
+    Follows the structure of the batch as `move_to_device` does; for other objects, ``pin_memory()`` is called.
 
     Args:
         batch: A batch as a loader yields it.
@@ -156,8 +156,8 @@ def _map_dataclass(value: Any, function: Callable[[Any], Any], method: str) -> A
 def prefetched(batches: Iterable[_BatchT], device: torch.device) -> Iterator[_BatchT]:
     """Yield batches on the device, each copied there while the device computes with the one before it.
 
-    Copies are made on a stream of their own, one batch ahead. What is trained on is counted where the weights change,
-    so that a batch that was fetched and not used is fetched again by a resumed run.
+    Copies are made on their own stream, one batch ahead. What is trained on is counted where the weights change, so
+    that a batch that was fetched and not used is fetched again by a resumed run.
 
     Args:
         batches: Batches in pinned memory.

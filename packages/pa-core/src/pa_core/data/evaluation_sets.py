@@ -1,4 +1,4 @@
-"""Evaluation sets: the datasets that a run evaluates under names of their own, and in which epochs."""
+"""Evaluation sets: the datasets that a run evaluates under separate names, and in which epochs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["EvaluationData", "EvaluationSet", "EvaluationSets"]
 
 @dataclass(frozen=True)
 class EvaluationSet:
-    """One of several datasets that a run evaluates, where it is not to be evaluated in each epoch.
+    """One of several datasets that a run evaluates, if it is not evaluated in each epoch.
 
     Args:
         dataset: The samples to evaluate, or a ``DataLoader`` of them.
@@ -69,7 +69,7 @@ _EVALUATION = {True: "eval", False: "evaluation"}
 
 
 class _Evaluates(Protocol):
-    """The run, whose attributes are those of the set that is evaluated."""
+    """The run, with the attributes of the set that is being evaluated."""
 
     eval_dataset: Dataset[Any] | None
     eval_dataloader: SizedIterable | None
@@ -90,8 +90,8 @@ class EvaluationSets:
     Attributes:
         given: The sets by name; empty where there is a single dataset or none.
         data: What the loaders are made of, by the names of the sets, or None for a single dataset.
-        name: The name of the set that is being evaluated or whose loader is being made, or of an evaluation in a loop
-            of one's own; None where there is none.
+        name: The name of the set that is being evaluated or whose loader is being made, or of an evaluation in a custom
+            training loop; None where there is none.
         num_to_come: How many sets are evaluated after this one, within the same training epoch.
 
     Raises:
@@ -133,7 +133,7 @@ class EvaluationSets:
 
     @property
     def first(self) -> GivenData:
-        """The single dataset, or that of the first set."""
+        """The single dataset, or the dataset of the first set."""
         return next(iter(self.data.values()))
 
     def last_given(self, dataset: Dataset[Any] | None) -> dict[str, EvaluationSet] | None:
@@ -230,8 +230,8 @@ class EvaluationSets:
     def evaluating(self, run: _Evaluates, name: str | None, *, is_training: bool = True) -> Generator[None]:
         """The context of the evaluation of one set, whose dataset and loader the run has meanwhile.
 
-        The names of metrics begin with that of the set. What a callback puts into the place of the loader stays there
-        for this evaluation.
+        The names of metrics begin with the name of the set. What a callback puts into the place of the loader stays
+        there for this evaluation.
 
         Args:
             run: The run.
@@ -312,7 +312,7 @@ def _checked(data: EvaluationData, argument: str) -> dict[str, EvaluationSet]:
                 expected="a dataset, a DataLoader, or an EvaluationSet with one of them",
                 do="Leave the name out where there is nothing to evaluate."
                 if one is None
-                else "Give each of its datasets a name of its own, in one mapping.",
+                else "Give each of its datasets its own name, in one mapping.",
             )
         sets[name] = one if isinstance(one, EvaluationSet) else EvaluationSet(one)
     if not sets:

@@ -131,9 +131,9 @@ _BatchT_co = TypeVar("_BatchT_co", covariant=True, default=Any)
 class SupportsFetchBatch(Protocol[_BatchT_co]):
     """A dataset that offers to fetch whole batches itself.
 
-    A dataset with this method is asked for single samples only if the loader has a ``collate_fn``. What the
-    method returns is the batch: it is not collated again. Random draws inside it are not keyed by sample; a
-    dataset that draws should not offer it. Subsets of such a dataset are fetched by the same method.
+    Single samples are fetched from a dataset with this method only if the loader has a ``collate_fn``. What the method
+    returns is the batch: it is not collated again. Random draws inside it are not keyed by sample; a dataset that draws
+    should not offer it. Subsets of such a dataset are fetched by the same method.
 
     Example:
         >>> class Squares(Dataset[Tensor]):
@@ -156,9 +156,9 @@ class SupportsFetchBatch(Protocol[_BatchT_co]):
 def is_in_memory(dataset: Dataset[Any]) -> bool:
     """Tell whether a dataset only indexes tensors that it holds, and so can neither draw nor be slow.
 
-    True for a `torch.utils.data.TensorDataset` of dense tensors, and for subsets (also those of
-    `torch.utils.data.random_split`) and concatenations of such datasets. A subclass with a way of its own to
-    get a sample may do anything there, and is not in memory.
+    True for a `torch.utils.data.TensorDataset` of dense tensors, and for subsets (including the results of
+    `torch.utils.data.random_split`) and concatenations of such datasets. A subclass with its own way to get a sample
+    may do anything there, and is not in memory.
 
     Args:
         dataset: The dataset.
@@ -229,7 +229,7 @@ def _look_up(subset: Subset[Any], indices: Tensor) -> Tensor:
 
 
 def _fetch_concatenated(dataset: ConcatDataset[Any], indices: Tensor) -> list[Tensor]:
-    """Fetch from each part what is there, and restore the order asked for."""
+    """Fetch from each part what is there, and restore the requested order."""
     ends = torch.tensor(dataset.cumulative_sizes)
     part_of = torch.bucketize(indices, ends, right=True)
     parts: list[list[Tensor]] = []

@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 DEFAULT_BATCH_SIZE = 8
-"""That of ``per_device_batch_size``, by which is seen whether it was passed."""
+"""The default of ``per_device_batch_size``, which tells whether it was passed."""
 
 
 class _OfRunBefore(int):
@@ -74,7 +74,7 @@ class GivenData:
 
     @property
     def dataset(self) -> Dataset[Any] | None:
-        """The dataset, also that of a DataLoader; None for no evaluation."""
+        """The dataset, even if it is in a DataLoader; None for no evaluation."""
         return self.data.dataset if is_dataloader(self.data) else self.data
 
     @property
@@ -100,7 +100,7 @@ class GivenData:
         return self.purpose == "eval" or not order_makes_batches(self.order, self.data, self.kwargs or {})
 
     def require_default_loader(self, trainer_class: type) -> None:
-        """Refuse a DataLoader for a trainer that creates another one.
+        """Raise an error for a DataLoader for a trainer that creates another one.
 
         Raises:
             ConfigurationError: A DataLoader was passed, and the class overrides the method that would create it.
@@ -116,7 +116,7 @@ class GivenData:
             )
 
     def require_rank(self, rank: int, num_processes: int) -> None:
-        """Refuse a ``KeyedDataLoader`` that was made for another process than this one.
+        """Raise an error for a ``KeyedDataLoader`` that was made for another process than this one.
 
         Raises:
             ConfigurationError: Its rank, or its number of processes, is another one.
@@ -134,7 +134,7 @@ class GivenData:
 def check_arguments_of_loaders(
     given: Sequence[GivenData], per_device_batch_size: int, collate_fn: Callable[[list[Any]], Any] | None
 ) -> None:
-    """Refuse arguments that have no effect on any of the data: DataLoaders, or an order, say otherwise.
+    """Raise an error for arguments that have no effect on any of the data: DataLoaders, or an order, say otherwise.
 
     Args:
         given: The data of the run.
@@ -166,7 +166,7 @@ def batch_size_of(loader: object, kwargs: Mapping[str, Any], default: int) -> in
     """Return the number of samples in a batch of a loader.
 
     Args:
-        loader: The loader, or the arguments of which are asked where it does not say.
+        loader: The loader, or the arguments for one.
         kwargs: The arguments for it.
         default: What is returned where it is not known.
     """
@@ -196,7 +196,7 @@ def _without_effect_on_order(per_device_batch_size: int, given: GivenData) -> Co
 
 
 def _check_dataset(data: Any, argument: str, method: str | None) -> None:
-    """Refuse what is not a dataset, and would fail far from here; a sequence of samples is one."""
+    """Raise an error for anything that is not a dataset, and would fail far from here; a sequence of samples is one."""
     if data is None or isinstance(data, IterableDataset):
         return
     if _is_inputs_and_targets(data):

@@ -1,4 +1,4 @@
-"""The order that a run is given, or that its dataset brings, and what is refused beside it."""
+"""The order that a run is given, or that its dataset brings, and the arguments that it excludes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def order_of_dataset(dataset: object) -> Order | None:
 
 
 def has_plain_order(order: Order) -> bool:
-    """Whether an order is one that ``shuffle`` asks for: each sample once, shuffled or in sequence."""
+    """Whether an order is one that ``shuffle`` stands for: each sample once, shuffled or in sequence."""
     return isinstance(order, (Shuffled, Sequential))
 
 
@@ -54,7 +54,7 @@ def order_makes_batches(order: Order | None, dataset: object, kwargs: Mapping[st
 
 
 def check_kind_of_order(order: object) -> None:
-    """Refuse what is not an order.
+    """Raise an error for anything that is not an order.
 
     Raises:
         ArgumentTypeError: It is something else, such as a class or a sampler.
@@ -74,7 +74,7 @@ def check_kind_of_order(order: object) -> None:
 
 
 def check_given_order(order: Order | None, data: object, argument: str, kwargs: Mapping[str, Any]) -> None:
-    """Refuse an order that is none, or that would have no effect on the data of a run.
+    """Raise an error for an order that is not one, or that would have no effect on the data of a run.
 
     Args:
         order: As passed to the run.
@@ -92,7 +92,7 @@ def check_given_order(order: Order | None, data: object, argument: str, kwargs: 
             "The order of the samples is not an argument of a loader.",
             given=f"order={_describe(kwargs['order'])} among the arguments for the loader of {argument}",
             expected="an order for the training as an argument of the run; evaluations go in the order of the dataset",
-            do="Pass it beside train_dataset: order=....",
+            do="Pass it next to train_dataset: order=....",
         )
     if order is None:
         return
@@ -102,7 +102,7 @@ def check_given_order(order: Order | None, data: object, argument: str, kwargs: 
     kind = type(data).__name__
     if isinstance(data, IterableDataset):
         do = "Leave the order out, or pass a dataset with __len__ and __getitem__."
-        raise _without_effect(order, f"a {kind} as {argument}, which yields its samples in an order of its own", do)
+        raise _without_effect(order, f"a {kind} as {argument}, which yields its samples in its own order", do)
     own = order_of_dataset(data)
     if own is not None and not has_plain_order(order):
         do = f"Leave the order out, or pass a dataset of another kind than {kind}."
@@ -110,11 +110,11 @@ def check_given_order(order: Order | None, data: object, argument: str, kwargs: 
 
 
 def describe_lost_order(dataset: Dataset[Any], holder: str | None) -> str | None:
-    """Return a warning for a training dataset whose own order has no effect, as that of a mixture in a ``Subset``.
+    """Return a warning for a training dataset whose own order has no effect, as for a mixture in a ``Subset``.
 
     Args:
         dataset: The dataset of the run, or one that it holds.
-        holder: What the dataset is in that has an order of its own; None where its order has an effect.
+        holder: What the dataset is in that has its own order; None where its order has an effect.
     """
     if isinstance(dataset, Subset):
         return describe_lost_order(dataset.dataset, "a Subset")
@@ -132,7 +132,7 @@ def describe_lost_order(dataset: Dataset[Any], holder: str | None) -> str | None
 
 
 def without_effect_on_loader(order: Order, loader: str) -> ConfigurationError:
-    """Return the error that refuses an order beside a loader, which has one already.
+    """Return the error for an order passed with a loader, which has one already.
 
     Args:
         order: The order.

@@ -48,10 +48,9 @@ class KeyedDataLoader(DataLoader[_SampleT_co]):
     The order of an epoch depends on ``(seed, epoch)`` alone, and which part of it this process takes in which
     step on the split (`TrainSplit`, `BatchSplit` or `EvalSplit`), so an interrupted epoch resumes at the next
     sample on any number of processes. With keyed augmentation the global RNGs of Python, NumPy and torch are
-    seeded from ``(seed, epoch, sample index)`` before the dataset is asked for a sample: what is drawn
-    depends neither on the number of workers nor on where the iteration began. After each batch the main
-    process's own RNG states are as they were, and making an iterator draws nothing from them. Generators that a
-    dataset owns itself are not keyed.
+    seeded from ``(seed, epoch, sample index)`` before each sample is fetched: what is drawn depends neither on the
+    number of workers nor on where the iteration began. After each batch the main process's own RNG states are as they
+    were, and making an iterator draws nothing from them. Generators that a dataset owns itself are not keyed.
 
     Batches of datasets that only hold tensors, and of those that are a `SupportsFetchBatch`, are fetched
     whole, without keys and several times as fast. They equal those that torch's default collation makes.
@@ -64,8 +63,8 @@ class KeyedDataLoader(DataLoader[_SampleT_co]):
         dataset: A dataset with a length and integer indices. It is what ``loader.dataset`` returns.
         batch_size: The number of samples that this process takes in a full step; None or left out for an order that
             makes the batches.
-        shuffle: Whether each epoch has a random order of its own: in training that of the dataset, if it brings one as
-            its ``default_order``.
+        shuffle: Whether each epoch has its own random order. In training this is the dataset's order, if it brings one
+            as its ``default_order``.
         split: How a global batch is shared, and what happens to the last one: ``"train"`` or ``"eval"``.
         seed: The seed of the run; the same on every process.
         rank: The number of this process.
@@ -76,8 +75,8 @@ class KeyedDataLoader(DataLoader[_SampleT_co]):
         num_workers: The number of processes that load ahead; 0 loads in this process.
         keyed_augmentation: ``False`` leaves the RNGs alone, which saves some 10 microseconds a
             sample and, without workers, some 100 a batch. The draws are then not reproducible. A dataset with
-            ``__getitems__`` is then asked for all samples of a batch at once, as torch does; keyed samples
-            are asked for one by one.
+            ``__getitems__`` then fetches all samples of a batch at once, as torch does; keyed samples are fetched one
+            by one.
         whole_batches: ``True`` insists on fetching whole batches, ``False`` forbids it. By default batches
             are fetched whole where the dataset can and there is no ``collate_fn``.
         algorithm: The name of the order to reproduce, see `epoch_order`.

@@ -1,4 +1,4 @@
-"""What a keyed loader refuses, before anything is loaded."""
+"""The checks of a keyed loader, made before anything is loaded."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def check_batch_size(batch_size: int | None) -> int:
 
 
 def check_batches_of_order(order: Order, batch_size: int | None, drop_last: bool, split: str) -> None:
-    """Refuse options that have no effect, or no meaning, with an order that makes the batches.
+    """Raise an error for options that have no effect, or no meaning, with an order that makes the batches.
 
     Raises:
         ConfigurationError: If there is one.
@@ -111,7 +111,7 @@ def check_batches_of_order(order: Order, batch_size: int | None, drop_last: bool
 
 
 def check_options(rank: int, num_processes: int, num_workers: int, timeout: float, in_order: bool) -> None:
-    """Refuse options that contradict each other or the promise of an order.
+    """Raise an error for options that contradict each other or the promise of an order.
 
     Raises:
         ConfigurationError: If one does.
@@ -135,12 +135,12 @@ def check_options(rank: int, num_processes: int, num_workers: int, timeout: floa
             "A keyed loader yields its batches in order.",
             given="in_order=False",
             expected="in_order=True",
-            do="Leave the option out, or use a torch.utils.data.DataLoader of your own.",
+            do="Leave the option out, or pass your own torch.utils.data.DataLoader.",
         )
 
 
 def check_order(order: Order | None, algorithm: str | None) -> None:
-    """Refuse what is not an order, and an order beside the name of another.
+    """Raise an error for anything that is not an order, and for an order passed with the name of a different one.
 
     Raises:
         ArgumentTypeError: If it is not an order.
@@ -149,7 +149,7 @@ def check_order(order: Order | None, algorithm: str | None) -> None:
     check_kind_of_order(order)
     if order is not None and algorithm is not None:
         raise ConfigurationError(
-            "Two orders are asked for.",
+            "Two orders were passed.",
             given=f"order={type(order).__name__}(...), algorithm={algorithm!r}",
             expected="one of them",
             do=f"Leave the order out, or pass order=Shuffled({algorithm!r}).",
@@ -174,7 +174,7 @@ def require_batch_ends(order: EpochOrder) -> Tensor:
 
 
 def refuse_batch_ends(order: EpochOrder) -> None:
-    """Refuse an epoch that says where its batches end, of an order that does not say that it makes them.
+    """Raise an error for an epoch that says where its batches end, of an order that does not say that it makes them.
 
     Raises:
         ConfigurationError: If it does.
@@ -189,7 +189,7 @@ def refuse_batch_ends(order: EpochOrder) -> None:
 
 
 def check_epoch(split: Split, epoch: int = 0) -> None:
-    """Refuse a split of a whole epoch that has no step.
+    """Raise an error for a split of a whole epoch that has no step.
 
     Args:
         split: The split.
@@ -217,7 +217,7 @@ def check_epoch(split: Split, epoch: int = 0) -> None:
 
 
 def check_length(dataset: Dataset[Any], num_samples: int) -> None:
-    """Refuse to iterate over a dataset that has become longer or shorter.
+    """Raise an error if the dataset has become longer or shorter.
 
     Args:
         dataset: The dataset.
@@ -232,7 +232,7 @@ def check_length(dataset: Dataset[Any], num_samples: int) -> None:
             "The dataset has another length than when its loader was made.",
             given=f"{now} samples of {type(dataset).__name__}",
             expected=f"{num_samples} samples, by which the order and the number of steps were planned",
-            do="Change a dataset between two runs, not within one: each run makes its loaders anew.",
+            do="Change a dataset between two runs, not within one: each run makes new loaders.",
         )
 
 

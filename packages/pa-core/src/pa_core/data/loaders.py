@@ -70,7 +70,7 @@ Purpose = Literal["train", "eval"]
 """What a loader is for."""
 
 MAX_DEFAULT_WORKERS = 16
-"""More worker processes are started only when asked for: each costs memory and start-up time."""
+"""More worker processes are started only when requested: each costs memory and start-up time."""
 
 
 def default_num_workers(dataset: Dataset[Any], local_processes: int) -> int:
@@ -121,7 +121,7 @@ class Loaders:
     """Makes, splits and counts the loaders of one trainer, and remembers what they were made with.
 
     Args:
-        accelerator: That of the trainer.
+        accelerator: The accelerator of the trainer.
     """
 
     def __init__(self, accelerator: _accelerate.AcceleratorLike) -> None:
@@ -132,11 +132,11 @@ class Loaders:
         self._said: set[str] = set()
 
     def start_run(self) -> None:
-        """Forget what was printed and warned of, so that each run says it once."""
+        """Forget which messages and warnings were printed, so that each run prints them once."""
         self._said.clear()
 
     def default_kwargs(self, dataset: Dataset[Any], batch_size: int) -> dict[str, Any]:
-        """Return the default arguments of a loader of a dataset, whatever it is for.
+        """Return the default arguments of a loader of a dataset, for any purpose.
 
         Args:
             dataset: The samples.
@@ -212,12 +212,12 @@ class Loaders:
             dataset: The samples.
             purpose: What the loader is for.
             defaults: The default arguments.
-            asked: The arguments that were asked for, which win.
+            asked: The arguments that were requested, which win.
             collate_fn: Makes a batch of a list of samples, unless the arguments have one.
             seed: What the order of the samples follows from.
             say: Called with a line, once in a run, if workers that would help are not started.
             allows_empty_shares: Whether a process may have no sample in an evaluation of fewer samples than processes,
-                as in the last step of a training epoch; otherwise it is refused.
+                as in the last step of a training epoch; otherwise it raises an error.
 
         Returns:
             A ``KeyedDataLoader``; a plain ``DataLoader`` with a custom sampler, or for an ``IterableDataset``.
@@ -372,11 +372,11 @@ def lengths_of_epochs(
     Args:
         loader: The loader, split over the processes.
         accumulation_steps: Batches of one process in an update.
-        max_num_train_steps: Updates after which the run ends, if that was asked for.
+        max_num_train_steps: Updates after which the run ends, if that was requested.
         updates_per_group: As for ``EpochLengths``.
 
     Raises:
-        ConfigurationError: Neither the length of the loader nor that of the run is known.
+        ConfigurationError: Neither the length of the loader nor the length of the run is known.
     """
     keyed = innermost(loader)
     if is_keyed(keyed):
@@ -430,7 +430,7 @@ def end_workers(*loaders: object) -> None:
 
 
 def _require_order(loader: object, data: GivenData) -> None:
-    """Refuse a loader that a method of the trainer made without the order that was given."""
+    """Raise an error for a loader that a method of the trainer made without the order that was given."""
     own = innermost(loader)
     if data.order is not None and not (is_keyed(own) and own.given_order is data.order):
         raise without_effect_on_loader(data.order, f"{describe_loader(own)} from {data.origin}")

@@ -50,7 +50,7 @@ def describe_replacement(loader: object) -> str | None:
 
 
 def _replacement(sampler: object) -> str | None:
-    """What to pass beside the dataset."""
+    """What to pass next to the dataset."""
     kind = type(sampler)
     if kind.__module__.startswith("torch."):
         return _replacement_of_torch(sampler)

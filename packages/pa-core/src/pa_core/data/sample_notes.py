@@ -16,7 +16,7 @@ _MAX_SAMPLES = 16
 
 
 def describe_samples(dataset: Dataset[Any], indices: Sequence[int]) -> str:
-    """Return which samples could not be fetched, also by their place in the dataset of a subset.
+    """Return which samples could not be fetched, including their indices in the dataset of a subset.
 
     Example:
         >>> from torch.utils.data import TensorDataset

@@ -64,9 +64,9 @@ class TrainSplit:
     """The split of a training epoch: full global batches, then one smaller step with what remains.
 
     A remainder of ``t`` samples goes to ``min(num_processes, max(1, t // 2))`` processes, as evenly as
-    possible, rank 0 first. No process gets exactly one sample (which batch normalisation refuses) unless
-    ``t`` is 1 or the batch size is 1, in which case the remainder is dealt one sample to a process. The other
-    processes get an empty piece in this step. With a batch size of 2, a piece of the remainder may hold 3.
+    possible, rank 0 first. No process gets exactly one sample (for which batch normalisation raises an error) unless
+    ``t`` is 1 or the batch size is 1, in which case the remainder is dealt one sample to a process. The other processes
+    get an empty piece in this step. With a batch size of 2, a piece of the remainder may hold 3.
 
     Attributes:
         num_samples: The number of samples of the whole epoch.
@@ -95,7 +95,7 @@ class TrainSplit:
     start: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse numbers that describe no split."""
+        """Raise an error for numbers that describe no split."""
         _check_sizes(self)
         if not 0 <= self.start <= self.num_samples:
             raise ConfigurationError(
@@ -185,7 +185,7 @@ class EvalSplit:
     drop_last: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse numbers that describe no split."""
+        """Raise an error for numbers that describe no split."""
         _check_sizes(self)
         if self.num_samples < self.num_processes:
             raise ConfigurationError(
@@ -259,7 +259,7 @@ class EvalSplit:
 class BatchSplit:
     """The split of a training epoch whose order makes the batches: in each step, the next batch for each process.
 
-    The batches are those of the order, whatever the number of processes. In the last step there may be fewer batches
+    The order determines the batches, regardless of the number of processes. In the last step there may be fewer batches
     than processes: the first ranks have them, and the others an empty piece.
 
     Attributes:
@@ -285,7 +285,7 @@ class BatchSplit:
     start: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse numbers that describe no split."""
+        """Raise an error for numbers that describe no split."""
         _check_sizes(self)
         if self.start != self._end(self._first):
             raise ConfigurationError(

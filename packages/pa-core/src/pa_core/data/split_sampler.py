@@ -40,7 +40,7 @@ def split_sampler(loader: object) -> Any | None:
 
 
 def check_share(loader: Any, sampler: Any, *, rank: int, num_processes: int) -> None:
-    """Refuse the share of another process, and shares that are not equally long; every process must call this.
+    """Raise an error for the share of another process, and for unequal shares; every process must call this.
 
     Args:
         loader: The loader.
@@ -54,7 +54,7 @@ def check_share(loader: Any, sampler: Any, *, rank: int, num_processes: int) -> 
     name = type(sampler).__name__
     if (sampler.num_replicas, sampler.rank) != (num_processes, rank):
         raise ConfigurationError(
-            f"{name} splits the samples for other processes than those of this run.",
+            f"{name} splits the samples for a different set of processes than this run has.",
             given=f"{name} with num_replicas={sampler.num_replicas} and rank={sampler.rank} on process {rank}",
             expected=f"num_replicas={num_processes}, and on each process its own rank",
             do="Create the sampler after the trainer, and leave num_replicas and rank out."
@@ -92,11 +92,11 @@ def warn_of_filling_up(loader: DataLoader[Any]) -> None:
         what = f"{type(loader.dataset).__name__}, an IterableDataset,"
         instead = (
             "To have each sample counted once, use a dataset with __len__ and __getitem__, or let each process read "
-            "a share of its own: a dataset with the attributes rank and num_replicas, or split_dataset_by_node of "
+            "its own share: a dataset with the attributes rank and num_replicas, or split_dataset_by_node of "
             "Hugging Face, is used as it is."
         )
     else:
-        what = f"A loader or sampler of your own ({describe_loader(loader)})"
+        what = f"A custom loader or sampler ({describe_loader(loader)})"
         instead = "Let the trainer create the loader, without a sampler, to have each sample counted once."
     warn_user(
         f"{what} is split over the processes by accelerate, which repeats samples where the processes would not get "

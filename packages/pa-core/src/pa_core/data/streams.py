@@ -71,7 +71,7 @@ def share_of_stream(loader: object) -> StreamShare | None:
 
 
 def check_share_of_stream(loader: object, share: StreamShare, *, rank: int, num_processes: int) -> None:
-    """Refuse the share of another process.
+    """Raise an error for the share of another process.
 
     Args:
         loader: The loader.
@@ -84,7 +84,7 @@ def check_share_of_stream(loader: object, share: StreamShare, *, rank: int, num_
     """
     if share != (rank, num_processes):
         raise ConfigurationError(
-            "The stream is split for other processes than those of this run.",
+            "The stream is split for a different set of processes than this run has.",
             given=f"share {share.number} of {share.of} of {describe_loader(loader)} on process {rank}",
             expected=f"on each of {num_processes} processes its own share of {num_processes}",
             do="Split it by trainer.process_index and trainer.num_processes."
@@ -111,8 +111,8 @@ def is_stream_with_state(dataset: object) -> bool:
 def has_exact_state(dataset: object) -> bool:
     """Whether a dataset has a ``state_dict`` that tells all of its position.
 
-    That of a streaming dataset of Hugging Face leaves out the samples in the buffers in which it shuffles: resumed from
-    it, the dataset would never yield them.
+    The one of a streaming dataset of Hugging Face leaves out the samples in the buffers in which it shuffles: resumed
+    from it, the dataset would never yield them.
 
     Args:
         dataset: An iterable dataset.
@@ -144,9 +144,9 @@ def warn_of_whole_workers(loader: DataLoader[Any]) -> None:
         return  # with a length, the batches are counted
     name = type(dataset).__name__
     warn_user(
-        f"Each of the {loader.num_workers} workers iterates over {name}, which does not ask "
-        "torch.utils.data.get_worker_info() for its share, as far as can be seen: every sample would come "
-        f"{loader.num_workers} times. Let each worker yield a share of its own, or pass num_workers=1."
+        f"Each of the {loader.num_workers} workers iterates over {name}, which does not call "
+        "torch.utils.data.get_worker_info() to find its share, as far as can be seen: every sample would come "
+        f"{loader.num_workers} times. Let each worker yield its own share, or pass num_workers=1."
     )
 
 

@@ -83,7 +83,7 @@ class _SigtermForMainProcess:
 
 
 def end_with_main_process(sigterm: _SigtermForMainProcess | None = None) -> None:
-    """End this worker as soon as the process that started it is gone, however that ended; does nothing elsewhere.
+    """End this worker as soon as the process that started it is gone, no matter how that ended; does nothing elsewhere.
 
     Torch's workers look for it themselves, but not while they have a batch to hand over that nobody takes any more. And
     they look for the process that forked them: under ``"forkserver"`` that is another one, and where the main process
@@ -133,7 +133,7 @@ _ENDED = re.compile(r"DataLoader worker .*(exited unexpectedly|is killed)", re.D
 
 
 def start_method(context: str | BaseContext | None = None) -> str:
-    """Return how processes are started: ``"fork"``, ``"spawn"`` or ``"forkserver"``; nothing is fixed by asking.
+    """Return how processes are started: ``"fork"``, ``"spawn"`` or ``"forkserver"``; calling this does not set it.
 
     Args:
         context: The ``multiprocessing_context`` of a loader; None for what holds in this process.
@@ -213,10 +213,10 @@ def _not_picklable(method: str, name: str, value: object, error: Exception) -> C
 
 
 def worker_init_fn(worker_id: int) -> None:
-    """Give a worker RNG states of its own: Python's ``random``, NumPy's and torch's.
+    """Give each worker different RNG states: Python's ``random``, NumPy's and torch's.
 
-    Pass it as ``worker_init_fn`` to a ``DataLoader`` that you make yourself. Where every process of a run was seeded
-    alike, torch seeds the first worker of each of them alike too, and all processes augment in step; here the rank is a
+    Pass it as ``worker_init_fn`` to a ``DataLoader`` that you make yourself. If every process of a run has the same
+    seed, torch gives the first worker of each the same seed too, and all processes augment in step; here the rank is a
     part of the seed. As usual, it is torch's global generator that decides the seed.
 
     It also ends the worker as soon as the main process is gone, even if that was killed.

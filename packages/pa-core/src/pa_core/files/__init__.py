@@ -1,4 +1,4 @@
-"""Datasets in many files: JSON lines, Parquet, tar archives, each read at any sample, in an order of their own."""
+"""Datasets in many files (JSON lines, Parquet, tar archives) with random access to their samples."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ _PieceT = TypeVar("_PieceT", bound=Piece)
 
 
 class KeptPieces:
-    """Pieces of files, of which those that were used last are kept; one is kept however large it is.
+    """Pieces of files, of which those that were used last are kept; one is kept no matter how large it is.
 
     Args:
         max_bytes: How many bytes all of them may take.
@@ -73,7 +73,7 @@ class KeptPieces:
         return cast("_PieceT", piece)
 
     def _note_made(self, key: Hashable, num_bytes: int) -> None:
-        """Count a new piece; warn once if a tenth of what is asked for had been thrown away a moment before."""
+        """Count a new piece; warn once if a tenth of what is requested had been thrown away a moment before."""
         dropped_at = self._dropped.pop(key, None)
         if dropped_at is not None and self._made_bytes - dropped_at < self.max_bytes:
             self._num_made_again += 1
@@ -94,7 +94,7 @@ class KeptPieces:
             self._dropped.popitem(last=False)
 
     def _forget(self) -> None:
-        """Begin anew, as a process does that was forked from one that has read."""
+        """Start again, as a process does that was forked from one that has read."""
         self._process = os.getpid()
         self._pieces.clear()
         self._dropped.clear()

@@ -21,7 +21,7 @@ _NEW_LINE, _RETURN = b"\n", b"\r"
 
 @dataclass(frozen=True)
 class TextLines:
-    r"""Reads text files: each line is a sample, a string without the end of the line. Empty lines are no samples.
+    r"""Reads text files: each line is a sample, a string without the end of the line. Empty lines are skipped.
 
     Where the lines begin is found by reading each file once; see ``index`` of `ShardedFiles`.
 
@@ -52,7 +52,7 @@ class TextLines:
 
 @dataclass(frozen=True)
 class JsonLines:
-    r"""Reads files of JSON lines: each line is a sample, what `json.loads` makes of it. Empty lines are no samples.
+    r"""Reads files of JSON lines: each line is a sample, as `json.loads` parses it. Empty lines are skipped.
 
     Where the lines begin is found by reading each file once; see ``index`` of `ShardedFiles`.
 

@@ -24,8 +24,8 @@ class Parquet:
 
     It needs pyarrow: ``pip install pa-core[parquet]``. The number of rows stands at the end of each file, which is all
     that is read at the start. A row group, the smallest part that can be decoded, is decoded when the first of its rows
-    is asked for, and kept while there is room: ``cache_bytes`` of `ShardedFiles` should hold those that a window
-    reaches over. Only the columns that are asked for are read.
+    is requested, and kept while there is room: ``cache_bytes`` of `ShardedFiles` should hold those that a window
+    reaches over. Only the requested columns are read.
 
     Attributes:
         columns: The names of the columns to read; None reads all.
@@ -91,7 +91,7 @@ class _Table(Protocol):
 
 
 class _ParquetFile(Protocol):
-    """What is used of pyarrow, which has no types of its own."""
+    """What is used of pyarrow, which has no types."""
 
     @property
     def metadata(self) -> Any: ...

@@ -36,7 +36,7 @@ class Stamp:
 
 
 class FileSystem(Protocol):
-    """What is used of fsspec, which has no types of its own."""
+    """What is used of fsspec, which has no types."""
 
     def info(self, path: str) -> dict[str, Any]:
         """Return the size of a file, and more."""

@@ -158,7 +158,7 @@ class ShardFile:
         return self._in_memory[kind]
 
     def piece(self, key: object, make: Callable[[], _PieceT]) -> _PieceT:
-        """Return a part of the file that is kept in memory, together with those of all files, while there is room.
+        """Return a part of the file that is kept in memory, together with the parts of all files, while there is room.
 
         Args:
             key: What the part is known by within the file.
@@ -179,10 +179,10 @@ class ShardFile:
             raise explained(self.path, reason) from error
 
     def check_unchanged(self) -> None:
-        """Refuse a file that is another one than when it was first looked at.
+        """Raise an error for a file that has changed since it was first looked at.
 
         Raises:
-            ShardError: It is.
+            ShardError: It has changed.
         """
         was_seen = "_stamp" in vars(self)
         now = stamp_of(self.path, self.options) if was_seen else self._stamp
@@ -191,7 +191,7 @@ class ShardFile:
                 "A file has changed since its samples were counted.",
                 given=f"{self.path}, {self.size} bytes before and {now.size} bytes now",
                 expected="files that stay as they are during a run",
-                do="Start again, so that its samples are counted anew.",
+                do="Restart the run, so that its samples are counted again.",
             )
 
     def _check_ending(self) -> None:

@@ -63,7 +63,7 @@ class ShardOrder(Order):
     block: int = 32
 
     def __post_init__(self) -> None:
-        """Refuse numbers that describe no order."""
+        """Raise an error if the numbers do not describe an order."""
         for name in ("window", "lanes", "block"):
             if getattr(self, name) < 1:
                 raise ConfigurationError(

@@ -1,4 +1,4 @@
-"""What ShardedFiles asks of a reader: how many samples a file has, and any of them."""
+"""What ShardedFiles needs from a reader: how many samples a file has, and any of them."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class ShardedFiles(Dataset[_SampleT_co]):
     It brings an order for training along, its ``default_order``: the shards come in random order and their samples are
     shuffled within windows, so that only a few files are read at a time. As any order it is a function of the seed, the
     epoch and the position, see `ShardOrder`: the same on any number of processes and with any number of workers, and a
-    run that is resumed opens the files at hand and nothing of what came before. Evaluations read one file after the
+    resumed run opens only the files that it needs next, and none of those before. Evaluations read one file after the
     other.
 
     Files stay as they are while a dataset uses them; one that changes is an error. Memory is bounded: each process
@@ -63,7 +63,7 @@ class ShardedFiles(Dataset[_SampleT_co]):
     Attributes:
         paths: The file of each shard.
         counts: The number of samples of each shard.
-        default_order: The order of the training, where no other one is asked for.
+        default_order: The order of the training, unless you request a different one.
 
     Raises:
         ShardError: A pattern fits no file, a file is named twice, or one is missing or damaged. With ``counts``, a
@@ -155,7 +155,7 @@ class ShardedFiles(Dataset[_SampleT_co]):
 
     @override
     def __getitem__(self, index: int) -> _SampleT_co:
-        """Return one sample; those of the first shard come first.
+        """Return one sample; the samples of the first shard come first.
 
         Raises:
             IndexError: There is no such sample.
@@ -198,7 +198,7 @@ class ShardedFiles(Dataset[_SampleT_co]):
         file.check_unchanged()
         if self._were_given and (found := self._reader.count(file)) != self.counts[number]:
             raise ShardError(
-                "A file has another number of samples than was given.",
+                "A file has a different number of samples than was given.",
                 given=f"{file.path}: {self.counts[number]} in counts, and {found} in the file",
                 expected="the number of samples of each file, in the order of the attribute paths",
                 do="Correct the counts, or leave them out to have the samples counted.",

@@ -122,7 +122,7 @@ def _find_members(file: ShardFile) -> Arrays:
         of_member, ending = _parts(member.name)
         if of_member != key or not endings:
             if of_member in seen:
-                raise _bad(file, f"{member.name}, and other files between it and those of the same name")
+                raise _bad(file, f"{member.name}, and other files between it and the files of the same name")
             if endings:
                 found.sample_ends.append(len(found.begins))
             key, endings = of_member, set[str]()
@@ -139,7 +139,7 @@ def _find_members(file: ShardFile) -> Arrays:
 class _Header(tarfile.TarInfo):
     """A header, which is only missing after the empty block that ends an archive.
 
-    ``tarfile`` itself takes anything that is no header for the end, and so leaves out the rest of a damaged archive.
+    ``tarfile`` itself treats anything that is not a header as the end, and so leaves out the rest of a damaged archive.
     """
 
     @override

@@ -1,4 +1,4 @@
-"""What orders refuse."""
+"""Checks that orders make of their arguments."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def column(
 
 
 def check_size_of_epoch(num_samples: object) -> None:
-    """Refuse a number of samples of an epoch that is not positive.
+    """Raise an error for a number of samples of an epoch that is not positive.
 
     Raises:
         ConfigurationError: It is not an integer of at least 1, nor None.
@@ -64,7 +64,7 @@ def check_size_of_epoch(num_samples: object) -> None:
 
 
 def check_one_for_each_sample(name: str, number: int, num_samples: int) -> None:
-    """Refuse values that were made for another dataset.
+    """Raise an error for values that were made for another dataset.
 
     Args:
         name: The name of the argument that has them.
@@ -79,7 +79,7 @@ def check_one_for_each_sample(name: str, number: int, num_samples: int) -> None:
             "The order was made for another dataset.",
             given=f"{number} {name} and a dataset of {num_samples} samples",
             expected=f"one of the {name} for each sample, in the order of the dataset",
-            do=f"Make the {name} from the dataset that is trained on; for a Subset, pick those of its indices.",
+            do=f"Make the {name} from the dataset that is trained on; for a Subset, pick the ones at its indices.",
         )
 
 
@@ -89,7 +89,7 @@ def and_more(number: int) -> str:
 
 
 def check_range(table: Tensor, num_samples: int, name: str) -> None:
-    """Refuse indices that a dataset does not have.
+    """Raise an error for indices that a dataset does not have.
 
     Args:
         table: The indices, in the order in which they are visited.
@@ -105,7 +105,7 @@ def check_range(table: Tensor, num_samples: int, name: str) -> None:
             "An order visits samples that the dataset does not have.",
             given=f"{int(table[wrong[0]])} at position {int(wrong[0])} of {name}{and_more(wrong.numel() - 1)}",
             expected=f"indices from 0 to {num_samples - 1}",
-            do="Look at how the indices are computed; those of a dataset before a split are common.",
+            do="Look at how the indices are computed; indices into a dataset before it was split are a common cause.",
         )
 
 

@@ -14,7 +14,7 @@ __all__ = ["ChunkedEpoch"]
 
 
 class ChunkedEpoch(EpochOrder):
-    """Computes the chunk that holds the positions asked for, and keeps it for those that follow.
+    """Computes the chunk that holds the requested positions, and keeps it for those that follow.
 
     Args:
         num_samples: The number of samples that the epoch visits.

@@ -32,8 +32,8 @@ class ClassBalanced(Order):
     Args:
         labels: The class of each sample, in the order of the dataset: integers, not necessarily consecutive.
         num_samples: The number of samples of an epoch; by default as many as there are labels, less those that would
-            not make up one more of each class. If it is no multiple of the number of classes, the first classes
-            have one sample more.
+            not make up one more of each class. If it is not a multiple of the number of classes, the first classes have
+            one sample more.
 
     Attributes:
         num_samples: The number of samples of an epoch.

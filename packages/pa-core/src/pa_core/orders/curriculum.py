@@ -28,9 +28,9 @@ _DRAWS = -6  # extends the key of an epoch for what is drawn while its samples a
 class Curriculum(Order):
     """Visits in each epoch the samples that a function chooses for it, in a random order.
 
-    Epochs may have different lengths. A run asks for those of all its epochs when it begins, so the function is called
-    for each epoch, and again when the epoch starts: it has to follow from the number of the epoch, not from how the
-    training goes, and to be cheap. What it draws from the global generators of Python, NumPy and torch is keyed by
+    Epochs may have different lengths. A run computes the lengths of all its epochs when it begins, so the function is
+    called for each epoch, and again when the epoch starts: it has to follow from the number of the epoch, not from how
+    the training goes, and to be cheap. What it draws from the global generators of Python, NumPy and torch is keyed by
     the seed of the run and the epoch, and the generators are afterwards as they were.
 
     Training states know the function by its name and by what it chooses for the first epoch.
@@ -123,7 +123,7 @@ def _indices(chosen: Tensor, num_samples: int, epoch: int) -> Tensor:
 
 
 def _parts(choose: object) -> object:
-    """What a function is known by: its name; for an object that is called, that of its class and what it holds."""
+    """What a function is known by: its name; for a callable object, the name of its class and what it holds."""
     if isinstance(choose, partial):
         return _parts(choose.func), choose.args, choose.keywords
     return choose if hasattr(choose, "__qualname__") else (type(choose), vars(choose))

@@ -67,7 +67,7 @@ class EpochOrder(ABC):
 
     @abstractmethod
     def compute_indices(self, start: int, stop: int) -> Tensor:
-        """Compute what `indices` returns; its arguments are in range. This is what an order of your own overrides.
+        """Compute what `indices` returns; its arguments are in range. Custom orders override this.
 
         Args:
             start: The first position.
@@ -78,7 +78,7 @@ class EpochOrder(ABC):
     def batch_ends(self) -> Tensor | None:
         """The positions at which batches end that belong together, int64, the last one ``num_samples``.
 
-        None where batches may be cut anywhere, as many samples each as the loader is asked for.
+        None where batches may be cut anywhere, with the batch size of the loader.
         """
         return None
 
@@ -157,13 +157,13 @@ def epoch_order(
     """Return the order of one epoch.
 
     Nothing is computed before the first `EpochOrder.indices`. Up to `RANDPERM_LIMIT` samples the order is
-    ``torch.randperm`` with a generator of its own; above, where that table would take seconds and up to
-    gigabytes, it is computed 65,536 positions at a time and nothing of the size of the dataset is ever held.
+    ``torch.randperm`` with its own generator; above, where that table would take seconds and up to gigabytes, it is
+    computed 65,536 positions at a time and nothing of the size of the dataset is ever held.
 
     Args:
         num_samples: The number of samples of the dataset.
         seed: The seed of the run.
-        epoch: The number of the epoch; each epoch has an order of its own.
+        epoch: The number of the epoch; each epoch has its own order.
         shuffle: ``False`` visits the samples as the dataset has them.
         algorithm: The `EpochOrder.algorithm` of an order to reproduce. It takes precedence over ``shuffle``
             and over the size of the dataset; by default those two decide.

@@ -1,4 +1,4 @@
-"""Permutations of any size that are computed where they are asked for, without a table."""
+"""Permutations of any size that are computed on request, without a table."""
 
 from __future__ import annotations
 

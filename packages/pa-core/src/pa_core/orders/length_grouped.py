@@ -24,22 +24,23 @@ __all__ = ["LengthGrouped"]
 
 _GROUPS_OF_WINDOW = 50
 _LEAST_GROUP = 2
-"""Of one sample, a group is no group: the order would be a random one."""
+"""A group of one sample has no effect: the order would be a random one."""
 
 
 class LengthGrouped(Order):
-    """Each sample once an epoch in a random order, with samples of like length beside each other.
+    """Each sample once an epoch in a random order, with samples of similar length next to each other.
 
     The epoch is shuffled as a whole. Each window of consecutive samples is then sorted by length and cut into groups,
     which are shuffled. So batches that lie within a group pad little, and every batch has as many samples as any other.
     Where the size of batches is to follow from the lengths, use `TokenBudget`.
 
-    Nothing is made for an epoch: a window is computed where it is asked for.
+    Nothing is made for an epoch: a window is computed when it is needed.
 
     Args:
-        lengths: The length of each sample, in the order of the dataset, in tokens or whatever is padded.
-        group_size: The number of samples of like length that stay together, at least 2: best those of an update, which
-            are ``per_device_batch_size`` x processes x ``gradient_accumulation_steps``, or a multiple of them.
+        lengths: The length of each sample, in the order of the dataset, in tokens, or in any unit that is padded.
+        group_size: The number of samples of similar length that stay together, at least 2: best the samples of an
+            update, which are ``per_device_batch_size`` x processes x ``gradient_accumulation_steps``, or a multiple of
+            them.
         window: The number of samples that are sorted together, a multiple of ``group_size``; None for 50 groups. A
             larger window pads less, and has fewer lengths in a group.
 
@@ -49,8 +50,8 @@ class LengthGrouped(Order):
 
     Raises:
         ArgumentTypeError: The lengths are not numbers in one dimension.
-        ConfigurationError: A length is negative or no whole number, a group has less than two samples, or the window is
-            no multiple of a group.
+        ConfigurationError: A length is negative or not a whole number, a group has fewer than two samples, or the
+            window is not a multiple of a group.
 
     Example:
         >>> lengths = [3, 90, 4, 80, 5, 70]

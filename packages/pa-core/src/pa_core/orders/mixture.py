@@ -31,17 +31,17 @@ class Mixture(ConcatDataset[_SampleT_co]):
     As a dataset it is the datasets one after the other, each sample once, and so it is evaluated. Training takes its
     `default_order`: a fixed number of samples of each dataset, spread evenly over the epoch. Each dataset is gone
     through in shuffled passes that continue from one epoch to the next, so no sample comes again before all others of
-    its dataset have come, however small its share. The history has the share of each in
+    its dataset have come, no matter how small its share. The history has the share of each in
     ``train_share_NAME_epoch``.
 
     A sample that comes more than once in an epoch draws other random numbers each time. Batches mix the datasets, so
-    their samples must be alike: what one collation makes a batch of.
+    their samples must have the same structure, so that one collation can make a batch of them.
 
     Args:
         datasets: The datasets by name; each with a length and integer indices.
-        weights: How many samples of each dataset an epoch has, in proportion to those of the others, by the same names;
+        weights: How many samples of each dataset an epoch has, in proportion to the other datasets, by the same names;
             by default in proportion to their lengths. With a weight of 0 a dataset is left out.
-        num_samples: The number of samples of an epoch; by default that of all datasets together.
+        num_samples: The number of samples of an epoch; by default the samples of all datasets together.
 
     Attributes:
         names: The names of the datasets, in their order.
@@ -49,7 +49,7 @@ class Mixture(ConcatDataset[_SampleT_co]):
         default_order: The order in which it is trained on.
 
     Raises:
-        ArgumentTypeError: The datasets or the weights are not given by name, or one is no dataset with a length.
+        ArgumentTypeError: The datasets or the weights are not given by name, or one is not a dataset with a length.
         ConfigurationError: The weights have other names, are negative or not finite, or so small that a dataset would
             never come; datasets of tensors in memory have samples of different shapes or types; or a dataset brings an
             order in which not each of its samples comes once, as another mixture does.
@@ -149,7 +149,7 @@ def _length(name: str, dataset: object) -> int:
 
 
 def _check_orders(datasets: Mapping[str, Dataset[Any]]) -> None:
-    """Refuse datasets whose own order says how often samples come, which it would not in a mixture."""
+    """Raise an error for datasets whose own order says how often samples come, which it would not in a mixture."""
     for name, dataset in datasets.items():
         order: object = getattr(dataset, "default_order", None)
         if isinstance(order, Order) and not takes_each_once(order, _length(name, dataset)):
@@ -165,7 +165,7 @@ def _check_orders(datasets: Mapping[str, Dataset[Any]]) -> None:
 
 
 def _check_structures(datasets: Mapping[str, Dataset[Any]]) -> None:
-    """Refuse tensors in memory that make no batch; what other datasets have is known once they are asked."""
+    """Raise an error for tensors in memory that make no batch; other datasets are only known once they are read."""
     seen: dict[str, str] = {}
     for name, dataset in datasets.items():
         inner: Dataset[Any] = dataset
@@ -180,7 +180,7 @@ def _check_structures(datasets: Mapping[str, Dataset[Any]]) -> None:
             "The datasets of a mixture have samples that make no batch.",
             given=f"a sample of {name!r} is {one}, one of {other_name!r} is {other}",
             expected="as many tensors in each sample, of the same shapes and types",
-            do="Make the samples alike, with the conversions that the model needs.",
+            do="Give the samples the same structure, with the conversions that the model needs.",
         )
 
 

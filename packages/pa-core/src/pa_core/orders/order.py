@@ -17,14 +17,14 @@ class Order(ABC):
     """The order in which a run visits the samples of a dataset, epoch by epoch.
 
     An order holds no state of a run: what it returns depends on its parameters, the seed and the epoch alone. So any
-    process can ask for any part of any epoch, at any time.
+    process can compute any part of any epoch, at any time.
 
     Attributes:
         name: The versioned name of what it does, such as ``"shuffled-v1"``. What a name means never changes.
         makes_batches: Whether its epochs say which samples belong together in a batch, see `EpochOrder.batch_ends`.
             There is then no batch size to choose.
-        equal_epochs: Whether all epochs have as many samples, and as many batches, as the first one. A run that begins
-            asks for the lengths of all its epochs unless the order says so.
+        equal_epochs: Whether all epochs have as many samples, and as many batches, as the first one. A run computes the
+            lengths of all its epochs when it begins unless the order says so.
 
     Example:
         >>> from pa_core.orders import Shuffled

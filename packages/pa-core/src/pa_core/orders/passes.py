@@ -26,8 +26,8 @@ class SourcesOfSamples:
     Args:
         sizes: The number of samples of each source, int64.
         counts: How many samples of it an epoch takes, int64.
-        table: The samples of the first source, then those of the second, and so on; None where the dataset has them
-            in this order.
+        table: The samples of the first source, then the samples of the second, and so on; None where the dataset has
+            them in this order.
         names: The names of the sources whose shares are reported; empty for none.
     """
 
@@ -41,7 +41,7 @@ class SourcesOfSamples:
     def samples(self, sources: Tensor, numbers: Tensor, key: int) -> Tensor:
         """Return the index of the samples with these numbers, counted from the beginning of the run in each source.
 
-        Each pass over a source is a permutation of its own, so no sample comes again before all others have come.
+        Each pass over a source is its own permutation, so no sample comes again before all others have come.
         """
         sizes = self.sizes[sources]
         keys = extend_keys(extend_keys(key, sources), numbers // sizes)

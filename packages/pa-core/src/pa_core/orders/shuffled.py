@@ -1,4 +1,4 @@
-"""The orders that visit each sample once: shuffled anew in each epoch, or as the dataset has them."""
+"""The orders that visit each sample once: shuffled in each epoch, or as the dataset has them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Sequential", "Shuffled"]
 
 @dataclass(frozen=True)
 class Shuffled(Order):
-    """Each sample once an epoch, in a random order of its own; what a training run does by default.
+    """Each sample once an epoch, in a random order that differs between epochs; the default of a training run.
 
     Attributes:
         algorithm: The name of the permutation, see `epoch_order`; None for the one that suits the number of samples.

@@ -1,4 +1,4 @@
-"""The base class for an order of one's own: a table of the samples of an epoch."""
+"""The base class for custom orders: a table of the samples of an epoch."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _DRAWS = -4  # extends the key of an epoch for what is drawn while its table is 
 
 
 class TableOrder(Order):
-    """An order of your own: a subclass returns the samples of a whole epoch, one after the other.
+    """A custom order: a subclass returns the samples of a whole epoch, one after the other.
 
     Give it a `name`, and a new one whenever you change what it does: training states are known by it. The public
     attributes of an instance are its `parameters`, unless you override that.
 
     The table must follow from its arguments, the parameters and random numbers alone. The global generators of Python,
     NumPy and torch are seeded for the call from the seed of the run and the number of the epoch, and restored
-    afterwards: ``torch.randperm(num_samples)`` gives each epoch a permutation of its own, the same one on every
-    process and after a resume. An unseeded ``numpy.random.default_rng()`` does not.
+    afterwards: ``torch.randperm(num_samples)`` gives each epoch its own permutation, the same one on every process and
+    after a resume. An unseeded ``numpy.random.default_rng()`` does not.
 
     A table takes 8 bytes for each sample, and is made again where a run resumes.
 
@@ -94,7 +94,7 @@ class _Table(EpochOrder):
         table = _as_indices(given, name)
         if table.numel() != self.num_samples:
             raise ConfigurationError(
-                "An epoch has another number of samples than was planned.",
+                "An epoch has a different number of samples than was planned.",
                 given=f"{table.numel()} indices from {name}",
                 expected=f"{self.num_samples}, as length_of_epoch() says",
                 do="Override length_of_epoch() to return the number of indices of each epoch.",

@@ -43,19 +43,19 @@ class TokenBudget(Order):
 
     The number of batches is the same in every epoch, for every seed and on every number of processes. One process takes
     one batch in a step, and an update is made of as many batches as there are processes times
-    ``gradient_accumulation_steps``: the next ones of the order, whatever the number of processes.
+    ``gradient_accumulation_steps``: the next ones of the order, regardless of the number of processes.
 
     The buckets are made once, by sorting. Each epoch then makes a table of its batches; which samples they hold is
-    computed where it is asked for.
+    computed when it is needed.
 
     Args:
         lengths: The length of each sample in tokens, in the order of the dataset. A sample of length 0 counts as 1.
         max_tokens: The largest size of a batch of one process.
         max_samples: The largest number of samples in a batch, for samples that are very short; None for any.
         pad_to_multiple_of: What the ``collate_fn`` rounds the length of a batch up to.
-        bucket_growth: The longest length of a cell of the grid over that of the cell before it. A larger number mixes
-            samples of more lengths, and pads more. By default, batches of some ten thousand samples have 1 to 2% more
-            padding than batches of samples that are sorted.
+        bucket_growth: The ratio of the longest lengths of consecutive cells of the grid. A larger number mixes samples
+            of more lengths, and pads more. By default, batches of some ten thousand samples have 1 to 2% more padding
+            than batches of samples that are sorted.
 
     Raises:
         ConfigurationError: A sample is longer than ``max_tokens``, or an argument is out of its range.
@@ -243,7 +243,7 @@ def _join(grid: Sequence[int], counts: Sequence[int], max_tokens: int) -> list[i
 def _cut(bucket_ends: Sequence[int], capacities: Sequence[int]) -> Tensor:
     """Cut the samples, bucket after bucket, into batches as large as their longest sample allows.
 
-    What is left of a bucket goes on with the samples of the next one, as long as their capacity allows for it.
+    What is left of a bucket is joined with the samples of the next one, as long as their capacity allows for it.
 
     Args:
         bucket_ends: Where each bucket ends.

@@ -29,12 +29,12 @@ class Weighted(Order):
     """Draws samples with probabilities in proportion to their weights, as torch's ``WeightedRandomSampler`` does.
 
     With replacement, what is at a position depends on nothing but the seed, the epoch and the position. Nothing is made
-    for an epoch, however long: the weights are summed up once, and any position is found by a search in the sums, in
-    O(log n). A sample that comes twice in an epoch draws other random numbers each time.
+    for an epoch, no matter how long: the weights are summed up once, and any position is found by a search in the sums,
+    in O(log n). A sample that comes twice in an epoch draws other random numbers each time.
 
     Without replacement each sample comes at most once, the heavy ones early: it is as if samples were drawn one
-    after the other from those that are left. That needs a table of the whole dataset, made anew at the start of each
-    epoch, and wherever a run resumes: 2 seconds for 10 million samples.
+    after the other from those that are left. That needs a table of the whole dataset, made at the start of each epoch,
+    and when a run resumes: 2 seconds for 10 million samples.
 
     Where the classes of the data are what is to be evened out, `ClassBalanced` does it with less variance.
 
@@ -49,7 +49,7 @@ class Weighted(Order):
         num_samples: The number of samples of an epoch.
 
     Raises:
-        ConfigurationError: A weight is negative or not finite, none is above 0, or more samples are asked for than
+        ConfigurationError: A weight is negative or not finite, none is above 0, or more samples are requested than
             there are without replacement.
         ArgumentTypeError: The weights are not numbers in one dimension.
 
@@ -78,7 +78,7 @@ class Weighted(Order):
                 "Without replacement there are fewer samples than an epoch is to have.",
                 given=f"num_samples={num_samples}, replacement=False, and {num_available} weights above 0",
                 expected=f"at most {num_available} samples",
-                do="Ask for fewer samples, or pass replacement=True.",
+                do="Request fewer samples, or pass replacement=True.",
             )
 
     @override
@@ -178,7 +178,7 @@ def _scaled(weights: Tensor, exponent: int) -> Tensor:
 
 
 def _logarithm(values: Tensor) -> Tensor:
-    """The natural logarithm of numbers above 0, of additions and multiplications: the same bits on every processor."""
+    """The natural logarithm of numbers above 0, computed bit-for-bit identically on every processor."""
     mantissa, exponent = cast("tuple[Tensor, Tensor]", torch.frexp(values))
     small = mantissa < 0.5**0.5
     mantissa = torch.where(small, mantissa * 2, mantissa)

@@ -30,7 +30,7 @@ def find_accelerate_state(path: Path) -> Path | None:
 
 
 def refusal_of_accelerate_state(state: Path) -> CheckpointError:
-    """Return the error that says what can be taken over from the state, with the code that does it.
+    """Return the error that says what can be carried over from the state, with the code that does it.
 
     Args:
         state: What ``find_accelerate_state`` returned.

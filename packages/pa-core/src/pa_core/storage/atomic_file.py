@@ -19,8 +19,8 @@ def atomic_write(path: str | Path, writer: Callable[[BinaryIO], object]) -> None
     """Write a file so that no reader, and no crash, ever meets half of it.
 
     The content goes to a temporary file in the same folder, reaches the disk, and takes the file's name in
-    one step. Whatever fails, a full disk or an interrupt included, a file that stood there stays as it was.
-    Missing folders are made. A symbolic link stays, and what it points to is replaced.
+    one step. If anything fails, including a full disk or an interrupt, a file that stood there stays as it was. Missing
+    folders are made. A symbolic link stays, and what it points to is replaced.
 
     Args:
         path: The file.

@@ -20,7 +20,7 @@ __all__ = ["BackgroundWriter", "HostPool"]
 
 
 class BackgroundWriter:
-    """Runs one job at a time in a thread of its own, and reports its failure once.
+    """Runs one job at a time in its own thread, and reports its failure once.
 
     A job that is running when the interpreter ends is completed first; if it fails and the failure was not raised
     before the end, its traceback is printed.
@@ -103,7 +103,7 @@ class HostPool:
     Allocating and first touching the memory takes longer than copying, so it is done once. What comes from CUDA is
     copied to pinned memory, by as many copies at a time as the device makes, with one wait at the end.
 
-    A snapshot is overwritten by the next one: have whatever reads it finish first, with ``BackgroundWriter.wait``.
+    A snapshot is overwritten by the next one: have any reader of it finish first, with ``BackgroundWriter.wait``.
 
     Example:
         >>> from pa_core.storage.encoding import encode

@@ -44,7 +44,7 @@ class DigestingReader:
 
     Args:
         file: Open for reading.
-        verify: Without it nothing is hashed, and ``sha256`` is that of nothing.
+        verify: Without it nothing is hashed, and ``sha256`` is the digest of nothing.
     """
 
     def __init__(self, file: BufferedReader, *, verify: bool) -> None:

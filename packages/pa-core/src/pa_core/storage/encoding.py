@@ -255,7 +255,7 @@ class _Encoder:
                 piece = self._layout.plan(tensor)
             except UnknownLayoutError as error:
                 found = f"a DTensor with the placements {tuple(tensor.placements)}: {error}"
-                raise place.refusal(found, "Store its .full_tensor(), which every process must ask for.") from error
+                raise place.refusal(found, "Store its .full_tensor(), which every process must call.") from error
             self._names[memory] = self._free_name(place)
             self.pieces[self._names[memory]] = piece
         name = self._names[memory]
@@ -365,7 +365,7 @@ def decode(
 ) -> Any:
     """Rebuild what ``encode`` took apart.
 
-    What is built takes memory in proportion to the document and the tensors, whatever the document says.
+    What is built takes memory in proportion to the document and the tensors, no matter what the document says.
 
     Args:
         document: ``Encoded.document``.
@@ -396,7 +396,7 @@ def decode(
 
 
 _ROOM_FOR_GAPS = 1 << 20
-"""Bytes of memory between elements that a document may ask for, beside four times those of its tensors."""
+"""Bytes of memory between elements that a document may request, in addition to four times the bytes of its tensors."""
 
 _WITHOUT_PARTS = frozenset({bool, int, float, str, type(None)})
 

@@ -176,7 +176,7 @@ _NAMES: dict[type, str] = {
 
 
 def _shown(value: object) -> str:
-    """A value in a few words, whatever it is."""
+    """Any value in a few words."""
     if isinstance(value, Tensor):
         return f"a tensor of shape {tuple(value.shape)} and dtype {value.dtype}"
     if isinstance(value, int) and value.bit_length() > _MOST.bit_length():

@@ -61,10 +61,10 @@ class _Opened(NamedTuple):
 class FolderLock:
     """Keeps other runs out of a folder until it is released, or until the process is gone.
 
-    On one machine the lock of the system decides: it ends with the process, however that ends, and workers that outlive
-    it do not hold it. Where such a lock does not reach another machine, a heartbeat decides, the time at which the lock
-    file was last changed. It is compared with the clock of the file system and with what is seen while waiting,
-    never with the clock of another machine.
+    On one machine the lock of the system decides: it ends with the process, no matter how that ends, and workers that
+    outlive it do not hold it. Where such a lock does not reach another machine, a heartbeat decides, the time at which
+    the lock file was last changed. It is compared with the clock of the file system and with what is seen while
+    waiting, never with the clock of another machine.
 
     Example:
         >>> temporary = tempfile.TemporaryDirectory()
@@ -90,7 +90,7 @@ class FolderLock:
 
     @classmethod
     def acquire(cls, folder: Path, say: Callable[[str], object] | None = None) -> FolderLock:
-        """Take the folder for this process; a lock whose process is gone is taken over.
+        """Take the folder for this process; a lock whose process is gone is acquired.
 
         Args:
             folder: An existing folder.
@@ -376,10 +376,10 @@ def _in_use(folder: Path) -> FolderInUseError:
 
 def _lost(folder: Path, given: str) -> CheckpointError:
     return CheckpointError(
-        "Another run has taken over the folder of the training states.",
+        "Another run has acquired the folder of the training states.",
         given=given,
         expected=f"the file {LOCK} in {folder} that this run has written there",
-        do="Let one of the two runs continue, and give the other one a folder of its own.",
+        do="Let one of the two runs continue, and give the other one its own folder.",
     )
 
 

@@ -1,4 +1,4 @@
-"""Copies of tensors that are made while training goes on, up to the moment at which it changes them."""
+"""Copies of tensors that are made while training continues, up to the moment at which it changes them."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def _probe(tensor: Tensor) -> Tensor:
 
 
 def _bits(tensor: Tensor) -> Tensor:
-    """The elements as integers, of which equal ones have the same bits."""
+    """The elements as integers, of which bit-for-bit identical ones are equal."""
     return tensor.detach().reshape(-1).view(_INTEGERS[tensor.element_size()])
 
 

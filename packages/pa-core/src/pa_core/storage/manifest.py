@@ -54,8 +54,8 @@ class Manifest:
     Attributes:
         summary: What the writer said about the state.
         files: The other files by name.
-        digest: The SHA-256 digest by which the manifest is verified. It is that of the state: it depends on the digests
-            of all files.
+        digest: The SHA-256 digest by which the manifest is verified. It is the digest of the state: it depends on the
+            digests of all files.
     """
 
     summary: dict[str, JsonScalar]
@@ -64,7 +64,7 @@ class Manifest:
 
 
 def check_summary(summary: Mapping[str, JsonScalar]) -> None:
-    """Refuse a summary that lacks something, or that JSON cannot hold.
+    """Raise an error for a summary that lacks something, or that JSON cannot hold.
 
     Raises:
         CheckpointError: It names the entry.

@@ -27,7 +27,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class ObjectStoreError(CheckpointError):
-    """What an object store was asked for failed, also when it was asked again.
+    """An operation on an object store failed, even after retries.
 
     Example:
         >>> issubclass(ObjectStoreError, CheckpointError)
@@ -51,7 +51,7 @@ _HOPELESS = (PermissionError, ImportError, NotImplementedError, _NoBucketError, 
 
 
 class _FileSystem(Protocol):
-    """What is used of fsspec, which has no types of its own."""
+    """What is used of fsspec, which has no types."""
 
     def invalidate_cache(self) -> None: ...
     def ls(self, path: str, detail: bool) -> list[dict[str, Any]]: ...
@@ -113,7 +113,7 @@ class ObjectStore:
         """Return the sizes of the objects in a folder, by their names; empty where there is no such folder.
 
         Raises:
-            ObjectStoreError: The store cannot be asked.
+            ObjectStoreError: The store cannot be queried.
         """
 
         def look(files: _FileSystem, path: str) -> dict[str, int]:
@@ -133,7 +133,7 @@ class ObjectStore:
         """Return the size of an object; None if it is not there.
 
         Raises:
-            ObjectStoreError: The store cannot be asked.
+            ObjectStoreError: The store cannot be queried.
         """
         return self._persistently(name, _size)
 
@@ -291,9 +291,7 @@ class ObjectStore:
         else:
             expected, do = "an answer within some attempts", "See whether the store can be reached from this machine."
         kind = "" if isinstance(error, _NoBucketError) else f"{type(error).__name__}: "
-        return ObjectStoreError(
-            "The object store did not do what it was asked for.", f"{place}: {kind}{error}", expected, do
-        )
+        return ObjectStoreError("An operation on the object store failed.", f"{place}: {kind}{error}", expected, do)
 
 
 def _size(files: _FileSystem, path: str) -> int | None:

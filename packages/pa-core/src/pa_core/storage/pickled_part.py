@@ -50,18 +50,18 @@ class StorageInFile(NamedTuple):
 
 
 def check_pickled_part(pickled: io.BytesIO, check_storage: Callable[[StorageInFile], None] = lambda _: None) -> Any:
-    """Follow a pickle to its end, refuse what would take more memory than its file has bytes, and return the outline.
+    """Return the outline of a pickle; raise an error if it would take more memory than its file has bytes.
 
     Tensors must lie within their storages, which some releases of torch would enlarge. Nothing may be made from a
-    number of bytes or elements, or copied again and again. Functions and classes that are not torch's own are passed
-    over; it is torch.load that refuses them.
+    number of bytes or elements, or copied again and again. Functions and classes that are not torch's own are skipped;
+    torch.load raises an error for them.
 
     Args:
         pickled: The pickle, from where it is read. It is left after the pickle's end.
         check_storage: Called with each storage that is mentioned.
 
     Returns:
-        The object, with stand-ins for whatever is not of a plain type.
+        The object, with stand-ins for anything that is not of a plain type.
 
     Raises:
         MisfitInFileError: It takes too much memory.

@@ -1,4 +1,4 @@
-"""Files of the pieces of tensors, of which no more is read than is asked for."""
+"""Files of the pieces of tensors, of which no more is read than is requested."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class PieceFile:
         """Return a piece, of which ``check`` and ``read_into`` see whether the file has it.
 
         Args:
-            name: That of its tensor.
+            name: The name of its tensor.
             dtype: Its dtype.
             shape: Its shape.
         """
@@ -55,7 +55,7 @@ class PieceFile:
         return FilePiece(self, name)
 
     def check(self) -> None:
-        """See that the file has all the pieces that were asked of it.
+        """See that the file has all the requested pieces.
 
         Raises:
             CheckpointError: It cannot be read, or one of them is missing or has another dtype or shape.

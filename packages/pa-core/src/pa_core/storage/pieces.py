@@ -56,7 +56,7 @@ class ShardedPiece:
     pieces: tuple[Piece, ...]
 
     def described(self, part: str) -> dict[str, Any]:
-        """Return what the document of a state says of the whole tensor beside its name.
+        """Return what the document of a state says of the whole tensor besides its name.
 
         Args:
             part: The name of the part of the state.

@@ -19,7 +19,7 @@ _SINGLE_VALUES = frozenset({*SINGLE_VALUES, bytearray, torch.layout})
 
 
 def ensure_plain(obj: object, where: str) -> None:
-    """Refuse what could be saved but not loaded again without running code from the file.
+    """Raise an error for anything that could be saved but not loaded again without running code from the file.
 
     Accepted are tensors and parameters, None, booleans, numbers, strings, bytes, torch's sizes, dtypes and
     devices, dictionaries (also ``OrderedDict`` and ``Counter``), lists, tuples and sets of all these, and
@@ -30,8 +30,8 @@ def ensure_plain(obj: object, where: str) -> None:
         where: What the caller calls it, as the first part of the path in a message.
 
     Raises:
-        CheckpointError: Something in ``obj`` would be refused by ``torch.load(..., weights_only=True)``, or
-            could not be saved. The first such entry is named.
+        CheckpointError: Something in ``obj`` would be rejected by ``torch.load(..., weights_only=True)``, or could not
+            be saved. The first such entry is named.
 
     Example:
         >>> ensure_plain({"metrics": [0.5, torch.ones(2)]}, "checkpoint_kwargs")
@@ -55,7 +55,7 @@ class _PlainWalk:
         )
 
     def check(self, value: object, where: str, depth: int) -> None:
-        """Refuse ``value`` or the first thing in it that is not plain."""
+        """Raise an error for ``value`` or the first thing in it that is not plain."""
         if _is_single(value) or id(value) in self._seen:
             return
         self._seen.add(id(value))

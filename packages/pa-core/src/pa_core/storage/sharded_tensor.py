@@ -54,12 +54,12 @@ class StoredPiece:
 
 
 class StoredTensor:
-    """A tensor of a training state whose values stay on disk until they are asked for.
+    """A tensor of a training state whose values stay on disk until they are requested.
 
     It may have been saved in other pieces than those in which it is read, or whole.
 
     Args:
-        shape: That of the whole tensor.
+        shape: The shape of the whole tensor.
         dtype: Its dtype.
         pieces: What was saved of it, which covers the whole tensor once.
 

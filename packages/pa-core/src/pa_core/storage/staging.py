@@ -1,9 +1,9 @@
 """Publishing and removing directories atomically, by rename.
 
-All names on the way are hidden ones beside the target: ``.staging.KEY.TOKEN`` while it is written,
-``.NAME.set_aside`` for the old one while a new one takes its place, ``.removed.KEY.TOKEN`` while it is deleted.
-KEY stands for the run, so that a run cleans up after itself; after others only where their process is gone.
-Whatever else has such a name, a file or a symbolic link, is not ours and is left alone.
+All names on the way are hidden ones next to the target: ``.staging.KEY.TOKEN`` while it is written, ``.NAME.set_aside``
+for the old one while a new one takes its place, ``.removed.KEY.TOKEN`` while it is deleted. KEY stands for the run, so
+that a run cleans up after itself; after others only where their process is gone. Anything else that has such a name, a
+file or a symbolic link, is not ours and is left alone.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ def staged(target: Path, run: str) -> Generator[Path]:
 
 
 def publish(folder: Path, target: Path, run: str) -> None:
-    """Put a finished folder in its place, in that of an older one if there is one.
+    """Put a finished folder in its place, replacing an older one if there is one.
 
-    At every instant either the new or the old one is at ``located(target)``, also after a power cut.
+    At every instant either the new or the old one is at ``located(target)``, even after a power cut.
     """
     aside = _set_aside(target)
     sync_folder(folder)
@@ -150,7 +150,7 @@ def _hidden(path: Path, run: str, kind: str) -> Path:
 
 
 def key_of(run: str) -> str:
-    """Return what stands for a run in the names of files, whatever it is called."""
+    """Return what stands for a run in the names of files, no matter what it is called."""
     return hashlib.sha256(run.encode("utf-8", "surrogatepass")).hexdigest()[:12]
 
 

@@ -72,7 +72,7 @@ class Share(NamedTuple):
     processes: int = 1
 
     def of(self, files: Sequence[str]) -> Sequence[str]:
-        """Return those of this process."""
+        """Return the ones of this process."""
         return files[self.process :: self.processes]
 
 
@@ -84,7 +84,7 @@ class State:
     """What ``read_state`` found.
 
     Attributes:
-        path: The directory, as it was asked for.
+        path: The directory, as it was passed.
         summary: What the writer said about the state: ``run``, ``sequence``, ``update``, ``epoch`` and
             ``complete`` at least.
         parts: The values by their names; tensors are on the CPU, writable, and independent of the files. Those that
@@ -122,9 +122,9 @@ def write_state(
 ) -> None:
     """Write a training state, whole or not at all.
 
-    It is written to a hidden folder beside its place, reaches the disk, and takes its place in one step.
-    Whatever fails, a full disk or an interrupt included, what was there stays. May run in a thread of its own
-    while the training continues, if nothing changes the tensors meanwhile.
+    It is written to a hidden folder next to its place, reaches the disk, and takes its place in one step. If anything
+    fails, including a full disk or an interrupt, the existing state stays. May run in its own thread while the training
+    continues, if nothing changes the tensors meanwhile.
 
     Args:
         directory: Its path, which may be free, an empty folder, or a state, which is then replaced: at every
@@ -133,7 +133,7 @@ def write_state(
             come to the host one at a time.
         summary: What can be known about the state without reading it: ``run``, ``sequence``, ``update``, ``epoch``
             and ``complete`` at least.
-        constant: The names of tensors that get files of their own, for those of an earlier state in the same folder to
+        constant: The names of tensors that get separate files, for the files of an earlier state in the same folder to
             be linked where they are equal.
         linkable: What is known about these files; None for nothing.
         share: What this process does where others write the state with it, each with ``write_pieces``.
@@ -432,7 +432,7 @@ def _check_names(names: Iterable[str]) -> None:
     for name in names:
         if not (name.isascii() and name.isidentifier()) or name.lower() in seen:
             raise CheckpointError(
-                "A part of a training state needs a name of its own that can be part of a file name.",
+                "A part of a training state needs a unique name that can be part of a file name.",
                 given=repr(name),
                 expected="an identifier of ASCII letters, which differs from the others in more than upper case",
                 do="Rename the part.",
@@ -458,7 +458,10 @@ _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 def _cannot_write(target: Path, error: OSError) -> CheckpointError:
     if error.errno in _FULL:
-        expected, do = "room for the whole state beside those that are kept", "Free some space, or keep fewer states."
+        expected, do = (
+            "room for one more state than are kept",
+            "Free some space, or keep fewer states.",
+        )
     elif error.errno in _FORBIDDEN:
         expected, do = "a folder that this process may write to", "Choose another folder, or change its permissions."
     else:

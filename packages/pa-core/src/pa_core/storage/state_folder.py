@@ -34,7 +34,7 @@ _NAME_WITH_SEQUENCE = re.compile(r"state_(?P<sequence>\d+)_update_(?P<update>\d+
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A state that was passed over, and why.
+    """A state that was skipped, and why.
 
     Attributes:
         path: Its directory.
@@ -132,7 +132,7 @@ class StateFolder:
     def next_sequence(self) -> int:
         """Return 1 more than the highest sequence in the folder, or 1.
 
-        A state that is still being written does not count yet: ask when the write before has ended.
+        A state that is still being written does not count yet, so call this when the write before has ended.
         """
         return 1 + max((record.sequence for record in self.records()), default=0)
 
@@ -153,7 +153,7 @@ class StateFolder:
     def apply_retention(self, max_checkpoints: int, run: str, keep: Collection[Path] = ()) -> list[StateRecord]:
         """Remove what ``states_to_remove`` chooses and return it; no half-removed state is ever found.
 
-        Symbolic links neither count nor go, whatever they point to.
+        Symbolic links are neither counted nor removed, no matter what they point to.
 
         Args:
             max_checkpoints: How many valid states of the run stay, at least 1.
@@ -174,8 +174,8 @@ class StateFolder:
         """Remove what the run, or another one whose process is gone, left half-written, and what is half removed.
 
         Args:
-            run: The run that writes to the folder, of which no write may be under way; its own old states that were
-                replaced go as well. None where no run writes to it: those of all runs go.
+            run: The run that writes to the folder, of which no write may be in progress; its own old states that were
+                replaced go as well. If None, no run writes to it, and the old states of all runs are removed.
 
         Raises:
             CheckpointError: Something cannot be removed; the rest is.
@@ -212,8 +212,8 @@ def newest_valid(path: str | Path) -> tuple[State | None, list[Skipped]]:
         path: One state, or a folder of states, of which the one with the highest sequence is tried first.
 
     Returns:
-        The state, None where none is valid, and those that were passed over, newest first. Both are empty where
-        there is nothing at all.
+        The state, None where none is valid, and those that were skipped, newest first. Both are empty where there is
+        nothing at all.
 
     Raises:
         CheckpointError: There is a file at the path, or a folder that cannot be read.
@@ -226,7 +226,7 @@ def newest_readable(path: str | Path, read: Callable[[Path], _ReadT]) -> tuple[_
 
     Args:
         path: As for ``newest_valid``.
-        read: Reads the state at a path. One for which it raises a ``CheckpointError`` is passed over.
+        read: Reads the state at a path. One for which it raises a ``CheckpointError`` is skipped.
 
     Returns:
         As ``newest_valid``, with what was read in the place of the state.
@@ -318,7 +318,7 @@ def _may_be_state(path: Path) -> bool:
 
 
 def _has_files_of_state(folder: Path) -> bool:
-    """Whether it looks like a state whose manifest is damaged or missing, whatever it is called."""
+    """Whether it looks like a state whose manifest is damaged or missing, no matter what it is called."""
     try:
         if not (folder / DOCUMENTS).exists():  # of a folder that is somebody else's, the files may be many
             return False
@@ -378,8 +378,8 @@ def _age(record: StateRecord) -> tuple[bool, int, int, str]:
 def states_to_remove(records: Iterable[StateRecord], max_checkpoints: int, run: str) -> list[StateRecord]:
     """Choose the states of a run that are no longer needed, oldest first.
 
-    The newest ``max_checkpoints`` valid states of the run stay, and so do all states of other runs. Invalid
-    states do not count; those of the run that are older than all valid ones that stay go as well. While the run
+    The newest ``max_checkpoints`` valid states of the run stay, and so do all states of other runs. Invalid states do
+    not count; invalid ones of the run that are older than all valid ones that stay are removed as well. While the run
     has no valid state, nothing goes.
 
     Args:

@@ -1,6 +1,6 @@
 """Training states in an object store: files under their digests, each once, and the manifest of a state last.
 
-Of each run, a file is there once however many states need it, and is not sent again. A state is there when its
+Of each run, a file is there once no matter how many states need it, and is not sent again. A state is there when its
 manifest is::
 
     states/SEQUENCE_UPDATE_KEY_NAME.json    the manifest of the state called NAME, byte for byte
@@ -120,7 +120,7 @@ class StateStore:
         """List the states, oldest first.
 
         Raises:
-            ObjectStoreError: The store cannot be asked.
+            ObjectStoreError: The store cannot be queried.
         """
         found = (_state(name) for name in self._store.sizes(_STATES))
         return sorted((state for state in found if state is not None), key=lambda state: (state.age, state.name))
@@ -129,7 +129,7 @@ class StateStore:
         """Whether states of a run were sent here, or begun to be.
 
         Raises:
-            ObjectStoreError: The store cannot be asked.
+            ObjectStoreError: The store cannot be queried.
         """
         return bool(self._store.sizes(f"{_WRITERS}/{key_of(run)}"))
 
@@ -139,7 +139,7 @@ class StateStore:
         States whose files are not all there do not count.
 
         Raises:
-            ObjectStoreError: The store cannot be asked.
+            ObjectStoreError: The store cannot be queried.
         """
         key = key_of(run)
         later = [state for state in self.states() if state.key == key and state.age > (sequence, update)]
@@ -151,7 +151,7 @@ class StateStore:
         """Return 1 more than the highest sequence of a state here, or 1.
 
         Raises:
-            ObjectStoreError: The store cannot be asked.
+            ObjectStoreError: The store cannot be queried.
         """
         return 1 + max((state.sequence for state in self.states()), default=0)
 
@@ -159,7 +159,7 @@ class StateStore:
         """Return the digest of a state, as ``read_state`` does.
 
         Raises:
-            CheckpointError: Its manifest is not there, or damaged, or the store cannot be asked.
+            CheckpointError: Its manifest is not there, or damaged, or the store cannot be queried.
         """
         return self._read(state).digest
 
@@ -260,7 +260,7 @@ class StateStore:
 
         Raises:
             ConfigurationError: ``max_checkpoints`` is less than 1.
-            CheckpointError: Another process sends states of the run by now, or the store cannot be asked.
+            CheckpointError: Another process sends states of the run by now, or the store cannot be queried.
         """
         key = key_of(run)
         self._require_to_be_writer(key)
@@ -296,7 +296,7 @@ class StateStore:
         return StateRecord(path, state.sequence, run, state.update, epoch=0, complete=False, problem=problem)
 
     def _remove_unneeded(self, key: str, files: Collection[str], given_up: Collection[str]) -> None:
-        """Remove files that no state needs: those of states that were removed, and what was left half-sent.
+        """Remove files that no state needs: the files of removed states, and what was left half-sent.
 
         The latter waits: it may belong to a state that is not listed yet.
         """
@@ -331,7 +331,7 @@ class StateStore:
             Its directory.
 
         Raises:
-            CheckpointError: It is not there any more, or damaged, or the store cannot be asked, or the disk is full.
+            CheckpointError: It is not there any more, or damaged, or the store cannot be queried, or the disk is full.
         """
         manifest = self._read(state)
         run = str(manifest.summary["run"])
@@ -365,7 +365,7 @@ class StateStore:
 
         Raises:
             StateNotFoundError: It is not there any more.
-            CheckpointError: It is damaged, or the store cannot be asked.
+            CheckpointError: It is damaged, or the store cannot be queried.
         """
         if state.object_name not in self._manifests:
             self._manifests[state.object_name] = self._read_anew(state)
@@ -443,7 +443,7 @@ def _object_name(name: str, manifest: Manifest) -> str:
 
 
 def _plain(name: str, source: str) -> str:
-    """A name that leads nowhere else than into the folder."""
+    """A name that leads only into the folder."""
     if name != Path(name).name or name in ("", os.pardir):
         raise damage(Path(source), f"a file called {name!r}", "names of files in the folder of the state")
     return name

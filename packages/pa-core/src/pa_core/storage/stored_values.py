@@ -19,7 +19,7 @@ def resolved(value: Any, own: object = None) -> Any:
     Args:
         value: What was read, whose dictionaries are changed.
         own: The value that an object has now in its place. Where that has a tensor that is split over the processes,
-            the saved one is split alike, be it stored or whole. All others are whole.
+            the saved one is split the same way, whether it is stored or whole. All others are whole.
 
     Example:
         >>> import torch

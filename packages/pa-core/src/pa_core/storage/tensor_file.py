@@ -57,7 +57,7 @@ _ALIGNMENT = 8  # bytes: the data begin at a multiple of the largest element
 
 
 class MalformedFileError(ValueError):
-    """The bytes are not those of a tensor file; says in a few words why."""
+    """The bytes are not a tensor file; says in a few words why."""
 
 
 def write_tensors(file: DigestingWriter, tensors: Mapping[str, Tensor]) -> None:

@@ -16,7 +16,7 @@ _COMPLEX = frozenset({torch.complex64, torch.complex128})
 
 
 def is_storable(tensor: Tensor) -> bool:
-    """Whether the tensor has values of its own in memory, of a dtype that a file can hold."""
+    """Whether the tensor has its own values in memory, of a dtype that a file can hold."""
     return (
         tensor.layout is torch.strided
         and not (tensor.is_meta or tensor.is_nested or tensor.is_quantized)

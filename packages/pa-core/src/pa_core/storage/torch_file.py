@@ -92,7 +92,7 @@ def _check_archive(file: BinaryIO, size: int, *, of_tensors: bool) -> None:
 
 
 def _require_plain_records(records: list[zipfile.ZipInfo], size: int) -> None:
-    """Refuse what torch does not write: directories, compressed records, records in the same place, two of a name."""
+    """Raise an error for directories, compressed or overlapping records, and two of a name; torch writes none."""
     if not records:
         raise MisfitInFileError("it is an empty archive")
     directories = [one.filename for one in records if one.is_dir() or one.external_attr & _IS_DIRECTORY]

@@ -27,7 +27,7 @@ _WORTH_A_FILE = 1 << 20
 """Bytes of a part below which its tensors stay in one file, which older versions can read too."""
 
 _WORTH_WRITING_AGAIN = 8
-"""Tensors join those that are linked if they have at least one of so many bytes, since all are written once more."""
+"""Tensors join those that are linked if they have at least one of so many bytes, since all are written again."""
 
 _SMALL = 1 << 16
 """Bytes below which only parameters are linked: kernels change the statistics of BatchNorm without a note of it."""
@@ -182,7 +182,7 @@ class LinkableFiles:
             folder: Where the earlier states are.
 
         Returns:
-            Its size and digest; None where it has to be written, also because the file system has no links.
+            Its size and digest; None if it has to be written, including when the file system has no links.
 
         Raises:
             ChangedMeanwhileError: What is read in place is not what it was in the states before.
