@@ -46,6 +46,16 @@ def test_pull_requests_run_what_a_plain_nox_runs() -> None:
     assert set(re.findall(r'"(\w+)"', plain)) - named_sessions(ROOT / ".github" / "workflows" / "ci.yml") == set()
 
 
+def test_the_site_that_is_published_is_the_one_that_was_built() -> None:
+    """The workflow uploads the folder that the session `docs` builds, and only its last job may publish."""
+    pages = load(ROOT / ".github" / "workflows" / "pages.yml")
+    (upload,) = [step for step in pages["jobs"]["build"]["steps"] if "upload-pages" in step.get("uses", "")]
+    (folder,) = re.findall(r'^SITE = NOX / "(\w+)"$', (ROOT / "noxfile.py").read_text(), re.MULTILINE)
+    assert upload["with"]["path"] == f".nox/{folder}"
+    assert pages["permissions"] == {"contents": "read"}
+    assert pages["jobs"]["publish"]["permissions"] == {"pages": "write", "id-token": "write"}
+
+
 @pytest.mark.parametrize("project", sorted(ROOT.glob("packages/*/pyproject.toml")), ids=lambda path: path.parent.name)
 def test_each_version_of_python_that_is_claimed_is_tested(project: Path) -> None:
     """The classifiers name the versions of Python that run the tests of every pull request, and no others."""
