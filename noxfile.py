@@ -271,7 +271,7 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def import_rules(session: nox.Session) -> None:
-    """Check who imports whom: distributions, rooms of pa_core, accelerate, tqdm (import-linter)."""
+    """Check who imports whom: distributions, modules of pa_core, accelerate, tqdm (import-linter)."""
     environment = Environment(session, "lint")
     environment.install(*LINT_TOOLS)
     sources = os.pathsep.join(str(PACKAGES / one.name / "src") for one in DISTRIBUTIONS)

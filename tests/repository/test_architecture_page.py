@@ -1,4 +1,4 @@
-"""The maps of the rooms of each distribution are complete, and tests can be found by name."""
+"""The maps of the modules of each distribution are complete, and tests can be found by name."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ ROOT = Path(__file__).parents[2]
 
 @dataclass(frozen=True)
 class Map:
-    """What a page for maintainers says of the rooms of a package, where these are, and their tests."""
+    """What a page for maintainers says of the modules of a package, where these are, and their tests."""
 
     text: str
-    rooms: Path
+    modules: Path
     tests: Path
 
     def rows(self) -> list[tuple[str, str, list[str]]]:
-        """The rows of the map: a room, its purpose, and its test files."""
+        """The rows of the map: a module, its purpose, and its test files."""
         found: list[tuple[str, str, str]] = re.findall(
             r"^\| `([\w/]+)` \| ([^|]+) \| ([^|]*) \|$", self.text, re.MULTILINE
         )
-        return [(room, purpose, re.findall(r"`([\w/.]+\.py)`", tests)) for room, purpose, tests in found]
+        return [(module, purpose, re.findall(r"`([\w/.]+\.py)`", tests)) for module, purpose, tests in found]
 
 
 PAGES = ROOT / "docs" / "maintainers"
-OF_PA_CORE, *OF_OTHERS = re.split(r"^### The rooms of ", (PAGES / "architecture.md").read_text(), flags=re.MULTILINE)
+OF_PA_CORE, *OF_OTHERS = re.split(r"^### The modules of ", (PAGES / "architecture.md").read_text(), flags=re.MULTILINE)
 TEXTS = {
     "pa_core": OF_PA_CORE,
     "pa_trial": (PAGES / "architecture-of-trials.md").read_text(),
@@ -39,7 +39,7 @@ TEXTS = {
 
 
 def map_of(distribution: str) -> Map:
-    """The map of the rooms of a distribution."""
+    """The map of the modules of a distribution."""
     package = "pytorch_accelerated" if distribution == "pa-compat" else distribution.replace("-", "_")
     return Map(
         TEXTS[package],
@@ -54,12 +54,12 @@ def mapped(request: pytest.FixtureRequest) -> Map:
     return map_of(request.param)
 
 
-def test_each_room_has_one_row_with_a_purpose_and_tests(mapped: Map) -> None:
-    """Whoever changes a room finds out on the page what it is for, and which tests to run."""
-    modules = {path.relative_to(mapped.rooms).with_suffix("").as_posix() for path in mapped.rooms.rglob("*.py")}
-    rooms = {module for module in modules if not module.endswith("__init__")}
-    assert Counter(room for room, _, _ in mapped.rows()) == Counter(rooms)
-    assert [room for room, _, tests in mapped.rows() if not tests] == []
+def test_each_module_has_one_row_with_a_purpose_and_tests(mapped: Map) -> None:
+    """Whoever changes a module finds out on the page what it is for, and which tests to run."""
+    files = {path.relative_to(mapped.modules).with_suffix("").as_posix() for path in mapped.modules.rglob("*.py")}
+    modules = {file for file in files if not file.endswith("__init__")}
+    assert Counter(module for module, _, _ in mapped.rows()) == Counter(modules)
+    assert [module for module, _, tests in mapped.rows() if not tests] == []
 
 
 def test_each_test_file_is_on_the_page_and_each_that_is_there_exists(mapped: Map) -> None:
@@ -68,11 +68,11 @@ def test_each_test_file_is_on_the_page_and_each_that_is_there_exists(mapped: Map
     assert named == {path.relative_to(mapped.tests).as_posix() for path in mapped.tests.rglob("test_*.py")}
 
 
-def test_each_room_that_the_text_of_the_page_names_exists(mapped: Map) -> None:
-    """The walks of a batch and of a save lead through rooms that are there."""
+def test_each_module_that_the_text_of_the_page_names_exists(mapped: Map) -> None:
+    """The descriptions of a batch and of a save name modules that exist."""
     named = set(re.findall(r"`((?:[a-z_]+/)+[a-z_]+)`", mapped.text))
-    missing = [room for room in sorted(named) if not (mapped.rooms / f"{room}.py").exists()]
-    assert [room for room in missing if not (ROOT / room).exists()] == []
+    missing = [module for module in sorted(named) if not (mapped.modules / f"{module}.py").exists()]
+    assert [module for module in missing if not (ROOT / module).exists()] == []
 
 
 def test_no_two_test_files_have_the_same_name() -> None:

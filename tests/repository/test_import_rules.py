@@ -13,8 +13,8 @@ from tests.launching import Launched, run_command
 
 ROOT = Path(__file__).parents[2]
 DISTRIBUTIONS_RULE = "Distributions: arrows point down"
-ROOMS_RULE = "Rooms of pa_core: arrows point down"
-TRIAL_ROOMS_RULE = "Rooms of pa_trial: arrows point down"
+MODULES_RULE = "Modules of pa_core: arrows point down"
+TRIAL_MODULES_RULE = "Modules of pa_trial: arrows point down"
 
 
 @dataclass(frozen=True)
@@ -59,15 +59,15 @@ def test_the_packages_keep_all_rules(packages: Packages) -> None:
         (DISTRIBUTIONS_RULE, "pa_schedulers/__init__.py", "import pa_callbacks_extra"),
         (DISTRIBUTIONS_RULE, "pa_callbacks_extra/__init__.py", "import pytorch_accelerated"),
         (DISTRIBUTIONS_RULE, "pa_trial/__init__.py", "import pa_schedulers"),
-        (ROOMS_RULE, "pa_core/callbacks/defaults.py", "from pa_core.trainer import Trainer"),
-        (ROOMS_RULE, "pa_core/any_trainer.py", "import pa_core.callbacks"),
-        (ROOMS_RULE, "pa_core/errors.py", "import pa_core.distributed"),
-        (ROOMS_RULE, "pa_core/unheard_of.py", "import torch"),
-        (TRIAL_ROOMS_RULE, "pa_trial/context.py", "from pa_trial.loop import TrainingLoop"),
-        (TRIAL_ROOMS_RULE, "pa_trial/unheard_of.py", "import torch"),
-        ("accelerate has one door", "pa_core/trainer.py", "import accelerate"),
-        ("accelerate has one door", "pa_schedulers/__init__.py", "from accelerate import Accelerator"),
-        ("tqdm has one door", "pa_core/trainer.py", "from tqdm import tqdm"),
+        (MODULES_RULE, "pa_core/callbacks/defaults.py", "from pa_core.trainer import Trainer"),
+        (MODULES_RULE, "pa_core/any_trainer.py", "import pa_core.callbacks"),
+        (MODULES_RULE, "pa_core/errors.py", "import pa_core.distributed"),
+        (MODULES_RULE, "pa_core/unheard_of.py", "import torch"),
+        (TRIAL_MODULES_RULE, "pa_trial/context.py", "from pa_trial.loop import TrainingLoop"),
+        (TRIAL_MODULES_RULE, "pa_trial/unheard_of.py", "import torch"),
+        ("accelerate is imported in one module", "pa_core/trainer.py", "import accelerate"),
+        ("accelerate is imported in one module", "pa_schedulers/__init__.py", "from accelerate import Accelerator"),
+        ("tqdm is imported in one module", "pa_core/trainer.py", "from tqdm import tqdm"),
         ("pa_finetuning knows only torch", "pa_finetuning/__init__.py", "import pa_core.errors"),
         ("pa_finetuning knows only torch", "pa_finetuning/__init__.py", "import safetensors"),
         ("Private modules of pa_core stay inside", "pa_schedulers/__init__.py", "import pa_core._accelerate"),
