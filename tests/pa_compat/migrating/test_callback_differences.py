@@ -1,4 +1,4 @@
-"""What docs/migrating.md says of callbacks: a test for each row."""
+"""What the pages on differences from the original say of callbacks: a test for each row."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from pytorch_accelerated.utils import LimitBatches, ModelEma
 from tests.pa_compat.test_documented_signatures import EVENTS
 from tests.small_runs import make_trainer, samples
 
-PAGE = Path(__file__).parents[3] / "docs" / "migrating.md"
+PAGE = Path(__file__).parents[3] / "docs" / "maintainers" / "differences-from-pytorch-accelerated.md"
 
 
 def test_new_events() -> None:

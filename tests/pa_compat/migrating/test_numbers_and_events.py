@@ -1,4 +1,4 @@
-"""What docs/migrating.md says of the numbers that events and steps pass on: a test for each row."""
+"""What the pages on differences from the original say of numbers that events and steps pass on: a test for each row."""
 
 from __future__ import annotations
 

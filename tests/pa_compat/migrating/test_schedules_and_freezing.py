@@ -1,4 +1,4 @@
-"""What docs/migrating.md says of schedulers and fine-tuning: a test for each row."""
+"""What the pages on differences from the original say of schedulers and fine-tuning: a test for each row."""
 
 from __future__ import annotations
 
