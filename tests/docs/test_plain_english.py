@@ -12,7 +12,7 @@ from tests.docs.test_plain_markdown import prose_of
 ADVICE = {
     # runs and results
     r"go(es|ing)? on|went on": "resume, continue",
-    r"to the last bit|same bits": "bit-for-bit identical",
+    r"to the last bit|same bits|bit for bit": "bit-for-bit identical",
     r"in mid-\w+": "mid-epoch, mid-run",
     r"another number of": "a different number of",
     r"makes? room for another|(machine|node|process) (that )?goes": "is preempted; fails",
