@@ -83,8 +83,6 @@ ROWS_OF_A_TABLE = 30
 _WAITING = {
     "docs/how-do-i.md",
     "docs/hyperparameters.md",
-    "docs/object-stores.md",
-    "docs/resuming-custom-data-loaders.md",
     "docs/resuming.md",
     "docs/training-states.md",
 }

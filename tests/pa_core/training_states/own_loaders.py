@@ -238,7 +238,7 @@ ON_ONE_PROCESS: dict[str, Callable[[], Any]] = {
     "counting": lambda: loader(sampler=CountingSampler()),
     "buffer": lambda: loader(StreamWithBuffer()),
 }
-"""By the row of the page."""
+"""By the names in the rows of the page."""
 
 ON_TWO_PROCESSES: dict[str, Callable[[], Any]] = {
     "split_random": lambda: loader(shuffle=True),
@@ -247,4 +247,4 @@ ON_TWO_PROCESSES: dict[str, Callable[[], Any]] = {
     "split_stateful_workers": lambda: stateful(shuffle=True, num_workers=2),
     "split_iterable": lambda: loader(StreamWithState()),
 }
-"""By the row of the page."""
+"""By the names in the rows of the page."""

@@ -58,10 +58,11 @@ pytestmark = [
 MakeLoader = Callable[[], Any]
 PAGE = Path(__file__).parents[3] / "docs" / "resuming-custom-data-loaders.md"
 ROWS = {
-    row[0]: row[1:]
-    for row in re.findall(
-        r"^\| <!-- (\w+) --> [^|]* \| ([^|]*) \| (\w+) \| (\w+|-) \|$", PAGE.read_text(), re.MULTILINE
+    loader: columns
+    for loaders, *columns in re.findall(
+        r"^\| <!-- ([\w ]+) --> [^|]* \| ([^|]*) \| (\w+) \| (\w+|-) \|$", PAGE.read_text(), re.MULTILINE
     )
+    for loader in loaders.split()
 }
 
 
@@ -133,9 +134,9 @@ def check_row(row: str, whole: Result, resumed: Result) -> None:
     assert (resumed.fingerprint == whole.fingerprint) == (order == draws == "same")
 
 
-def test_the_page_has_a_row_for_each_loader_that_is_tested() -> None:
+def test_each_loader_that_is_tested_belongs_to_a_row_of_the_page() -> None:
     """No guarantee is written down without a test, and none is tested in secret."""
-    assert list(ROWS) == [*ON_ONE_PROCESS, *ON_TWO_PROCESSES]
+    assert sorted(ROWS) == sorted([*ON_ONE_PROCESS, *ON_TWO_PROCESSES])
 
 
 @pytest.mark.parametrize("row", ON_ONE_PROCESS)
@@ -148,8 +149,8 @@ def test_a_run_goes_on_in_mid_epoch_as_the_page_says(
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Resuming mid-epoch")]
     assert len(lines) == 1
     ways = {
-        "its state": "resumes from its own state",
-        "start of the epoch": "Fetching 2 batches of .* again",
+        "state": "resumes from its own state",
+        "epoch start": "Fetching 2 batches of .* again",
     }
     assert re.search(ways[ROWS[row][0]], lines[0])
 
