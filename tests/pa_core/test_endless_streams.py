@@ -294,7 +294,7 @@ def test_the_share_of_another_process_is_refused() -> None:
     """A stream that is split for three processes would lose samples on one or two."""
     stream = Share(samples(8))
     stream.num_replicas = 3
-    with pytest.raises(ConfigurationError, match="split for other processes"):
+    with pytest.raises(ConfigurationError, match="split for a different set of processes"):
         train(make_trainer(), stream, 2)
 
 

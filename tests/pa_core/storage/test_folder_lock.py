@@ -211,7 +211,7 @@ def test_a_run_that_another_one_has_replaced_notices(tmp_path: Path) -> None:
     lock = FolderLock.acquire(tmp_path)
     (tmp_path / LOCK).unlink()
     other = FolderLock.acquire(tmp_path)
-    with pytest.raises(CheckpointError, match="taken over"):
+    with pytest.raises(CheckpointError, match="has acquired"):
         lock.check()
     lock.release()
     other.check()

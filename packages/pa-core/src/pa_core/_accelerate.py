@@ -115,7 +115,7 @@ class AcceleratorLike(Protocol):
 
     @property
     def gradient_accumulation_steps(self) -> int:
-        """What accelerate would accumulate by itself; the trainer does not ask it to."""
+        """What accelerate would accumulate by itself; the trainer does not use this."""
         ...
 
     def prepare_model(self, model: nn.Module, *, evaluation_mode: bool = False) -> nn.Module:
@@ -181,7 +181,7 @@ _RANK_VARIABLES = {"RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_R
 
 
 def _require_rank() -> None:
-    """Refuse a number of processes that no launcher has set: this process would wait for others in vain."""
+    """Raise an error for a number of processes that no launcher has set, because this process would wait forever."""
     connected = torch.distributed.is_available() and torch.distributed.is_initialized()
     if launched_processes() > 1 and not connected and _RANK_VARIABLES.isdisjoint(os.environ):
         raise UnsupportedConfigurationError(
@@ -238,16 +238,16 @@ _VARIABLES_OF_PLUGINS = (
 )
 
 OTHER_ENGINES = {"deepspeed_plugin": "DeepSpeed", "deepspeed_plugins": "DeepSpeed", "megatron_lm_plugin": "Megatron-LM"}
-"""The engines that arguments of an ``accelerate.Accelerator`` ask for."""
+"""The engines that arguments of an ``accelerate.Accelerator`` request."""
 
 
 @contextmanager
 def noting_arguments() -> Generator[dict[str, Any]]:
     """Note the keyword arguments of an ``accelerate.Accelerator`` made within the context; it does not keep all.
 
-    A plugin for sharding is noted as it was given: accelerate would change its precision, and ask later Accelerators
-    of the process for sharding too. A ``ParallelismConfig``, which accelerate refuses on a CPU, and plugins of other
-    engines are noted only. Environment variables that a plugin sets are as before afterwards.
+    A plugin for sharding is noted as it was given: accelerate would change its precision, and make later Accelerators
+    of the process shard too. A ``ParallelismConfig``, for which accelerate raises an error on a CPU, and plugins of
+    other engines are noted only. Environment variables that a plugin sets are as before afterwards.
     """
     from accelerate import Accelerator
 
@@ -307,14 +307,14 @@ def replace_gather(accelerator: AcceleratorLike, gather: Callable[..., Any]) -> 
     or repeated. Accelerate's own needs the same shape on each process.
 
     Args:
-        accelerator: That of a trainer; other Accelerators keep their own.
+        accelerator: The accelerator of a trainer; other Accelerators keep their own.
         gather: What is called instead.
     """
     cast("Any", accelerator).gather = gather
 
 
 def process_state() -> ProcessState:
-    """Return which process this is, also before any trainer was made."""
+    """Return which process this is, even before any trainer was made."""
     from accelerate import PartialState
     from accelerate.utils import parse_flag_from_env  # pyright: ignore[reportUnknownVariableType]  # no types
 
@@ -327,7 +327,7 @@ def process_state() -> ProcessState:
 def device_of(accelerator: AcceleratorLike) -> torch.device:
     """Return the device of this process, as tensors on it name it.
 
-    On a CPU, accelerate adds the rank: ``cpu:1``. No tensor ever is there, and ``torch.load`` refuses it.
+    On a CPU, accelerate adds the rank: ``cpu:1``. No tensor is ever there, and ``torch.load`` raises an error for it.
     """
     device = accelerator.device
     return torch.device("cpu") if device.type == "cpu" else device
@@ -376,7 +376,8 @@ def unscale(accelerator: AcceleratorLike, *optimizers: Optimizer) -> bool:
         *optimizers: The optimizers whose gradients were accumulated, for an update of all of them.
 
     Raises:
-        NonFiniteLossError: They overflow however small the scale is. At a scale of 0 the weights would become NaN.
+        NonFiniteLossError: They overflow no matter how small the scale is. At a scale of 0 the weights would become
+            NaN.
     """
     scaler = accelerator.scaler
     if scaler is None:
@@ -388,7 +389,7 @@ def unscale(accelerator: AcceleratorLike, *optimizers: Optimizer) -> bool:
     overflowed = scaler.get_scale() < scale
     if overflowed and scaler.get_scale() < _SMALLEST_SCALE:
         raise NonFiniteLossError(
-            "The gradients overflow however small the scale of fp16 is.",
+            "The gradients overflow no matter how small the scale of fp16 is.",
             given=f"gradients that are not finite at a scale of {scale:.3g}, to which it has gone down step by step",
             expected="gradients that are finite from some scale on",
             do="Look for NaN or infinity in the data and in the weights, lower the learning rate, or pass "
@@ -443,7 +444,7 @@ class Compilation:
     """How accelerate compiles models.
 
     Attributes:
-        arguments: Those of ``torch.compile``.
+        arguments: The arguments of ``torch.compile``.
         by_blocks: Whether repeated blocks are compiled, and not the model as a whole.
     """
 
@@ -591,7 +592,7 @@ def _explaining_dispatching(loader: Any) -> Iterator[Any]:
 
 
 def without_read_ahead(loader: Any) -> Any:
-    """Return what to iterate for an epoch of a loader, so that no batch is fetched before it is asked for.
+    """Return what to iterate for an epoch of a loader, so that no batch is fetched before it is requested.
 
     Accelerate reads one batch ahead, of which a training state would have to know. It cannot be kept from that where
     the first process fetches for all.
@@ -653,7 +654,7 @@ def known_trackers() -> tuple[str, ...]:
 
 
 def installed_trackers() -> tuple[str, ...]:
-    """Return those of them whose package is installed; a tracker that a program registers itself counts as such."""
+    """Return the ones whose package is installed; a tracker that a program registers itself counts as such."""
     from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
     from accelerate.utils import LoggerType
 
@@ -669,8 +670,8 @@ def start_tracker(name: str, project_name: str, logging_dir: str | Path, kwargs:
     Args:
         name: One of ``installed_trackers``.
         project_name: What the tracker calls the project.
-        logging_dir: The folder of trackers that write files of their own.
-        kwargs: Further arguments of the tracker's own.
+        logging_dir: The folder of trackers that write files.
+        kwargs: Further arguments of the tracker.
     """
     from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 

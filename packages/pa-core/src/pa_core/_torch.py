@@ -82,7 +82,7 @@ CHILDREN: Final = "_modules"
 """
 
 COMPILED: Final = "_orig_mod"
-"""Where a compiled module has the one it was made of. Asking by class would import the compiler."""
+"""Where a compiled module has the one it was made of. Checking the class would import the compiler."""
 
 INPUT_CHECK: Final = "_check_input_dim"
 """What a batch norm layer calls to check its input; a layer derived from it may have another rule than its class."""
@@ -184,7 +184,7 @@ def has_gradient_hooks(tensor: Tensor) -> bool:
 
 
 def adds_to_gradient(node: Node) -> bool:
-    """Whether the backward pass under way comes to a node; torch asks the same for its checkpointing.
+    """Whether the backward pass in progress comes to a node; torch checks the same for its checkpointing.
 
     Args:
         node: The end of a graph at a parameter. Where its gradient is returned and not added, the answer is False.
@@ -206,7 +206,7 @@ def dtypes_of_outputs(node: Node) -> set[torch.dtype]:
 
 
 def tree_leaves(tree: object) -> list[object]:
-    """Return what is in containers, also in those that were registered with torch, as ``fully_shard`` looks at outputs.
+    """Return what is in containers, including ones registered with torch, as ``fully_shard`` looks at outputs.
 
     Args:
         tree: Containers within each other.
@@ -254,7 +254,7 @@ def has_iterator(loader: object) -> bool:
 
 
 def forget_iterator(loader: object) -> None:
-    """Let a ``DataLoader`` start its workers anew, which it would otherwise keep for as long as it lives.
+    """Let a ``DataLoader`` start its workers again, which it would otherwise keep for as long as it lives.
 
     Args:
         loader: The loader.
@@ -267,7 +267,7 @@ def has_ended(iterator: object) -> bool:
     """Whether an iterable dataset was read to its end for the last batch; the iterator itself raises only later.
 
     Args:
-        iterator: That of a ``DataLoader``. One of another kind has not ended.
+        iterator: The iterator of a ``DataLoader``. One of another kind has not ended.
     """
     return getattr(getattr(iterator, "_dataset_fetcher", None), "ended", False) is True
 
@@ -356,7 +356,7 @@ def prepare_exchange(wrapper: nn.Module, outputs: list[Tensor]) -> None:
 def local_shape_and_offset(
     shape: tuple[int, ...], mesh_shape: tuple[int, ...], coordinate: tuple[int, ...], placements: tuple[Any, ...]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return shape and offsets of the piece that a process has of a tensor; public is only that of the present one.
+    """Return shape and offsets of a process's piece of a tensor; torch tells only the present process's own.
 
     Args:
         shape: The shape of the whole tensor.
@@ -373,7 +373,7 @@ def _sharding_state(module: nn.Module) -> Any:
 
 
 def computed_dtype(module: nn.Module) -> torch.dtype | None:
-    """Return in which precision ``fully_shard`` lets a module compute, None for that of its weights.
+    """Return in which precision ``fully_shard`` lets a module compute, None for the precision of its weights.
 
     Args:
         module: A module that ``fully_shard`` was applied to. It only takes the policy.
@@ -414,7 +414,7 @@ def num_averaged_over(group: Any) -> int:
 
 
 def note_dtypes(group: Any) -> None:
-    """Let torch look anew at the parameters of a group, as it does once, before the first forward pass.
+    """Let torch look again at the parameters of a group, as it does once, before the first forward pass.
 
     Args:
         group: One of ``sharding_groups``.
@@ -441,7 +441,7 @@ def sharded_parameter(one: Any) -> DTensor:
 
 
 def gathered_parameter(one: Any) -> Tensor | None:
-    """Return what graphs have of a parameter, None before it was gathered; ``unshard`` would gather it once more.
+    """Return what graphs have of a parameter, None before it was gathered; ``unshard`` would gather it again.
 
     Args:
         one: One of ``parameters_of_group``.

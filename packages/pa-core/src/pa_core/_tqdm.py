@@ -23,8 +23,8 @@ def bars_hidden() -> Generator[None]:
 
     Example:
         >>> with bars_hidden():
-        ...     print("a line of its own")
-        a line of its own
+        ...     print("its own line")
+        its own line
     """
     if "tqdm" not in sys.modules:
         yield
@@ -37,7 +37,7 @@ def bars_hidden() -> Generator[None]:
 
 @cache
 def bar_class() -> type[tqdm[NoReturn]]:
-    """Return the class of progress bars, without the monitoring thread that tqdm starts beside the first one."""
+    """Return the class of progress bars, without the monitoring thread that tqdm starts with the first one."""
     from tqdm import tqdm
 
     # An interval of 0: no thread in the background that looks after bars which nobody refreshes.

@@ -1,4 +1,4 @@
-"""Settings of an Accelerator that a run cannot follow: refused where results would differ, and otherwise warned of."""
+"""Settings of an Accelerator that a run cannot follow: an error if results would differ, and otherwise a warning."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ __all__ = ["require_even_batches", "require_usable_settings", "warn_of_ignored_s
 
 _OWN_LOADERS = (
     "has no effect on the trainer's own loaders, whose order and shares follow from the seed of the run. Accelerate "
-    "applies it on several processes where it splits the samples: those of an IterableDataset, of a sampler or of a "
-    "DataLoader of yours."
+    "applies it on several processes where it splits the samples itself, for an IterableDataset, a sampler or "
+    "your DataLoader."
 )
 
 
 def require_usable_settings(accelerator: _accelerate.AcceleratorLike, arguments: dict[str, Any]) -> None:
-    """Refuse settings under which a run would not do what was asked for.
+    """Raise an error for settings under which a run would not do what was requested.
 
     Args:
         accelerator: What ``Trainer._create_accelerator`` returned.
@@ -40,7 +40,7 @@ def require_usable_settings(accelerator: _accelerate.AcceleratorLike, arguments:
     splits_batches = settings.split_batches or arguments.get("split_batches") is True
     if splits_batches and accelerator.num_processes > 1:
         raise UnsupportedConfigurationError(
-            "A batch is that of one process here, and is not split over the processes.",
+            "A batch belongs to one process here, and is not split over the processes.",
             given=f"split_batches=True on {accelerator.num_processes} processes",
             expected="split_batches=False",
             do=f"Leave it out, and divide per_device_batch_size by {accelerator.num_processes}.",
@@ -48,7 +48,7 @@ def require_usable_settings(accelerator: _accelerate.AcceleratorLike, arguments:
 
 
 def require_even_batches(accelerator: _accelerate.AcceleratorLike) -> None:
-    """Refuse to let accelerate split a loader so that some processes get more batches, for which others would wait.
+    """Raise an error if accelerate would give some processes more batches, for which others would wait.
 
     Raises:
         UnsupportedConfigurationError: ``even_batches=False`` is set.
@@ -56,8 +56,8 @@ def require_even_batches(accelerator: _accelerate.AcceleratorLike) -> None:
     settings: Any = accelerator
     if not settings.even_batches:
         raise UnsupportedConfigurationError(
-            "Processes with fewer batches would be waited for in vain.",
-            given="even_batches=False and a DataLoader of your own on several processes",
+            "Processes with more batches would wait for the others forever.",
+            given="even_batches=False and a custom DataLoader on several processes",
             expected="even_batches=True, or the trainer's own loaders, which repeat no sample",
             do="Leave even_batches out, or let the trainer make the loader from the dataset.",
         )

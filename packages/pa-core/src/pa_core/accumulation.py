@@ -1,8 +1,8 @@
 """How batches form the groups of an optimizer update, and what each of them weighs in it.
 
-The gradient of an update is that of the mean loss over all samples of the update, on all processes. A micro-batch
-holds the mean over its own samples, so it weighs as much as its share of them; averaging over the processes, which
-``DistributedDataParallel`` does, is undone by the factor of their number.
+The gradient of an update is the gradient of the mean loss over all samples of the update, on all processes. A
+micro-batch holds the mean over its own samples, so it weighs as much as its share of them; averaging over the
+processes, which ``DistributedDataParallel`` does, is undone by the factor of their number.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class MicroBatch(NamedTuple):
 
     Attributes:
         step: The number of the step in its epoch, counted from 1.
-        weight: The factor on the mean loss of this process, such that the averaged gradients of the group are those of
-            the mean over all of its samples.
+        weight: The factor on the mean loss of this process, such that the averaged gradients of the group are the
+            gradients of the mean over all of its samples.
         ends_group: Whether an optimizer update follows.
         global_samples: The number of samples in this step over all processes; None if the loader is not ours and
             cannot say.
@@ -60,7 +60,7 @@ class MicroBatch(NamedTuple):
 
 
 class Accumulation:
-    """Makes the gradient of an update that of the mean over all its samples, or all its items such as tokens.
+    """Makes the gradient of an update the gradient of the mean over all its samples, or all its items such as tokens.
 
     A batch weighs as many samples as it has of the update, which the loader knows beforehand: ``MicroBatch.weight``.
     Items are counted by the step itself, and how many an update has is known when its last batch has been counted,
@@ -130,7 +130,7 @@ class Accumulation:
                 if items is None
                 else f"{self._counted_by}={items} in this step, and none in earlier ones",
                 expected=f"{self._counted_by} in every step of a run, or in none",
-                do=f"Give {self._counted_by} in each step, also where it is 0.",
+                do=f"Give {self._counted_by} in each step, even if it is 0.",
             )
         self._last_batch_size = batch_size
         self._items_of_step = batch_size if items is None and self.counts_samples else items
@@ -162,7 +162,7 @@ class Accumulation:
         return part.global_samples or self._last_batch_size * self._num_processes
 
     def normalise(self, parameters: Iterable[Tensor], total: float | Tensor) -> None:
-        """Turn the gradients of an update into those of the mean over its items, if it counts items.
+        """Turn the gradients of an update into the gradients of the mean over its items, if it counts items.
 
         Args:
             parameters: The parameters whose gradients were accumulated, and averaged over the processes; not looked at
@@ -191,7 +191,7 @@ class Accumulation:
 
 
 def forget_gradients(model: nn.Module, *optimizers: Optimizer) -> None:
-    """Clear what a run that stopped left behind, also for parameters that no optimizer holds.
+    """Clear what a run that stopped left behind, including the gradients of parameters that no optimizer holds.
 
     Args:
         model: The model of the run.
@@ -248,7 +248,7 @@ def micro_batches(
 def _of_keyed_loader(
     split: Split, limit: int | None, batches: Iterable[Any], accumulation_steps: int, rank: int, steps_done: int
 ) -> Iterator[tuple[MicroBatch, Any]]:
-    """Where the split tells the sizes: asked only of steps that are not full, as asking takes as long as fetching."""
+    """Where the split tells the sizes: read only for steps that are not full, as it takes as long as fetching."""
     arriving = iter(batches)
     steps = len(split) if limit is None else min(len(split), limit)
     full, size_of_full = split.num_full_steps, split.batch_size * split.num_processes
@@ -328,7 +328,7 @@ def _of_custom_loader(
 
 
 def _of_stream(count: BatchCount, batches: Iterable[Any], accumulation_steps: int) -> Iterator[tuple[MicroBatch, Any]]:
-    """Where only the end of a stream tells how long it is, and each process may have a stream of its own.
+    """Where only the end of a stream tells how long it is, and each process may have its own stream.
 
     The batches of an update are fetched together, and the processes tell each other how many they have: the epoch ends
     when none has any. How much each batch weighs follows from the samples that are counted, see `Accumulation`.

@@ -1,4 +1,4 @@
-"""The modules that a trainer has beside its model: trained with it by one loss, or frozen."""
+"""The modules that a trainer has besides its model: trained with it by one loss, or frozen."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class AddedModule:
 
     Attributes:
         module: The user's module.
-        optimizer: Its own optimizer; None where that of the trainer has its parameters, or no optimizer.
+        optimizer: Its own optimizer; None if the optimizer of the trainer has its parameters, or no optimizer.
         create_scheduler_fn: Makes the scheduler of its optimizer.
         called: What a step calls; during a run, the module in the precision of the run.
     """
@@ -77,7 +77,7 @@ class AddedModules:
         self._is_prepared = self._was_checked = False
 
     def add(self, name: str, added: AddedModule, model: nn.Module, optimizer: Optimizer | None) -> None:
-        """Take a module, or refuse it and stay as before.
+        """Add a module, or raise an error and change nothing.
 
         Args:
             name: What it is called from now on.
@@ -86,12 +86,12 @@ class AddedModules:
             optimizer: The optimizer of the trainer.
 
         Raises:
-            ConfigurationError: The name is taken, the module cannot be trained beside others, or a run is under way.
+            ConfigurationError: The name is taken, the module cannot be trained with others, or a run is in progress.
             ArgumentTypeError: Something is another kind of thing, such as a class instead of an instance.
         """
         if self._is_prepared:
             raise ConfigurationError(
-                "What a trainer trains does not change while a run is under way.",
+                "What a trainer trains does not change while a run is in progress.",
                 given=f"add_module({name!r}, ...) in a callback, a hook or a step",
                 expected="all modules before the run has begun",
                 do="Call it where the trainer is made.",
@@ -109,10 +109,10 @@ class AddedModules:
             self.optimizers[name] = added.optimizer
 
     def require_usable(self, model: nn.Module, optimizer: Optimizer | None) -> None:
-        """Refuse what has come to be wrong since: a script may have replaced the model or the optimizer.
+        """Raise an error if a script has since replaced the model or the optimizer.
 
         Raises:
-            ConfigurationError: A module cannot be trained beside the others.
+            ConfigurationError: A module cannot be trained with the others.
         """
         for name, added in self._by_name.items():
             _check_parameters(name, added, self._parameters_beside(name, model), optimizer)
@@ -131,7 +131,7 @@ class AddedModules:
         return {name: added.called or added.module for name, added in self._by_name.items()}
 
     def trained(self, optimizer: Optimizer | None) -> dict[str, nn.Module]:
-        """Return the modules that are trained, by their own optimizer or by that of the trainer, without wrappers."""
+        """Return the modules that are trained, by their own or the trainer's optimizer, without wrappers."""
         ours = _ids_of_parameters(optimizer)
         return {
             name: unwrap_model(added.module, keep_torch_compile=False)
@@ -159,7 +159,7 @@ class AddedModules:
         """Place all modules on the device, in the precision of the run, and those that nobody trains in eval mode.
 
         Args:
-            accelerator: That of the trainer.
+            accelerator: The accelerator of the trainer.
             optimizer: The optimizer of the trainer.
             for_training: Whether the run trains; its modules then begin with the weights of rank zero.
         """
@@ -196,7 +196,7 @@ class AddedModules:
 
     @contextmanager
     def evaluating(self, optimizer: Optimizer | None) -> Generator[None]:
-        """Within the context the buffers are those of rank zero; the modes of training come back."""
+        """Within the context the buffers are the ones of rank zero; the modes of training come back."""
         modes = [(module, module.training) for added in self._by_name.values() for module in added.module.modules()]
         try:
             for module in self.trained(optimizer).values():
@@ -207,9 +207,7 @@ class AddedModules:
                 module.training = training
 
     def exchange_gradients(self, optimizer: Optimizer | None) -> None:
-        """Average the gradients of an update over the processes; each must call this, also one without a sample.
-
-        Buffers, too, become those of rank zero, as a wrapper would make them.
+        """Average the gradients of an update over the processes; each must call this, even without a sample.
 
         Args:
             optimizer: The optimizer of the trainer.
@@ -251,13 +249,13 @@ def _ids_of_parameters(optimizer: Optimizer | None) -> set[int]:
 
 
 def _require_same_on_all_processes(name: str, module: nn.Module) -> None:
-    """Refuse a module that steps have updated before its gradients were averaged for the first time."""
+    """Raise an error for a module that steps have updated before its gradients were averaged for the first time."""
     if not is_same_on_all_processes(module):
         raise UnsupportedConfigurationError(
             f"The module {name!r} has drifted apart on the processes before the first update of the trainer.",
-            given="steps that run a backward pass and an update of their own, whose gradients are not averaged",
+            given="steps that run a backward pass and their own update, whose gradients are not averaged",
             expected="an added module that is trained by the loss that a step returns",
-            do="Add its loss to the one that is returned; for a loss and updates of its own, use Run.",
+            do="Add its loss to the one that is returned; for a separate loss and separate updates, use Run.",
         )
 
 
@@ -284,7 +282,7 @@ def _check_scheduler_factory(name: str, added: AddedModule) -> None:
     check_scheduler_factory(added.create_scheduler_fn)
     if added.optimizer is None:
         raise ConfigurationError(
-            f"The module {name!r} has no optimizer of its own that a scheduler could set the rates of.",
+            f"The module {name!r} has no optimizer whose rates a scheduler could set.",
             given="create_scheduler_fn without optimizer",
             expected="both of them, or neither",
             do="Pass the optimizer of the module too.",
@@ -292,14 +290,14 @@ def _check_scheduler_factory(name: str, added: AddedModule) -> None:
 
 
 def _check_parameters(name: str, added: AddedModule, beside: Mapping[int, str], of_trainer: Optimizer | None) -> None:
-    """Refuse parameters that two would train, and trainable ones that nobody would."""
+    """Raise an error for parameters that two would train, and trainable ones that nobody would."""
     own = {id(parameter) for parameter in added.module.parameters()}
     shared = next((beside[one] for one in own if one in beside), None)
     if shared is not None:
         raise ConfigurationError(
             f"The module {name!r} has parameters that {shared} has too.",
             given=f"{type(added.module).__name__}, which shares parameters with {shared}",
-            expected="a module with parameters of its own",
+            expected="a module with its own parameters",
             do="Leave it out: it is trained already, with what it is a part of."
             if shared == "the model"
             else "Add one module that holds both.",
@@ -323,7 +321,7 @@ def _check_optimizer(name: str, optimizer: Optimizer, own: set[int], ours: set[i
     if not held or held - own:
         foreign = f"{len(held - own)} other parameters" if held else "no parameters"
         raise ConfigurationError(
-            f"The optimizer is not that of the module {name!r}.",
+            f"The optimizer does not belong to the module {name!r}.",
             given=f"{kind} of {foreign}",
             expected=f"parameters of the module {name!r} only",
             do="Create the optimizer from the parameters of the module that is added.",
@@ -336,6 +334,6 @@ def _refuse_untrained(name: str, module: nn.Module) -> None:
         raise ConfigurationError(
             f"No optimizer would train the module {name!r}.",
             given=f"{type(module).__name__} with {len(trainable)} trainable parameters, in training mode",
-            expected="an optimizer of its parameters, or a module that is not to be trained",
+            expected="an optimizer of its parameters, or a module without training",
             do="Pass its optimizer, or call requires_grad_(False) on it.",
         )

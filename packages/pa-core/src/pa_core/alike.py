@@ -1,7 +1,7 @@
-"""What all processes of a run must have alike, as short texts by name, which can be compared and shown.
+"""What must be the same on all processes of a run, as short texts by name, which can be compared and shown.
 
-What may differ is left out: how many workers a process has, on which device and in which folder of its own it works,
-and the addresses of objects. Objects are described by their classes, functions by their names.
+What may differ is left out: how many workers a process has, on which device and in which folder it works, and the
+addresses of objects. Objects are described by their classes, functions by their names.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def _describe_partial(value: functools.partial[Any], depth: int) -> str:
 
 
 def describe_arguments(arguments: Mapping[str, object]) -> dict[str, str]:
-    """Return what a run was asked for.
+    """Return what a run was requested.
 
     Args:
         arguments: The values by name.

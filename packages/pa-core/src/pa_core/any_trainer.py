@@ -74,19 +74,19 @@ class AnyTrainer(ABC):
 
     Attributes:
         model: The module being trained. During a run this may be the wrapped module; use ``get_model()``
-            to reach the attributes of your own class.
+            to reach the attributes of your class.
         loss_func: The loss function that was given to the trainer.
         optimizer: The optimizer that was given to the trainer.
         scheduler: The scheduler of the current run, None without one.
         create_scheduler_fn: The factory that was given to ``train()``.
         collate_fn: The collate function that was given to ``train()`` or ``evaluate()``.
-        train_dataset: The dataset of the current or last training run, also where a ``DataLoader`` was given.
+        train_dataset: The dataset of the current or last training run, even if a ``DataLoader`` was passed.
         eval_dataset: The dataset that is evaluated, None where nothing is; of several evaluation sets the one that is
-            under way, and otherwise the first.
+            in progress, and otherwise the first.
         train_dataloader: The loader of the current or last training run; a callback may replace it in
             ``on_prepare_start``.
         eval_dataloader: The loader that is evaluated; a callback may replace it between epochs. Of several evaluation
-            sets it is that of ``eval_dataset``; see ``change_eval_dataloaders``.
+            sets it is the loader of ``eval_dataset``; see ``change_eval_dataloaders``.
         epoch_lengths: How many steps and updates each epoch of the current or last training run has.
         run_history: The recorded metrics.
         run_config: The settings of the current or last run.
@@ -159,7 +159,7 @@ class AnyTrainer(ABC):
 
     @property
     def eval_name(self) -> str | None:
-        """The name of the evaluation set that is under way; None between evaluations, and where it has no name.
+        """The name of the evaluation set that is in progress; None between evaluations, and where it has no name.
 
         In ``create_eval_dataloader``, it is the name of the set whose loader is made.
 
@@ -258,8 +258,8 @@ class AnyTrainer(ABC):
     def on_main_process(self, function: Callable[_P, _R]) -> Callable[_P, _R | None]:
         """Make a function run on the process of rank zero only; the others return None at once.
 
-        Nobody waits, so that it may be called anywhere, also by some processes only. Use ``world_process_zero_only``
-        for what the others need before they continue.
+        Nobody waits, so it may be called anywhere, even by some processes only. Use ``world_process_zero_only`` for
+        what the others need before they continue.
 
         Args:
             function: What is decorated.
@@ -344,7 +344,7 @@ class AnyTrainer(ABC):
         """Return a context in which torch computes in the mixed precision of the trainer.
 
         ``trainer.model`` does so anyway when it is called. The context is for what else a step computes: a method of
-        the model other than ``forward``, a loss function with layers of its own, a second module.
+        the model other than ``forward``, a loss function with layers, a second module.
 
         Example:
             >>> import torch
@@ -360,10 +360,10 @@ class AnyTrainer(ABC):
     # The course of a run
 
     def enter_run_context(self, context: AbstractContextManager[_R]) -> _R:
-        """Enter a context that is left when the run is over, however it ends.
+        """Enter a context that is left when the run is over, no matter how it ends.
 
-        It outlasts the last events and everything that the run writes, also in the background. What is entered last is
-        left first, with the exception that ends the run, if one does.
+        It outlasts the last events and everything that the run writes, including in the background. What is entered
+        last is left first, with the exception that ends the run, if one does.
 
         Args:
             context: The context.
@@ -372,7 +372,7 @@ class AnyTrainer(ABC):
             What entering it returns.
 
         Raises:
-            ConfigurationError: There is no run under way.
+            ConfigurationError: There is no run in progress.
 
         Example:
             >>> import torch
@@ -385,7 +385,7 @@ class AnyTrainer(ABC):
             raise ConfigurationError(
                 "There is no run whose end could be waited for.",
                 given="enter_run_context(...) outside of a run",
-                expected="a call while a run is under way, such as in on_training_run_start",
+                expected="a call while a run is in progress, such as in on_training_run_start",
                 do="Use a with statement around train().",
             )
         return self._run_contexts.enter_context(context)
@@ -413,8 +413,9 @@ class AnyTrainer(ABC):
         """Train another module together with the model, by the loss that ``calculate_train_batch_loss`` returns.
 
         A run places it on the device and in the precision of the model. Its optimizer is stepped, and its gradients are
-        clipped, cleared and on several processes averaged, together with those of the model. It is part of training
-        states and checkpoints by its name. Losses and updates of its own, as in a GAN, need a ``Run``.
+        clipped, cleared and on several processes averaged, together with the gradients of the model. It is part of
+        training states and checkpoints by its name. A module with a separate loss and separate updates, as in a GAN,
+        needs a ``Run``.
 
         A module whose parameters no optimizer has, such as a teacher, is placed on the device and put into evaluation
         mode, and is not saved.
@@ -428,7 +429,7 @@ class AnyTrainer(ABC):
 
         Raises:
             ConfigurationError: The name is taken; the module is a part of the model; the optimizer has parameters of
-                another module; none has the parameters of a module in training mode; or a run is under way.
+                another module; none has the parameters of a module in training mode; or a run is in progress.
             ArgumentTypeError: An argument is another kind of thing.
         """
         added = AddedModule(module, optimizer, create_scheduler_fn)
@@ -440,7 +441,7 @@ class AnyTrainer(ABC):
         return self._added.called()
 
     def named_models(self) -> dict[str, nn.Module]:
-        """Return everything that the run trains, without wrappers, by name: "model", and what stands beside it."""
+        """Return everything that the run trains, without wrappers, by name: "model", and the added modules."""
         return {"model": self.get_model(keep_torch_compile=False), **self._added.trained(self.optimizer)}
 
     def named_optimizers(self) -> dict[str, Optimizer]:
@@ -474,7 +475,7 @@ class AnyTrainer(ABC):
         step and ``on_optimizer_step_end`` or ``on_eval_step_end``. A tensor stays on its device, and nothing waits for
         it before the epoch ends.
 
-        A value counts for the ``batch_size`` samples of its step, also where the loss is a mean over other items. Steps
+        A value counts for the ``batch_size`` samples of its step, even if the loss is a mean over other items. Steps
         that do not log a name do not count for its mean.
 
         Args:
@@ -482,8 +483,8 @@ class AnyTrainer(ABC):
             value: A number, or a tensor with one element: a mean over the samples of the step.
 
         Raises:
-            ConfigurationError: There is no step under way, the name cannot be used or was logged in this step already,
-                or the value is not a single number.
+            ConfigurationError: There is no step in progress, the name cannot be used or was logged in this step
+                already, or the value is not a single number.
         """
         self._step_means.log(name, value)
 
@@ -493,9 +494,9 @@ class AnyTrainer(ABC):
         Args:
             tensor: A tensor, or a nested list, tuple or mapping of tensors; first dimensions may differ.
             padding_value: Only needed where other dimensions differ too, which are filled up with it to the longest of
-                all processes. Rows that consist of it are left out, also those that the tensor had before: choose a
-                value that no row of your data consists of. A process whose rows are all padding may have a tensor of
-                another number of dimensions.
+                all processes. Rows that consist of it are left out, including rows that the tensor had before, so
+                choose a value that no row of your data consists of. A process whose rows are all padding may have a
+                tensor of a different number of dimensions.
             with_gradient: Whether gradients go back through the result to the rows of each process, as a loss over
                 the samples of all of them needs; each process has to use it in its loss then.
 
@@ -536,8 +537,8 @@ class AnyTrainer(ABC):
     def print(self, *args: object, **kwargs: Any) -> None:
         """Print once per node, without breaking progress bars.
 
-        A standard output that cannot be written to any more, such as a pipe whose reader has ended, is warned of; the
-        run goes on.
+        If standard output cannot be written to any more, such as a pipe whose reader has ended, a warning says so and
+        the run continues.
         """
         if self._accelerator.is_local_main_process:
             with bars_hidden():
@@ -548,7 +549,7 @@ class AnyTrainer(ABC):
     def is_at_empty_batch(self) -> bool:
         """Whether this process calls the model only because others still have samples; what it computes has no weight.
 
-        Ask this in a module that exchanges something with the other processes, or counts what it is called with.
+        Check this in a module that exchanges something with the other processes, or counts what it is called with.
         """
         return self._follows_another_process
 
@@ -589,8 +590,8 @@ class AnyTrainer(ABC):
             save_optimizer: Whether the optimizer's state is included.
             save_scheduler: Whether the scheduler's state is included, if there is one.
             save_per_node: True writes once on each machine, False once in the whole run.
-            trainable_only: Whether parameters that are frozen are left out, such as what an adapter is for.
-                ``load_checkpoint`` leaves those of the model as they are.
+            trainable_only: Whether parameters that are frozen are left out, such as the base model of an adapter.
+                ``load_checkpoint`` leaves the frozen parameters of the model as they are.
 
         Raises:
             ConfigurationError: The fourth argument is False and has no name: it was ``save_per_node`` in early releases
@@ -623,7 +624,7 @@ class AnyTrainer(ABC):
 
         Raises:
             StateNotFoundError: There is no such file.
-            CheckpointError: The file is damaged, needs code to be unpickled, or is that of another model; or
+            CheckpointError: The file is damaged, needs code to be unpickled, or belongs to another model; or
                 ``create_optimizer_fn`` has not made the optimizer yet, whose state is to be loaded. Nothing was loaded.
         """
         self._accelerator.wait_for_everyone()
@@ -649,7 +650,7 @@ class AnyTrainer(ABC):
         return False
 
     def _trained(self, with_optimizers: bool, with_schedulers: bool) -> dict[str, checkpoint.Trained]:
-        """What a checkpoint holds: the model, and the modules that are trained beside it."""
+        """What a checkpoint holds: the model, and the modules that are trained with it."""
         optimizers = self._added.optimizers if with_optimizers else {}
         schedulers = self._added.schedulers if with_schedulers else {}
         own = checkpoint.Trained(
@@ -670,9 +671,9 @@ class AnyTrainer(ABC):
 
         Args:
             save_directory: The folder of the files, made if it is missing.
-            max_shard_size: Weights of more than this are split into several files, with an index beside them.
+            max_shard_size: Weights of more than this are split into several files, with an index next to them.
             trainable_only: Whether parameters that are frozen are left out. Buffers are there, as training may change
-                those of frozen layers too: the statistics of a batch norm, for one.
+                the buffers of frozen layers too, such as the statistics of a batch norm.
 
         Raises:
             ConfigurationError: There is a file in the place of the folder; or nothing is trainable, with
@@ -697,8 +698,8 @@ class AnyTrainer(ABC):
 
         Every process must call this, and the first one writes. Within a run the state is captured at the next moment
         at which everything belongs to the same update: after the events of the current update, or of the current epoch.
-        After a run it is that of the complete run or, where an exception ended it between two updates, of a run to be
-        resumed there.
+        After a run it is the state of the complete run. If an exception ended the run between two updates, the run can
+        be resumed from there.
 
         Args:
             output_dir: The directory of the state, which is whole or is not there. A state that is there is replaced.
@@ -731,8 +732,8 @@ class AnyTrainer(ABC):
         Every process must call this. Pass ``resume_from`` to ``train()`` to resume the run.
 
         Args:
-            input_dir: A training state, or a folder of them, of which the newest valid one is taken; or the URL of one
-                of them in an object store.
+            input_dir: A training state, or a folder of states (the newest valid one is used). Either can be a URL in an
+                object store.
 
         Returns:
             What was passed to ``save_training_state`` as ``checkpoint_kwargs``, and ``current_epoch``: what
@@ -740,7 +741,7 @@ class AnyTrainer(ABC):
 
         Raises:
             StateNotFoundError: There is no training state.
-            CheckpointError: None is valid, or it is that of another model or optimizer.
+            CheckpointError: None is valid, or it belongs to another model or optimizer.
         """
         saved = training_state.find_saved_run(training_state.fetched(input_dir, {}, self.print))
         self._safe_points.finish_copying()
@@ -749,7 +750,7 @@ class AnyTrainer(ABC):
         return {"current_epoch": saved.current_epoch, **saved.extras}
 
     def reserve_state_folder(self, folder: str | Path, *, upload_to: str | None = None) -> Path | None:
-        """Keep other runs from saving their states into a folder until this run is over, however it ends.
+        """Keep other runs from saving their states into a folder until this run is over, no matter how it ends.
 
         Every process must call this, within a run, before it saves states there; ``SaveTrainingStateCallback`` does so
         when the run starts. The folder is made if it is missing. Where the run resumed from a state of another folder,
@@ -766,7 +767,7 @@ class AnyTrainer(ABC):
             otherwise None.
 
         Raises:
-            ConfigurationError: There is no run under way.
+            ConfigurationError: There is no run in progress.
             FolderInUseError: A run that is alive saves its states there.
             CheckpointError: Something is in the way of the file that says who uses the folder, or the object store
                 cannot be used.
@@ -786,13 +787,13 @@ class AnyTrainer(ABC):
             raise ConfigurationError(
                 "There is no run that could have a folder for itself.",
                 given="reserve_state_folder(...) outside of a run",
-                expected="a call while a run is under way, such as in on_training_run_start",
+                expected="a call while a run is in progress, such as in on_training_run_start",
                 do="Call it in on_training_run_start.",
             )
         return self._safe_points.reserve_folder(Path(os.path.realpath(folder)), self.print, upload_to)
 
     def check_training_state(self) -> None:
-        """Refuse, before any time is spent on training, what could not be saved in a training state.
+        """Raise an error, before training starts, for anything that cannot be saved in a training state.
 
         Every process must call this, within a run. Most optimizers make their state with the first update; it is looked
         at again after that.
@@ -804,10 +805,10 @@ class AnyTrainer(ABC):
         self._safe_points.check(self)
 
     def request_training_state(self) -> None:
-        """Ask that all processes save a training state after the same update: ``on_training_state_request`` fires.
+        """Request that all processes save a training state after the same update; ``on_training_state_request`` fires.
 
-        ``SaveTrainingStateCallback`` then saves one; without a callback for the event, a warning says so. One process
-        may ask alone, for example because some time has passed on its clock.
+        ``SaveTrainingStateCallback`` then saves one; without a callback for the event, a warning says so. A single
+        process may make the request, for example because some time has passed on its clock.
         """
         if not self.callback_handler.listeners("on_training_state_request"):
             warn_user(
@@ -816,9 +817,10 @@ class AnyTrainer(ABC):
         self._agreement.save.is_asked = True
 
     def request_preemption(self) -> None:
-        """Ask that all processes save a training state after the same update, and end: ``on_preemption`` fires.
+        """Request that all processes save a training state after the same update, and end; ``on_preemption`` fires.
 
-        One process may ask alone, also from a signal handler. ``train()`` then raises ``TrainingPreempted``.
+        A single process may make the request, even from a signal handler. ``train()`` then raises
+        ``TrainingPreempted``.
         """
         self._agreement.preempt.is_asked = True
 

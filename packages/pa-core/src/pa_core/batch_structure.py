@@ -63,7 +63,7 @@ def _describe(value: Any, depth: int) -> str:
 
 
 def _names_of_fields(value: Any) -> list[str] | None:
-    """Those of a dataclass or a named tuple."""
+    """The fields of a dataclass or a named tuple."""
     kind: type[Any] = value.__class__
     if dataclasses.is_dataclass(kind):
         return [field.name for field in dataclasses.fields(kind)]

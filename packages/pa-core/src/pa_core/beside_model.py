@@ -1,4 +1,4 @@
-"""The modules that a trainer has beside its model: which they are, and that none of them is trained unsynchronised."""
+"""The modules that a trainer has besides its model: which they are, and that none of them is trained unsynchronised."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ def named_modules_of(attributes: Mapping[str, object]) -> Iterator[tuple[str, nn
 def require_one_trained_module(
     attributes: Mapping[str, object], model: nn.Module, added: Collection[nn.Module] = ()
 ) -> None:
-    """Refuse modules beside the model that would be trained on several processes: their gradients are not exchanged.
+    """Raise an error for further modules trained on several processes, whose gradients are not exchanged.
 
-    Modules that are wrapped in ``DistributedDataParallel`` already are fine, and so are those without a trainable
-    parameter of their own. So are those that no optimizer of the trainer holds and that are in eval mode, such as a
-    teacher, or an average of the model: a copy of it, perhaps within a module that keeps it.
+    Modules that are wrapped in ``DistributedDataParallel`` already are fine, and so are modules without trainable
+    parameters. So are modules that no optimizer of the trainer holds and that are in eval mode, such as a teacher, or
+    an average of the model: a copy of it, perhaps within a module that keeps it.
 
     Args:
         attributes: The attributes of the trainer, where other modules and optimizers are looked for.
@@ -117,8 +117,8 @@ def _not_synchronised(name: str, item: object, own: list[Tensor], model: nn.Modu
     number = f"{len(own)} trainable parameter{'' if len(own) == 1 else 's'}"
     if isinstance(item, nn.Module):
         do = (
-            f"Pass it and its optimizer to trainer.add_module({_short(name)!r}, ...) before train(); or, if it is not "
-            f"to be trained, call self.{name}.requires_grad_(False)."
+            f"Pass it and its optimizer to trainer.add_module({_short(name)!r}, ...) before train(); or, to leave it "
+            f"untrained, call self.{name}.requires_grad_(False)."
         )
     elif isinstance(item, Optimizer) and is_sharded_module(model):
         do = "Create it after the calls of fully_shard, which puts new parameters in the place of those before."

@@ -53,7 +53,7 @@ MODEL, OPTIMIZER, SCHEDULER = "model_state_dict", "optimizer_state_dict", "sched
 TRAINABLE_ONLY = "trainable_only"
 """Whether the states of models lack the parameters that were frozen; the entry is there only where they do."""
 MODULES = "modules"
-"""The states of modules beside the model, by their names; each has the same keys as the file."""
+"""The states of modules besides the model, by their names; each has the same keys as the file."""
 
 _P = ParamSpec("_P")
 
@@ -104,7 +104,7 @@ class Trained(NamedTuple):
 
 
 def refusing_ambiguous_flag(save_checkpoint: Callable[_P, None]) -> Callable[_P, None]:
-    """Refuse a False in the fourth place of ``save_checkpoint``, where releases of pytorch-accelerated differ.
+    """Raise an error for a False in the fourth place, where releases of pytorch-accelerated differ.
 
     It was ``save_per_node`` first, and ``save_scheduler`` later. True is the default of both, and a fifth argument
     tells which of them is meant.
@@ -118,7 +118,7 @@ def refusing_ambiguous_flag(save_checkpoint: Callable[_P, None]) -> Callable[_P,
         given = args[1:]
         if len(given) == _PLACE_OF_FLAG and not given[-1] and "save_per_node" not in kwargs:
             raise ConfigurationError(
-                "The fourth argument of save_checkpoint has no meaning of its own.",
+                "The fourth argument of save_checkpoint must be passed by name.",
                 given=f"save_checkpoint({', '.join(map(reprlib.repr, given))})",
                 expected="save_per_node (the fourth one in release 0.1 of pytorch-accelerated) or save_scheduler (in "
                 "later releases), by name",
@@ -140,7 +140,7 @@ def build_checkpoint(
 
     Args:
         trained: What is trained, by name; first the model itself.
-        extras: Further entries, beside the states at the top level.
+        extras: Further entries, next to the states at the top level.
         keep: Whether this process is to write it, and so has a use for the tensors of sharded models.
         trainable_only: Whether parameters that are frozen are left out.
 
@@ -185,7 +185,7 @@ def write_checkpoint(path: str | Path, checkpoint: Mapping[str, Any]) -> None:
         raise CheckpointError(
             "The checkpoint could not be written; a file that stood there before is as it was.",
             given=f"{path}, on a disk with {shutil.disk_usage(path.parent).free:,} free bytes: {error}",
-            expected="room for the whole file beside the one that it replaces",
+            expected="room for the whole file and the one that it replaces",
             do="Free some space, or choose another folder.",
         ) from error
 
@@ -286,7 +286,7 @@ def _refusal_of_directory(path: Path) -> CheckpointError:
 
 
 def _what_torch_refuses(error: Exception) -> str:
-    """What the file asks for; most of torch's message is about the options of torch.load."""
+    """What the file requires; most of torch's message is about the options of torch.load."""
     asked_for = re.search(r"GLOBAL (\S+)", str(error))
     return f"something made by {asked_for.group(1)}" if asked_for else "something that torch.load does not know"
 
@@ -302,7 +302,7 @@ def _describe(content: object) -> str:
 
 
 def apart(trained: Mapping[str, Trained]) -> tuple[Trained, dict[str, Trained]]:
-    """Return the model, whose states are the entries of the file, and the modules beside it."""
+    """Return the model, whose states are the entries of the file, and the modules besides it."""
     modules = dict(trained)
     return modules.pop(next(iter(modules))), modules
 
@@ -317,7 +317,7 @@ def save_safetensors(
 ) -> None:
     """Write the weights of a model as safetensors, one file or, with an index, several; the first process writes.
 
-    The files are made in a folder beside the target and moved into it when all are whole. A weight that is tied to
+    The files are made in a folder next to the target and moved into it when all are whole. A weight that is tied to
     another is stored once, under the first of its names. Every process may call this, and must for a sharded model.
 
     Args:

@@ -34,18 +34,18 @@ def load_checkpoint_into(
     """Load what a checkpoint holds, all of it or, when something does not fit, nothing.
 
     Everything is compared with what is to take it over before the first of them changes. What only loading tells is
-    undone, for which the host holds the weights of the model once more.
+    undone, for which the host holds the weights of the model again.
 
     Args:
         content: What ``read_checkpoint`` returned.
-        trained: What takes over the states, by name; first the model itself. An optimizer or a scheduler takes over
-            what the file has of it, if anything. Further modules in the file are left out.
+        trained: What gets the states, by name; first the model itself. An optimizer or a scheduler gets what the file
+            has of it, if anything. Further modules in the file are left out.
         needs_optimizer: Whether the state of the model's optimizer in the file has to be loaded.
         makes_optimizer: Whether a function makes this optimizer when the first training run begins.
         source: The file, for messages.
 
     Raises:
-        CheckpointError: The checkpoint is that of other models or optimizers, or something in it is of another kind.
+        CheckpointError: The checkpoint belongs to other models or optimizers, or something in it is of another kind.
     """
     own, modules = apart(trained)
     saved = _states_by_name(content, modules, source)
@@ -69,8 +69,8 @@ def _states_by_name(
     missing = [name for name in modules if name not in saved]
     if missing:
         raise CheckpointError(
-            "The checkpoint lacks modules that are trained beside the model; nothing was loaded.",
-            given=f"{source} with {', '.join(map(repr, saved)) or 'no modules'} beside the model",
+            "The checkpoint lacks modules that are trained with the model; nothing was loaded.",
+            given=f"{source} with {', '.join(map(repr, saved)) or 'no modules'} besides the model",
             expected=f"{', '.join(map(repr, modules))}, as the trainer has",
             do=f"Load it before add_module({missing[0]!r}, ...) is called, or load a checkpoint that has them.",
         )
@@ -81,7 +81,7 @@ def _states_by_name(
 
 
 def _check(part: Trained, states: Mapping[str, Any], source: str | Path, *, is_partial: bool) -> None:
-    """Refuse what does not fit, as far as the objects and the states tell."""
+    """Raise an error for anything that does not fit, as far as the objects and the states tell."""
     for name in (MODEL, OPTIMIZER, SCHEDULER):
         if name in states and not isinstance(states[name], dict):
             raise _not_a_state(source, name, "a dictionary")
@@ -102,7 +102,7 @@ def _check_weights(model: nn.Module, weights: Mapping[str, Any], source: str | P
         differences = {name: difference for name, difference in differences.items() if name not in left_out}
     if differences:
         raise CheckpointError(
-            f"The checkpoint is that of another model; nothing was loaded into {type(model).__name__}.",
+            f"The checkpoint belongs to another model; nothing was loaded into {type(model).__name__}.",
             given=f"{source} with {list_differences(differences.values())}",
             expected=f"the keys and shapes of {'what the model trains' if is_partial else 'the model'}",
             do="Build the model as it was when the checkpoint was saved"
@@ -241,8 +241,8 @@ def _cannot_be_split(optimizer: Optimizer, source: str | Path) -> CheckpointErro
     kind = type(optimizer).__name__
     return CheckpointError(
         f"Which part of the state of a {kind} belongs to which process, only {kind} knows; nothing was loaded.",
-        given=f"{source} for a sharded model, and a {kind} whose state has a form of its own",
-        expected="a state as that of torch's optimizers, with the tensors of each parameter",
+        given=f"{source} for a sharded model, and a {kind} whose state has its own form",
+        expected="a state as torch's optimizers have, with the tensors of each parameter",
         do="Pass load_optimizer=False.",
     )
 

@@ -1,4 +1,4 @@
-"""Configurations of accelerate and torch that a trainer does not support: refused, or warned of, beforehand."""
+"""Configurations of accelerate and torch that a trainer does not support, found beforehand."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PRECISION_VARIABLE = "ACCELERATE_MIXED_PRECISION"
 def create_accelerator(
     create: Callable[[], _accelerate.AcceleratorLike], mixed_precision: str | None, cpu: bool | None
 ) -> tuple[_accelerate.AcceleratorLike, dict[str, Any]]:
-    """Create the Accelerator of a trainer, in the precision and on the device that the trainer was asked for.
+    """Create the Accelerator of a trainer, in the requested precision and on the requested device.
 
     Args:
         create: ``Trainer._create_accelerator``, or an override of it.
@@ -41,8 +41,8 @@ def create_accelerator(
     Raises:
         ConfigurationError: ``mixed_precision`` is none, or ``create`` set another one.
         ArgumentTypeError: ``cpu`` is not a bool.
-        UnsupportedConfigurationError: The environment asks for what a run cannot do, or an earlier Accelerator
-            has fixed another precision or device for the whole process.
+        UnsupportedConfigurationError: The environment requires what a run cannot do, or an earlier Accelerator has
+            fixed another precision or device for the whole process.
     """
     check_precision_and_device(mixed_precision, cpu)
     asked = _accelerate.launched_with(mixed_precision, cpu)
@@ -71,7 +71,7 @@ def _refuse_conflicts(mixed_precision: str | None) -> Generator[None]:
 def _require_as_asked(
     accelerator: _accelerate.AcceleratorLike, mixed_precision: str | None, cpu: bool | None, maker: str
 ) -> None:
-    """Refuse an Accelerator with another precision or device than the trainer was asked for."""
+    """Raise an error for an Accelerator with another precision or device than the trainer's arguments."""
     if mixed_precision is not None and mixed_precision != accelerator.mixed_precision:
         asked, there = f"mixed_precision={mixed_precision!r}", f"mixed_precision={accelerator.mixed_precision!r}"
     elif cpu and accelerator.device.type != "cpu":
@@ -79,10 +79,10 @@ def _require_as_asked(
     else:
         return
     raise ConfigurationError(
-        "The Accelerator is not the one that was asked for.",
+        "The Accelerator is not the one that was requested.",
         given=f"{asked}, and an Accelerator with {there} from {maker}",
         expected="the same from both",
-        do="Ask for it in one place, and leave it out in the other.",
+        do="Set it in one place, and leave it out in the other.",
     )
 
 
@@ -92,9 +92,9 @@ def _conflict(asked: str) -> UnsupportedConfigurationError:
         "Accelerate has one precision and one device for each process, and an earlier trainer or run has chosen them.",
         given=f"{asked}, after {there}",
         expected="the same for all trainers and runs of a process",
-        do=f"Pass {there} here too, or train in a process of its own."
+        do=f"Pass {there} here too, or train in a separate process."
         if asked.startswith("mixed_precision")
-        else "Train on another device in a process of its own.",
+        else "Train on another device in a separate process.",
     )
 
 
@@ -114,7 +114,7 @@ def _is_set(variable: str) -> bool:
 
 
 def require_usable(accelerator: _accelerate.AcceleratorLike, arguments: dict[str, Any], model: nn.Module) -> None:
-    """Refuse an Accelerator or a model that a run could not use, and warn of settings that have no effect.
+    """Raise an error for an Accelerator or a model that a run could not use, and warn of settings that have no effect.
 
     Args:
         accelerator: The Accelerator of the trainer.
@@ -123,7 +123,7 @@ def require_usable(accelerator: _accelerate.AcceleratorLike, arguments: dict[str
 
     Raises:
         UnsupportedConfigurationError: The run would need another engine or fp8, its processes would not be connected,
-            or it would not do what a setting asks for.
+            or it would not do what a setting requires.
     """
     _require_supported(accelerator, arguments)
     accelerator_settings.require_usable_settings(accelerator, arguments)
@@ -176,7 +176,7 @@ def _require_data_parallel(accelerator: _accelerate.AcceleratorLike, parallelism
     # With neither of them, accelerate means as many replicas as there are processes.
     if parallelism.total_size not in {1, accelerator.num_processes}:
         raise UnsupportedConfigurationError(
-            "The ParallelismConfig is for another number of processes.",
+            "The ParallelismConfig is for a different number of processes.",
             given=f"ParallelismConfig({given}) on {accelerator.num_processes} processes",
             expected="sizes whose product is the number of processes",
             do="Change dp_shard_size, or launch as many processes.",
@@ -214,7 +214,7 @@ def _require_working_hook(accelerator: _accelerate.AcceleratorLike) -> None:
 
 
 def require_usable_model(model: nn.Module) -> None:
-    """Refuse a model that was wrapped for several processes before the trainer got it.
+    """Raise an error for a model that was wrapped for several processes before the trainer got it.
 
     Args:
         model: The user's module, which ``torch.distributed.fsdp.fully_shard`` may have sharded.
@@ -241,7 +241,7 @@ def require_usable_model(model: nn.Module) -> None:
 
 
 def require_whole_model(model: nn.Module) -> None:
-    """Refuse a module that was wrapped for several processes, or split over them.
+    """Raise an error for a module that was wrapped for several processes, or split over them.
 
     Args:
         model: The user's module.
@@ -256,7 +256,7 @@ def require_whole_model(model: nn.Module) -> None:
 
 def _sharded(given: str) -> UnsupportedConfigurationError:
     return UnsupportedConfigurationError(
-        "A module that is added beside the model has to be whole on each process.",
+        "A module that is added to the model has to be whole on each process.",
         given=given,
         expected="a module that is not sharded",
         do="Pass the whole module; for several sharded models, use Run.",
@@ -265,7 +265,7 @@ def _sharded(given: str) -> UnsupportedConfigurationError:
 
 def _of_another_engine(given: str, name: str) -> UnsupportedConfigurationError:
     return UnsupportedConfigurationError(
-        f"{name} brings a training engine of its own, which is not used here.",
+        f"{name} brings its own training engine, which is not used here.",
         given=given,
         expected="FSDP2, which shards parameters, gradients and optimizer as ZeRO 3 does, or no sharding",
         do="Launch with accelerate launch --use_fsdp --fsdp_version 2, without --use_deepspeed and --use_megatron_lm.",

@@ -19,7 +19,7 @@ from pa_core.unwrapping import unwrap_model
 __all__ = ["calculate_batch_loss"]
 
 _ERRORS_OF_MISMATCHES = (RuntimeError, ValueError, TypeError, IndexError, AttributeError)
-"""What torch raises; those of derived classes, such as that of a lack of memory, are other errors."""
+"""What torch raises; derived classes, such as the one for a lack of memory, are other errors."""
 
 _TARGET_NAMES = ("labels", "label", "targets", "target", "y")
 
@@ -140,7 +140,7 @@ def _takes_positions(model: nn.Module, number: int) -> bool:
 
 
 def _inputs_and_targets(model: nn.Module, batch: Any, method: str) -> tuple[Any, Any]:
-    """Whatever has the indices 0 and 1 is taken apart, unless these are the first two samples of a single tensor."""
+    """Anything with the indices 0 and 1 is taken apart, unless they are two samples of a single tensor."""
     if not _is_one_thing(batch):
         try:
             return batch[0], batch[1]
@@ -158,7 +158,7 @@ def _is_one_thing(batch: object) -> bool:
 
 
 def _number_of_samples(inputs: Any, targets: Any) -> int:
-    """The length of the targets, unless they are several tensors: then that of the inputs."""
+    """The length of the targets, unless they are several tensors: then the length of the inputs."""
     for one in (targets, inputs):
         if isinstance(one, Tensor) and one.dim() > 0:
             return len(one)
@@ -199,7 +199,7 @@ def _first_dimension(batch: Mapping[Any, Any]) -> int:
     raise ConfigurationError(
         "The number of samples in the batch is not known.",
         given=describe_batch(batch),
-        expected="a batch with a tensor whose first dimension is that of the samples",
+        expected="a batch with a tensor whose first dimension is the samples",
         do="Return tensors from the dataset or from collate_fn.",
     )
 
@@ -220,7 +220,7 @@ def _takes(model: nn.Module, name: str) -> bool:
 
 
 def _parameters(model: nn.Module) -> Mapping[str, inspect.Parameter]:
-    """Those of the class: mixed precision replaces the method of the instance."""
+    """The ones of the class: mixed precision replaces the method of the instance."""
     return inspect.signature(type(unwrap_model(model, keep_torch_compile=False)).forward).parameters
 
 
@@ -232,8 +232,8 @@ def _no_loss_function(batch: object) -> ConfigurationError:
     return ConfigurationError(
         "There is no loss function to calculate the loss with.",
         given=f"loss_func=None, and {describe_batch(batch)} as a batch",
-        expected="a loss function; or a batch that is a mapping, and a model that returns its own loss; or steps of "
-        "your own",
+        expected="a loss function; or a batch that is a mapping, and a model that returns its own loss; or custom "
+        "steps",
         do="Pass a loss function to the trainer, or override calculate_train_batch_loss and calculate_eval_batch_loss.",
     )
 
@@ -275,7 +275,7 @@ def _override(arguments: str, targets: str, samples: str, method: str) -> str:
 
 
 def _expressions(batch: object) -> tuple[str, str]:
-    """What are probably the inputs and the targets of a batch; those of an autoencoder are the same."""
+    """What are probably the inputs and the targets of a batch; for an autoencoder they are the same."""
     parts: dict[str, str] = {}
     if is_mapping(batch):
         parts = {str(key): f"batch[{key!r}]" for key in keys_of(batch)}

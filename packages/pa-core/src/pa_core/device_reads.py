@@ -29,7 +29,7 @@ class ScalarTransfer(Generic[TagT]):
 
     Reading a tensor of an accelerator with ``item()`` waits for everything that the device has still to do.
     Here the copy is queued after that work instead, and read when it has arrived. Numbers on the CPU
-    have arrived at once. On an accelerator other than CUDA they arrive when ``wait_for_all`` asks for them.
+    have arrived at once. On an accelerator other than CUDA they arrive when ``wait_for_all`` is called.
 
     Example:
         >>> import torch
@@ -70,7 +70,7 @@ class ScalarTransfer(Generic[TagT]):
             yield sent.tag, sent.value.item()
 
     def clear(self) -> None:
-        """Forget everything that is under way."""
+        """Forget everything that is in progress."""
         self._under_way.clear()
 
 
@@ -101,11 +101,11 @@ class LateReader:
         self._under_way: deque[tuple[Tensor, torch.Event | None]] = deque()
 
     def read(self, values: Tensor, *, at_once: bool = False) -> list[float] | None:
-        """Hand in the values of this call, and return those of the call ``delay`` calls ago, if there was one.
+        """Hand in the values of this call, and return the values of the call ``delay`` calls ago, if there was one.
 
         Args:
             values: A small tensor.
-            at_once: Waits for these values, returns them, and forgets what is still under way.
+            at_once: Waits for these values, returns them, and forgets what is still in progress.
         """
         if at_once:
             self._under_way.clear()

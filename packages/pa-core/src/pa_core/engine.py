@@ -80,8 +80,8 @@ _P = ParamSpec("_P")
 class Engine(AnyTrainer):
     """Begins and ends runs, and gives a loop its data, its events, its agreement and its training states.
 
-    ``Trainer`` and ``Run`` derive from it, each with a loop of its own. It makes new parts of a run for each of
-    them, and calls them in the order that keeps their promises; what they do is in rooms of their own.
+    ``Trainer`` and ``Run`` derive from it, each with its own loop. It makes new parts of a run for each of them, and
+    calls them in the order that keeps their promises; what they do is in separate modules.
     """
 
     _stepping: SchedulerStepping
@@ -143,7 +143,7 @@ class Engine(AnyTrainer):
 
     @override
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Refuse or warn of methods that would replace a private part of the loop, or that it would never call."""
+        """Raise an error, or warn, for methods that replace a private part of the loop, or that it would never call."""
         super().__init_subclass__(**kwargs)
         trainer_class = _trainer_class(cls)
         if trainer_class is cls:
@@ -169,14 +169,14 @@ class Engine(AnyTrainer):
     def _create_accelerator(self) -> _accelerate.AcceleratorLike:
         """Create the ``accelerate.Accelerator`` that places and wraps what a run needs.
 
-        Precision and device are those that the trainer was asked for, and otherwise what the script was launched with.
-        Override this to pass arguments of your own; an Accelerator made here follows the trainer's ``mixed_precision``
-        and ``cpu`` where it is not told otherwise.
+        Precision and device are the ones passed to the trainer, and otherwise the launcher's settings. Override this to
+        pass other arguments; an Accelerator made here follows the trainer's ``mixed_precision`` and ``cpu`` where it is
+        not told otherwise.
         """
         return _accelerate.create_accelerator()
 
     def _create_callback_handler(self, callbacks: Iterable[CallbackLike[Self]]) -> CallbackHandler[Self]:
-        """Create what calls the callbacks; override this for a ``CallbackHandler`` of your own.
+        """Create what calls the callbacks; override this for a custom ``CallbackHandler``.
 
         Args:
             callbacks: What was given to the trainer.
@@ -191,11 +191,11 @@ class Engine(AnyTrainer):
         max_num_train_steps: int | None,
         gradient_clip_value: float | None,
     ) -> TrainerRunConfig:
-        """Describe the run, from what was asked for and from the loaders that were made.
+        """Describe the run, from what was requested and from the loaders that were made.
 
         Args:
             per_device_batch_size: Samples in a batch of one process, where a loader does not say.
-            num_epochs: Epochs asked for; ``max_num_train_steps`` overrides them.
+            num_epochs: Epochs requested; ``max_num_train_steps`` overrides them.
             gradient_accumulation_steps: Batches of one process in an update.
             max_num_train_steps: Updates after which the run ends; None for all of the epochs.
             gradient_clip_value: The bound on each element of the gradients.
@@ -235,7 +235,7 @@ class Engine(AnyTrainer):
                 scaler.load_state_dict(of_scaler)
 
     def _require_ready(self, name: Literal["train", "evaluate", "predict"]) -> None:
-        """Refuse to begin a run on parts that are not the engine's own, or within another run."""
+        """Raise an error if the parts of a run are not the engine's own, or if another run is in progress."""
         self._private_parts.check(self)
         input_checks.refuse_run_within_run(name, self._running)
         reshard(self.model)  # a script may have called it, and the optimizer knows the pieces
@@ -244,7 +244,7 @@ class Engine(AnyTrainer):
     def _run(
         self, kind: Literal["train", "evaluate", "predict"], describe_arguments: Describe, *, seed: int | None = None
     ) -> Generator[None]:
-        """Begin a run, and leave the user's objects as they were however it ends.
+        """Begin a run, and leave the user's objects as they were no matter how it ends.
 
         Args:
             kind: What the run does.
@@ -292,7 +292,7 @@ class Engine(AnyTrainer):
             self._private_parts.note(self)
 
     def _close_after(self, exception: BaseException) -> None:
-        """Close what is open when an exception ends the run: all of it, whatever one of the callbacks raises."""
+        """Close everything that is open when an exception ends the run, even if a callback raises an error."""
         problems: list[BaseException] = []
         for listener in self.callback_handler.listeners(TrainerCallback.on_exception.__name__):
             try:
@@ -341,7 +341,7 @@ class Engine(AnyTrainer):
     # What every loop stands on: what is the same on all processes
 
     def _describe_setting(self) -> dict[str, str]:
-        """What a run works with beside its arguments."""
+        """What a run works with besides its arguments."""
         return {
             "mixed_precision": _accelerate.computed_precision(self._accelerator),
             "callbacks": alike.describe_callbacks(self.callback_handler.callbacks),
@@ -358,7 +358,7 @@ class Engine(AnyTrainer):
         require_alike(self._describe_parts, self.device)
 
     def _shard(self, *models: nn.Module) -> None:
-        """Split models over the processes where that was asked for; from then on, the optimizers train the pieces."""
+        """Split models over the processes where that was requested; from then on, the optimizers train the pieces."""
         for model in models:
             if self._sharding is not None:
                 shard(model, self._sharding, self._accelerator, self.named_optimizers().values())
@@ -378,7 +378,7 @@ class Engine(AnyTrainer):
         loaders = self.eval_dataloaders
         if not loaders:
             return alike.describe_loader("evaluation", self.eval_dataloader)
-        texts = {"evaluation set under way": str(self.eval_name)}
+        texts = {"evaluation set in progress": str(self.eval_name)}
         for name, loader in loaders.items():
             texts |= alike.describe_loader(f"evaluation of {name}:", loader)
         return texts
@@ -438,7 +438,7 @@ class Engine(AnyTrainer):
     def _check_data(
         self, data: Sequence[GivenData], per_device_batch_size: int, collate_fn: Callable[[list[Any]], Any] | None
     ) -> None:
-        """Refuse data that this trainer or this process cannot use, and arguments that have no effect on it."""
+        """Raise an error for data that this trainer or process cannot use, and arguments without effect."""
         for one in data:
             one.require_default_loader(type(self))
             one.require_rank(self.process_index, self.num_processes)
@@ -474,11 +474,11 @@ class Engine(AnyTrainer):
 
     @property
     def _steps_scheduler_itself(self) -> bool:
-        """Whether a subclass steps the scheduler of the trainer in a way of its own."""
+        """Whether a subclass steps the scheduler of the trainer in its own way."""
         return False
 
     def _require_usable_schedulers(self) -> None:
-        """Refuse schedulers that cannot be stepped in the way that was asked for."""
+        """Raise an error for schedulers that cannot be stepped in the way that was requested."""
         is_evaluated = self.eval_dataloader is not None
         schedulers: Mapping[str, object] = self.named_schedulers() or {"scheduler": None}
         for name, scheduler in schedulers.items():
@@ -488,7 +488,7 @@ class Engine(AnyTrainer):
             )
 
     def _check_length_of_schedules(self) -> None:
-        """Refuse schedules that end with an error before the run does."""
+        """Raise an error for schedules that end with an error before the run does."""
         updates = cast("int", self.run_config.max_num_train_steps) - self.num_updates_completed
         steps = self._stepping.count(updates, self.run_config.num_epochs - self.num_epochs_completed)
         for name, scheduler in self.named_schedulers().items():
@@ -499,7 +499,7 @@ class Engine(AnyTrainer):
 
     @property
     def _is_at_last_update(self) -> bool:
-        """Whether all updates are made, perhaps in mid-epoch."""
+        """Whether all updates are made, perhaps mid-epoch."""
         return self._progress.updates == self.run_config.max_num_train_steps
 
     @property
@@ -552,7 +552,7 @@ class Engine(AnyTrainer):
     def _record_means(
         self, loss_name: str, count: BatchCount | None, *, with_loss: bool = True, requires_loss: bool = False
     ) -> None:
-        """Record the means over all samples of the epoch on all processes, unless one of them asked to stop.
+        """Record the means over all samples of the epoch on all processes, unless one of them requested a stop.
 
         Args:
             loss_name: The metric of the loss; the names of other means are made from it.
@@ -661,7 +661,7 @@ class Engine(AnyTrainer):
             self._reach_safe_point(Phase.EVALUATION)
 
     def _reach_end(self) -> None:
-        """Save what was asked for at the end of a training run, unless a loss that is not finite ended it."""
+        """Save what was requested at the end of a training run, unless a loss that is not finite ended it."""
         if isinstance(self._agreement.stop, NonFiniteLossError):
             self._safe_points.end(self._agreement.stop, self.device)
             self._safe_points.drop_requests(self._agreement.stop)
@@ -670,7 +670,7 @@ class Engine(AnyTrainer):
             self._reach_safe_point(Phase.COMPLETE)
 
     def _reach_safe_point(self, phase: Phase) -> None:
-        """Save what was asked for: here, everything that the run consists of belongs to the same update.
+        """Save what was requested: here, everything that the run consists of belongs to the same update.
 
         Args:
             phase: What comes next.

@@ -115,7 +115,7 @@ class EpochLengths:
         return -(-total // num_epochs)
 
     def _known(self, epoch: int) -> int:
-        """Ask for the lengths up to an epoch; return the number of one that is as long and was asked for."""
+        """Ask for the lengths up to an epoch; return the number of one that is as long and was requested."""
         epoch = 0 if self._are_equal else epoch
         while len(self._ends) <= epoch:
             steps = self._num_steps(len(self._ends))

@@ -129,7 +129,7 @@ class EmptyDatasetError(ConfigurationError):
 
 
 class UnsupportedConfigurationError(ExplainedError, RuntimeError):
-    """Every argument is valid, but this environment or combination cannot do what was asked for.
+    """Every argument is valid, but this environment or combination cannot do what was requested.
 
     Example:
         >>> issubclass(UnsupportedConfigurationError, RuntimeError)
@@ -227,7 +227,7 @@ class RanksDifferError(ExplainedError, ValueError):
         >>> raise RanksDifferError(
         ...     "The processes of this run were not given the same.",
         ...     given="num_epochs: 3 on rank 0, 4 on ranks 1-7",
-        ...     expected="the same on every process: each would wait for the others, or train a model of its own",
+        ...     expected="the same on every process: each would wait for the others, or train its own model",
         ...     do="Find the line of your script where the rank, the host or the environment decides this.",
         ... )
         Traceback (most recent call last):

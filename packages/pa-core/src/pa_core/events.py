@@ -111,7 +111,7 @@ class TrainerCallback(ABC, Generic[TrainerT_contra, BatchT_contra, OutputT_contr
         """
 
     def on_optimizer_step_end(self, trainer: TrainerT_contra, update: int, **kwargs: Any) -> None:
-        """Called after each optimizer update, when weights, scheduler and gradients are those of the next one.
+        """Called after each optimizer update, when weights, scheduler and gradients are ready for the next one.
 
         An update that the gradient scaler of fp16 skipped is not an update, and does not fire this event.
 
@@ -180,7 +180,7 @@ class TrainerCallback(ABC, Generic[TrainerT_contra, BatchT_contra, OutputT_contr
         """
 
     def on_prediction_run_end(self, trainer: TrainerT_contra, **kwargs: Any) -> None:
-        """Called when ``predict()`` has ended, also where not everything was asked for."""
+        """Called when ``predict()`` has ended, even if its iterator was left early."""
 
     def on_stop_training_error(self, trainer: TrainerT_contra, **kwargs: Any) -> None:
         """Called when a ``StopTrainingError`` was raised; ``error`` in ``kwargs`` is that error."""
@@ -270,7 +270,7 @@ class CallbackHandler(Generic[_TrainerT]):
             registered = ", ".join(type(other).__name__ for other in self.callbacks)
             raise ConfigurationError(
                 "There is a callback of this class already.",
-                given=f"a second callback of class {type(instance).__name__}, beside {registered}",
+                given=f"a second callback of class {type(instance).__name__}, besides {registered}",
                 expected="one callback of each class",
                 do="Remove one of the two, or subclass it for the second use.",
             )
@@ -361,7 +361,7 @@ def _require_iterable(callbacks: object) -> None:
 
 
 def _require_callback(callback: object) -> None:
-    """Refuse what is not a callback, or a class that cannot be constructed without arguments."""
+    """Raise an error for anything that is not a callback, or a class that cannot be constructed without arguments."""
     if not _is_callback(callback):
         kind = callback if isinstance(callback, type) else type(callback)
         is_users_class = kind.__module__ != "builtins"

@@ -119,7 +119,7 @@ class ExperimentTrackers:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the trackers, in the order in which they were asked for."""
+        """The names of the trackers, in the order in which they were requested."""
         return tuple(self._trackers)
 
     def log(self, values: Mapping[str, float], step: int) -> None:

@@ -1,4 +1,4 @@
-"""What users hand to a trainer, refused where it cannot work or would train nothing."""
+"""Checks of what users pass to a trainer, which raise an error if it cannot work or would train nothing."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _MEANT = {
 
 
 def check_trainer_arguments(model: object, loss_func: object, optimizer: object) -> None:
-    """Refuse a class in the place of its instance, a name in the place of what it names, and swapped arguments.
+    """Raise an error for a class instead of its instance, a name instead of the object, and swapped arguments.
 
     Args:
         model: The model of the trainer.
@@ -59,7 +59,7 @@ def check_trainer_arguments(model: object, loss_func: object, optimizer: object)
 
 
 def check_precision_and_device(mixed_precision: object, cpu: object) -> None:
-    """Refuse an unknown mixed precision, and a ``cpu`` that is not a bool.
+    """Raise an error for an unknown mixed precision, and a ``cpu`` that is not a bool.
 
     Args:
         mixed_precision: The argument of the trainer, or None.
@@ -78,7 +78,7 @@ def check_precision_and_device(mixed_precision: object, cpu: object) -> None:
         )
     if cpu is not None and not isinstance(cpu, bool):
         raise ArgumentTypeError(
-            "Whether to run on the CPU is asked by a bool.",
+            "Cpu is not a bool.",
             given=f"cpu={cpu!r}",
             expected="True, or None for the device that the script was launched on",
             do="Choose another device when launching; pass cpu=True for the CPU.",
@@ -86,11 +86,11 @@ def check_precision_and_device(mixed_precision: object, cpu: object) -> None:
 
 
 def refuse_run_within_run(name: str, running: str | None) -> None:
-    """Refuse to begin a run while another one of the same trainer is under way, which it would overwrite.
+    """Raise an error if another run of the same trainer is in progress, which a new one would overwrite.
 
     Args:
         name: The method that was called: ``"train"``, ``"evaluate"`` or ``"predict"``.
-        running: The method that is under way, None if there is none.
+        running: The method that is in progress, None if there is none.
 
     Raises:
         ConfigurationError: There is one.
@@ -107,7 +107,7 @@ def refuse_run_within_run(name: str, running: str | None) -> None:
     if name == "predict":
         do = f"Call predict() after {running}() has returned."
     elif name == "train":
-        do = f"Call train() after {running}() has returned, or train with a trainer of its own."
+        do = f"Call train() after {running}() has returned, or train with a separate trainer."
     elif running == "train":
         do = (
             "Call trainer.run_evaluation_epoch(is_intermediate=True) to evaluate the evaluation dataset at this point. "
@@ -124,7 +124,7 @@ def refuse_run_within_run(name: str, running: str | None) -> None:
 
 
 def check_optimizer(model: nn.Module, optimizer: Optimizer | None) -> None:
-    """Refuse an optimizer that would train nothing, silently: one of another model.
+    """Raise an error for an optimizer that would train nothing, silently: one of another model.
 
     Args:
         model: The model that is to be trained.
@@ -167,7 +167,7 @@ def check_optimizer(model: nn.Module, optimizer: Optimizer | None) -> None:
 
 
 def require_step_without_closure(optimizer: Optimizer) -> None:
-    """Refuse an optimizer that computes losses by itself where nothing gives it a function for that.
+    """Raise an error for an optimizer that computes losses by itself where nothing gives it a function for that.
 
     Args:
         optimizer: The optimizer.
@@ -190,7 +190,7 @@ def require_step_without_closure(optimizer: Optimizer) -> None:
 
 
 def check_optimizer_factory(factory: object, optimizer: object) -> None:
-    """Refuse an optimizer in the place of a function that makes one, and both of them.
+    """Raise an error for an optimizer in the place of a function that makes one, and both of them.
 
     Args:
         factory: What was given as ``create_optimizer_fn``, or None.
@@ -222,7 +222,7 @@ def check_optimizer_factory(factory: object, optimizer: object) -> None:
 
 
 def check_scheduler_factory(factory: object) -> None:
-    """Refuse a scheduler in the place of its factory, which may even be callable, but not with an optimizer.
+    """Raise an error for a scheduler instead of its factory; it may be callable, but not with an optimizer.
 
     Args:
         factory: What was given as ``create_scheduler_fn``.
@@ -241,7 +241,7 @@ def check_scheduler_factory(factory: object) -> None:
 
 
 def check_scheduler(scheduler: object) -> None:
-    """Refuse what a factory returned if it is not a scheduler.
+    """Raise an error for anything that a factory returned if it is not a scheduler.
 
     Without a return statement it is None, with which a run would train at a constant rate, silently; some return the
     scheduler and something more, as timm's ``create_scheduler_v2`` does.
@@ -270,7 +270,7 @@ def check_scheduler(scheduler: object) -> None:
 
 
 def check_optimizer_of_scheduler(scheduler: object, optimizer: Optimizer) -> None:
-    """Refuse a scheduler that a factory made for another optimizer, whose rates it would change for nothing.
+    """Raise an error for a scheduler that a factory made for another optimizer, whose rates it would change.
 
     Args:
         scheduler: What the factory returned.
@@ -292,7 +292,7 @@ def check_optimizer_of_scheduler(scheduler: object, optimizer: Optimizer) -> Non
 
 
 def require_evaluation_data(data: object) -> None:
-    """Refuse ``evaluate()`` without data to evaluate.
+    """Raise an error for ``evaluate()`` without data to evaluate.
 
     Args:
         data: What was passed, or is there from the run before.
@@ -310,7 +310,7 @@ def require_evaluation_data(data: object) -> None:
 
 
 def check_sanity_evaluation(num_batches: int, eval_dataset: object) -> None:
-    """Refuse a sanity evaluation of nothing.
+    """Raise an error for a sanity evaluation of nothing.
 
     Args:
         num_batches: How many batches are to be evaluated before the first epoch.
@@ -329,7 +329,7 @@ def check_sanity_evaluation(num_batches: int, eval_dataset: object) -> None:
 
 
 def require_evaluation_loader(loader: _LoaderT | None) -> _LoaderT:
-    """Return the evaluation loader of a run that is asked to evaluate in between.
+    """Return the evaluation loader of a run that evaluates within its epochs.
 
     Args:
         loader: The loader, None in a run that does not evaluate.
@@ -355,7 +355,7 @@ def _precision_advice(name: str) -> str:
 
 
 def check_kind_of_module(module: object, argument: str) -> None:
-    """Refuse anything but a module.
+    """Raise an error for anything but a module.
 
     Args:
         module: What was given.
@@ -419,7 +419,7 @@ def _letters(name: str) -> str:
 
 
 def check_kind_of_optimizer(optimizer: object) -> None:
-    """Refuse anything but an optimizer.
+    """Raise an error for anything but an optimizer.
 
     Raises:
         ArgumentTypeError: It is a class, or something else.
@@ -466,7 +466,7 @@ def _short(value: object) -> str:
 
 
 def _qualified(kind: type) -> str:
-    """The name under which scripts know a class: that of torch's begin with nn or torch.optim."""
+    """The name under which scripts know a class: names of torch's classes begin with nn or torch.optim."""
     if getattr(nn, kind.__name__, None) is kind:
         return f"nn.{kind.__name__}"
     return f"torch.optim.{kind.__name__}" if kind.__module__.startswith("torch.optim") else kind.__name__

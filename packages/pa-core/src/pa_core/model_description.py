@@ -25,12 +25,13 @@ _KIB = 1024
 def describe_model(model: nn.Module | Mapping[str, nn.Module], depth: int = 2) -> str:
     """Return a table of the modules of a model: parameters, trainable ones, memory and dtype of each.
 
-    Each row counts everything in the module, and a parameter only once however often it is used. Neighbours that are
-    alike, such as the blocks of a transformer, share a row. Memory is that of parameters and buffers, without gradients
-    and the state of an optimizer. The last column says what else there is to know: ``shares NAME`` of a module with a
-    parameter that is listed further up too, ``meta`` of parameters that have no memory yet (it is what they are going
-    to take), ``lazy`` of those whose sizes come with the first batch (which are not counted), and ``sharded`` of those
-    that are split over processes (the memory is that of this process). Nothing is exchanged with other processes.
+    Each row counts everything in the module, and a parameter only once no matter how often it is used. Neighbours that
+    are alike, such as the blocks of a transformer, share a row. Memory is that of parameters and buffers, without
+    gradients and the state of an optimizer. The last column says what else there is to know: ``shares NAME`` of a
+    module with a parameter that is listed further up too, ``meta`` of parameters that have no memory yet (it is what
+    they are going to take), ``lazy`` of those whose sizes come with the first batch (which are not counted), and
+    ``sharded`` of those that are split over processes (the memory is that of this process). Nothing is exchanged with
+    other processes.
 
     Args:
         model: The model, also wrapped or compiled; or several by name.

@@ -55,7 +55,7 @@ REPLACED: Mapping[str, Replaced] = MappingProxyType({
 
 
 def check_overrides(cls: type, trainer_class: type, private_parts: Collection[str]) -> None:
-    """Refuse methods of a new subclass that would break the loop, or that the loop would never call.
+    """Raise an error for methods of a new subclass that would break the loop, or that the loop would never call.
 
     Args:
         cls: The class that is being defined.

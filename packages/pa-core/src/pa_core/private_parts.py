@@ -64,7 +64,7 @@ class PrivateParts:
         self._settings = {name: value for name, value in parts.items() if name not in self._kinds}
 
     def put(self, owner: object, name: str, part: object) -> None:
-        """Let the trainer itself replace a part, also by one of another class.
+        """Let the trainer itself replace a part, even by one of another class.
 
         Args:
             owner: The trainer.
@@ -76,7 +76,7 @@ class PrivateParts:
             self._kinds[name] = type(part)
 
     def renew(self, owner: object) -> None:
-        """Note all parts again, after the trainer has put back those of an earlier moment.
+        """Note all parts again, after the trainer has restored the ones of an earlier moment.
 
         Args:
             owner: The trainer.
@@ -85,11 +85,11 @@ class PrivateParts:
         self.note(owner)
 
     def start_run(self) -> None:
-        """Let the trainer change its settings, such as which run is under way."""
+        """Let the trainer change its settings, such as which run is in progress."""
         self._settings.clear()
 
     def check(self, owner: object) -> None:
-        """Refuse to continue without the parts.
+        """Raise an error if the parts are missing.
 
         Args:
             owner: The trainer.
@@ -110,6 +110,6 @@ def _taken(owner: object, name: str) -> OverrideError:
     return OverrideError(
         "An attribute has the name of a private part of the trainer.",
         given=f"{type(owner).__name__}.{name}, of type {type(vars(owner).get(name)).__qualname__}",
-        expected="attributes with names of their own",
+        expected="attributes with other names",
         do=f"Rename {name} where your code sets it.",
     )

@@ -162,7 +162,7 @@ def capture_rng_state(device: torch.device) -> dict[str, Any]:
 
 
 def check_rng_state(state: Mapping[str, Any]) -> None:
-    """Refuse what ``restore_rng_state`` could not restore, or would restore in part; nothing is changed.
+    """Raise an error for anything that ``restore_rng_state`` could not restore in full; nothing is changed.
 
     Args:
         state: What is said to be the RNG states of a process.
@@ -208,7 +208,7 @@ def restore_rng_state(state: Mapping[str, Any], device: torch.device) -> None:
 
 
 def seed_rng_of_rank(seed: int, update: int, rank: int, device: torch.device) -> None:
-    """Seed the RNGs of a process that resumes without a state of its own: there were more or fewer processes.
+    """Seed the RNGs of a process that resumes without its own state: there were more or fewer processes.
 
     Args:
         seed: The seed of the run.

@@ -31,9 +31,8 @@ class TrainerRunConfig:
     Every value can be read as an attribute or by key. The dataloader arguments are copies: changing the
     dictionaries they came from changes nothing here. A count may be given as a float that is whole.
 
-    A run that only evaluates performs no updates: it has ``num_epochs=1``,
-    ``num_update_steps_per_epoch=0`` and ``max_num_train_steps`` None or 0. Everything else is held to the
-    same rules as in training.
+    A run that only evaluates makes no updates: it has ``num_epochs=1``, ``num_update_steps_per_epoch=0`` and
+    ``max_num_train_steps`` None or 0. All other values follow the same rules as in training.
 
     Args:
         num_epochs: Epochs of this run, at least 1.
@@ -47,15 +46,16 @@ class TrainerRunConfig:
         eval_total_batch_size: Samples of all processes in one evaluation step.
         num_update_steps_per_epoch: Optimizer updates in one epoch. Where epochs differ in length, this is the mean of
             all of them, rounded up; the length of each is in ``trainer.epoch_lengths``.
-        max_num_train_steps: Optimizer updates after which the run ends, whatever ``num_epochs`` says.
+        max_num_train_steps: The number of optimizer updates of the run. If it was passed to ``train()``, ``num_epochs``
+            follows from it; otherwise it follows from ``num_epochs``.
         is_local_process_zero: True in the first process of each machine.
         is_world_process_zero: True in the first process of all.
         is_distributed: True if several processes train together.
         mixed_precision: What the run computes in: ``"no"``, ``"fp16"`` or ``"bf16"``. On a CPU, where ``"fp16"`` has no
             effect, it is ``"no"``.
         num_processes: Processes that take part.
-        gradient_clip_norm: Gradients are scaled down together so that their norm is at most this; None, the
-            default, as clipping changes what is optimised and must be asked for.
+        gradient_clip_norm: All gradients are scaled down together so that their norm is at most this. None, the
+            default, does not clip, because clipping changes what is optimised.
         seed: The number that the order of the data and the augmentation follow from; None if nothing
             was drawn.
         num_local_update_steps_per_epoch: Optimizer updates of this process in one epoch. The default is
@@ -175,13 +175,13 @@ def describe_run_config(
     """Return the config of a run: updates and epochs follow from each other, and totals from the number of processes.
 
     Args:
-        accelerator: That of the run, which knows the processes.
+        accelerator: The accelerator of the run, which knows the processes.
         mixed_precision: What the run computes in.
         seed: The number that the order of the data follows from.
         training: What the training batches are made with.
         evaluation: What the evaluation batches are made with.
         lengths: The lengths of the training epochs; None for a run that only evaluates.
-        num_epochs: The epochs that were asked for.
+        num_epochs: The epochs that were requested.
         max_num_train_steps: Updates after which the run ends, which override the epochs; None for all of the epochs.
         gradient_accumulation_steps: Batches of one process in an update.
         gradient_clip_value: The bound on each element of the gradients.
@@ -215,7 +215,7 @@ def describe_run_config(
 
 
 def check_count(name: str, value: object, minimum: int = 1) -> None:
-    """Refuse what is not a whole number or is too small.
+    """Raise an error for anything that is not a whole number or is too small.
 
     Args:
         name: The argument's name, for the message.
@@ -243,7 +243,7 @@ def check_run_arguments(
     gradient_clip_value: object,
     gradient_clip_norm: object,
 ) -> None:
-    """Refuse numbers with which no run can be made; the arguments are those of ``train()``.
+    """Raise an error for numbers with which no run can be made; the arguments are the ones of ``train()``.
 
     Args:
         per_device_batch_size: Samples in a batch of one process.
@@ -266,7 +266,7 @@ def check_run_arguments(
 
 
 def check_clip_threshold(name: str, value: object) -> None:
-    """Refuse a clipping threshold that would erase or invert every gradient.
+    """Raise an error for a clipping threshold that would erase or invert every gradient.
 
     Args:
         name: The argument's name, for the message.

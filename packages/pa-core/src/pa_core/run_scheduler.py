@@ -32,7 +32,7 @@ def is_created(trainer_class: Any, factory: object, *, is_assigned: bool) -> boo
 
 
 def check_kept_scheduler(scheduler: object, optimizer: Optimizer, trainer_class: Any) -> None:
-    """Refuse a scheduler that cannot be kept, and warn where a method that would create one is not called.
+    """Raise an error for a scheduler that cannot be kept, and warn where a method that would create one is not called.
 
     Args:
         scheduler: The scheduler of the trainer, None without one.
@@ -79,7 +79,7 @@ def _warn_of_unused_override(trainer_class: type) -> None:
 
 
 def _check_assigned_scheduler(scheduler: object, optimizer: Optimizer) -> None:
-    """Refuse a scheduler that was not made for the optimizer as it is.
+    """Raise an error for a scheduler that was not made for the optimizer as it is.
 
     Args:
         scheduler: What was assigned to ``trainer.scheduler``, or is there from an earlier run.
@@ -108,7 +108,7 @@ def _check_assigned_scheduler(scheduler: object, optimizer: Optimizer) -> None:
 
 
 def check_length_of_schedule(scheduler: object, num_steps: int, *, is_resumed: bool) -> None:
-    """Refuse a schedule that raises an error at its end, which the run is going to pass.
+    """Raise an error for a schedule that raises an error at its end, which the run is going to pass.
 
     Args:
         scheduler: The scheduler of the run, with the state that the run begins with.

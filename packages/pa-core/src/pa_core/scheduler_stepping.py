@@ -64,11 +64,11 @@ class SchedulerStepping:
     def require_usable(
         self, scheduler: object, *, is_overridden: bool, is_evaluated: bool, eval_names: Collection[str] = ()
     ) -> None:
-        """Refuse a scheduler that cannot be stepped in this way, before anything is trained.
+        """Raise an error for a scheduler that cannot be stepped in this way, before anything is trained.
 
         Args:
             scheduler: The scheduler of the run, None without one.
-            is_overridden: Whether a subclass of the trainer steps it in a way of its own.
+            is_overridden: Whether a subclass of the trainer steps it in its own way.
             is_evaluated: Whether the run evaluates.
             eval_names: The names of its evaluation sets; none for a single dataset.
 

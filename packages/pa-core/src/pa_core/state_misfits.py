@@ -21,7 +21,7 @@ __all__ = ["has_own_form", "misfit_of_optimizer", "misfit_of_scheduler", "withou
 
 
 def has_own_form(optimizer: Optimizer) -> bool:
-    """Whether the state of an optimizer has a form of its own, which only its ``load_state_dict`` knows."""
+    """Whether the state of an optimizer has its own form, which only its ``load_state_dict`` knows."""
     kind = type(optimizer)
     hooks = [value for name, value in vars(optimizer).items() if "state_dict" in name and "hooks" in name]
     is_of_torch = kind.state_dict is Optimizer.state_dict and kind.load_state_dict is Optimizer.load_state_dict

@@ -147,7 +147,7 @@ def _as_count(value: object) -> int | None:
 
 
 def _require_real_number(loss: Tensor, method: str, *, is_trained: bool) -> None:
-    """Refuse a loss of an odd kind; an evaluation may count errors in whole numbers."""
+    """Raise an error for a loss of an odd kind; an evaluation may count errors in whole numbers."""
     given = unusable_kind(loss)
     is_integer = not (loss.is_floating_point() or loss.is_complex() or loss.dtype is torch.bool)
     if given is None or (is_integer and not is_trained):

@@ -53,7 +53,7 @@ __all__ = ["Trainer"]
 
 
 class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
-    """Trains a model on a dataset, on whatever hardware the script was launched on.
+    """Trains a model on a dataset, on the hardware that the script was launched on.
 
     Methods that start with *create* or *calculate* return something; all others change the state of the run. Override
     what your task needs: the implementations here are sensible defaults. In pseudocode, ``train()`` is::
@@ -83,15 +83,17 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         optimizer: An optimizer of the model's parameters; None for a trainer that only evaluates.
         callbacks: Classes or instances; their events are called in this order.
         run_history: Where metrics are recorded; None for an ``InMemoryRunHistory``.
-        mixed_precision: The precision of the model's forward pass, "no" for that of its weights; None for what the
-            script was launched with. One for all trainers of a process.
-        cpu: True for the CPU; otherwise the device that the script was launched on. One for all trainers of a process.
-        max_wait_seconds: For how long one of several processes waits for another one in a run, before all of them print
-            where they are and end; at least ten times as long as the slowest update took. Ten minutes are as long as
-            NCCL waits, without a word. None leaves it to the process group.
-        create_optimizer_fn: Called with the model, returns its optimizer, in place of ``optimizer``: once, when the
-            first training run begins, and the model is sharded if it is to be. An optimizer that was made before needs
-            no such function, unless it looks at the shapes of its parameters when it is made.
+        mixed_precision: The precision of the model's forward pass: "bf16", "fp16", or "no" for the precision of its
+            weights. The default, None, is the launcher's setting. All trainers in a process must use the same
+            precision.
+        cpu: True trains on the CPU. The default, None, is the device that the script was launched on. All trainers in a
+            process must use the same device.
+        max_wait_seconds: How many seconds a process waits for another one before all of them print where they are and
+            exit. The default is 600 seconds, the same as NCCL's default timeout, which gives no diagnostics. The limit
+            grows to ten times the slowest update if that is longer. None leaves the timeout to the process group.
+        create_optimizer_fn: A function that is called with the model and returns its optimizer; pass it in place of
+            ``optimizer``. It is called once, when the first training run begins, after the model was sharded, if it is.
+            You only need it for optimizers that read the shapes of their parameters when they are made.
 
     Raises:
         ArgumentTypeError: An argument is another kind of thing, such as a class instead of an instance.
@@ -200,47 +202,55 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         Args:
             train_dataset: The samples to train on. A ``DataLoader`` is used as if ``create_train_dataloader`` had
                 returned it: on several processes it is split, and the order of its samples is its own.
-            num_epochs: How often to go over them.
+            num_epochs: The number of epochs. It is ignored if you pass ``max_num_train_steps``.
             eval_dataset: The samples to evaluate after each epoch, or a ``DataLoader`` of them; None for no evaluation.
-                Several of them by name, ``{"val": ..., "test_ood": ...}``, are evaluated one after the other, and the
-                names of their metrics begin with ``eval_val_`` and ``eval_test_ood_``; an ``EvaluationSet`` says that
-                one of them is not evaluated in each epoch.
-            per_device_batch_size: Samples in a batch of one process, where a ``DataLoader`` does not say.
-            max_num_train_steps: Optimizer updates after which the run ends, also mid-epoch; overrides ``num_epochs``,
-                and is needed for data without a length.
-            gradient_accumulation_steps: Batches of one process in an optimizer update. The gradient is that of the
-                mean loss over all samples of the update; the last group of an epoch may be shorter.
-            gradient_clip_value: Clip each element of the gradients to plus and minus this value.
-            create_scheduler_fn: Called with the optimizer, returns its scheduler, which is stepped after each update.
-                Arguments of a ``functools.partial`` may be ``TrainerPlaceholderValues``. Without a factory the run
-                continues with ``trainer.scheduler``: what was assigned to it, or the scheduler of the run before.
-            train_dataloader_kwargs: Arguments for the training loader, which win over the defaults.
-            eval_dataloader_kwargs: Arguments for the evaluation loader, which win over the defaults.
+                Several sets by name, ``{"val": ..., "test_ood": ...}``, are evaluated one after the other, and the
+                names of their metrics begin with ``eval_val_`` and ``eval_test_ood_``. Wrap one in an ``EvaluationSet``
+                if you do not want it evaluated in each epoch.
+            per_device_batch_size: The number of samples in a batch of one process; the default is 8. Leave it
+                out if you pass a ``DataLoader``, which has its own.
+            max_num_train_steps: The number of optimizer updates of the run. If you pass
+                it, the run makes this many updates and ignores ``num_epochs``: 10,000 updates of 1,000 an epoch are ten
+                epochs, even with ``num_epochs=1``, and the run may end mid-epoch. Data without a length requires it.
+            gradient_accumulation_steps: The number of batches of one process in an optimizer update; the default is 1.
+                The gradient is computed for the mean loss over all samples of the update. The last group of an epoch
+                may be shorter.
+            gradient_clip_value: Each element of the gradients is clipped to plus and minus this value. None, the
+                default, does not clip.
+            create_scheduler_fn: A function that is called with the optimizer and returns its scheduler. Arguments of a
+                ``functools.partial`` may be ``TrainerPlaceholderValues``. Without a function, the run uses
+                ``trainer.scheduler``, which is the one that you assigned, or the scheduler of the previous run.
+            train_dataloader_kwargs: Arguments for the training loader, which override the defaults.
+            eval_dataloader_kwargs: Arguments for the evaluation loader, which override the defaults.
             reset_run_history: False keeps the metrics and the epoch count of the previous run, and continues them.
-            collate_fn: Makes a batch of a list of samples, for both loaders.
-            gradient_clip_norm: Scale all gradients to at most this norm; ``gradient_norm`` is what was measured.
-            resume_from: A training state to resume, or a folder of them, of which the newest valid one is taken; or the
-                URL of one of them in an object store, such as ``"s3://bucket/states"``.
-                ``num_epochs`` includes those before the interruption; a complete run is restored as it ended.
-            resume_missing: ``"start"`` begins a new run where there is none, so that a job script may always pass both.
-            resume_allow: Differences from the saved run that change what it means, and are refused unless they are
-                named here: of "samples_per_update", "dataset_length", "shuffle", "order", "drop_last", "loader",
-                "model", "optimizer" and "scheduler".
-            step_scheduler: When the scheduler is stepped: after each update, which is what most schedules for training
-                by updates count, or after each epoch and its evaluation.
-            watch_metric: The metric that ``ReduceLROnPlateau`` and others like it are stepped with, after each epoch.
-            order: Which samples an epoch visits, and when: an object from ``pa_core.orders``. None for the order that
-                the dataset brings, if it brings one, and otherwise each sample once in a random order.
-            sanity_eval_steps: How many batches of each evaluation set a new run evaluates before its first epoch, such
-                as 2, to find errors in evaluation and metrics, and misspelt names of metrics, before hours are spent.
-                The run is the same to the last bit as without: callbacks are called on copies, nothing is recorded.
+            collate_fn: A function that makes a batch of a list of samples, for both loaders.
+            gradient_clip_norm: All gradients are scaled down together to at most this norm. The norm before clipping is
+                ``trainer.gradient_norm``. None, the default, does not clip.
+            resume_from: A training state, or a folder of states (the newest valid one is used). Either can be a URL in
+                an object store, such as ``"s3://bucket/states"``. ``num_epochs`` includes the epochs before the
+                interruption. A complete run is restored as it ended.
+            resume_missing: What to do if ``resume_from`` holds no state. ``"error"`` is the default; ``"start"`` begins
+                a new run, so that a job script can always pass both arguments.
+            resume_allow: Names of differences from the saved run to accept; without its name here, each raises an
+                error, because it changes the meaning of the run. The names are "samples_per_update", "dataset_length",
+                "shuffle", "order", "drop_last", "loader", "model", "optimizer" and "scheduler".
+            step_scheduler: When the scheduler is stepped: after each ``"update"``, the default, or after each
+                ``"epoch"`` and its evaluation.
+            watch_metric: The name of the metric that schedulers such as ``ReduceLROnPlateau`` are stepped with, after
+                each epoch.
+            order: Which samples an epoch visits, and when: an object from ``pa_core.orders``. None, the default, uses
+                the order of the dataset, if it has one, and otherwise visits each sample once in a random order.
+            sanity_eval_steps: The number of batches of each evaluation set that a new run evaluates before its first
+                epoch, such as 2; the default is 0. It finds errors in the evaluation and misspelt names of metrics
+                before hours are spent. The run is bit-for-bit identical to a run without it, because callbacks are
+                called on copies and nothing is recorded.
 
         Raises:
             ArgumentTypeError: An argument is another kind of thing.
             ConfigurationError: An argument cannot work.
             MetricNotFoundError: ``watch_metric`` was not recorded by the end of the first epoch.
             StateNotFoundError: There is no training state to resume.
-            CheckpointError: No training state is valid, or the run would not continue as the one that was saved.
+            CheckpointError: No training state is valid, or resuming would change the meaning of the run.
             TrainingPreempted: The run was preempted, after saving a training state.
             NonFiniteLossError: ``TerminateOnNaNCallback`` ended the run; its last events have been called.
         """
@@ -325,12 +335,14 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         """Run one evaluation epoch, and record its loss as ``evaluation_loss``.
 
         Args:
-            dataset: The samples to evaluate, or a ``DataLoader`` of them; None for those of the last run of any kind.
-                Of several by name, each is evaluated, and its loss recorded as ``evaluation_NAME_loss``.
-            per_device_batch_size: Samples in a batch of one process, where a ``DataLoader`` does not say. By default
-                those of the evaluations of the run before, or 8 in the first run.
-            dataloader_kwargs: Arguments for the loader, which win over the defaults.
-            collate_fn: Makes a batch of a list of samples; None keeps the one of the run before.
+            dataset: The samples to evaluate, or a ``DataLoader`` of them; None evaluates the data of the last run of
+                any kind. Each of several sets by name is evaluated, and its loss is recorded as
+                ``evaluation_NAME_loss``.
+            per_device_batch_size: The number of samples in a batch of one process; leave it out if you pass a
+                ``DataLoader``. The default is the evaluation batch size of the previous run, or 8 in the first run.
+            dataloader_kwargs: Arguments for the loader, which override the defaults.
+            collate_fn: Makes a batch of a
+                list of samples; None keeps the one of the run before.
             reset_run_history: False keeps the metrics that were recorded before.
 
         Returns:
@@ -459,29 +471,30 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         they are. The model is in evaluation mode meanwhile.
 
         Without ``write``, all batches are yielded on the first process, with their tensors on the CPU. On the others
-        the iterator yields nothing and must be iterated all the same; it ends when that of the first process ends or is
-        closed, as by leaving its loop early.
+        the iterator yields nothing and must be iterated all the same; it ends when the iterator of the first process
+        ends or is closed, such as by leaving its loop early.
 
-        With a file, each process writes pieces of it to a folder beside it, and the first one joins them in the end. A
-        prediction that was killed is completed by calling ``predict()`` again, on any number of processes: pieces that
-        are there are kept. The file is the same to the last byte as if nothing had happened.
+        With a file, each process writes pieces of it to a folder next to it, and the first one joins them at the end. A
+        prediction that was killed is completed by calling ``predict()`` again, on any number of processes: existing
+        pieces are kept. The file is byte-for-byte identical to the file of an uninterrupted prediction.
 
         Args:
             dataset: The samples, with or without targets.
             per_device_batch_size: Samples in a batch.
-            dataloader_kwargs: Arguments for the loader, which win over the defaults; none that changes the order.
+            dataloader_kwargs: Arguments for the loader, which override the defaults. Arguments that change the order
+                raise an error.
             collate_fn: Makes a batch of a list of samples; None keeps the one of the run before.
             write: A file whose name ends in .csv, .jsonl or .parquet, each column of which has a value for each sample;
                 or a function, called on each process with the predictions for each of its batches and the ``range`` of
                 their positions in the dataset.
-            seed: What random draws follow from.
-            samples_per_piece: What a process has to predict again after a kill, at most; None for a thousandth of the
-                samples.
-            pieces: The folder of the pieces; None for one beside the file, called like it with ``.pieces`` at the end.
-                For a function, the folder in which is noted what was written: without one, nothing is, and a killed
-                prediction begins anew.
-            other_pieces: Pieces of another model, with other weights, of another number of samples or with other
-                arguments are an error, or are removed.
+            seed: The seed of random draws; the default is 0.
+            samples_per_piece: The most samples that a process predicts again after a kill. The default is a thousandth
+                of the samples.
+            pieces: The folder of the pieces. The default is a folder next to the file, with ``.pieces`` added to its
+                name. With a function, the folder holds a record of what was written; without it, a killed prediction
+                starts again.
+            other_pieces: What to do with pieces of another model, with other weights, a different number of samples or
+                other arguments: ``"error"``, the default, or ``"remove"``.
 
         Returns:
             An iterator; the path of the file, once it is complete; or None, once a function was given everything.
@@ -588,7 +601,7 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         Args:
             batch: What the training loader yields, on the device; by default inputs and targets at the indices 0
                 and 1. With ``loss_func=None``, a mapping that the model is called with as ``model(**batch)``: its
-                outputs have the loss as ``.loss`` or ``["loss"]``, as those of Hugging Face's models.
+                outputs have the loss as ``.loss`` or ``["loss"]``, as in Hugging Face models.
 
         Returns:
             A dictionary with ``loss``, ``model_outputs`` and ``batch_size``, and any further keys.
@@ -622,7 +635,7 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
 
         Args:
             batch: What the loader yields, on the device. By default the model is called with the items of a mapping,
-                with the first item of a list or a tuple, or with whatever else the batch is.
+                with the first item of a list or a tuple, or with the batch itself if it is anything else.
 
         Returns:
             The outputs of the model; of a mapping without its ``"loss"``.
@@ -668,7 +681,7 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
     # The loop
 
     def _run_training(self) -> None:
-        """Run the epochs, and end the run through its last events however it stopped."""
+        """Run the epochs, and end the run through its last events no matter how it stopped."""
         with self._stopping_in_order():
             with self._agreement.together(self._describe_start):
                 self.training_run_start()
@@ -853,11 +866,11 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         self._clip(self._updated_parameters())
 
     def optimizer_step(self) -> None:
-        """Update the parameters by their gradients; not called where those of fp16 overflowed."""
+        """Update the parameters by their gradients; not called if gradients overflowed in fp16."""
         self.optimizer.step()
 
     def scheduler_step(self) -> None:
-        """Step the scheduler, if there is one: after each update, unless ``train()`` was asked for another time."""
+        """Step the scheduler, if there is one: after each update, unless ``step_scheduler`` says otherwise."""
         if self.scheduler is not None:
             self._stepping.step(self.scheduler, self)
 

@@ -40,8 +40,8 @@ def unwrap_model(model: nn.Module, *, keep_torch_compile: bool = True) -> nn.Mod
 def compiled_from(model: nn.Module) -> nn.Module | None:
     """Return what ``torch.compile``, or accelerate's regional compilation, made this module from; None for others.
 
-    Asking by class would import the compiler. A copy of a module whose repeated blocks are compiled keeps its original
-    as a plain attribute.
+    Checking the class would import the compiler. A copy of a module whose repeated blocks are compiled keeps its
+    original as a plain attribute.
     """
     attributes = vars(model)
     modules = attributes.get(CHILDREN, {})  # of a scripted module, a mapping without get

@@ -1,4 +1,4 @@
-"""Warnings that point at the user's line, however deep in a run their cause is found."""
+"""Warnings that point at the user's line, no matter how deep in a run their cause is found."""
 
 from __future__ import annotations
 

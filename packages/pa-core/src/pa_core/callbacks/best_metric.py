@@ -97,7 +97,7 @@ class BestMetric:
 
 
 def require_watchable(trainer: AnyTrainer, metric_name: str) -> None:
-    """Refuse, when a run starts, the loss of an evaluation that does not take place.
+    """Raise an error, when a run starts, for the loss of an evaluation that does not take place.
 
     There is none without an evaluation dataset, and none of a single dataset where the evaluation sets have names.
 
@@ -107,7 +107,7 @@ def require_watchable(trainer: AnyTrainer, metric_name: str) -> None:
     if trainer.eval_sets and f"_{metric_name}".endswith("_eval_loss_epoch"):
         named = [metric_name.replace("eval_loss", f"eval_{name}_loss") for name in trainer.eval_sets]
         raise ConfigurationError(
-            "The metric to watch is that of a single evaluation dataset, and this run has several with names.",
+            "The metric to watch belongs to a single evaluation dataset, and this run has several with names.",
             given=f"watch_metric={metric_name!r}",
             expected=f"one of {', '.join(map(repr, named))}, or another metric",
             do=f"Pass watch_metric={named[0]!r}.",
@@ -144,9 +144,9 @@ def watched_value(trainer: AnyTrainer, metric_name: str) -> float:
 
 
 def require_recorded_names(trainer: AnyTrainer, metric_names: Iterable[str]) -> None:
-    """Refuse names of metrics that are nearly those of metrics which an evaluation has recorded.
+    """Raise an error for names of metrics that are similar to metrics which an evaluation has recorded.
 
-    Others may be recorded in training, or at the end of an epoch: they are warned of if they look like those of
+    Others may be recorded in training, or at the end of an epoch: they cause a warning if they look like metrics of
     evaluations.
 
     Args:

@@ -23,17 +23,16 @@ __all__ = ["SaveBestModelCallback"]
 class SaveBestModelCallback(TrainerCallback):
     """Saves the model whenever a metric is better than before, and loads the best one when the run ends.
 
-    The metric is judged at the end of each epoch, after the evaluation, or, if it is that of an evaluation set that is
-    not evaluated in each epoch, of those in which it is; one of the evaluations within the epochs, whose
-    name begins with ``intermediate_``, also at the end of each of these. Beside the weights, the file holds
-    the name of the metric (``watch_metric``), its value (``best_value``) and the epoch (``best_epoch``). A
-    value that is NaN is never the best.
+    The metric is judged at the end of each epoch in which it was evaluated. A metric of the evaluations within the
+    epochs, whose name begins with ``intermediate_``, is judged at the end of each of these too. Besides the weights,
+    the file holds the name of the metric (``watch_metric``), its value (``best_value``) and the epoch (``best_epoch``).
+    A value that is NaN is never the best.
 
     Args:
         save_path: The file; it should end in ``.pt``. It is replaced at each improvement.
         watch_metric: The metric to judge by, as it is named in the run history.
-        greater_is_better: Whether a higher value is better. The default suits a loss; where the name of the metric
-            says otherwise, as that of an accuracy does, leaving it out is warned of.
+        greater_is_better: Whether a higher value is better. The default suits a loss. If you leave it out and the name
+            of the metric says otherwise, such as "accuracy", a warning says so.
         reset_on_train: Whether each training run starts without a best value. If False, a run has to improve
             on the runs before it, and the best model of all of them is loaded at its end. A run that
             continues from a training state always keeps the best value of that state.
@@ -167,7 +166,7 @@ class SaveBestModelCallback(TrainerCallback):
         self.best.load_state_dict(state_dict)
 
     def _require_writable(self, trainer: AnyTrainer) -> None:
-        """Refuse, before any time is spent, a path that no file can be written to."""
+        """Raise an error, before any time is spent, for a path that no file can be written to."""
         problem: CheckpointError | None = None
         if trainer.is_local_main_process and not trainer.was_complete:
             try:
@@ -201,7 +200,7 @@ class SaveBestModelCallback(TrainerCallback):
                 "The best model cannot be loaded at the end of the run: its file was replaced or removed.",
                 given=f"{path} with {found}" if found else f"{path}, which does not exist",
                 expected=f"the file with {expected} that this run saved there",
-                do="The model has the weights of the last update. Give each run a save_path of its own, or "
+                do="The model has the weights of the last update. Give each run its own save_path, or "
                 "pass load_saved_checkpoint=False.",
             )
 

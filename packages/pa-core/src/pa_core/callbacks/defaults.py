@@ -1,4 +1,4 @@
-"""The callbacks that a trainer has unless others are asked for."""
+"""The callbacks that a trainer has unless others are requested."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ class EpochProgress:
         self._started = time.monotonic()
         if self._started >= self._next_refresh:
             self._next_refresh = self._started + self._display.seconds_between
-            self._display.show(batches, "passing over what was trained on before")
+            self._display.show(batches, "skipping what was trained on before")
 
     def pause(self) -> None:
         """Stop the clock while another epoch runs in between."""

@@ -50,7 +50,7 @@ class EpochRows:
     """Lays rows out under a header, which is repeated where a metric gets a column later.
 
     Losses have the first columns, then metrics in the order in which they come. A header takes two lines where that
-    makes room for more of them. Those for which the line has no room left follow on lines of their own.
+    makes room for more of them. Those for which the line has no room left follow on separate lines.
 
     Attributes:
         has_header: Whether there was a row before.
@@ -191,7 +191,7 @@ def _rank(name: str) -> int:
 
 
 def _fitting(names: list[str], new: list[str], others: list[_Column], stacked: bool) -> list[str]:
-    """Return the names of the columns with those of the new metrics for which there is room besides the others."""
+    """Return the names of the columns with the new metrics for which there is room besides the others."""
     fitting, taken = [*names], {column.title for column in others}
     for name in new:
         columns = _columns([*fitting, name], stacked=stacked)

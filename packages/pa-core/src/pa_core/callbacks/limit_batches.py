@@ -73,7 +73,7 @@ class LimitBatchesCallback(TrainerCallback):
 
 
 def add_limit_of_environment(handler: CallbackHandler[Any]) -> None:
-    """Give a trainer that is being made the ``LimitBatchesCallback`` that ``PT_ACC_LIMIT_BATCHES`` asks for.
+    """Give a trainer that is being made the ``LimitBatchesCallback`` that ``PT_ACC_LIMIT_BATCHES`` requests.
 
     It comes last, so that it limits what other callbacks have put in the place of the loaders. One that was passed to
     the trainer stays if it limits at least as much.

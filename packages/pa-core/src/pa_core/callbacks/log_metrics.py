@@ -27,7 +27,7 @@ class LogMetricsCallback(RowDisplay):
     This class prints metrics as one row for each epoch, once on each machine, in one table with what
     ``PrintProgressCallback`` shows if that is there too. A metric is marked with ``*`` where it is better than in all
     epochs before, unless ``train`` is in its name. What has no room in 80 columns follows on indented lines. An
-    evaluation within an epoch has a row of its own; one by ``evaluate()`` is printed as names and values.
+    evaluation within an epoch has its own row; one by ``evaluate()`` is printed as names and values.
 
     Derive from it and override ``log_metrics`` to send metrics elsewhere. They are then not on the console, unless
     ``super().log_metrics(...)`` is called too; the losses are, where there is a ``PrintProgressCallback``.

@@ -1,4 +1,4 @@
-"""Whether a higher or a lower value of a metric is better: one rule for all who ask."""
+"""Whether a higher or a lower value of a metric is better: one rule for all callers."""
 
 from __future__ import annotations
 
@@ -87,8 +87,7 @@ def direction_in_name(metric_name: str) -> bool | None:
 def resolve_direction(watch_metric: str, greater_is_better: bool) -> bool:
     """Return whether a higher value is better, and warn where that contradicts the name of the metric.
 
-    Of a loss a lower value is better, also where the caller says otherwise; of other metrics, what the caller says
-    counts.
+    Of a loss a lower value is better, even if the caller says otherwise; of other metrics, what the caller says counts.
 
     To be called by the constructor of a callback.
 

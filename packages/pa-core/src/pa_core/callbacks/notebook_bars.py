@@ -27,7 +27,7 @@ class NotebookOutput:
     """One output of a cell, of a line for each bar.
 
     Args:
-        stays: Whether the last bar is not going to be replaced by those of other epochs.
+        stays: Whether the last bar will not be replaced by the bars of other epochs.
 
     Attributes:
         stays: As passed.

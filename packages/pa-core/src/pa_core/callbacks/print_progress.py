@@ -29,27 +29,26 @@ class PrintProgressCallback(RowDisplay):
     """Prints a message at the start and the end of a run, and a row for each epoch.
 
     The message at the start says how long the run is and what it trains: how many of the parameters, and which of them
-    are not frozen and yet in no optimizer, such as those of a head that was forgotten. It names where callbacks write,
-    by their attributes ``save_dir``, ``save_path`` and ``upload_to``, and says where no callback watches for a loss
-    that is NaN.
+    are not frozen and yet in no optimizer, such as a head that was forgotten. It names where callbacks write, by their
+    attributes ``save_dir``, ``save_path`` and ``upload_to``, and says where no callback watches for a loss that is NaN.
 
     The row has the losses of the epoch, the learning rate at its end (the highest of the parameter groups of the
     first optimizer, before a scheduler of epochs is stepped), samples per second of the training, and the time that it
     took with its evaluation. ``LogMetricsCallback`` adds the metrics. A value is marked with ``*`` where it is better
-    than in all epochs before, also those before a resumed run, unless ``train`` is in its name. What has no room in 80
-    columns follows on indented lines. An evaluation within an epoch has a row of its own, whose first cell says how
+    than in all epochs before, including the epochs before a resume, unless ``train`` is in its name. What has no room
+    in 80 columns follows on indented lines. An evaluation within an epoch has its own row, whose first cell says how
     many epochs were trained by then: ``1.50``, or ``@200`` after the 200th update of a stream without an end.
 
     A training run ends with a table: of each metric the last value, the best value and the epoch of the best.
     Of a metric that a callback such as ``SaveBestModelCallback`` judges by, the best value is the one that counts
     there. Of others, which direction is better is told from the name (a loss or an error should be low, an accuracy
-    high); where the name does not say, no value is called the best. Samples per second are those of the training
+    high); where the name does not say, no value is called the best. Samples per second are measured over the training
     epochs alone, without the evaluations, and without the first update of the run, in which workers start and a model
     may be compiled.
 
     Args:
-        greater_is_better: For metrics by name, whether a higher value is better. It wins over what callbacks and
-            names say.
+        greater_is_better: For metrics by name, whether a higher value is better. It overrides what callbacks and names
+            say.
 
     Example:
         >>> import torch
@@ -260,7 +259,7 @@ class _Reading(NamedTuple):
 
 
 def _rate(training: _Reading, warm_up: _Reading) -> str:
-    """Samples per second without those of the warm-up, unless there are no others; empty where nothing was measured."""
+    """Samples per second without the warm-up, unless there are no others; empty where nothing was measured."""
     for samples, seconds in ((training.samples - warm_up.samples, training.seconds - warm_up.seconds), training):
         if samples > 0 and seconds > 0:
             return format_rate(samples / seconds)
@@ -268,7 +267,7 @@ def _rate(training: _Reading, warm_up: _Reading) -> str:
 
 
 def _writes_to(trainer: AnyTrainer) -> str:
-    """Where callbacks write: those of this package, and all others that call it the same."""
+    """Where callbacks write: callbacks of this package, and all others with attributes of the same names."""
     places: list[object] = [
         getattr(callback, attribute, None)
         for callback in trainer.callback_handler.callbacks

@@ -32,9 +32,9 @@ class ProgressBarCallback(TrainerCallback):
     for example in a job, a line is written to standard output every 30 seconds of an epoch.
 
     Where ``PrintProgressCallback`` or ``LogMetricsCallback`` print a row for each epoch, nothing else is left of it.
-    Without them, the bar of each epoch stays on the screen, or a line is written at its end, also to a file that gets
-    standard output alone. Only the first process of each machine shows anything. The loss is that of this process, and
-    never waits for an accelerator.
+    Without them, the bar of each epoch stays on the screen, or a line is written at its end, even to a file that gets
+    only standard output. Only the first process of each machine shows anything. The loss is the one of this process,
+    and never waits for an accelerator.
 
     Example:
         >>> from pa_core import get_default_callbacks
@@ -107,7 +107,7 @@ class ProgressBarCallback(TrainerCallback):
 
     @override
     def on_eval_epoch_start(self, trainer: AnyTrainer, *, is_intermediate: bool = False, **kwargs: Any) -> None:
-        """Open the display of an evaluation epoch, below that of the training epoch if there is one."""
+        """Open the display of an evaluation epoch, below the display of the training epoch if there is one."""
         if self._train is not None:
             self._train.pause()
         if trainer.eval_dataloader is None:
@@ -127,7 +127,7 @@ class ProgressBarCallback(TrainerCallback):
 
     @override
     def on_eval_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Close the display of the evaluation, and resume that of the training."""
+        """Close the display of the evaluation, and resume the display of the training."""
         self._close_eval(trainer, is_complete=True)
         if self._train is not None:
             self._train.resume()
@@ -160,7 +160,7 @@ class ProgressBarCallback(TrainerCallback):
 
     @override
     def on_exception(self, trainer: AnyTrainer, exception: BaseException, **kwargs: Any) -> None:
-        """Close what is open, so that the traceback starts on a line of its own."""
+        """Close what is open, so that the traceback starts on its own line."""
         self._close_eval(trainer, is_complete=False)
         self._close_train(trainer, is_complete=False)
         self._close_prediction(trainer)
@@ -224,7 +224,7 @@ class _TerminalBar(ProgressDisplay):
 
 
 class _RunBar:
-    """A bar of tqdm for the updates of a whole run, above that of the epoch.
+    """A bar of tqdm for the updates of a whole run, above the bar of the epoch.
 
     Args:
         total: The updates of the run.

@@ -25,7 +25,7 @@ class EpochTable:
 
     Attributes:
         displays: The callbacks that add to the rows, of which the last one prints them.
-        is_open: Whether a run is under way.
+        is_open: Whether a run is in progress.
         is_summarised: Whether everything that was recorded is printed in another form.
     """
 
@@ -33,7 +33,7 @@ class EpochTable:
         self.start_run([])
 
     def start_run(self, displays: list[RowDisplay]) -> None:
-        """Begin anew, with a header.
+        """Start again, with a header.
 
         Args:
             displays: The callbacks that add to the rows; none outside of a run.
@@ -115,7 +115,7 @@ class EpochTable:
             trainer.print("\n".join(format_pairs(metrics, indent=2)), flush=True)
 
     def _note_best(self, trainer: AnyTrainer) -> set[str]:
-        """Return which of the metrics are better than in all rows before, those of an interrupted run among them."""
+        """Return which of the metrics are better than in all rows before, including the rows of an interrupted run."""
         directions = known_directions(trainer)
         best = set[str]()
         for name, value in self._metrics.items():
@@ -135,7 +135,7 @@ class EpochTable:
 class RowDisplay(TrainerCallback):
     """A callback that shows epochs as rows, together with all others of its kind in a run.
 
-    The table is that of the first of them, and the last one prints a row, so that it has what each of them adds.
+    The table belongs to the first of them, and the last one prints a row, so that it has what each of them adds.
     Nothing depends on ``__init__``, which loggers derived from ``LogMetricsCallback`` need not call.
     """
 
@@ -145,7 +145,7 @@ class RowDisplay(TrainerCallback):
 
     @property
     def _table(self) -> EpochTable:
-        """The table of the run; one of its own for a callback that was in none."""
+        """The table of the run; a separate one for a callback that was in none."""
         if self._shared_table is None:
             self._shared_table = EpochTable()
         return self._shared_table

@@ -23,7 +23,7 @@ _SECONDS_WITHOUT_A_WORD = 2.0
 
 
 def check_upload_arguments(save_dir: str | Path, upload_to: str | None, upload_errors: str) -> None:
-    """Refuse a local folder that is a URL, a URL that is a local folder, and another word than those for errors.
+    """Raise an error for a local folder that is a URL, a URL that is a local folder, or an unknown word.
 
     Args:
         save_dir: Where states are saved.
@@ -62,7 +62,7 @@ class RunUploads:
     Args:
         url: The object store.
         max_checkpoints: How many states of the run stay there; None for all.
-        errors: Whether a state that could not be sent is warned of or raised.
+        errors: Whether a state that could not be sent causes a warning or an error.
         say: Prints a line.
     """
 
@@ -83,7 +83,7 @@ class RunUploads:
             continued: On the first process, the state that the run continues, if it is the newest one of the run.
 
         Raises:
-            CheckpointError: The store cannot be asked.
+            CheckpointError: The store cannot be queried.
         """
         sequence, problem = 1, None
         if distributed.rank() == 0:

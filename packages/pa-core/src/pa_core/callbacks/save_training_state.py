@@ -26,35 +26,36 @@ __all__ = ["SaveTrainingStateCallback"]
 class SaveTrainingStateCallback(TrainerCallback):
     """Saves training states, from which ``train(resume_from=save_dir)`` resumes.
 
-    Each state has a directory of its own in ``save_dir``, which is whole or is not there: ``epoch_5`` after an epoch,
-    ``step_5000`` after an update, ``final`` at the end; ``final_2`` where another run has a state of that name. What
-    could not be saved is an error before the first step, and so is a folder that cannot be written to, or that another
-    run uses.
+    Each state has its own directory in ``save_dir``, which is whole or is not there: ``epoch_5`` after an epoch,
+    ``step_5000`` after an update, ``final`` at the end, or ``final_2`` if another run has a state of that name.
+    Anything that cannot be saved raises an error before the first step, and so does a folder that cannot be written to,
+    or that another run uses.
 
     Args:
-        save_dir: The folder of the states, made if it is missing; on several machines, one that all of them share. A
-            relative one is in the folder from which the run is started.
-        save_every_n_epochs: Save after every so many epochs. Without any of the three periods, states are saved at the
-            end of the run only.
-        save_every_n_steps: Save after every so many optimizer updates.
-        save_at_end: Save when the run is complete, so that a script that is started again does not run it twice. A run
-            that ended by a loss that is not finite, or by an exception, is not complete.
-        max_checkpoints: How many states of this run are kept, the newest ones; None keeps all. States of other runs
-            in the folder are never removed, nor those of a run from whose older state this one has resumed.
-        save_every_n_seconds: Save when so much time has passed since the last state, by the clock of the first process.
-        asynchronous: Copy what is saved to host memory, which takes as much of it again, and write the files while
-            the training continues. On a CPU the next optimizer step waits for the copy, and nothing before it. An error
-            in writing is raised with the next state, or when the run ends.
-        stop_on_signals: Signals or their names, such as ``("SIGTERM", "SIGUSR1")``, that announce the end of the
-            machine's time: a state is saved after the update that is under way, or in the middle of an evaluation,
-            and ``train()`` raises ``TrainingPreempted``, which ends a script with the status 75. Signals that follow
-            wait until the process has ended. The default leaves all signals to the script.
-        upload_to: The URL of a folder in an object store, such as ``"s3://bucket/states"``, to which each state is
-            sent while the training continues; ``train(resume_from=...)`` takes the same URL. It needs ``fsspec``, and
-            its package for the kind of store. As many states stay there as in ``save_dir``. The run ends, also by a
-            signal, when the newest state is sent. A store that cannot be used is an error before the first step.
-        upload_errors: What becomes of a state that could not be sent, after some attempts. ``"warn"`` says so with the
-            next state, which is sent instead, or when the run ends; ``"raise"`` ends the run then.
+        save_dir: The folder of the states, which is made if it is missing. With several nodes, it must be a folder that
+            all of them share. A relative path starts at the folder from which the run is started.
+        save_every_n_epochs: The number of epochs from one state to the next. Without any of the three periods, a state
+            is saved only at the end of the run.
+        save_every_n_steps: The number of optimizer updates from one state to the next.
+        save_at_end: Whether a state is saved when the run is complete, so that a script that is started again does not
+            train twice. A run that ended with an exception or a loss that is not finite is not complete.
+        max_checkpoints: How many states of this run are kept; older ones are removed. None, the default, keeps all.
+            States of other runs in the folder are never removed, even if this run has resumed from one of them.
+        save_every_n_seconds: The number of seconds from one state to the next, by the clock of the first process.
+        asynchronous: Whether the files are written while the training continues. The state is copied to host memory
+            first, which takes as much memory as the state. On a CPU the next optimizer step waits for the copy. An
+            error in writing is raised with the next state, or when the run ends.
+        stop_on_signals: Signals that announce preemption, such as ``("SIGTERM", "SIGUSR1")``. The run saves a state
+            after the current update, or within an evaluation, and ``train()`` raises ``TrainingPreempted``, which ends
+            a script with exit status 75. Further signals have no effect until the process has ended. The default leaves
+            all signals to the script.
+        upload_to: The URL of a folder in an object store, such as ``"s3://bucket/states"``. Each state is sent there
+            while the training continues, and ``train(resume_from=...)`` takes the same URL. It needs ``fsspec`` and its
+            package for the kind of store. The same number of states is kept in the store. The run ends only when the
+            newest state is sent, even after a signal. A store that cannot be used raises an error before the first
+            step.
+        upload_errors: What happens if a state could not be sent after several attempts. ``"warn"``, the default, prints
+            a warning with the next state, which is sent instead, or when the run ends. ``"raise"`` ends the run then.
 
     Raises:
         ConfigurationError: An interval is not positive, a signal is unknown, or ``save_dir`` is a URL.
@@ -160,7 +161,7 @@ class SaveTrainingStateCallback(TrainerCallback):
 
     @override
     def on_training_state_request(self, trainer: AnyTrainer, update: int, **kwargs: Any) -> None:
-        """Save, unless another callback saves by the time, and may have asked for itself."""
+        """Save, unless another callback saves by the time, and may have made the request."""
         if self.save_every_n_seconds is not None or not any(map(_saves_by_time, trainer.callback_handler.callbacks)):
             self._save(trainer, f"step_{update}")
 
@@ -252,7 +253,7 @@ class SaveTrainingStateCallback(TrainerCallback):
             self._warn_of_what_stays(error)
 
     def _warn_of_what_stays(self, error: CheckpointError) -> None:
-        """Say once in a run that something takes room; it is no reason to end the run."""
+        """Say once in a run that something takes room; it does not end the run."""
         if not self._has_warned:
             self._has_warned = True
             warn_user(f"{error.problem.rstrip('.')} ({error.given}); the run continues. {error.do}")

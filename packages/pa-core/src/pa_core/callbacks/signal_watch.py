@@ -24,9 +24,9 @@ class SignalWatch:
     signal either, which is right when it is sent to all of them: the main process ends them.
 
     Where no signal came, signals do again what they did before as soon as the watch ends. Otherwise the process is
-    about to end by a status of its own, and no further signal may end it before: they change nothing until it has
-    ended. A script that catches ``TrainingPreempted`` and continues gets its signals back once it lets go of the
-    exception. A signal that came too late for its run counts for the next one that watches for it.
+    about to end by its own status, and no further signal may end it before: they change nothing until it has ended. A
+    script that catches ``TrainingPreempted`` and continues gets its signals back once it lets go of the exception. A
+    signal that came too late for its run counts for the next one that watches for it.
 
     Args:
         signals: Signals or their names, such as ``"SIGTERM"``.
@@ -88,7 +88,7 @@ class SignalWatch:
         atexit.register(self._ignore)
 
     def settle(self) -> None:
-        """Say that a signal which came was acted on, though the script goes on: it gets its signals back at the end."""
+        """Note that a signal was acted on, though the script continues; it gets its signals back at the end."""
         self._has_come = False
 
     def _watch(self, one: signal.Signals) -> None:

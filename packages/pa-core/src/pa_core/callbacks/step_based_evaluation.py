@@ -23,13 +23,13 @@ class StepBasedEvaluationCallback(TrainerCallback):
 
     Everything that is recorded in these evaluations has the prefix ``intermediate_``: the loss is
     ``intermediate_eval_loss_epoch``, a metric ``accuracy`` that a callback records is ``intermediate_accuracy``. The
-    names without it keep one value an epoch, that of the evaluation after the epoch. To keep the best model of all
+    names without it keep one value an epoch, from the evaluation after the epoch. To keep the best model of all
     evaluations within the epochs, give ``SaveBestModelCallback`` the name with the prefix.
 
     Args:
         eval_every_n_steps: The number of optimizer updates from one evaluation to the next.
-        eval_names: Of several evaluation sets, the names of those to evaluate; by default those that are evaluated
-            after each epoch, and not those that an ``EvaluationSet`` makes rarer.
+        eval_names: Of several evaluation sets, the names of those to evaluate; by default the sets that are evaluated
+            after each epoch, without the ones that an ``EvaluationSet`` makes rarer.
 
     Raises:
         ConfigurationError: ``eval_every_n_steps`` is not a positive whole number, or the run has no evaluation
@@ -57,7 +57,7 @@ class StepBasedEvaluationCallback(TrainerCallback):
 
     @override
     def on_training_run_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Refuse a run that has nothing to evaluate."""
+        """Raise an error for a run that has nothing to evaluate."""
         if trainer.eval_dataloader is None:
             raise ConfigurationError(
                 "There is nothing to evaluate in the middle of the epochs.",

@@ -178,7 +178,7 @@ def gather(data: TensorsT, padding_value: float | None = None, *, with_gradient:
         data: A tensor on the device of the run, or a nested list, tuple or mapping of tensors.
         padding_value: None wants the other dimensions to be equal. A number fills them up to the longest of all
             processes, and rows that consist of it are left out; a process that has no others may have a tensor of
-            another number of dimensions.
+            a different number of dimensions.
         with_gradient: Whether gradients go back through the result: those of a row are the sum over all processes, of
             what the loss of each has to do with it. Every process must go backward through it then.
 
@@ -304,13 +304,13 @@ def _shapes_of_all(tensor: Tensor) -> list[list[int]]:
 
 
 def _without_placeholders(shapes: list[list[int]]) -> list[list[int]]:
-    """Leave out the shapes of tensors without rows that have another number of dimensions than those with rows."""
+    """Leave out the shapes of tensors without rows that have a different number of dimensions than those with rows."""
     dimensions = max(len(shape) for shape in [shape for shape in shapes if shape[0] > 0] or shapes)
     return [shape for shape in shapes if shape[0] > 0 or len(shape) == dimensions]
 
 
 def _require_fitting(fitting: list[list[int]], shapes: list[list[int]], padding_value: float | None) -> None:
-    """Refuse on all processes alike what a collective would hang on, or mix up."""
+    """Raise the same error on all processes for anything that a collective would hang on, or mix up."""
     same_dimensions = len({len(shape) for shape in fitting}) == 1
     if same_dimensions and (padding_value is not None or len({tuple(shape[1:]) for shape in fitting}) == 1):
         return

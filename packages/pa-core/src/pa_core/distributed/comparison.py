@@ -1,4 +1,4 @@
-"""Compares what must be alike on all processes of a run, and shows what differs rank by rank."""
+"""Compares what must be the same on all processes of a run, and shows what differs rank by rank."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 Describe: TypeAlias = Callable[[], Mapping[str, str]]
-"""Returns what has to be alike, as short texts by name; not called on one process."""
+"""Returns what has to be the same, as short texts by name; not called on one process."""
 
 PLACE: Final = "the run is"
 """The name of the text that says where a process is, which comes first where it is compared."""
@@ -57,12 +57,12 @@ def digest(texts: Mapping[str, str]) -> list[int]:
 
 
 def require_alike(describe: Describe, device: torch.device) -> None:
-    """Refuse on all processes alike what is not the same on all of them; every process must call this.
+    """Raise the same error on all processes for anything that differs between them; every process must call this.
 
     It takes one small exchange. The texts themselves are exchanged only where they differ.
 
     Args:
-        describe: Returns what has to be alike.
+        describe: Returns what has to be the same.
         device: The device of the run.
 
     Raises:
@@ -91,7 +91,7 @@ def agree_on_integer(value: int, describe: Describe, device: torch.device) -> in
 
 
 def require_same_digests(of_each: Tensor, texts: Mapping[str, str]) -> None:
-    """Refuse on all processes alike what is not the same on all of them; every process must call this.
+    """Raise the same error on all processes for anything that differs between them; every process must call this.
 
     Args:
         of_each: The digest of each process, a row each; the same on all processes.
@@ -110,7 +110,7 @@ def require_same_digests(of_each: Tensor, texts: Mapping[str, str]) -> None:
     raise RanksDifferError(
         "The processes of this run were not given the same.",
         given="; ".join(found[:_MOST_SHOWN]) + more,
-        expected="the same on every process: each would wait for the others, or train a model of its own",
+        expected="the same on every process: each would wait for the others, or train its own model",
         do="Find the line of your script where the rank, the host or the environment decides this.",
     )
 

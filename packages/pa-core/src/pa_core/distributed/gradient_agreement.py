@@ -137,7 +137,7 @@ class GradientAgreement:
 
 
 def _accumulates_gradient_of(parameter: nn.Parameter) -> bool:
-    """Whether the backward pass that is under way adds to the gradient of a parameter."""
+    """Whether the backward pass that is in progress adds to the gradient of a parameter."""
     with torch.enable_grad():
         return adds_to_gradient(torch.autograd.graph.get_gradient_edge(parameter).node)
 

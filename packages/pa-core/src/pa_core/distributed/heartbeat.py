@@ -67,7 +67,7 @@ class Heartbeat:
         thread: The thread that makes runs, as ``threading.get_ident`` returns it there.
 
     Attributes:
-        run: The run that is under way, or the last one.
+        run: The run that is in progress, or the last one.
         num_runs: How many have begun.
     """
 
@@ -103,7 +103,7 @@ class Heartbeat:
 
     @property
     def is_in_run(self) -> bool:
-        """Whether a run is under way."""
+        """Whether a run is in progress."""
         return self.run is not None and bool(self.run.place)
 
     @property
@@ -245,7 +245,7 @@ class _Waiting:
 
 
 class _SlowestStep:
-    """The longest time between two updates of the run under way.
+    """The longest time between two updates of the run in progress.
 
     Attributes:
         slowest: That time in seconds, as far as it was looked at.

@@ -28,7 +28,7 @@ _SECONDS_BETWEEN_LOOKS = 0.05
 def end_all_processes(store: Store, reason: OtherProcessError, *, found_by: int, thread: int) -> NoReturn:
     """Print the stack of this process when it is its turn, and the reason on one of them, and end with status 1.
 
-    Every process must call this, from a thread of its own.
+    Every process must call this, from its own thread.
 
     Args:
         store: What the processes take turns by.

@@ -24,7 +24,7 @@ def notebook_launcher(
 def notebook_launcher(
     function: Callable[..., object], args: tuple[object, ...] = (), num_processes: int | None = None, **kwargs: Any
 ) -> None:
-    """Run a training function from a notebook, in as many processes as asked for.
+    """Run a training function from a notebook, in as many processes as requested.
 
     Create the trainer inside the function: what a notebook has initialised on an accelerator cannot be shared with
     the processes that are started here.
@@ -36,7 +36,7 @@ def notebook_launcher(
         **kwargs: Passed on to ``accelerate.notebook_launcher``, for example ``mixed_precision="bf16"``.
 
     Raises:
-        UnsupportedConfigurationError: Several processes are asked for, after a trainer was made in this one.
+        UnsupportedConfigurationError: Several processes are requested, after a trainer was made in this one.
 
     Example:
         >>> def main(epochs: int) -> None:

@@ -121,7 +121,7 @@ class Mailbox:
 
 
 class Arrivals:
-    """Lets each process come to a place when it is done with its share, however much later than the others.
+    """Lets each process come to a place when it is done with its share, no matter how much later than the others.
 
     Every process makes as many as the others, in the same order, and calls `wait_for_all` or `leave`. No process waits
     in an exchange meanwhile, where the others would take it for one that hangs.

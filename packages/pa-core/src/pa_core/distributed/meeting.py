@@ -36,7 +36,7 @@ class MeetingPoint:
     """Lets processes wait for each other through the store by which they have found each other.
 
     Nothing is exchanged otherwise, so that it also works where the others are in an exchange that this process does not
-    take part in: there, an exchange of its own would be taken for that one, and end in a crash or in wrong values.
+    take part in: there, its own exchange would be taken for that one, and end in a crash or in wrong values.
 
     Example:
         >>> MeetingPoint().meet("in a callback")  # on one process, there is nobody to wait for

@@ -189,7 +189,7 @@ def run_if(applies: bool, function: Callable[_P, _R]) -> Callable[_P, _R | None]
 
 
 def require_all_processes(caller: str) -> None:
-    """Refuse to wait for processes that do not run the function that this one is in.
+    """Raise an error instead of waiting for processes that do not run the function that this one is in.
 
     Args:
         caller: What would wait.

@@ -1,4 +1,4 @@
-"""What all processes decide together about an update, in a small exchange of its own, for which no step waits."""
+"""What all processes decide together about an update, in its own small exchange, for which no step waits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _collectives: Any = dist
 
 
 class SmallExchange:
-    """Adds up small numbers of all processes while the backward pass of an update is under way.
+    """Adds up small numbers of all processes while the backward pass of an update is in progress.
 
     For gradients that numbers cannot travel with, as those of sharded models. Every process starts the exchange before
     the backward pass, and asks for the sums after it, when they have long arrived.

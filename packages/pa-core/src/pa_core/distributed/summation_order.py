@@ -1,4 +1,4 @@
-"""Lets gradients be added up in one order from the first update on, however often a run is started again."""
+"""Lets gradients be added up in one order from the first update on, no matter how often a run is started again."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _PROCESSES_OF_ANY_ORDER = 2  # a + b = b + a
 def settle_summation_order(model: nn.Module, agreement: GradientAgreement | None) -> None:
     """Run a backward pass of zeros, by which a wrapper decides in which order it adds up gradients from then on.
 
-    ``DistributedDataParallel`` sorts parameters into buckets when it is made, and once more after its first backward
-    pass. Where an element is in its bucket decides in which order three or more processes are summed, so the first
-    update after each start would have other last bits than the same update of a run that was never interrupted.
+    ``DistributedDataParallel`` sorts parameters into buckets when it is made, and again after its first backward pass.
+    Where an element is in its bucket decides in which order three or more processes are summed, so the first update
+    after each start would have other last bits than the same update of a run that was never interrupted.
 
-    Nothing is done where the wrapper does not sort anew, and where something else would notice the pass: hooks of the
+    Nothing is done where the wrapper does not sort again, and where something else would notice the pass: hooks of the
     script on parameters, or on the exchange of gradients.
 
     Args:

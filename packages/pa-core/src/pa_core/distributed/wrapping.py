@@ -43,9 +43,9 @@ class ModelWrapping(ABC):
     no sample, or no loss to show for it, runs its backward pass on ``loss_without_samples`` instead, so that the others
     need not wait for it.
 
-    A loop that calls models in an order of its own calls the user's module, and ``backward``: it prepares the exchange
-    by itself, so that any number of forward passes may come before any number of backward passes, also with several
-    models in one graph.
+    A loop that calls models in its own order calls the user's module, and ``backward``: it prepares the exchange by
+    itself, so that any number of forward passes may come before any number of backward passes, also with several models
+    in one graph.
 
     Attributes:
         model: The model as a training step calls it. ``wrap`` sets it; who wraps a model in another way assigns it.

@@ -138,11 +138,11 @@ class Evaluations(Generic[BatchT]):
                 yield keyed.fetch_for(last, rank=0)
 
     def leave(self) -> None:
-        """Leave the evaluation that is under way, if any, without recording its means."""
+        """Leave the evaluation that is in progress, if any, without recording its means."""
         self._open.close()
 
     def end(self) -> None:
-        """Leave the evaluation that is under way, and end the workers of all loaders."""
+        """Leave the evaluation that is in progress, and end the workers of all loaders."""
         self.leave()
         end_workers(*(loader for *_, loader in self._made.values()))
 

@@ -1,4 +1,4 @@
-"""Whether a loss was computed in full precision, where a mixed one was asked for."""
+"""Whether a loss was computed in full precision, where a mixed one was requested."""
 
 from __future__ import annotations
 

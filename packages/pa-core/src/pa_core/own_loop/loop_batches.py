@@ -1,4 +1,4 @@
-"""The batches that a loop itself has: what each of them weighs in its update, however many the other processes have."""
+"""The weights of a loop's own batches in their updates, no matter how many the other processes have."""
 
 from __future__ import annotations
 

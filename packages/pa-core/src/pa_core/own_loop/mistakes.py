@@ -401,7 +401,7 @@ def no_module_beside(name: str) -> ConfigurationError:
 
 
 def scheduler_of_several(names: Iterable[str]) -> ConfigurationError:
-    """Return the error of one factory where each optimizer has a scheduler of its own."""
+    """Return the error of one factory where each optimizer has its own scheduler."""
     return ConfigurationError(
         "It is not clear which optimizer the scheduler is for.",
         given="one create_scheduler_fn, and several optimizers",

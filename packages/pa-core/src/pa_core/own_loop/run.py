@@ -67,7 +67,7 @@ _block_is_open: ContextVar[bool] = ContextVar("_block_is_open", default=False)
 
 
 class Run(Engine, Generic[ModelT_co, BatchT]):
-    """A training loop of your own that has what ``Trainer.train`` has.
+    """A custom training loop with the features of ``Trainer.train``.
 
     The order of the samples and how processes share them, gradients of updates over several batches and processes,
     metrics on one clock, callbacks, training states that resume exactly, signals: all of it is as with
@@ -84,8 +84,8 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
 
     ``batches()``, ``backward()`` and ``step()`` are the same loop without a name for its updates. ``updates()`` outside
     of ``epochs()`` goes over all epochs. In the body of a batch, ``updates(batches)`` and ``batches(batches)`` go over
-    batches that the loop itself has: the chunks of a sequence, a rollout, samples of a replay buffer. The models stay
-    what they are, also on several processes: call them directly.
+    batches that the loop itself has: the chunks of a sequence, a rollout, samples of a replay buffer. The models are
+    not wrapped, even on several processes, so call them directly.
 
     Args:
         model: The module to train, or several by name: ``{"generator": generator, "discriminator": discriminator}``.
@@ -93,35 +93,45 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
             models that they train. Models without an optimizer are placed on the device and saved in training states.
             None where ``create_optimizer_fn`` makes it.
         train_dataset: The samples to train on, or a ``DataLoader`` that is used as it is.
-        num_epochs: How often to go over them.
-        max_num_train_steps: Updates after which the run ends, also mid-epoch; overrides ``num_epochs``.
-        per_device_batch_size: Samples in a batch of one process, where a ``DataLoader`` does not say.
-        gradient_accumulation_steps: Batches of one process in an update; the last group of an epoch may be shorter.
-        gradient_clip_value: Clip each element of the gradients to plus and minus this value.
-        gradient_clip_norm: Scale all gradients of an optimizer together so that their norm is at most this.
-        create_scheduler_fn: Called with the optimizer, returns its scheduler, which is stepped after each update.
-            Arguments of a ``functools.partial`` may be ``TrainerPlaceholderValues``. Factories by the names of the
-            optimizers where there are several.
-        train_dataloader_kwargs: Arguments for the training loader, which win over the defaults.
-        collate_fn: Makes a batch of a list of samples, for all loaders.
+        num_epochs: The number of epochs. It is ignored if you pass ``max_num_train_steps``.
+        max_num_train_steps: The number of optimizer updates of the run. If you pass it, the run makes this many updates
+            and ignores ``num_epochs``, and may end mid-epoch.
+        per_device_batch_size: The number of samples in a batch of one process; the default is 8. Leave it out if you
+            pass a ``DataLoader``, which has its own.
+        gradient_accumulation_steps: The number of batches of one process in an update; the
+            default is 1. The last group of an epoch may be shorter.
+        gradient_clip_value: Each element of the gradients is clipped to plus and minus this value. None, the default,
+            does not clip.
+        gradient_clip_norm: All gradients of an optimizer are scaled down together so that their norm is at most this.
+            None, the default, does not clip.
+        create_scheduler_fn: A function that is called with the optimizer and returns its scheduler. Arguments of a
+            ``functools.partial`` may be ``TrainerPlaceholderValues``. With several optimizers, pass functions by the
+            names of the optimizers.
+        train_dataloader_kwargs: Arguments for the training loader, which override the defaults.
+        collate_fn: A function that makes a batch of a list of samples, for all loaders.
         callbacks: Classes or instances; by default there are none, so that only the loop prints.
         run_history: Where metrics are recorded; None for an ``InMemoryRunHistory``.
-        resume_from: A training state to resume, or a folder of them, or a URL; see ``Trainer.train``.
-        resume_missing: ``"start"`` begins a new run where ``resume_from`` holds no state at all.
+        resume_from: A training state, or a folder of states (the newest valid one is used), or the URL of either; see
+            ``Trainer.train``.
+        resume_missing: What to do if ``resume_from`` holds no state. ``"error"`` is the default; ``"start"`` begins a
+            new run.
         resume_allow: Differences from the saved run that are accepted; see ``Trainer.train``.
-        step_scheduler: When schedulers are stepped: after each update of their optimizer, or after each epoch.
-        watch_metric: The metric that ``ReduceLROnPlateau`` and others like it are stepped with, after each epoch.
-        mixed_precision: "no", "bf16" or "fp16"; None for what the script was launched with.
-        cpu: True for the CPU; None for the device that the script was launched on.
-        max_wait_seconds: See ``Trainer``.
-        create_optimizer_fn: Called with the model, returns its optimizer, in place of ``optimizer``: once, when the
-            block is entered, and the model is sharded if it is to be. One function for several models is called with an
-            ``nn.ModuleDict`` of them. Functions by the names of the models where each has an optimizer of its own.
+        step_scheduler: When schedulers are stepped: after each ``"update"`` of their optimizer, the default, or after
+            each ``"epoch"``.
+        watch_metric: The name of the metric that schedulers such as ``ReduceLROnPlateau`` are stepped with, after each
+            epoch.
+        mixed_precision: "no", "bf16" or "fp16". The default, None, is the launcher's setting.
+        cpu: True trains on the CPU. The default, None, is the device that the script was launched on.
+        max_wait_seconds: How many seconds a process waits for another one, 600 by default; see ``Trainer``.
+        create_optimizer_fn: A function that is called with the model and returns its optimizer; pass it in place of
+            ``optimizer``. It is called once, when the block is entered, after the model was sharded, if it is. One
+            function for several models is called with an ``nn.ModuleDict`` of them. If each model has its own
+            optimizer, pass functions by the names of the models.
         order: Which samples an epoch visits, and when; see ``Trainer.train``.
-        max_updates_per_batch: How many updates the loop makes of each batch of ``train_dataset`` at most, by
-            ``updates(batches)``. Schedules and the length of the run are counted with it.
-            ``gradient_accumulation_steps`` then counts the batches of the loop. None for the updates of
-            ``train_dataset`` alone.
+        max_updates_per_batch: The most updates that the loop makes of each batch of ``train_dataset``, by
+            ``updates(batches)``. Schedules and the length of the run are computed from it, and
+            ``gradient_accumulation_steps`` then counts the batches of the loop. None, the default, is for loops that do
+            not call ``updates(batches)``.
 
     Raises:
         ArgumentTypeError: An argument is another kind of thing, such as a class instead of an instance.
@@ -232,7 +242,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         # Where the script is: in the block, in its loop over epochs, in the training of one of them, in an update.
         self._stage: Literal["before", "within", "after"] = "before"
         self._loop: Literal["before", "within", "after"] = "before"
-        self._training: Literal["to come", "under way", "left", "over"] = "over"
+        self._training: Literal["to come", "in progress", "left", "over"] = "over"
         self._update: Update[Any] | None = None
         self._updates_of_batch = 0
         self._gathered_without_rows: list[Tensor] = []
@@ -247,12 +257,12 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
 
     @property
     def models(self) -> Mapping[str, nn.Module]:
-        """The models by name; that of a run of one model is called "model"."""
+        """The models by name; a single model is called "model"."""
         return self._given.models
 
     @property
     def optimizers(self) -> Mapping[str, Optimizer]:
-        """The optimizers by name; that of a run of one optimizer is called "optimizer".
+        """The optimizers by name; a single optimizer is called "optimizer".
 
         Those that ``create_optimizer_fn`` makes are there once the block is entered.
         """
@@ -284,7 +294,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         """Begin the run: place the models, and make loader and schedulers. A saved run is restored by the first loop.
 
         Raises:
-            ConfigurationError: The block was entered before, or is within that of another run.
+            ConfigurationError: The block was entered before, or is within the block of another run.
             FileNotFoundError: There is no training state to resume from.
             CheckpointError: No training state is valid.
         """
@@ -331,7 +341,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         """End the run through its last events, or close what is open after an exception.
 
         Returns:
-            Whether the exception was a request to stop, which ends the block in silence.
+            Whether the exception was a request to stop, which ends the block without an exception.
 
         Raises:
             NonFiniteLossError: ``TerminateOnNaNCallback`` ended the run; its last events have been called.
@@ -441,7 +451,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         self._evaluations.leave()
         if self._training == "to come":
             raise mistakes.epoch_without_updates()
-        if self._training in ("under way", "left"):
+        if self._training in ("in progress", "left"):
             self._leave_training()
         self._progress.finish_epoch()
         if self._stepping.after == "epoch" and not self._ends_within_epoch:
@@ -458,7 +468,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
     @overload
     def updates(self, batches: Iterable[_T], *, num_samples: int | None = None) -> Iterator[Update[_T]]: ...
     def updates(self, batches: Iterable[Any] | None = None, *, num_samples: int | None = None) -> Iterator[Update[Any]]:
-        """Iterate over the updates that are left of the epoch; outside of ``epochs()``, over those of all epochs.
+        """Iterate over the updates that are left of the epoch or, outside of ``epochs()``, of all epochs.
 
         Between two of them, training states are saved and signals end the run: what follows the step in the body
         belongs to its update. A ``break`` ends the epoch.
@@ -494,9 +504,9 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
             yield from self._updates_of_epoch()
 
     def _updates_of_epoch(self) -> Iterator[Update[BatchT]]:
-        """Iterate over the updates that are left of the epoch under way, with a safe point after each of them."""
+        """Iterate over the updates that are left of the epoch in progress, with a safe point after each of them."""
         if self._training != "to come":
-            place = "an update" if self._training == "under way" else "an epoch whose updates are over"
+            place = "an update" if self._training == "in progress" else "an epoch whose updates are over"
             raise mistakes.loop_within("updates()", place)
         self._start_training()
         count = self._loaders.count_batches(self.train_dataloader, "training")
@@ -556,7 +566,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
                 accumulation.counts_samples = counts_samples
 
     def _begin_update(self, batches: Iterator[tuple[MicroBatch, Any]], hooks: UpdateHooks) -> Update[Any]:
-        """Return the update of the next group of batches, which is under way from now on."""
+        """Return the update of the next group of batches, which is in progress from now on."""
         self._stop_requests.open_update()
         self._safe_points.leave()
         self._trained_models.broadcast_buffers()
@@ -585,7 +595,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
 
     def _start_training(self) -> None:
         """Begin the training of an epoch, or come back to where a saved run was in it."""
-        self._training = "under way"
+        self._training = "in progress"
         self._loss_tracker.reset()
         self._step_means.reset()
         self._progress.start_epoch()
@@ -644,7 +654,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
             retain_graph: Whether another backward pass goes through the graph of this one.
 
         Raises:
-            ConfigurationError: As ``Update.backward``, or there is no update under way.
+            ConfigurationError: As ``Update.backward``, or there is no update in progress.
         """
         update = self._require_update("backward(...)")
         update.backward(loss, model=model, num_items=num_items, retain_graph=retain_graph)
@@ -659,8 +669,8 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
             Whether this was after the last batch.
 
         Raises:
-            ConfigurationError: As ``Update.step``, or there is no update under way.
-            StopTrainingError: A process asked to end the run; no step was made.
+            ConfigurationError: As ``Update.step``, or there is no update in progress.
+            StopTrainingError: A process requested the end of the run; no step was made.
         """
         update = self._require_update("step()")
         if name is not None and name not in self._trained_models.by_name:
@@ -669,13 +679,13 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
             update.step(name)
         return update.is_at_last_batch
 
-    def request_stop(self, reason: str = "The loop asked to stop.") -> None:
-        """Ask that all processes end the run before the next update is made, as if it were complete.
+    def request_stop(self, reason: str = "The loop requested a stop.") -> None:
+        """Request that all processes end the run before the next update is made, as if it were complete.
 
-        One process may ask alone. What all of them know travels with the gradients: an update is not made if this is
-        called before the backward pass of its last batch; it is, and the next one is not, if this is called later. That
-        is so on one process too. On several accelerators the answer is read two updates later, so that none waits for
-        it.
+        A single process may make the request. What all of them know travels with the gradients: an update is not made
+        if this is called before the backward pass of its last batch; it is, and the next one is not, if this is called
+        later. That is so on one process too. On several accelerators the answer is read two updates later, so that none
+        waits for it.
 
         Leaving the block by ``break`` or ``StopTrainingError`` is for all processes together: where one leaves alone,
         all of them end with an error.
@@ -749,8 +759,8 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
 
         On several processes, the last step of a training epoch, or an evaluation, may have fewer samples than there are
         processes. Those without one get a batch of another process, so that the loop is the same on all of them. Its
-        losses, what is logged for it and what is gathered of it count for nothing, and callbacks do not see it. Ask
-        this where the loop adds up or collects values itself.
+        losses, what is logged for it and what is gathered of it count for nothing, and callbacks do not see it. Check
+        this if the loop adds up or collects values itself.
         """
         evaluated = self._evaluations.batch
         if evaluated is not None:
@@ -767,9 +777,9 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         Args:
             tensor: A tensor, or a nested list, tuple or mapping of tensors; first dimensions may differ.
             padding_value: Only needed where other dimensions differ too, which are filled up with it to the longest of
-                all processes. Rows that consist of it are left out, also those that the tensor had before: choose a
-                value that no row of your data consists of. A process whose rows are all padding may have a tensor of
-                another number of dimensions.
+                all processes. Rows that consist of it are left out, including rows that the tensor had before, so
+                choose a value that no row of your data consists of. A process whose rows are all padding may have a
+                tensor of a different number of dimensions.
             with_gradient: Whether gradients go back through the result to the rows of each process, as a loss over
                 the samples of all of them needs; each process has to use it in its loss then.
 
@@ -803,7 +813,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         Raises:
             ConfigurationError: There is no batch, the name cannot be used or was logged for this batch already, or the
                 value is not a single number.
-            BatchOutputError: ``num_items`` is no whole number.
+            BatchOutputError: ``num_items`` is not a whole number.
         """
         num_items = None if num_items is None else require_count(num_items, f'log("{name}", ...)')
         evaluated = self._evaluations.batch
@@ -838,7 +848,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         """Iterate over the batches of an evaluation, in which each sample counts once, on any number of processes.
 
         In the body the models are in eval mode, and no gradients are recorded; the modes come back when the iteration
-        ends, also by a ``break``, which records nothing. What is logged is recorded as ``eval_NAME_epoch``, and among
+        ends, even by a ``break``, which records nothing. What is logged is recorded as ``eval_NAME_epoch``, and among
         the updates of an epoch as ``intermediate_eval_NAME_epoch``. Each process has as many batches as the others, so
         that ``gather`` may be called in the body; one that has no sample, as there are fewer than processes, has a
         batch that weighs nothing: see ``is_at_empty_batch``.
@@ -940,7 +950,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
 
         Raises:
             FileNotFoundError: There is no such file.
-            CheckpointError: The file is damaged, or is that of another model; nothing was loaded.
+            CheckpointError: The file is damaged, or belongs to another model; nothing was loaded.
         """
         is_single = self._trained_models.has_one_optimizer
         return super().load_checkpoint(
@@ -1012,7 +1022,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
     def _call_event_together(
         self, event: Callable[Concatenate[Any, Any, ...], None], describe: Describe | None = None
     ) -> None:
-        """Call an event that all processes come to; if one of them asks to stop, all of them do."""
+        """Call an event that all processes come to; if one of them requests a stop, all of them stop."""
         with self._stop_requests.together(describe):
             self._call_event(event)
 
@@ -1044,7 +1054,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
 
     @override
     def run_evaluation_epoch(self, *, is_intermediate: bool = False, eval_names: Collection[str] | None = None) -> None:
-        """Refuse to evaluate: a custom training loop evaluates itself.
+        """Raise an error, because a custom training loop evaluates itself.
 
         Args:
             is_intermediate: Whether the training epoch would continue afterwards.
@@ -1063,7 +1073,7 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         optimizer: Optimizer | None = None,
         create_scheduler_fn: SchedulerFactory[SchedulerLike] | None = None,
     ) -> None:
-        """Refuse a further module: a run is given all of its models when it is created.
+        """Raise an error for a further module: a run is given all of its models when it is created.
 
         Args:
             name: Its name.
@@ -1085,7 +1095,7 @@ def _taking(items: deque[_T]) -> Iterator[_T]:
 
 @contextmanager
 def _set_back_by_one_epoch(clock: RunClock) -> Generator[None]:
-    """Training states and the last events have the epoch that comes next, whatever ends the context."""
+    """Training states and the last events have the epoch that comes next, no matter what ends the context."""
     clock.epoch -= 1
     try:
         yield

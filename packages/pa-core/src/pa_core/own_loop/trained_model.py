@@ -122,7 +122,7 @@ class TrainedModel:
             self.wrapping.renew()
 
     def require_gradients_of(self, loss: object) -> None:
-        """Refuse what no gradients of the module can be computed of.
+        """Raise an error for anything that no gradients of the module can be computed of.
 
         Args:
             loss: What was passed to ``backward``.

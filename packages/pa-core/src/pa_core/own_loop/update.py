@@ -85,7 +85,7 @@ class Update(Generic[BatchT]):
     """One optimizer update: iterate over it for its batches, call ``backward`` for each of them, and then ``step``.
 
     ``Run.updates`` yields the updates of a run. The gradient of an update is that of the mean loss over all of its
-    samples, on all processes, however many batches they come in.
+    samples, on all processes, no matter how many batches they come in.
 
     Args:
         number: The number of the update in the run, counted from 1.

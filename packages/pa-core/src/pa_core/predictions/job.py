@@ -1,4 +1,4 @@
-"""What ``predict()`` was asked for: the samples, their batches, and what is random in them."""
+"""What ``predict()`` was requested: the samples, their batches, and what is random in them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class PredictionJob:
     seed: int
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be predicted sample by sample."""
+        """Raise an error for anything that cannot be predicted sample by sample."""
         _check_dataset(self.dataset)
         for name in _FIXED:
             if self.dataloader_kwargs.get(name):
@@ -136,7 +136,7 @@ def _seeded_device(key: int, device: torch.device) -> Generator[None]:
 def _check_dataset(dataset: Dataset[Any] | DataLoader[Any]) -> None:
     if is_dataloader(dataset):
         raise ConfigurationError(
-            "Predictions come in the order of a dataset, and a DataLoader has an order of its own.",
+            "Predictions come in the order of a dataset, and a DataLoader has its own order.",
             given=f"a {type(dataset).__name__}",
             expected="a dataset with a length, whose samples are indexed by integers",
             do="Pass its dataset, and what else it was made with as collate_fn and dataloader_kwargs.",

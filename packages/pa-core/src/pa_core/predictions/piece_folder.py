@@ -237,7 +237,7 @@ def _of_something_else(folder: Path, before: Mapping[str, str], now: Mapping[str
         "There are pieces of other predictions, which were not completed.",
         given=f"{folder}, in which {shown}",
         expected="pieces by the same model, of as many samples, with the same arguments",
-        do='Call predict() as before to complete them, or pass other_pieces="remove" to begin anew.',
+        do='Call predict() as before to complete them, or pass other_pieces="remove" to start again.',
     )
 
 

@@ -211,7 +211,7 @@ def _cut(num_samples: int, batch_size: int, samples_per_piece: int | None) -> Pi
 def require_nothing_to_write(
     samples_per_piece: int | None, pieces: str | Path | None, other_pieces: Literal["error", "remove"]
 ) -> None:
-    """Refuse arguments that have no effect where the predictions are iterated over.
+    """Raise an error for arguments that have no effect where the predictions are iterated over.
 
     Args:
         samples_per_piece: As passed to ``predict()``.

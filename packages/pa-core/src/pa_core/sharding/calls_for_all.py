@@ -174,7 +174,7 @@ class CallsForAll:
         if rank() == teller:
             self._send(teller, *_take_apart(name, arguments, keywords))
         else:
-            self._require(self._receive(teller)[0], _Call, "calls the model once more in this step")
+            self._require(self._receive(teller)[0], _Call, "calls the model again in this step")
 
     def _after_call(self, _module: nn.Module, _arguments: object, output: object) -> None:
         self._depth -= 1
@@ -182,7 +182,7 @@ class CallsForAll:
             self._outputs += differentiable(output)
 
     def _require(self, message: _Call | _End, expected: type[_Call | _End], does: str) -> None:
-        """Refuse that a process with a sample does something else than the teller."""
+        """Raise an error if a process with a sample does something else than the teller."""
         if not isinstance(message, expected):
             raise RanksDifferError(
                 "The processes do not call the model equally often in a step.",

@@ -18,7 +18,7 @@ __all__ = ["gather_state", "gathering"]
 
 @contextmanager
 def gathering(tensors: Iterable[Tensor]) -> Generator[Iterator[Tensor]]:
-    """Give whole tensors within the context, each made when it is asked for; every process must enter it.
+    """Give whole tensors within the context, each made when it is requested; every process must enter it.
 
     Those that a process does not take, because it needs none or has failed, are made when it leaves the context: the
     others would wait for it.

@@ -53,7 +53,7 @@ class ShardedModules:
         self._frozen_groups = [group for group in self._groups() if not _is_trained(group)]
 
     def require_trainable(self, num_processes: int) -> None:
-        """Refuse what the weights of batches would be wrong for.
+        """Raise an error for anything that the weights of batches would be wrong for.
 
         Args:
             num_processes: All of these have to have samples of their own.

@@ -178,7 +178,7 @@ def _warn_of_one_block(model: nn.Module) -> None:
 
 
 def whole_parameters(model: nn.Module, settings: ShardingSettings, *, in_half_precision: bool) -> set[nn.Parameter]:
-    """Return the parameters that stay whole on each process: what was asked for, and what cannot be split.
+    """Return the parameters that stay whole on each process: what was requested, and what cannot be split.
 
     Args:
         model: A module.

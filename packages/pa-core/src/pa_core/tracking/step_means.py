@@ -55,7 +55,7 @@ class StepMeans(Mapping[str, LossTracker]):
 
     @property
     def is_in_step(self) -> bool:
-        """Whether a step is under way, in which values can be logged."""
+        """Whether a step is in progress, in which values can be logged."""
         return self._is_in_step
 
     def reset(self) -> None:
@@ -74,7 +74,7 @@ class StepMeans(Mapping[str, LossTracker]):
 
     @contextmanager
     def interrupted(self) -> Generator[None]:
-        """Return a context in which other steps begin and end; the step that is under way continues after it."""
+        """Return a context in which other steps begin and end; the step that is in progress continues after it."""
         before = self._names_of_step, self._pending, self._samples, self._is_in_step
         self._names_of_step, self._pending, self._is_in_step = set(), {}, False
         try:
@@ -105,8 +105,8 @@ class StepMeans(Mapping[str, LossTracker]):
             count: How much it counts; None for the samples of the step.
 
         Raises:
-            ConfigurationError: There is no step under way, the name cannot be used or was logged in this step already,
-                or the value is not a single number.
+            ConfigurationError: There is no step in progress, the name cannot be used or was logged in this step
+                already, or the value is not a single number.
         """
         if not self._is_in_step:
             raise _outside_of_steps(name)
@@ -205,7 +205,7 @@ def single_number(name: str, value: object) -> MetricValue:
     do = f'Log a number; record anything else once an epoch, run_history.update_metric("{name}", value).'
     if isinstance(value, Tensor):
         given = f"a tensor of shape {tuple(value.shape)} and dtype {value.dtype}"
-        do = f'Log its mean, log("{name}", value.mean()), or each element under a name of its own.'
+        do = f'Log its mean, log("{name}", value.mean()), or each element under its own name.'
     raise ConfigurationError(
         "Only single numbers can be logged.",
         given=f'log("{name}", ...) with {given}',

@@ -109,7 +109,7 @@ def end_run(optimizer: Optimizer) -> None:
 
 @contextmanager
 def not_asking(*optimizers: Optimizer) -> Generator[None]:
-    """Within the context settings may be loaded from a file, which asks for nothing; a run may be under way."""
+    """Within the context settings may be loaded from a file, which asks for nothing; a run may be in progress."""
     notes = [(optimizer, _notes.get(optimizer)) for optimizer in optimizers]
     outside_of_runs = [optimizer for optimizer, note in notes if note is None or note.left is not None]
     for optimizer in outside_of_runs:

@@ -115,7 +115,7 @@ class CustomLoaderState:
         if not has_exact_state(dataset):
             return " Its state_dict is not used, as it leaves out the samples in the buffer in which it shuffles."
         if _accelerate.is_dispatched(self.loader):
-            return " To resume from its state_dict instead, let each process read a share of its own without workers."
+            return " To resume from its state_dict instead, let each process read its own share without workers."
         return " To resume from its state_dict instead, pass num_workers=0, or a StatefulDataLoader of torchdata."
 
     def resume_between_epochs(self, saved: Mapping[str, Any]) -> None:
@@ -137,7 +137,7 @@ class CustomLoaderState:
         Args:
             saved: What ``capture`` returned; None for another loader, of which only batches can be counted.
             steps: The number of batches that were trained on.
-            report: Called with the number of batches passed over so far.
+            report: Called with the number of batches skipped so far.
 
         Raises:
             CheckpointError: The loader has fewer batches.
@@ -258,7 +258,7 @@ def _start_persistent_workers(loader: object) -> None:
 def _start_sampler(batches: Any) -> None:
     """Have a sampler draw its order now, from the RNG state of the start of the epoch, and not with the next batch.
 
-    Without workers, torchdata skips what a sampler without a state has yielded only when the next batch is asked for.
+    Without workers, torchdata skips what a sampler without a state has yielded only when the next batch is requested.
     """
     if isinstance(getattr(batches, "_sampler_iter", None), islice):
         indices = iter(batches._index_sampler)

@@ -1,4 +1,4 @@
-"""Where a run that has ended continues if more epochs or updates are asked for than before."""
+"""Where a run that has ended continues if more epochs or updates are requested than before."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Extension", "find_extension"]
 
 @dataclass(frozen=True, slots=True)
 class Extension:
-    """Where a run continues if more is asked for.
+    """Where a run continues if more is requested.
 
     Attributes:
         position: What comes then.

@@ -68,7 +68,7 @@ def fetched(place: str | Path, homes: Mapping[str, Path], say: Callable[[str], N
 
     Of an object store, the newest valid state is fetched, as the first process chooses it. A newer state in the local
     folder, of a run that the store knows, is preferred: the run was killed before it was sent. It is sent first if
-    another machine needs it. A warning tells which states were passed over.
+    another machine needs it. A warning tells which states were skipped.
 
     Args:
         place: A path, or the URL of a store, or of one state in it: that of the store, and the name of the state.
@@ -80,7 +80,8 @@ def fetched(place: str | Path, homes: Mapping[str, Path], say: Callable[[str], N
 
     Raises:
         ConfigurationError: The place is a URL that was made a ``Path``.
-        CheckpointError: There are states, but none is valid; or the store cannot be asked, or the disk not written to.
+        CheckpointError: There are states, but none is valid; or the store cannot be queried, or the disk not written
+            to.
     """
     url = url_of(place)
     if url is None:
@@ -94,7 +95,7 @@ def fetched(place: str | Path, homes: Mapping[str, Path], say: Callable[[str], N
     _raise_first(do_while_others_wait(choose if distributed.rank() == 0 else None))
     choice = distributed.gather_objects(choice)[0]
     for one in choice.skipped:
-        warn_user(f"The training state {one.path} in {url} is passed over: {one.reason}")
+        warn_user(f"The training state {one.path} in {url} is skipped: {one.reason}")
     if choice.path is None:
         return place
     _fetch_elsewhere(choice, choice.path)
@@ -109,7 +110,7 @@ class _Choice(NamedTuple):
         digest: That of the state.
         url: The store that has it.
         state: What it is in the store; None where it was not sent yet.
-        skipped: States that were passed over, newest first.
+        skipped: States that were skipped, newest first.
     """
 
     path: Path | None = None

@@ -66,7 +66,7 @@ def model_differs(model: nn.Module, saved: SavedModel) -> bool:
 
 
 def require_same_models(models: Mapping[str, nn.Module], saved: Mapping[str, SavedModel]) -> None:
-    """Refuse what was saved of other models.
+    """Raise an error for anything that was saved of other models.
 
     Args:
         models: The models without wrappers, by name.

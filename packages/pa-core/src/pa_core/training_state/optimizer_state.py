@@ -66,7 +66,7 @@ def require_same_optimizers(
     parameters: Mapping[str, nn.Parameter],
     saved: Mapping[str, SavedOptimizer],
 ) -> None:
-    """Refuse what was saved of other optimizers, or of optimizers of other parameters.
+    """Raise an error for anything that was saved of other optimizers, or of optimizers of other parameters.
 
     Args:
         optimizers: The optimizers by name, as the script made them.
@@ -154,7 +154,7 @@ def restore_parameters_beside_the_model(
 
 
 def load_state(optimizer: Optimizer, state: dict[str, Any]) -> None:
-    """Load what an optimizer's ``state_dict`` returned, which may have a form of its own.
+    """Load what an optimizer's ``state_dict`` returned, which may have its own form.
 
     Args:
         optimizer: The optimizer.

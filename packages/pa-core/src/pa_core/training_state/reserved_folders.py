@@ -85,7 +85,7 @@ def continues_run(state: Path, run: str, folders: Collection[Path], stores: Iter
         stores: Where it sends them.
 
     Raises:
-        CheckpointError: A store cannot be asked.
+        CheckpointError: A store cannot be queried.
     """
     places = {_real(state.parent), _real(state).parent}
     found = [(folder, record) for folder in map(_real, folders) for record in _states_of(run, folder)]

@@ -51,7 +51,7 @@ class Resumption:
         was_complete: Whether the saved run was complete, and nothing more is asked of it.
         name: The name of the run, which tells its states from those of others in the same folder.
         seed: The number that the order of the data and the augmentation follow from.
-        settings: What the run is asked for, as plain values; None until it is known.
+        settings: What the run is requested, as plain values; None until it is known.
         hyperparameters: What the script asks of each optimizer, by name.
         loaders: The custom data loaders of the run.
     """
@@ -99,7 +99,7 @@ class Resumption:
             self.choose_name([self.saved.path.parent])
 
     def choose_name(self, folders: Collection[Path], stores: Collection[StateStore] = ()) -> None:
-        """Keep the name of the saved run where this one continues it; a run that branches off has a name of its own.
+        """Keep the name of the saved run where this one continues it; a run that branches off has its own name.
 
         So neither ever takes the states of the other for its own. The name matters on the first process.
 
@@ -108,7 +108,7 @@ class Resumption:
             stores: The object stores to which it sends them.
 
         Raises:
-            CheckpointError: A store cannot be asked.
+            CheckpointError: A store cannot be queried.
         """
         if self.saved is not None and distributed.rank() == 0:
             is_continued = continues_run(self.saved.path, self.saved.name, folders, stores)
@@ -131,7 +131,7 @@ class Resumption:
         }
 
     def note_settings(self, run: ResumableRun, stepping: str, count_steps: Callable[[int, int], int]) -> None:
-        """Record what the run is asked for, once all of its objects are made.
+        """Record what the run is requested, once all of its objects are made.
 
         Args:
             run: The run.
@@ -232,7 +232,7 @@ class Resumption:
         Args:
             run: The run.
             train_dl: The training loader of the epoch.
-            report: Called with the number of steps passed over so far.
+            report: Called with the number of steps skipped so far.
 
         Returns:
             What came next in the saved run; None in an epoch that begins at its first step.
@@ -350,7 +350,7 @@ def find_saved_run(resume_from: str | Path, resume_missing: Literal["error", "st
         )
     chosen, saved = _choose_on_rank_zero(Path(resume_from)) if distributed.rank() == 0 else help_to_verify()
     for one in chosen.skipped:
-        warn_user(f"The training state {one.path} is passed over: {one.reason}")
+        warn_user(f"The training state {one.path} is skipped: {one.reason}")
     if chosen.problem is not None:
         raise chosen.problem
     if chosen.path is None and resume_missing == "start":
@@ -427,7 +427,7 @@ def _read_on_all(path: Path, digest: str) -> SavedRun:
 
 
 def _raise_if_one_differs(problem: str | None) -> None:
-    """Refuse a state on all processes if one of them cannot read it, or finds another one.
+    """Raise an error for a state on all processes if one of them cannot read it, or finds another one.
 
     A state that one process has whole is not given up for an older one: copies can be repaired, lost work cannot.
     """

@@ -23,7 +23,7 @@ __all__ = ["check_scheduler", "check_state_of_optimizer", "check_storable"]
 
 
 def check_storable(parts: Mapping[str, Any], optimizers: Mapping[str, Optimizer]) -> None:
-    """Refuse what could not be stored.
+    """Raise an error for anything that could not be stored.
 
     Args:
         parts: What ``capture`` returned.
@@ -41,7 +41,7 @@ def check_storable(parts: Mapping[str, Any], optimizers: Mapping[str, Optimizer]
 
 
 def check_scheduler(scheduler: object) -> None:
-    """Refuse a scheduler that has no state to save, or none that could be loaded.
+    """Raise an error for a scheduler that has no state to save, or none that could be loaded.
 
     Raises:
         CheckpointError: It lacks ``state_dict`` or ``load_state_dict``.
@@ -57,10 +57,10 @@ def check_scheduler(scheduler: object) -> None:
 
 
 def check_state_of_optimizer(optimizer: Optimizer) -> None:
-    """Refuse an optimizer whose present state could not be stored, or not be loaded again.
+    """Raise an error for an optimizer whose present state could not be stored, or not be loaded again.
 
-    Where the state has a form of its own, loading is tried on a copy of the optimizer on the CPU, which leaves the
-    optimizer itself unchanged. Until this returns, host memory holds the state once more.
+    Where the state has its own form, loading is tried on a copy of the optimizer on the CPU, which leaves the optimizer
+    itself unchanged. Until this returns, host memory holds the state again.
 
     Args:
         optimizer: An optimizer that has made an update: most make their state with the first one.

@@ -91,7 +91,7 @@ class RunLoaders:
             settings: Those of the current run.
             steps: The number of batches of the epoch that were trained on.
             is_at_end: Whether none is left to be trained on.
-            report: Called with the number of batches passed over so far.
+            report: Called with the number of batches skipped so far.
 
         Raises:
             CheckpointError: The training loader has fewer batches.

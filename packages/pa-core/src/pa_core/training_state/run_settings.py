@@ -40,7 +40,7 @@ RESUME_OVERRIDES = {
 
 LENGTH_OF_SCHEDULE = "length of the schedule"
 _KEPT = {"seed", LENGTH_OF_SCHEDULE}
-"""Settings that stay what they were, whatever is asked for."""
+"""Settings that stay what they were, whatever is requested."""
 
 
 def describe_settings(
@@ -165,7 +165,7 @@ def _setting(settings: Mapping[str, Any], name: str) -> Any:
 
 
 def check_resume_overrides(allowed: Collection[str]) -> None:
-    """Refuse unknown names.
+    """Raise an error for unknown names.
 
     Raises:
         ConfigurationError: A name is not a key of ``RESUME_OVERRIDES``.
@@ -180,7 +180,7 @@ def check_resume_overrides(allowed: Collection[str]) -> None:
 
 
 def refuse_differences(differences: Iterable[Difference], allowed: Collection[str], advice: Mapping[str, str]) -> None:
-    """Refuse differences that change what the run means and were not allowed.
+    """Raise an error for differences that change what the run means and were not allowed.
 
     Args:
         differences: What differs.

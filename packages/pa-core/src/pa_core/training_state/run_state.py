@@ -63,7 +63,7 @@ class RunState:
         seed: The number that the order of the data and the augmentation follow from.
         algorithm: The name of the permutation of ``Shuffled`` or ``Sequential``; None for other orders and
             for a custom data loader.
-        settings: What the run was asked for, as plain values.
+        settings: What the run was requested, as plain values.
         hyperparameters: What was asked of each optimizer when the run began, by name.
         nominal_items: The nominal number of items of an update of each optimizer, by name; None where samples are
             counted.
@@ -71,7 +71,7 @@ class RunState:
         scaler: The gradient scaler of fp16.
         objects: What was registered to be saved with the run.
         rng_state: The RNG state to save; None for the current one.
-        extension: Where the run continues if more is asked for; None where it continues at its position.
+        extension: Where the run continues if more is requested; None where it continues at its position.
     """
 
     position: Position
@@ -168,7 +168,7 @@ class SavedRun:
         return self.position.epochs + 1 if clock is None else int(clock["epoch"])
 
     def extend(self, run: ResumableRun) -> None:
-        """Continue with more epochs or updates than the saved run was asked for; no change where some were left.
+        """Continue with more epochs or updates than the saved run was requested; no change where some were left.
 
         More updates alone leave a run complete whose epochs are all trained: those of a dataset that has grown.
 
@@ -238,7 +238,7 @@ class SavedRun:
             allowed: Names of ``RESUME_OVERRIDES``.
 
         Returns:
-            The settings of the optimizers that differ from those of the saved run, and are those that were asked for.
+            The settings of the optimizers that differ from those of the saved run, and are those that were requested.
 
         Raises:
             CheckpointError: They are not those of the saved run, or one of them refuses its state; nothing is restored.

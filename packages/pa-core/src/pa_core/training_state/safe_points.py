@@ -163,7 +163,7 @@ class SafePoints:
         self._phase = None
 
     def reach(self, phase: Phase, run: ResumableRun, call: CallEvent) -> None:
-        """Save what was asked for: here, everything that the run consists of belongs to the same update.
+        """Save what was requested: here, everything that the run consists of belongs to the same update.
 
         Args:
             phase: What comes next.
@@ -231,7 +231,7 @@ class SafePoints:
         self._writer.abandon(failure)
 
     def drop_requests(self, failure: BaseException) -> None:
-        """Add notes of the states that were asked for and are not saved to the error that ends a run.
+        """Add notes of the states that were requested and are not saved to the error that ends a run.
 
         Args:
             failure: Why the run ends.
@@ -369,7 +369,7 @@ class SafePoints:
         self._save_requested(phase, run, call, goes_on=False)
 
     def check(self, run: ResumableRun) -> None:
-        """Refuse what could not be saved in a training state; optimizers are checked again after their first update.
+        """Raise an error for anything that cannot be saved; optimizers are checked again after their first update.
 
         Args:
             run: The run.
@@ -387,7 +387,7 @@ class SafePoints:
         self.unchecked_optimizers = set(optimizers)
 
     def check_optimizer(self, name: str, run: ResumableRun) -> None:
-        """Refuse an optimizer whose state could not be saved, after its first update.
+        """Raise an error for an optimizer whose state could not be saved, after its first update.
 
         Args:
             name: Its name.
@@ -474,7 +474,7 @@ class SafePoints:
         raise CheckpointError(
             "The run cannot be resumed from where it ended, so its training state is not saved.",
             given=f"save_training_state() {_when(self.ended_by)}",
-            expected="a run that is under way, that is complete, or that was left between two updates",
+            expected="a run that is in progress, that is complete, or that was left between two updates",
             do=_advice(self.ended_by),
         )
 

@@ -35,7 +35,7 @@ _COUNTED_SETTINGS = ("max_num_train_steps", "num_epochs")
 
 @dataclass(frozen=True, slots=True)
 class SavedSettings:
-    """What a run was asked for.
+    """What a run was requested.
 
     Attributes:
         position: Where it stands.
@@ -45,7 +45,7 @@ class SavedSettings:
         settings: Its settings, as plain values.
         hyperparameters: What was asked of each optimizer when the run began, by name.
         nominal_items: The nominal number of items of an update of each optimizer, by name.
-        extension: Where the run continues if more is asked for; None where it continues at its position.
+        extension: Where the run continues if more is requested; None where it continues at its position.
     """
 
     position: Position
@@ -102,7 +102,7 @@ class SavedParts:
         history: The state of the run history.
         callbacks: The states of callbacks, by the names of their classes.
         objects: The objects that were registered, in order.
-        run: What the run was asked for.
+        run: What the run was requested.
         processes: What each process has of its own, in the order of the ranks.
         extras: Further entries of the script, with whole tensors.
     """
@@ -146,7 +146,7 @@ def read_parts(state: State) -> SavedParts:
 
 
 def _require_agreement(parts: Entry, summary: Mapping[str, object], read: SavedParts) -> None:
-    """Refuse entries that say two things of one state."""
+    """Raise an error for entries that say two things of one state."""
     processes, position = read.run.settings["num_processes"], read.run.position
     if len(read.processes) != processes:
         raise parts.at("ranks").wrong(f"a list of {processes} entries, as run.settings.num_processes says")

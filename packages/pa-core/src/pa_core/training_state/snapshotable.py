@@ -92,7 +92,7 @@ class Snapshotable(Protocol):
 
 
 class ResumableRun(Snapshotable, Protocol):
-    """A run that is under way: it may be resumed, and its states saved at safe points."""
+    """A run that is in progress: it may be resumed, and its states saved at safe points."""
 
     @property
     def run_config(self) -> TrainerRunConfig:

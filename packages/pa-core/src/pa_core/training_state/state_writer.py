@@ -36,11 +36,11 @@ __all__ = ["StateRequest", "StateWriter", "raise_on_all"]
 
 @dataclass(frozen=True)
 class StateRequest:
-    """A training state that someone asked for.
+    """A training state that someone requested.
 
     Attributes:
         directory: Where it will be.
-        extras: Further entries, as they are when the state is asked for.
+        extras: Further entries, as they are when the state is requested.
         asynchronous: Whether training continues while it is written.
         sequence: Its place among the states of a folder.
         on_saved: Called with the directory, by the process that writes, once it is there.
@@ -56,7 +56,7 @@ class StateRequest:
 
 
 class StateWriter:
-    """Writes the states that were asked for; every process calls each method.
+    """Writes the states that were requested; every process calls each method.
 
     The first one writes, and where the weights are sharded, each of them.
 
@@ -105,7 +105,7 @@ class StateWriter:
     def write(
         self, parts: Mapping[str, Any], position: Position, run: str, optimizers: Collection[Optimizer] = ()
     ) -> None:
-        """Write every state that was asked for.
+        """Write every state that was requested.
 
         Args:
             parts: What the state holds.
@@ -171,7 +171,7 @@ class StateWriter:
             failure.add_note(f"Besides, the last training state could not be written: {error}")
 
     def drop_requests(self, failure: BaseException | None = None) -> None:
-        """Forget the states that were asked for.
+        """Forget the states that were requested.
 
         Args:
             failure: The error that ends the run, to which a note is added for each of them.
