@@ -18,11 +18,10 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 import torch
 from sklearn.datasets import load_digits
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import Subset, TensorDataset
 from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
@@ -51,23 +50,23 @@ def make_model() -> nn.Sequential:
     )
 
 
-def load_data() -> list[Subset[tuple[Tensor, ...]]]:
+def load_data() -> list[Subset]:
     """Return training, evaluation and test parts of scikit-learn's digits, the first one with wrong labels in it."""
-    digits: Any = load_digits()  # pyright: ignore[reportUnknownVariableType]  # it has no types
-    images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16
-    labels = torch.tensor(digits.target)
+    data, target = load_digits(return_X_y=True)
+    images = torch.tensor(data, dtype=torch.float32).view(-1, 1, 8, 8) / 16
+    labels = torch.tensor(target)
     draw = torch.Generator().manual_seed(0)
     order = torch.randperm(len(labels), generator=draw)
     train, evaluation, test = order[:900], order[900:1300], order[1300:]
     wrong = train[: len(train) // 5]
     labels[wrong] = torch.randint(10, wrong.shape, generator=draw)
     dataset = TensorDataset(images, labels)
-    return [Subset(dataset, part.tolist()) for part in (train, evaluation, test)]  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]  # torch leaves tolist open
+    return [Subset(dataset, part.tolist()) for part in (train, evaluation, test)]
 
 
 def main(epochs: int = 30, output: Path = Path("outputs/average_weights")) -> None:
     """Train, keep the best average in ``output``, and print the accuracy of both kinds of weights."""
-    torch.manual_seed(0)  # pyright: ignore[reportUnknownMemberType]  # torch leaves it untyped
+    torch.manual_seed(0)
     train_dataset, eval_dataset, test_dataset = load_data()
     model = make_model()
     accuracy = TorchMetricsCallback(

@@ -28,7 +28,6 @@ from accelerate.utils import FullyShardedDataParallelPlugin
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.utils.data import TensorDataset
-from typing_extensions import override
 
 from pa_core import DEFAULT_CALLBACKS, AnyTrainer, SaveTrainingStateCallback, Trainer
 
@@ -47,7 +46,6 @@ class CharacterTransformer(nn.Module):
         self.layers = nn.TransformerEncoder(layer, depth, enable_nested_tensor=False)
         self.logits = nn.Linear(width, len(CHARACTERS))
 
-    @override
     def forward(self, characters: Tensor) -> Tensor:
         length = characters.shape[1]
         mask = nn.Transformer.generate_square_subsequent_mask(length, device=characters.device)
@@ -56,10 +54,9 @@ class CharacterTransformer(nn.Module):
         return logits.log_softmax(dim=-1)
 
 
-class ShardingTrainer(Trainer[CharacterTransformer]):
+class ShardingTrainer(Trainer):
     """Splits its model over the processes, also where the launcher does not ask for it."""
 
-    @override
     def _create_accelerator(self) -> Any:
         return Accelerator(fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2))
 
@@ -91,7 +88,7 @@ def write(trainer: AnyTrainer, length: int = 200) -> str:
 
 def main(epochs: int = 10, output: Path = Path("outputs/character_transformer")) -> None:
     """Train, save states and weights in ``output``, and print what the model writes."""
-    torch.manual_seed(0)  # pyright: ignore[reportUnknownMemberType]  # torch leaves it untyped
+    torch.manual_seed(0)
     train_dataset, eval_dataset = load_data()
     model = CharacterTransformer()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)  # made before the model is split, it trains the pieces

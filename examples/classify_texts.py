@@ -19,7 +19,7 @@ import argparse
 from functools import partial
 from pathlib import Path
 from pydoc_data.topics import topics
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 import wandb
@@ -27,17 +27,16 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from torch import Tensor
 from torch.utils.data import Dataset, random_split
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, DistilBertConfig, PreTrainedTokenizerFast
-from typing_extensions import override
 
 from pa_callbacks_extra import TrackerCallback
-from pa_core import DEFAULT_CALLBACKS, BatchOutput, Trainer
+from pa_core import DEFAULT_CALLBACKS, Trainer
 from pa_schedulers import CosineLrScheduler
 
-Batch: TypeAlias = dict[str, Tensor]
+Batch = dict[str, Tensor]
 CHAPTERS = ["compound", "debugger", "string-methods", "typesmapping"]
 
 
-class Paragraphs(Dataset[tuple[str, int]]):
+class Paragraphs(Dataset):
     """The paragraphs of the chapters, each with the number of its chapter."""
 
     def __init__(self) -> None:
@@ -47,16 +46,14 @@ class Paragraphs(Dataset[tuple[str, int]]):
     def __len__(self) -> int:
         return len(self.samples)
 
-    @override
     def __getitem__(self, index: int) -> tuple[str, int]:
         return self.samples[index]
 
 
-class TextTrainer(Trainer[Any, Batch, BatchOutput]):
+class TextTrainer(Trainer):
     """Records the accuracy of evaluations; the default step takes the loss that the model returns."""
 
-    @override
-    def calculate_eval_batch_loss(self, batch: Batch) -> BatchOutput:
+    def calculate_eval_batch_loss(self, batch: Batch) -> dict[str, Any]:
         output = super().calculate_eval_batch_loss(batch)
         self.log("accuracy", (output["model_outputs"].logits.argmax(dim=-1) == batch["labels"]).float().mean())
         return output
@@ -64,19 +61,17 @@ class TextTrainer(Trainer[Any, Batch, BatchOutput]):
 
 def load_model(pretrained: str, texts: list[str]) -> tuple[Any, Any]:
     """Return a tokenizer and a model: from the hub if they have a name there, else new ones for these texts."""
-    tokenizers: Any = AutoTokenizer
-    classifiers: Any = AutoModelForSequenceClassification
     if pretrained:
-        return tokenizers.from_pretrained(pretrained), classifiers.from_pretrained(pretrained, num_labels=len(CHAPTERS))
-    words: Any = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+        model = AutoModelForSequenceClassification.from_pretrained(pretrained, num_labels=len(CHAPTERS))
+        return AutoTokenizer.from_pretrained(pretrained), model
+    words = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     words.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     words.train_from_iterator(texts, trainers.WordPieceTrainer(vocab_size=2000, special_tokens=["[PAD]", "[UNK]"]))
-    config: Any = DistilBertConfig(vocab_size=2000, dim=64, n_layers=2, n_heads=4, hidden_dim=128)
+    config = DistilBertConfig(vocab_size=2000, dim=64, n_layers=2, n_heads=4, hidden_dim=128)
     config.num_labels = len(CHAPTERS)
-    make_tokenizer: Any = PreTrainedTokenizerFast
-    tokenizer = make_tokenizer(tokenizer_object=words, pad_token="[PAD]", unk_token="[UNK]")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="[PAD]", unk_token="[UNK]")
     tokenizer.model_input_names = ["input_ids", "attention_mask"]
-    return tokenizer, classifiers.from_config(config)
+    return tokenizer, AutoModelForSequenceClassification.from_config(config)
 
 
 def collate(samples: list[tuple[str, int]], tokenizer: Any) -> Batch:
@@ -87,7 +82,7 @@ def collate(samples: list[tuple[str, int]], tokenizer: Any) -> Batch:
 
 def main(epochs: int = 6, pretrained: str = "", output: Path = Path("outputs/classify_texts")) -> None:
     """Train, log the mistakes, and print how many texts were classified rightly."""
-    torch.manual_seed(0)  # pyright: ignore[reportUnknownMemberType]  # torch leaves it untyped
+    torch.manual_seed(0)
     paragraphs = Paragraphs()
     train_data, eval_data = random_split(paragraphs, [len(paragraphs) - 120, 120])
     others = [paragraphs[index] for index in eval_data.indices]
@@ -104,8 +99,8 @@ def main(epochs: int = 6, pretrained: str = "", output: Path = Path("outputs/cla
     predicted: list[int] = [number for batch in batches for number in batch["logits"].argmax(-1).tolist()]
     if trainer.is_main_process:  # the others have no predictions
         answers = [(text, CHAPTERS[label], CHAPTERS[one]) for (text, label), one in zip(others, predicted, strict=True)]
-        mistakes: Any = [answer for answer in answers if answer[1] != answer[2]]
-        table = wandb.Table(columns=["text", "chapter", "predicted"], data=mistakes)
+        mistakes = [answer for answer in answers if answer[1] != answer[2]]
+        table = wandb.Table(columns=["text", "chapter", "predicted"], data=[*mistakes])
         track.native("wandb").log({"mistakes": table}, step=track.step)
         track.finish()  # now, so that the line below is the last one
         right = len(answers) - len(mistakes)

@@ -30,7 +30,6 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import StratifiedKFold
 from torch import nn
 from torch.utils.data import Dataset, Subset, TensorDataset, random_split
-from typing_extensions import override
 
 from pa_core import Trainer, gather_objects, world_process_zero_only
 
@@ -40,26 +39,25 @@ FOLDS = 3
 class DigitsTrainer(Trainer):
     """A trainer that also records which share of the digits is recognised."""
 
-    @override
     def calculate_eval_batch_loss(self, batch: tuple[torch.Tensor, torch.Tensor]) -> dict[str, Any]:
         output = super().calculate_eval_batch_loss(batch)
         self.log("accuracy", (output["model_outputs"].argmax(dim=1) == batch[1]).float().mean())
         return output
 
 
-def load_data() -> tuple[TensorDataset, list[tuple[Any, Any]], Dataset[Any]]:
+def load_data() -> tuple[TensorDataset, list[tuple[Any, Any]], Dataset]:
     """Return digits, the samples of each fold beside those of the others, and digits to test the final model."""
-    digits: Any = load_digits()  # pyright: ignore[reportUnknownVariableType]  # it has no types
-    everything = TensorDataset(torch.tensor(digits.data / 16, dtype=torch.float32), torch.tensor(digits.target))
+    data, target = load_digits(return_X_y=True)
+    everything = TensorDataset(torch.tensor(data, dtype=torch.float32) / 16, torch.tensor(target))
     chosen, test = random_split(everything, [1500, 297], generator=torch.Generator().manual_seed(0))
     dataset = TensorDataset(*everything[list(chosen.indices)])
-    splitter: Any = StratifiedKFold(FOLDS, shuffle=True, random_state=0)
+    splitter = StratifiedKFold(FOLDS, shuffle=True, random_state=0)
     return dataset, list(splitter.split(*dataset.tensors)), test
 
 
-def train(train_dataset: Dataset[Any], eval_dataset: Dataset[Any], settings: dict[str, float], epochs: int) -> Trainer:
+def train(train_dataset: Dataset, eval_dataset: Dataset, settings: dict[str, float], epochs: int) -> Trainer:
     """Train a new model, quietly, and return its trainer."""
-    torch.manual_seed(0)  # pyright: ignore[reportUnknownMemberType]  # torch leaves it untyped
+    torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
     optimizer = torch.optim.AdamW(model.parameters(), settings["learning_rate"], weight_decay=settings["weight_decay"])
     trainer = DigitsTrainer(model, nn.CrossEntropyLoss(), optimizer, callbacks=[])

@@ -16,17 +16,16 @@ The last line that it prints:
 from __future__ import annotations
 
 import argparse
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.utils.data import Subset, TensorDataset, random_split
-from typing_extensions import override
 
-from pa_core import DEFAULT_CALLBACKS, AnyTrainer, BatchOutput, StopTrainingError, Trainer, TrainerCallback
+from pa_core import DEFAULT_CALLBACKS, AnyTrainer, StopTrainingError, Trainer, TrainerCallback
 
-Batch: TypeAlias = tuple[Tensor, Tensor]
+Batch = tuple[Tensor, Tensor]
 
 
 class DigitsCallback(TrainerCallback):
@@ -46,11 +45,9 @@ class PrintConfusion(DigitsCallback):
 
     confusions: Tensor
 
-    @override
     def on_confusions(self, trainer: AnyTrainer, confusions: Tensor) -> None:
         self.confusions = confusions
 
-    @override
     def on_training_run_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         mistakes, most = int(self.confusions.sum()), int(self.confusions.max())
         digit, taken_for = divmod(int(self.confusions.argmax()), 10)
@@ -63,44 +60,40 @@ class StopWhenFewMistakes(DigitsCallback):
     def __init__(self, at_most: int) -> None:
         self.at_most = at_most
 
-    @override
     def on_confusions(self, trainer: AnyTrainer, confusions: Tensor) -> None:
         if confusions.sum() <= self.at_most:
             raise StopTrainingError(f"at most {self.at_most} digits are mistaken")
 
 
-class DigitsTrainer(Trainer[nn.Module, Batch, BatchOutput]):
+class DigitsTrainer(Trainer):
     """A trainer that tells its callbacks which digits it mistook."""
 
-    @override
     def eval_epoch_start(self) -> None:
         super().eval_epoch_start()
         self.confusions = torch.zeros(10, 10, dtype=torch.long, device=self.device)
 
-    @override
-    def calculate_eval_batch_loss(self, batch: Batch) -> BatchOutput:
+    def calculate_eval_batch_loss(self, batch: Batch) -> dict[str, Any]:
         output = super().calculate_eval_batch_loss(batch)
         guesses = output["model_outputs"].argmax(dim=1)
         wrong = guesses != batch[1]
         self.confusions.index_put_((batch[1][wrong], guesses[wrong]), torch.tensor(1), accumulate=True)
         return output
 
-    @override
     def eval_epoch_end(self) -> None:
         of_all_processes = self.gather(self.confusions.unsqueeze(0)).sum(dim=0)
         self.callback_handler.call_event(DigitsCallback.on_confusions, self, of_all_processes)
 
 
-def load_data() -> list[Subset[tuple[Tensor, ...]]]:
+def load_data() -> list[Subset]:
     """Return the training and evaluation parts of the digits that come with scikit-learn."""
-    digits: Any = load_digits()  # pyright: ignore[reportUnknownVariableType]  # it has no types
-    dataset = TensorDataset(torch.tensor(digits.images, dtype=torch.float32) / 16, torch.tensor(digits.target))
+    data, target = load_digits(return_X_y=True)
+    dataset = TensorDataset(torch.tensor(data, dtype=torch.float32).view(-1, 8, 8) / 16, torch.tensor(target))
     return random_split(dataset, [1500, 297], generator=torch.Generator().manual_seed(0))
 
 
 def main(epochs: int = 30, mistakes: int = 9) -> None:
     """Train until few mistakes are left, and print the most frequent one."""
-    torch.manual_seed(0)  # pyright: ignore[reportUnknownMemberType]  # torch leaves it untyped
+    torch.manual_seed(0)
     train_dataset, eval_dataset = load_data()
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)

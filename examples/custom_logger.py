@@ -24,9 +24,8 @@ from typing import Any
 
 import torch
 from sklearn.datasets import load_digits
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import Subset, TensorDataset, random_split
-from typing_extensions import override
 
 from pa_core import DEFAULT_CALLBACKS, AnyTrainer, LogMetricsCallback, SaveTrainingStateCallback, Trainer
 
@@ -42,7 +41,6 @@ class LogToFile(LogMetricsCallback):
         self.path = path
         self.size = 0
 
-    @override
     def log_metrics(self, trainer: AnyTrainer, metrics: dict[str, float]) -> None:
         if not trainer.is_main_process:
             return
@@ -64,17 +62,17 @@ class LogToFile(LogMetricsCallback):
         self.size = state_dict["size"]
 
 
-def load_data() -> list[Subset[tuple[Tensor, ...]]]:
+def load_data() -> list[Subset]:
     """Return the training and evaluation parts of the digits that come with scikit-learn."""
-    digits: Any = load_digits()  # pyright: ignore[reportUnknownVariableType]  # it has no types
-    pixels = torch.tensor(digits.images, dtype=torch.float32) / 16
-    dataset = TensorDataset(pixels, torch.tensor(digits.target))
+    data, target = load_digits(return_X_y=True)
+    pixels = torch.tensor(data, dtype=torch.float32).view(-1, 8, 8) / 16
+    dataset = TensorDataset(pixels, torch.tensor(target))
     return random_split(dataset, [1200, 597], generator=torch.Generator().manual_seed(0))
 
 
 def main(epochs: int = 4, output: Path = Path("outputs/custom_logger")) -> None:
     """Train, and print the last line of the file."""
-    torch.manual_seed(0)  # pyright: ignore[reportUnknownMemberType]  # torch leaves it untyped
+    torch.manual_seed(0)
     train_dataset, eval_dataset = load_data()
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
     path = output / "metrics.jsonl"

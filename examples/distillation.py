@@ -17,11 +17,10 @@ The last lines that it prints:
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
 import torch
 from sklearn.datasets import load_digits
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional
 from torch.utils.data import Subset, TensorDataset, random_split
 
@@ -30,15 +29,15 @@ from pa_core import Run, Trainer
 TEMPERATURE = 4.0
 
 
-def load_data() -> list[Subset[tuple[Tensor, ...]]]:
+def load_data() -> list[Subset]:
     """Return the digits for the teacher, the few for the student, and those to test with."""
-    digits: Any = load_digits()  # pyright: ignore[reportUnknownVariableType]  # it has no types
-    pixels = torch.tensor(digits.data, dtype=torch.float32) / 16
-    dataset = TensorDataset(pixels, torch.tensor(digits.target))
+    data, target = load_digits(return_X_y=True)
+    pixels = torch.tensor(data, dtype=torch.float32) / 16
+    dataset = TensorDataset(pixels, torch.tensor(target))
     return random_split(dataset, [1197, 300, 300], generator=torch.Generator().manual_seed(0))
 
 
-def train_teacher(dataset: Subset[tuple[Tensor, ...]], epochs: int) -> nn.Module:
+def train_teacher(dataset: Subset, epochs: int) -> nn.Module:
     """Return a large network that knows the digits, frozen."""
     teacher = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10))
     optimizer = torch.optim.AdamW(teacher.parameters(), lr=1e-3)
@@ -49,7 +48,7 @@ def train_teacher(dataset: Subset[tuple[Tensor, ...]], epochs: int) -> nn.Module
 
 def main(epochs: int = 20) -> None:
     """Train a teacher, a student of it, and a network that has no teacher, and print what they recognise."""
-    torch.manual_seed(0)  # pyright: ignore[reportUnknownMemberType]  # torch leaves it untyped
+    torch.manual_seed(0)
     many_digits, few_digits, test_digits = load_data()
     teacher = train_teacher(many_digits, epochs)
     student, untaught = (nn.Sequential(nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10)) for _ in range(2))

@@ -18,10 +18,9 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]  # annotated in part
+from safetensors.torch import load_file
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
@@ -37,8 +36,8 @@ def make_model() -> nn.Sequential:
 
 def load_data() -> tuple[TensorDataset, Tensor, Tensor]:
     """Return digits to train on, and the pixels and names of others."""
-    digits: Any = load_digits()  # pyright: ignore[reportUnknownVariableType]  # it has no types
-    pixels, names = torch.tensor(digits.images / 16, dtype=torch.float32), torch.tensor(digits.target)
+    data, target = load_digits(return_X_y=True)
+    pixels, names = torch.tensor(data, dtype=torch.float32).view(-1, 8, 8) / 16, torch.tensor(target)
     return TensorDataset(pixels[:1500], names[:1500]), pixels[1500:], names[1500:]
 
 
@@ -60,7 +59,7 @@ def describe(path: Path, model: Callable[[Tensor], Tensor], expected: Tensor, pi
 
 def main(epochs: int = 10, output: Path = Path("outputs/export_digits")) -> None:
     """Train, export in two ways, and try out what was exported as another program would."""
-    torch.manual_seed(0)  # pyright: ignore[reportUnknownMemberType]  # torch leaves it untyped
+    torch.manual_seed(0)
     train_dataset, pixels, names = load_data()
     model = make_model()
     trainer = Trainer(model, nn.CrossEntropyLoss(), torch.optim.AdamW(model.parameters(), lr=3e-3))

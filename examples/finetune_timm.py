@@ -20,7 +20,7 @@ The last lines that it prints:
 from __future__ import annotations
 
 import argparse
-from typing import Any, TypeAlias, cast
+from typing import Any
 
 import timm
 import torch
@@ -28,13 +28,11 @@ from sklearn.datasets import load_digits
 from timm.models import ConvNeXt
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset, random_split
-from typing_extensions import override
 
 from pa_core import DEFAULT_CALLBACKS, AnyTrainer, Trainer, TrainerCallback
 from pa_finetuning import GradualUnfreezing, ModelFreezer
 
-Batch: TypeAlias = tuple[Tensor, Tensor]
-Digits: TypeAlias = Dataset[tuple[Tensor, ...]]
+Batch = tuple[Tensor, Tensor]
 STAGES = 4
 
 
@@ -45,7 +43,6 @@ class UnfreezeStageByStage(GradualUnfreezing, TrainerCallback):
 class DigitsTrainer(Trainer):
     """A trainer that also records which share of the digits is recognised."""
 
-    @override
     def calculate_eval_batch_loss(self, batch: Batch) -> dict[str, Any]:
         output = super().calculate_eval_batch_loss(batch)
         self.log("accuracy", (output["model_outputs"].argmax(dim=1) == batch[1]).float().mean())
@@ -59,7 +56,6 @@ class ReportStages(TrainerCallback):
         self.epochs_per_stage = epochs_per_stage
         self.lines: list[str] = []
 
-    @override
     def on_training_run_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         stage, rest = divmod(trainer.run_history.current_epoch, self.epochs_per_stage)
         if rest == 0:
@@ -68,11 +64,11 @@ class ReportStages(TrainerCallback):
             self.lines.append(f"Stage {stage}: {trained:,} parameters trained, {accuracy:.1%} of new digits recognised")
 
 
-def load_data() -> tuple[Digits, Digits, Digits]:
+def load_data() -> tuple[Dataset, Dataset, Dataset]:
     """Return the digits 0 to 4, then a hundred of the digits 5 to 9 to learn from, and the rest of these to test."""
-    digits: Any = load_digits()  # pyright: ignore[reportUnknownVariableType]  # it has no types
-    pixels = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16
-    names = torch.tensor(digits.target)
+    data, target = load_digits(return_X_y=True)
+    pixels = torch.tensor(data, dtype=torch.float32).view(-1, 1, 8, 8) / 16
+    names = torch.tensor(target)
     old, new = names < 5, names >= 5  # noqa: PLR2004  # the old digits are 0 to 4
     new_digits = TensorDataset(pixels[new], names[new] - 5)
     parts = [100, len(new_digits) - 100]
@@ -82,9 +78,10 @@ def load_data() -> tuple[Digits, Digits, Digits]:
 
 def main(epochs: int = 4) -> None:
     """Train on the old digits, fine-tune on a few new ones, and print what each stage achieved."""
-    torch.manual_seed(0)  # pyright: ignore[reportUnknownMemberType]  # torch leaves it untyped
+    torch.manual_seed(0)
     old_digits, few_new_digits, new_test_digits = load_data()
-    model = cast("ConvNeXt", timm.create_model("test_convnext", num_classes=5, in_chans=1, patch_size=1))
+    model = timm.create_model("test_convnext", num_classes=5, in_chans=1, patch_size=1)
+    assert isinstance(model, ConvNeXt)
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     Trainer(model, nn.CrossEntropyLoss(), optimizer).train(old_digits, num_epochs=epochs, per_device_batch_size=32)
 

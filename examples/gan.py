@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 import torch
 from sklearn.datasets import load_digits
@@ -32,8 +31,8 @@ NOISE = 16
 
 def load_data() -> TensorDataset:
     """Return the scanned digits, between -1 and 1."""
-    digits: Any = load_digits()  # pyright: ignore[reportUnknownVariableType]  # it has no types
-    return TensorDataset(torch.tensor(digits.data, dtype=torch.float32) / 8 - 1)
+    data, _ = load_digits(return_X_y=True)
+    return TensorDataset(torch.tensor(data, dtype=torch.float32) / 8 - 1)
 
 
 def make_models() -> tuple[nn.Sequential, nn.Sequential]:
@@ -46,7 +45,7 @@ def make_models() -> tuple[nn.Sequential, nn.Sequential]:
 
 def main(epochs: int = 30, output: Path = Path("outputs/gan")) -> None:
     """Train, and print how far the mean of the generated digits is from that of the scanned ones."""
-    torch.manual_seed(0)  # pyright: ignore[reportUnknownMemberType]  # torch leaves it untyped
+    torch.manual_seed(0)
     digits = load_data()
     generator, discriminator = make_models()
     run = Run(

@@ -19,7 +19,7 @@ from __future__ import annotations
 import argparse
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import Any
 
 import timm
 import torch
@@ -28,8 +28,7 @@ from sklearn.datasets import load_digits
 from timm.data.mixup import Mixup
 from timm.scheduler.cosine_lr import CosineLRScheduler
 from torch import Tensor, nn
-from torchvision import datasets, transforms  # type: ignore[import-untyped]  # it has no types
-from typing_extensions import override
+from torchvision import datasets, transforms
 
 from pa_core import (
     DEFAULT_CALLBACKS,
@@ -40,30 +39,28 @@ from pa_core import (
 )
 
 NUM_TRAINED = 1500
-Batch: TypeAlias = tuple[Tensor, Tensor]
+Batch = tuple[Tensor, Tensor]
 NUM_UPDATES = TrainerPlaceholderValues.NUM_EPOCHS * TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH
 
 
 @world_process_zero_only
 def write_images(folder: Path) -> None:
     """Write each scanned digit into the folder of its class, on one process, for which the others wait."""
-    digits: Any = load_digits()  # pyright: ignore[reportUnknownVariableType]  # it has no types
-    for number, (pixels, label) in enumerate(zip(digits.images, digits.target, strict=True)):
+    data, target = load_digits(return_X_y=True)
+    for number, (pixels, label) in enumerate(zip(data, target, strict=True)):
         of_class = folder / ("train" if number < NUM_TRAINED else "eval") / str(label)
         of_class.mkdir(parents=True, exist_ok=True)
-        Image.fromarray((pixels * 15).astype("uint8")).save(of_class / f"{number:04}.png")
+        Image.fromarray((pixels.reshape(8, 8) * 15).astype("uint8")).save(of_class / f"{number:04}.png")
 
 
 class MixupTrainer(TrainerWithTimmScheduler):
     """A trainer that mixes images and targets in training, and records the share of images that are recognised."""
 
-    mixup = Mixup(mixup_alpha=0.2, label_smoothing=0.1, num_classes=10)  # type: ignore[no-untyped-call]  # timm's
+    mixup = Mixup(mixup_alpha=0.2, label_smoothing=0.1, num_classes=10)
 
-    @override
     def calculate_train_batch_loss(self, batch: Batch) -> dict[str, Any]:
         return super().calculate_train_batch_loss(self.mixup(*batch))
 
-    @override
     def calculate_eval_batch_loss(self, batch: Batch) -> dict[str, Any]:
         output = super().calculate_eval_batch_loss(batch)
         self.log("accuracy", (output["model_outputs"].argmax(dim=1) == batch[1]).float().mean())
@@ -72,7 +69,7 @@ class MixupTrainer(TrainerWithTimmScheduler):
 
 def main(epochs: int = 8, output: Path = Path("outputs/image_folder")) -> None:
     """Write the images, train on them, and print how many others the best epoch recognised."""
-    torch.manual_seed(0)  # pyright: ignore[reportUnknownMemberType]  # torch leaves it untyped
+    torch.manual_seed(0)
     write_images(output / "images")
     to_tensor = [transforms.Grayscale(), transforms.ToTensor(), transforms.Normalize([0.5], [0.5])]
     augmented = transforms.Compose([transforms.RandomAffine(degrees=10, translate=(0.1, 0.1)), *to_tensor])
@@ -88,7 +85,7 @@ def main(epochs: int = 8, output: Path = Path("outputs/image_folder")) -> None:
         optimizer=torch.optim.AdamW(model.parameters(), lr=4e-3, weight_decay=0.05),
         callbacks=[*DEFAULT_CALLBACKS, save_best],
     )
-    schedule = partial(CosineLRScheduler, t_initial=cast("int", NUM_UPDATES), warmup_t=20, t_in_epochs=False)
+    schedule = partial(CosineLRScheduler, t_initial=NUM_UPDATES, warmup_t=20, t_in_epochs=False)
     trainer.train(
         train_images,
         num_epochs=epochs,

@@ -24,7 +24,6 @@ import torch
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
-from typing_extensions import override
 
 from pa_core import Trainer
 from pa_core.orders import ClassBalanced, Order, Shuffled
@@ -34,7 +33,7 @@ NUM_RARE = 10
 NUM_TRAINING = 1200
 
 
-class ShiftedDigits(Dataset[tuple[Tensor, Tensor]]):
+class ShiftedDigits(Dataset):
     """Scanned digits, moved by up to one pixel in each direction every time that one is asked for."""
 
     def __init__(self, pixels: Tensor, digits: Tensor) -> None:
@@ -44,7 +43,6 @@ class ShiftedDigits(Dataset[tuple[Tensor, Tensor]]):
     def __len__(self) -> int:
         return len(self.digits)
 
-    @override
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         down, right = (int(number) for number in torch.randint(-1, 2, (2,)))
         return self.pixels[index].roll((down, right), (0, 1)), self.digits[index]
@@ -53,7 +51,6 @@ class ShiftedDigits(Dataset[tuple[Tensor, Tensor]]):
 class DigitsTrainer(Trainer):
     """A trainer that also records which share of the digits is recognised."""
 
-    @override
     def calculate_eval_batch_loss(self, batch: tuple[Tensor, Tensor]) -> dict[str, Any]:
         output = super().calculate_eval_batch_loss(batch)
         self.log("accuracy", (output["model_outputs"].argmax(dim=1) == batch[1]).float().mean())
@@ -62,8 +59,8 @@ class DigitsTrainer(Trainer):
 
 def load_data() -> tuple[ShiftedDigits, dict[str, TensorDataset]]:
     """Return digits to train on, with few 3, 5 and 8, and other ones to test on, the rare and the common apart."""
-    digits: Any = load_digits()  # pyright: ignore[reportUnknownVariableType]  # it has no types
-    pixels, names = torch.tensor(digits.images, dtype=torch.float32) / 16, torch.tensor(digits.target)
+    data, target = load_digits(return_X_y=True)
+    pixels, names = torch.tensor(data, dtype=torch.float32).view(-1, 8, 8) / 16, torch.tensor(target)
     is_test, is_rare = torch.arange(len(names)) >= NUM_TRAINING, torch.isin(names, RARE)
     is_kept = ~is_test
     for rare in RARE:
@@ -75,7 +72,7 @@ def load_data() -> tuple[ShiftedDigits, dict[str, TensorDataset]]:
 
 def train(order: Order, data: ShiftedDigits, tests: dict[str, TensorDataset], epochs: int) -> Trainer:
     """Train in this order, and evaluate on both sets of test digits."""
-    torch.manual_seed(0)  # pyright: ignore[reportUnknownMemberType]  # torch leaves it untyped
+    torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 128), nn.ReLU(), nn.Dropout(0.1), nn.Linear(128, 10))
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     trainer = DigitsTrainer(model, nn.CrossEntropyLoss(), optimizer, callbacks=[])

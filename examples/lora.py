@@ -21,7 +21,7 @@ from __future__ import annotations
 import argparse
 import zlib
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
@@ -29,33 +29,30 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.utils.data import Dataset, random_split
 from transformers import ViTConfig, ViTForImageClassification
-from typing_extensions import override
 
 from pa_core import DEFAULT_CALLBACKS, SaveTrainingStateCallback, Trainer
 
-Sample: TypeAlias = dict[str, Tensor]
+Sample = dict[str, Tensor]
 
 
-class Digits(Dataset[Sample]):
+class Digits(Dataset):
     """The digits that come with scikit-learn, under the names of what the model takes."""
 
     def __init__(self) -> None:
-        digits: Any = load_digits()  # pyright: ignore[reportUnknownVariableType]  # it has no types
-        self.images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16
-        self.labels = torch.tensor(digits.target)
+        data, target = load_digits(return_X_y=True)
+        self.images = torch.tensor(data, dtype=torch.float32).view(-1, 1, 8, 8) / 16
+        self.labels = torch.tensor(target)
 
     def __len__(self) -> int:
         return len(self.labels)
 
-    @override
     def __getitem__(self, index: int) -> Sample:
         return {"pixel_values": self.images[index], "labels": self.labels[index]}
 
 
-class DigitsTrainer(Trainer[PeftModel, Sample, dict[str, Any]]):
+class DigitsTrainer(Trainer):
     """A trainer of a model that returns its own loss, which also records the share of digits that are recognised."""
 
-    @override
     def calculate_eval_batch_loss(self, batch: Sample) -> dict[str, Any]:
         output = super().calculate_eval_batch_loss(batch)
         guesses = output["model_outputs"].logits.argmax(dim=1)
@@ -77,7 +74,9 @@ def make_model() -> PeftModel:
         id2label={number: str(number) for number in range(10)},
     )
     lora = LoraConfig(r=8, lora_dropout=0.1, target_modules="all-linear", modules_to_save=["classifier"])
-    return cast("PeftModel", get_peft_model(ViTForImageClassification(config), lora))
+    model = get_peft_model(ViTForImageClassification(config), lora)
+    assert isinstance(model, PeftModel)
+    return model
 
 
 def checksum(model: nn.Module) -> int:
@@ -90,7 +89,7 @@ def checksum(model: nn.Module) -> int:
 
 def main(epochs: int = 6, output: Path = Path("outputs/lora")) -> None:
     """Train the adapters, or resume their training, save them, and print how good and how large they are."""
-    torch.manual_seed(0)  # pyright: ignore[reportUnknownMemberType]  # torch leaves it untyped
+    torch.manual_seed(0)
     digits = Digits()
     train_digits, eval_digits = random_split(digits, [1500, len(digits) - 1500])
     model = make_model()

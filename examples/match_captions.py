@@ -17,7 +17,7 @@ With `--shard`, each process has a piece of the model (FSDP2). The last line tha
 from __future__ import annotations
 
 import argparse
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -25,11 +25,10 @@ from accelerate.utils import FullyShardedDataParallelPlugin
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset, random_split
-from typing_extensions import override
 
-from pa_core import BatchOutput, Trainer
+from pa_core import Trainer
 
-Batch: TypeAlias = tuple[Tensor, Tensor, Tensor]
+Batch = tuple[Tensor, Tensor, Tensor]
 NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 TEMPLATES = ("the digit {}", "a handwritten {}", "{}, scanned")
 LENGTH = 20
@@ -52,17 +51,15 @@ class TwoTowers(nn.Module):
         )
         self.scale = nn.Parameter(torch.tensor([2.0]))
 
-    @override
     def forward(self, pixels: Tensor, captions: Tensor) -> tuple[Tensor, Tensor]:
         images, texts = self.images(pixels), self.captions(captions)
         return nn.functional.normalize(images, dim=-1) * self.scale.exp(), nn.functional.normalize(texts, dim=-1)
 
 
-class CaptionTrainer(Trainer[TwoTowers, Batch, BatchOutput]):
+class CaptionTrainer(Trainer):
     """Trains on all pairs of a batch, on whichever process they are."""
 
-    @override
-    def calculate_train_batch_loss(self, batch: Batch) -> BatchOutput:
+    def calculate_train_batch_loss(self, batch: Batch) -> dict[str, Any]:
         pixels, captions, digits = batch
         placed = self.model(pixels, captions)
         images, texts, digits = self.gather((*placed, digits), with_gradient=True)
@@ -71,8 +68,7 @@ class CaptionTrainer(Trainer[TwoTowers, Batch, BatchOutput]):
         loss = (nn.functional.cross_entropy(logits, shares) + nn.functional.cross_entropy(logits.T, shares)) / 2
         return {"loss": loss, "model_outputs": placed[0], "batch_size": len(pixels)}
 
-    @override
-    def calculate_eval_batch_loss(self, batch: Batch) -> BatchOutput:
+    def calculate_eval_batch_loss(self, batch: Batch) -> dict[str, Any]:
         pixels, _, digits = batch
         names = torch.tensor([encode(TEMPLATES[0].format(name)) for name in NAMES], device=self.device)
         images, texts = self.model(pixels, names)
@@ -85,18 +81,17 @@ class CaptionTrainer(Trainer[TwoTowers, Batch, BatchOutput]):
 class ShardingCaptionTrainer(CaptionTrainer):
     """Gives each process a piece of the model."""
 
-    @override
     def _create_accelerator(self) -> Any:
         return Accelerator(fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2))
 
 
 def main(epochs: int = 10, shard: bool = False) -> None:
     """Train on captioned digits, and print how many new ones are recognised by their captions."""
-    torch.manual_seed(0)  # pyright: ignore[reportUnknownMemberType]  # torch leaves it untyped
-    data: Any = load_digits()  # pyright: ignore[reportUnknownVariableType]  # it has no types
-    captions = [TEMPLATES[row % 3].format(NAMES[int(digit)]) for row, digit in enumerate(data.target)]
-    pixels = torch.tensor(data.images / 16, dtype=torch.float32)
-    pairs = TensorDataset(pixels, torch.tensor([encode(one) for one in captions]), torch.tensor(data.target))
+    torch.manual_seed(0)
+    data, target = load_digits(return_X_y=True)
+    captions = [TEMPLATES[row % 3].format(NAMES[int(digit)]) for row, digit in enumerate(target)]
+    pixels = torch.tensor(data, dtype=torch.float32).view(-1, 8, 8) / 16
+    pairs = TensorDataset(pixels, torch.tensor([encode(one) for one in captions]), torch.tensor(target))
     train_dataset, eval_dataset = random_split(pairs, [1500, 297], generator=torch.Generator().manual_seed(0))
     model = TwoTowers()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)

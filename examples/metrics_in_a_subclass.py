@@ -18,7 +18,7 @@ The last lines that it prints:
 from __future__ import annotations
 
 import argparse
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from sklearn.datasets import load_digits
@@ -72,15 +72,15 @@ class DigitsTrainer(Trainer[nn.Module, Batch, BatchOutput]):
 
 def load_data() -> list[Subset[tuple[Tensor, ...]]]:
     """Return the training, evaluation and test parts of the digits that come with scikit-learn."""
-    digits: Any = load_digits()  # pyright: ignore[reportUnknownVariableType]  # it has no types
-    pixels = torch.tensor(digits.images, dtype=torch.float32) / 16
-    dataset = TensorDataset(pixels, torch.tensor(digits.target))
+    data, target = load_digits(return_X_y=True)
+    pixels = torch.tensor(data, dtype=torch.float32).view(-1, 8, 8) / 16
+    dataset = TensorDataset(pixels, torch.tensor(target))
     return random_split(dataset, [1200, 297, 300], generator=torch.Generator().manual_seed(0))
 
 
 def main(epochs: int = 15) -> None:
     """Train, and print the metrics of the test digits."""
-    torch.manual_seed(0)  # pyright: ignore[reportUnknownMemberType]  # torch leaves it untyped
+    torch.manual_seed(0)
     train_dataset, eval_dataset, test_dataset = load_data()
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
     trainer = DigitsTrainer(model, torch.optim.AdamW(model.parameters(), lr=3e-3))

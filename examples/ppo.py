@@ -85,7 +85,7 @@ def loss_of(player: nn.Module, rollout: Rollout) -> Tensor:
 
 def main(epochs: int = 5, output: Path = Path("outputs/ppo")) -> None:
     """Play and learn; print for how many steps the pole stands."""
-    torch.manual_seed(0)  # pyright: ignore[reportUnknownMemberType]  # torch leaves it untyped
+    torch.manual_seed(0)
     player = nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 2))  # logit of a push to the right, and value
     run = Run(
         player,

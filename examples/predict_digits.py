@@ -19,23 +19,20 @@ from __future__ import annotations
 import argparse
 import csv
 from pathlib import Path
-from typing import Any, TypeAlias
 
 import torch
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.utils.data import Subset, TensorDataset, random_split
-from typing_extensions import override
 
-from pa_core import BatchOutput, Trainer
+from pa_core import Trainer
 
-Batch: TypeAlias = tuple[Tensor, Tensor]
+Batch = tuple[Tensor, Tensor]
 
 
-class DigitsTrainer(Trainer[nn.Module, Batch, BatchOutput]):
+class DigitsTrainer(Trainer):
     """A trainer that predicts the most probable digit. Without the override, predictions are the model's outputs."""
 
-    @override
     def predict_batch(self, batch: Batch) -> dict[str, Tensor]:
         pixels, digits = batch
         logits: Tensor = self.model(pixels)
@@ -43,11 +40,11 @@ class DigitsTrainer(Trainer[nn.Module, Batch, BatchOutput]):
         return {"digit": digits, "guess": guesses, "certainty": certainty}
 
 
-def load_data() -> list[Subset[tuple[Tensor, ...]]]:
+def load_data() -> list[Subset]:
     """Return the training and test parts of the digits that come with scikit-learn."""
-    digits: Any = load_digits()  # pyright: ignore[reportUnknownVariableType]  # it has no types
-    pixels = torch.tensor(digits.images, dtype=torch.float32) / 16
-    dataset = TensorDataset(pixels, torch.tensor(digits.target))
+    data, target = load_digits(return_X_y=True)
+    pixels = torch.tensor(data, dtype=torch.float32).view(-1, 8, 8) / 16
+    dataset = TensorDataset(pixels, torch.tensor(target))
     return random_split(dataset, [1497, 300], generator=torch.Generator().manual_seed(0))
 
 
@@ -67,7 +64,7 @@ def describe(path: Path) -> str:
 
 def main(epochs: int = 10, output: Path = Path("outputs/predict_digits")) -> None:
     """Train, write predictions of the test digits, and print how good they are."""
-    torch.manual_seed(0)  # pyright: ignore[reportUnknownMemberType]  # torch leaves it untyped
+    torch.manual_seed(0)
     train_dataset, test_dataset = load_data()
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
     trainer = DigitsTrainer(model, nn.CrossEntropyLoss(), torch.optim.AdamW(model.parameters(), lr=3e-3))

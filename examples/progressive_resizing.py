@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import argparse
 from functools import partial
-from typing import Any, TypeAlias
 
 import torch
 from sklearn.datasets import load_digits
@@ -33,19 +32,19 @@ from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
 
 from pa_callbacks_extra import TorchMetricsCallback
-from pa_core import DEFAULT_CALLBACKS, BatchOutput, Trainer
+from pa_core import DEFAULT_CALLBACKS, Trainer
 from pa_core import TrainerPlaceholderValues as Placeholder
 
-Batch: TypeAlias = tuple[Tensor, Tensor]
+Batch = tuple[Tensor, Tensor]
 SIZES = 4, 6, 8
 
 
 def load_data() -> tuple[Tensor, Tensor]:
     """Return the images that come with scikit-learn, in a random order, and which digits they show."""
-    digits: Any = load_digits()  # pyright: ignore[reportUnknownVariableType]  # it has no types
-    order = torch.randperm(len(digits.target), generator=torch.Generator().manual_seed(0))
-    images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16
-    return images[order], torch.tensor(digits.target)[order]
+    data, target = load_digits(return_X_y=True)
+    order = torch.randperm(len(target), generator=torch.Generator().manual_seed(0))
+    images = torch.tensor(data, dtype=torch.float32).view(-1, 1, 8, 8) / 16
+    return images[order], torch.tensor(target)[order]
 
 
 def resize(images: Tensor, size: int) -> Tensor:
@@ -68,12 +67,12 @@ def make_model() -> nn.Sequential:
 
 def main(epochs: int = 4) -> None:
     """Train in each size for some epochs, and print how well the full size is recognised after each."""
-    torch.manual_seed(0)  # pyright: ignore[reportUnknownMemberType]  # torch leaves it untyped
+    torch.manual_seed(0)
     images, digits = load_data()
     model = make_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     accuracy = MetricCollection({"accuracy": MulticlassAccuracy(num_classes=10, average="micro")})
-    metrics = TorchMetricsCallback[Batch, BatchOutput](accuracy)
+    metrics = TorchMetricsCallback(accuracy)
     trainer = Trainer(model, nn.CrossEntropyLoss(), optimizer, callbacks=[metrics, *DEFAULT_CALLBACKS])
 
     updates = len(SIZES) * Placeholder.NUM_EPOCHS * Placeholder.NUM_UPDATE_STEPS_PER_EPOCH

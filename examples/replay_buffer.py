@@ -84,7 +84,7 @@ def loss_of(model: nn.Module, target: nn.Module, rows: Tensor) -> Tensor:
 
 def main(epochs: int = 8, output: Path = Path("outputs/replay_buffer")) -> None:
     """Play and learn; print how many steps it takes to the exit."""
-    torch.manual_seed(0)  # pyright: ignore[reportUnknownMemberType]  # torch leaves it untyped
+    torch.manual_seed(0)
     model, target = (nn.Sequential(nn.Embedding(len(CELLS), 64), nn.ReLU(), nn.Linear(64, 4)) for _ in range(2))
     run = Run(
         {"model": model, "target": target},

@@ -25,27 +25,25 @@ import torch
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.utils.data import Subset, TensorDataset, random_split
-from typing_extensions import override
 
 from pa_core import DEFAULT_CALLBACKS, Trainer
 from pa_schedulers import WSDCheckpointCallback, WSDLrScheduler
 
 
-class DigitsTrainer(Trainer[nn.Module, tuple[Tensor, Tensor], dict[str, Any], WSDLrScheduler]):
+class DigitsTrainer(Trainer):
     """A trainer that also records which share of the digits is recognised."""
 
-    @override
     def calculate_eval_batch_loss(self, batch: tuple[Tensor, Tensor]) -> dict[str, Any]:
         output = super().calculate_eval_batch_loss(batch)
         self.log("accuracy", (output["model_outputs"].argmax(dim=1) == batch[1]).float().mean())
         return output
 
 
-def load_data() -> list[Subset[tuple[Tensor, ...]]]:
+def load_data() -> list[Subset]:
     """Return the digits to train on, and those to test on."""
-    digits: Any = load_digits()  # pyright: ignore[reportUnknownVariableType]  # it has no types
-    pixels = torch.tensor(digits.images, dtype=torch.float32) / 16
-    dataset = TensorDataset(pixels, torch.tensor(digits.target))
+    data, target = load_digits(return_X_y=True)
+    pixels = torch.tensor(data, dtype=torch.float32).view(-1, 8, 8) / 16
+    dataset = TensorDataset(pixels, torch.tensor(target))
     return random_split(dataset, [1440, 357], generator=torch.Generator().manual_seed(0))
 
 
@@ -58,7 +56,7 @@ def make_trainer(checkpoints: WSDCheckpointCallback) -> DigitsTrainer:
 
 def main(epochs: int = 8, output: Path = Path("outputs/schedule_with_decays")) -> None:
     """Train with three checkpoints in ``output``, train on from the last, and print what each recognises."""
-    torch.manual_seed(0)  # pyright: ignore[reportUnknownMemberType]  # torch leaves it untyped
+    torch.manual_seed(0)
     train_dataset, test_dataset = load_data()
 
     trainer = make_trainer(WSDCheckpointCallback(output / "first"))
@@ -68,7 +66,7 @@ def main(epochs: int = 8, output: Path = Path("outputs/schedule_with_decays")) -
         per_device_batch_size=32,
         create_scheduler_fn=WSDLrScheduler.create_scheduler_fn(num_warmup_epochs=0.5, num_checkpoints=3),
     )
-    assert trainer.scheduler is not None
+    assert isinstance(trainer.scheduler, WSDLrScheduler)
     decays = trainer.scheduler.get_decay_info()
     recognised: dict[int, float] = {}
     for decay in decays:

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any, TypeAlias
 
 import torch
 from sklearn.datasets import load_digits
@@ -28,16 +27,16 @@ from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
 
 from pa_callbacks_extra import TorchMetricsCallback
-from pa_core import DEFAULT_CALLBACKS, BatchOutput, EvaluationSet, SaveBestModelCallback, Trainer
+from pa_core import DEFAULT_CALLBACKS, EvaluationSet, SaveBestModelCallback, Trainer
 
-Batch: TypeAlias = tuple[Tensor, Tensor]
+Batch = tuple[Tensor, Tensor]
 
 
 def load_data() -> tuple[TensorDataset, dict[str, TensorDataset]]:
     """Return the training digits, and three sets of 597 other ones that come with scikit-learn."""
-    scanned: Any = load_digits()  # pyright: ignore[reportUnknownVariableType]  # it has no types
-    pixels = torch.tensor(scanned.images, dtype=torch.float32) / 16
-    digits = torch.tensor(scanned.target)
+    data, target = load_digits(return_X_y=True)
+    pixels = torch.tensor(data, dtype=torch.float32).view(-1, 8, 8) / 16
+    digits = torch.tensor(target)
     train, test = slice(0, 1200), slice(1200, None)
     noise = 0.3 * torch.randn(pixels[test].shape, generator=torch.Generator().manual_seed(0))
     return TensorDataset(pixels[train], digits[train]), {
@@ -49,7 +48,7 @@ def load_data() -> tuple[TensorDataset, dict[str, TensorDataset]]:
 
 def main(epochs: int = 10, output: Path = Path("outputs/several_evaluation_sets")) -> None:
     """Train, load the weights that were best on noisy digits, and print how many digits of each set they recognise."""
-    torch.manual_seed(0)  # pyright: ignore[reportUnknownMemberType]  # torch leaves it untyped
+    torch.manual_seed(0)
     train_dataset, sets = load_data()
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
     accuracy = MetricCollection({"accuracy": MulticlassAccuracy(num_classes=10, average="micro")})
@@ -58,7 +57,7 @@ def main(epochs: int = 10, output: Path = Path("outputs/several_evaluation_sets"
         model,
         loss_func=nn.CrossEntropyLoss(),
         optimizer=torch.optim.AdamW(model.parameters(), lr=3e-3),
-        callbacks=[TorchMetricsCallback[Batch, BatchOutput](accuracy), best, *DEFAULT_CALLBACKS],
+        callbacks=[TorchMetricsCallback(accuracy), best, *DEFAULT_CALLBACKS],
     )
     trainer.train(
         train_dataset,

@@ -21,29 +21,26 @@ import argparse
 import random
 import zlib
 from pathlib import Path
-from typing import Any
 
 import torch
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.utils.data import Dataset
-from typing_extensions import override
 
 from pa_core import DEFAULT_CALLBACKS, SaveTrainingStateCallback, Trainer
 
 
-class ShiftedDigits(Dataset[tuple[Tensor, int]]):
+class ShiftedDigits(Dataset):
     """The digits that come with scikit-learn, shifted at random each time."""
 
     def __init__(self) -> None:
-        digits: Any = load_digits()  # pyright: ignore[reportUnknownVariableType]  # it has no types
-        self.images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16
-        self.digits: list[int] = digits.target.tolist()
+        data, target = load_digits(return_X_y=True)
+        self.images = torch.tensor(data, dtype=torch.float32).view(-1, 1, 8, 8) / 16
+        self.digits: list[int] = target.tolist()
 
     def __len__(self) -> int:
         return len(self.digits)
 
-    @override
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         shift = random.choice([-1, 0, 1]), random.choice([-1, 0, 1])
         return self.images[index].roll(shift, dims=(1, 2)), self.digits[index]
@@ -71,7 +68,7 @@ def checksum(model: nn.Module) -> int:
 
 def main(epochs: int = 40, output: Path = Path("outputs/stop_and_resume")) -> None:
     """Train, or go on training, and print the checksum of the weights."""
-    torch.manual_seed(0)  # pyright: ignore[reportUnknownMemberType]  # torch leaves it untyped
+    torch.manual_seed(0)
     model = make_model()
     save_states = SaveTrainingStateCallback(
         output, save_every_n_steps=20, max_checkpoints=2, stop_on_signals=("SIGINT", "SIGTERM")

@@ -31,7 +31,6 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import OneCycleLR
 from torch.utils.data import Subset, TensorDataset, random_split
-from typing_extensions import override
 
 from pa_core import DEFAULT_CALLBACKS, SaveBestModelCallback, Trainer, TrainerPlaceholderValues
 
@@ -39,7 +38,6 @@ from pa_core import DEFAULT_CALLBACKS, SaveBestModelCallback, Trainer, TrainerPl
 class DigitsTrainer(Trainer):
     """A trainer that also records which share of the digits is recognised."""
 
-    @override
     def calculate_eval_batch_loss(self, batch: tuple[Tensor, Tensor]) -> dict[str, Any]:
         output = super().calculate_eval_batch_loss(batch)
         self.log("accuracy", (output["model_outputs"].argmax(dim=1) == batch[1]).float().mean())
@@ -52,17 +50,17 @@ def make_model() -> nn.Sequential:
     return nn.Sequential(*layers, nn.Linear(64, 10))
 
 
-def load_data() -> list[Subset[tuple[Tensor, ...]]]:
+def load_data() -> list[Subset]:
     """Return the training, evaluation and test parts of the digits."""
-    digits: Any = load_digits()  # pyright: ignore[reportUnknownVariableType]  # it has no types
-    pixels = torch.tensor(digits.images, dtype=torch.float32) / 16
-    dataset = TensorDataset(pixels, torch.tensor(digits.target))
+    data, target = load_digits(return_X_y=True)
+    pixels = torch.tensor(data, dtype=torch.float32).view(-1, 8, 8) / 16
+    dataset = TensorDataset(pixels, torch.tensor(target))
     return random_split(dataset, [1200, 297, 300], generator=torch.Generator().manual_seed(0))
 
 
 def main(epochs: int = 20, output: Path = Path("outputs/train_digits")) -> None:
     """Train, keep the best weights in ``output``, and print their accuracy on the test digits."""
-    torch.manual_seed(0)  # pyright: ignore[reportUnknownMemberType]  # torch leaves it untyped
+    torch.manual_seed(0)
     train_dataset, eval_dataset, test_dataset = load_data()
     model = make_model()
     save_best = SaveBestModelCallback(

@@ -18,7 +18,7 @@ import sys
 from contextlib import suppress
 from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar, cast, get_args, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_type_hints
 
 import torch
 import yaml
@@ -85,15 +85,15 @@ def read_settings(arguments: list[str]) -> Settings:
         values: Any = {name: yaml.safe_load(text)} if is_set else yaml.safe_load(Path(argument).read_text())
         if not isinstance(values, dict):
             raise SystemExit(f"{argument} must have settings with names, not {values!r}")
-        settings = updated(settings, cast("dict[str, Any]", values))
+        settings = updated(settings, values)
     return settings
 
 
 def main(settings: Settings) -> None:
     """Train as the settings say, save the model, and print its loss."""
-    torch.manual_seed(settings.seed)  # pyright: ignore[reportUnknownMemberType]  # torch leaves it untyped
-    digits: Any = load_digits()  # pyright: ignore[reportUnknownVariableType]  # it has no types
-    dataset = TensorDataset(torch.tensor(digits.data / 16, dtype=torch.float32), torch.tensor(digits.target))
+    torch.manual_seed(settings.seed)
+    data, target = load_digits(return_X_y=True)
+    dataset = TensorDataset(torch.tensor(data, dtype=torch.float32) / 16, torch.tensor(target))
     train_dataset, eval_dataset = random_split(dataset, [1497, 300], generator=torch.Generator().manual_seed(0))
     hidden, activation = settings.hidden, getattr(nn, settings.activation)()
     model = nn.Sequential(nn.Linear(64, hidden), activation, nn.Linear(hidden, 10))

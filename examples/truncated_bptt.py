@@ -24,7 +24,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
-from typing_extensions import override
 
 from pa_core import Run, SaveTrainingStateCallback
 
@@ -41,7 +40,6 @@ class CharacterNetwork(nn.Module):
         self.layers = nn.GRU(width, width, batch_first=True)
         self.logits = nn.Linear(width, len(CHARACTERS))
 
-    @override
     def forward(self, characters: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
         outputs, last = self.layers(self.characters(characters), state)
         return self.logits(outputs), last
@@ -63,7 +61,7 @@ def chunks_of(excerpts: Tensor) -> list[tuple[Tensor, Tensor]]:
 
 def main(epochs: int = 4, output: Path = Path("outputs/truncated_bptt")) -> None:
     """Train and evaluate; print what a character costs with the state that is carried on, and without it."""
-    torch.manual_seed(0)  # pyright: ignore[reportUnknownMemberType]  # torch leaves it untyped
+    torch.manual_seed(0)
     train_dataset, eval_dataset = load_data()
     model = CharacterNetwork()
     run = Run(

@@ -26,7 +26,6 @@ from optuna.trial import TrialState
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import TensorDataset, random_split
-from typing_extensions import override
 
 from pa_core import (
     DEFAULT_CALLBACKS,
@@ -64,7 +63,6 @@ class PruneCallback(TrainerCallback):
         self.trial = trial
         self.is_pruned = False
 
-    @override
     def on_training_run_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         if self.trial is not None:
             loss = float(trainer.run_history.get_latest_metric("eval_loss_epoch"))
@@ -76,9 +74,9 @@ class PruneCallback(TrainerCallback):
 
 def train(settings: Settings, prune: PruneCallback, epochs: int) -> float:
     """Train on scanned digits with these settings, and return the evaluation loss of the last epoch."""
-    torch.manual_seed(0)  # pyright: ignore[reportUnknownMemberType]  # torch leaves it untyped
-    digits: Any = load_digits()  # pyright: ignore[reportUnknownVariableType]  # it has no types
-    dataset = TensorDataset(torch.tensor(digits.data / 16, dtype=torch.float32), torch.tensor(digits.target))
+    torch.manual_seed(0)
+    data, target = load_digits(return_X_y=True)
+    dataset = TensorDataset(torch.tensor(data, dtype=torch.float32) / 16, torch.tensor(target))
     train_dataset, eval_dataset = random_split(dataset, [1200, 597], generator=torch.Generator().manual_seed(0))
     hidden = nn.Linear(64, settings.width), nn.ReLU(), nn.Dropout(settings.dropout)
     model = nn.Sequential(*hidden, nn.Linear(settings.width, 10))

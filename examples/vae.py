@@ -25,10 +25,9 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.utils.data import TensorDataset
-from typing_extensions import override
 
 from pa_callbacks_extra import TrackerCallback
-from pa_core import DEFAULT_CALLBACKS, AnyTrainer, BatchOutput, Trainer, TrainerCallback
+from pa_core import DEFAULT_CALLBACKS, AnyTrainer, Trainer, TrainerCallback
 
 DIMENSIONS = 8
 
@@ -49,18 +48,16 @@ class VAE(nn.Module):
         self.encoder = nn.Sequential(nn.Flatten(), nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 2 * DIMENSIONS))
         self.decoder = nn.Sequential(nn.Linear(DIMENSIONS, 256), nn.ReLU(), nn.Linear(256, 64), nn.Unflatten(1, (8, 8)))
 
-    @override
     def forward(self, images: Tensor) -> Drawn:
         mean, log_variance = self.encoder(images).chunk(2, dim=1)
         noise = torch.randn_like(mean) if self.training else torch.zeros_like(mean)
         return Drawn(self.decoder(mean + noise * (0.5 * log_variance).exp()), mean, log_variance)
 
 
-class VAETrainer(Trainer[VAE, list[Tensor], BatchOutput]):
+class VAETrainer(Trainer):
     """Minimises the negative evidence lower bound, and records both of its parts."""
 
-    @override
-    def calculate_train_batch_loss(self, batch: list[Tensor]) -> BatchOutput:
+    def calculate_train_batch_loss(self, batch: list[Tensor]) -> dict[str, Any]:
         (images,) = batch
         drawn: Drawn = self.model(images)
         pixels = binary_cross_entropy_with_logits(drawn.logits, images, reduction="sum") / len(images)
@@ -69,8 +66,7 @@ class VAETrainer(Trainer[VAE, list[Tensor], BatchOutput]):
         self.log("kl", divergence.detach())
         return {"loss": pixels + divergence, "model_outputs": drawn, "batch_size": len(images)}
 
-    @override
-    def calculate_eval_batch_loss(self, batch: list[Tensor]) -> BatchOutput:
+    def calculate_eval_batch_loss(self, batch: list[Tensor]) -> dict[str, Any]:
         return self.calculate_train_batch_loss(batch)
 
 
@@ -81,7 +77,6 @@ class ShowImages(TrainerCallback):
         self.track, self.model, self.images = track, model, images
         self.places = torch.randn(5 * len(images), DIMENSIONS)  # the same each time, to see how their digits change
 
-    @override
     def on_eval_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
         with torch.no_grad():
             drawn: Drawn = self.model(self.images.to(trainer.device))
@@ -97,9 +92,9 @@ def grid(images: Tensor, columns: int = 10) -> Tensor:
 
 def main(epochs: int = 40, output: Path = Path("outputs/vae")) -> None:
     """Train, and print how far the pixels of reconstructions are from those of the digits."""
-    torch.manual_seed(0)  # pyright: ignore[reportUnknownMemberType]  # torch leaves it untyped
-    digits: Any = load_digits()  # pyright: ignore[reportUnknownVariableType]  # it has no types
-    images = torch.tensor(digits.images / 16, dtype=torch.float32)
+    torch.manual_seed(0)
+    data, _ = load_digits(return_X_y=True)
+    images = torch.tensor(data, dtype=torch.float32).view(-1, 8, 8) / 16
     model, train_dataset, eval_dataset = VAE(), TensorDataset(images[:1500]), TensorDataset(images[1500:])
     track = TrackerCallback("tensorboard", "digits", logging_dir=output)
     show = ShowImages(track, model, images[1500:1510])

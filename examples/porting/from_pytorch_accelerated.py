@@ -21,7 +21,6 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.utils.data import Subset, TensorDataset, random_split
 from torchmetrics import Accuracy, MetricCollection, Recall
-from typing_extensions import override
 
 from pytorch_accelerated import Trainer
 from pytorch_accelerated.callbacks import (
@@ -45,7 +44,6 @@ class DigitsTrainer(Trainer):
         super().__init__(*args, **kwargs)
         self.eval_loss_func = eval_loss_func
 
-    @override
     def calculate_eval_batch_loss(self, batch: Any) -> dict[str, Any]:
         pixels, digits = batch
         with torch.no_grad():
@@ -65,15 +63,12 @@ class ClassificationMetrics(TrainerCallback):
             }
         )
 
-    @override
     def on_eval_epoch_start(self, trainer: Any, **kwargs: Any) -> None:
         self.metrics.to(trainer.device).reset()
 
-    @override
     def on_eval_step_end(self, trainer: Any, batch: Any, batch_output: Any, **kwargs: Any) -> None:
         self.metrics.update(batch_output["model_outputs"].argmax(dim=-1), batch[1])
 
-    @override
     def on_eval_epoch_end(self, trainer: Any, **kwargs: Any) -> None:
         for name, value in self.metrics.compute().items():
             trainer.run_history.update_metric(name, value.cpu())
@@ -81,7 +76,7 @@ class ClassificationMetrics(TrainerCallback):
 
 def load_data() -> list[Subset[tuple[Tensor, ...]]]:
     """Return the training, evaluation and test parts of the digits."""
-    digits: Any = load_digits()  # pyright: ignore[reportUnknownVariableType]  # it has no types
+    digits = load_digits()
     pixels = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16
     dataset = TensorDataset(pixels, torch.tensor(digits.target))
     return random_split(dataset, [1200, 297, 300], generator=torch.Generator().manual_seed(0))
@@ -103,7 +98,7 @@ def create_model() -> nn.Sequential:
 
 def main(epochs: int = 12, output: Path = Path("outputs/from_pytorch_accelerated")) -> None:
     """Train, keep the best averaged weights in ``output``, and print their accuracy on the test digits."""
-    torch.manual_seed(0)  # pyright: ignore[reportUnknownMemberType]  # torch leaves it untyped
+    torch.manual_seed(0)
     train_dataset, eval_dataset, test_dataset = load_data()
     model = create_model()
     averaged_weights = output / "averaged_digits.pt"

@@ -17,20 +17,18 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import Any, TypeAlias
 
 import torch
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import Subset, TensorDataset, random_split
-from typing_extensions import override
 
 import pa_trial as pytorch
 
 TRY_AGAIN = 75  # EX_TEMPFAIL of sysexits.h
 
-Digits: TypeAlias = tuple[Tensor, Tensor]  # pixels and labels
+Digits = tuple[Tensor, Tensor]  # pixels and labels
 
 
 class DigitsTrial(pytorch.PyTorchTrial[Digits]):
@@ -47,21 +45,18 @@ class DigitsTrial(pytorch.PyTorchTrial[Digits]):
         )
         self.training_digits, self.validation_digits = self.load_data()
 
-    def load_data(self) -> list[Subset[tuple[Tensor, ...]]]:
+    def load_data(self) -> list[Subset]:
         """Return the training and validation parts of the digits."""
-        digits: Any = load_digits()  # pyright: ignore[reportUnknownVariableType]  # it has no types
-        dataset = TensorDataset(torch.tensor(digits.data, dtype=torch.float32) / 16, torch.tensor(digits.target))
+        data, target = load_digits(return_X_y=True)
+        dataset = TensorDataset(torch.tensor(data, dtype=torch.float32) / 16, torch.tensor(target))
         return random_split(dataset, [1500, 297], generator=torch.Generator().manual_seed(0))
 
-    @override
     def build_training_data_loader(self) -> pytorch.DataLoader:
         return pytorch.DataLoader(self.training_digits, batch_size=self.context.get_per_slot_batch_size(), shuffle=True)
 
-    @override
     def build_validation_data_loader(self) -> pytorch.DataLoader:
         return pytorch.DataLoader(self.validation_digits, batch_size=self.context.get_per_slot_batch_size())
 
-    @override
     def train_batch(self, batch: Digits, epoch_idx: int, batch_idx: int) -> pytorch.Metrics:
         pixels, labels = batch
         loss = functional.cross_entropy(self.model(pixels), labels)
@@ -69,7 +64,6 @@ class DigitsTrial(pytorch.PyTorchTrial[Digits]):
         self.context.step_optimizer(self.optimizer)
         return {"loss": loss}
 
-    @override
     def evaluate_batch(self, batch: Digits, batch_idx: int) -> pytorch.Metrics:
         pixels, labels = batch
         return {"accuracy": (self.model(pixels).argmax(1) == labels).float().mean()}

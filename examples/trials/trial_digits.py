@@ -12,27 +12,25 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any, TypeAlias
 
 import torch
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import Subset, TensorDataset, random_split
-from typing_extensions import override
 
 import pa_trial as pytorch
 
 HPARAMS = {"global_batch_size": 32, "learning_rate": 3e-3, "n_filters1": 16, "n_filters2": 32, "dropout": 0.25}
 
-Digits: TypeAlias = tuple[Tensor, Tensor]  # images and labels
+Digits = tuple[Tensor, Tensor]  # images and labels
 
 
-def load_data() -> list[Subset[tuple[Tensor, ...]]]:
+def load_data() -> list[Subset]:
     """Return the training and validation parts of the digits."""
-    digits: Any = load_digits()  # pyright: ignore[reportUnknownVariableType]  # it has no types
-    images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16
-    dataset = TensorDataset(images, torch.tensor(digits.target))
+    data, target = load_digits(return_X_y=True)
+    images = torch.tensor(data, dtype=torch.float32).view(-1, 1, 8, 8) / 16
+    dataset = TensorDataset(images, torch.tensor(target))
     return random_split(dataset, [1500, 297], generator=torch.Generator().manual_seed(0))
 
 
@@ -56,7 +54,6 @@ class PrintAccuracy(pytorch.PyTorchCallback):
     def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
         self.context = context
 
-    @override
     def on_validation_end(self, metrics: pytorch.Metrics) -> None:
         if self.context.distributed.get_rank() == 0:
             epoch = self.context.current_train_epoch() + 1
@@ -76,19 +73,15 @@ class DigitsTrial(pytorch.PyTorchTrial[Digits]):
             torch.optim.AdamW(self.model.parameters(), lr=context.get_hparam("learning_rate"))
         )
 
-    @override
     def build_training_data_loader(self) -> pytorch.DataLoader:
         return pytorch.DataLoader(self.training_digits, batch_size=self.batch_size, shuffle=True)
 
-    @override
     def build_validation_data_loader(self) -> pytorch.DataLoader:
         return pytorch.DataLoader(self.validation_digits, batch_size=self.batch_size)
 
-    @override
     def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
         return {"accuracy": PrintAccuracy(self.context)}
 
-    @override
     def train_batch(self, batch: Digits, epoch_idx: int, batch_idx: int) -> pytorch.Metrics:
         images, labels = batch
         loss = functional.cross_entropy(self.model(images), labels)
@@ -96,7 +89,6 @@ class DigitsTrial(pytorch.PyTorchTrial[Digits]):
         self.context.step_optimizer(self.optimizer)
         return {"loss": loss}
 
-    @override
     def evaluate_batch(self, batch: Digits, batch_idx: int) -> pytorch.Metrics:
         images, labels = batch
         logits = self.model(images)

@@ -20,7 +20,6 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 from torch.utils.data import TensorDataset
-from typing_extensions import override
 
 import pa_trial as pytorch
 
@@ -29,8 +28,8 @@ HPARAMS = {"global_batch_size": 32, "noise": 16, "lr_generator": 1e-3, "lr_discr
 
 def load_data() -> Tensor:
     """Return the scanned digits, between -1 and 1."""
-    digits: Any = load_digits()  # pyright: ignore[reportUnknownVariableType]  # it has no types
-    return torch.tensor(digits.data, dtype=torch.float32) / 8 - 1
+    data, _ = load_digits(return_X_y=True)
+    return torch.tensor(data, dtype=torch.float32) / 8 - 1
 
 
 class PrintDistance(pytorch.PyTorchCallback):
@@ -39,7 +38,6 @@ class PrintDistance(pytorch.PyTorchCallback):
     def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
         self.context = context
 
-    @override
     def on_validation_end(self, metrics: pytorch.Metrics) -> None:
         if self.context.distributed.get_rank() == 0:
             epoch = self.context.current_train_epoch() + 1
@@ -74,20 +72,16 @@ class DigitsGan(pytorch.PyTorchTrial[list[Tensor]]):
         noise = torch.randn(number, self.noise, device=self.context.device)
         return torch.tanh(self.generator(noise))
 
-    @override
     def build_training_data_loader(self) -> pytorch.DataLoader:
         batch_size = self.context.get_per_slot_batch_size()
         return pytorch.DataLoader(TensorDataset(self.digits), batch_size=batch_size, shuffle=True)
 
-    @override
     def build_validation_data_loader(self) -> pytorch.DataLoader:
         return pytorch.DataLoader(TensorDataset(self.digits), batch_size=len(self.digits))
 
-    @override
     def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
         return {"distance": PrintDistance(self.context)}
 
-    @override
     def train_batch(self, batch: list[Tensor], epoch_idx: int, batch_idx: int) -> pytorch.Metrics:
         (scanned,) = batch
         generated = self.generate(len(scanned))
@@ -104,7 +98,6 @@ class DigitsGan(pytorch.PyTorchTrial[list[Tensor]]):
         self.context.step_optimizer(self.optimizer_generator)
         return {"loss_discriminator": loss_discriminator, "loss_generator": loss_generator}
 
-    @override
     def evaluate_full_dataset(self, data_loader: torch.utils.data.DataLoader[Any]) -> pytorch.Metrics:
         scanned = torch.cat([digits for (digits,) in data_loader])
         generated = self.generate(len(scanned)).cpu()

@@ -13,18 +13,16 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
 
 import torch
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import Subset, TensorDataset, random_split
-from typing_extensions import override
 
 import pa_trial as pytorch
 
-Digits: TypeAlias = tuple[Tensor, Tensor]  # pixels and labels
+Digits = tuple[Tensor, Tensor]  # pixels and labels
 
 
 class RecallOfEachDigit(pytorch.MetricReducer):
@@ -33,7 +31,6 @@ class RecallOfEachDigit(pytorch.MetricReducer):
     def __init__(self) -> None:
         self.reset()
 
-    @override
     def reset(self) -> None:
         self.recognised = torch.zeros(10, dtype=torch.int64)
         self.number = torch.zeros(10, dtype=torch.int64)
@@ -43,11 +40,9 @@ class RecallOfEachDigit(pytorch.MetricReducer):
         self.recognised += labels[predicted == labels].cpu().bincount(minlength=10)
         self.number += labels.cpu().bincount(minlength=10)
 
-    @override
     def per_slot_reduce(self) -> tuple[Tensor, Tensor]:
         return self.recognised, self.number
 
-    @override
     def cross_slot_reduce(self, per_slot_metrics: Sequence[tuple[Tensor, Tensor]]) -> pytorch.Metrics:
         recognised = torch.stack([recognised for recognised, _ in per_slot_metrics]).sum(0)
         number = torch.stack([number for _, number in per_slot_metrics]).sum(0)
@@ -66,7 +61,6 @@ class PrintMetrics(pytorch.PyTorchCallback):
     def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
         self.context = context
 
-    @override
     def on_validation_end(self, metrics: pytorch.Metrics) -> None:
         if self.context.distributed.get_rank() == 0:
             print(
@@ -86,25 +80,21 @@ class DigitsTrial(pytorch.PyTorchTrial[Digits]):
         self.confidence = context.wrap_reducer(median, name="median_confidence", for_training=False)
         self.training_digits, self.validation_digits = self.load_data()
 
-    def load_data(self) -> list[Subset[tuple[Tensor, ...]]]:
+    def load_data(self) -> list[Subset]:
         """Return the training and validation parts of the digits."""
-        digits: Any = load_digits()  # pyright: ignore[reportUnknownVariableType]  # it has no types
-        dataset = TensorDataset(torch.tensor(digits.data, dtype=torch.float32) / 16, torch.tensor(digits.target))
+        data, target = load_digits(return_X_y=True)
+        dataset = TensorDataset(torch.tensor(data, dtype=torch.float32) / 16, torch.tensor(target))
         return random_split(dataset, [1500, 297], generator=torch.Generator().manual_seed(0))
 
-    @override
     def build_training_data_loader(self) -> pytorch.DataLoader:
         return pytorch.DataLoader(self.training_digits, batch_size=self.context.get_per_slot_batch_size(), shuffle=True)
 
-    @override
     def build_validation_data_loader(self) -> pytorch.DataLoader:
         return pytorch.DataLoader(self.validation_digits, batch_size=self.context.get_per_slot_batch_size())
 
-    @override
     def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
         return {"print": PrintMetrics(self.context)}
 
-    @override
     def train_batch(self, batch: Digits, epoch_idx: int, batch_idx: int) -> Tensor:
         pixels, labels = batch
         loss = functional.cross_entropy(self.model(pixels), labels)
@@ -112,7 +102,6 @@ class DigitsTrial(pytorch.PyTorchTrial[Digits]):
         self.context.step_optimizer(self.optimizer)
         return loss
 
-    @override
     def evaluate_batch(self, batch: Digits, batch_idx: int) -> pytorch.Metrics:
         pixels, labels = batch
         confidence, predicted = self.model(pixels).softmax(1).max(1)

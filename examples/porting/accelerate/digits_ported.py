@@ -2,7 +2,6 @@
 
 import argparse
 from functools import partial
-from typing import Any
 
 import torch
 from sklearn.datasets import load_digits
@@ -14,7 +13,7 @@ from pa_core import Run, SaveTrainingStateCallback, TrainerPlaceholderValues
 
 
 def load_data() -> list[Subset[tuple[Tensor, ...]]]:
-    digits: Any = load_digits()
+    digits = load_digits()
     pixels = torch.tensor(digits.data, dtype=torch.float32) / 16
     dataset = TensorDataset(pixels, torch.tensor(digits.target))
     return random_split(dataset, [1500, 297], generator=torch.Generator().manual_seed(0))

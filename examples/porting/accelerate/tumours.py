@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset, random_split
 
 
 def load_data() -> list[Dataset[Any]]:
-    tumours: Any = load_breast_cancer()
+    tumours = load_breast_cancer()
     features = torch.tensor(tumours.data, dtype=torch.float32)
     features = (features - features.mean(dim=0)) / features.std(dim=0)
     dataset = TensorDataset(features, torch.tensor(tumours.target))

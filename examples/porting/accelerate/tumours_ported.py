@@ -16,7 +16,7 @@ from pa_core import Run, SaveTrainingStateCallback, TrainerPlaceholderValues
 
 
 def load_data() -> list[Dataset[Any]]:
-    tumours: Any = load_breast_cancer()
+    tumours = load_breast_cancer()
     features = torch.tensor(tumours.data, dtype=torch.float32)
     features = (features - features.mean(dim=0)) / features.std(dim=0)
     dataset = TensorDataset(features, torch.tensor(tumours.target))

@@ -22,7 +22,7 @@ class DiabetesData:
         self.batch_size = batch_size
 
     def setup(self, stage: str) -> None:
-        diabetes: Any = load_diabetes(scaled=False)
+        diabetes = load_diabetes(scaled=False)
         columns = torch.tensor(diabetes.data, dtype=torch.float32), torch.tensor(diabetes.target, dtype=torch.float32)
         features, targets = [(column - column.mean(dim=0)) / column.std(dim=0) for column in columns]
         dataset = TensorDataset(features, targets.unsqueeze(1))

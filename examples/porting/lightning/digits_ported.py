@@ -34,7 +34,7 @@ class LitDigits(nn.Module):
 
 
 def load_data() -> list[Subset[Any]]:
-    digits: Any = load_digits()
+    digits = load_digits()
     images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16
     dataset = TensorDataset(images, torch.tensor(digits.target))
     return random_split(dataset, [1500, 297], generator=torch.Generator().manual_seed(0))

@@ -1,7 +1,6 @@
 """Train two networks against each other, each with an optimizer of its own: one makes digits, one judges them."""
 
 import argparse
-from typing import Any
 
 import lightning as L
 import torch
@@ -13,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 
 def load_data() -> TensorDataset:
-    digits: Any = load_digits()
+    digits = load_digits()
     return TensorDataset(torch.tensor(digits.data, dtype=torch.float32) / 8 - 1)
 
 

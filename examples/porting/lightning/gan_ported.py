@@ -1,7 +1,6 @@
 """Train two networks against each other, each with an optimizer of its own: one makes digits, one judges them."""
 
 import argparse
-from typing import Any
 
 import torch
 from sklearn.datasets import load_digits
@@ -13,7 +12,7 @@ from pa_core import Run, SaveTrainingStateCallback
 
 
 def load_data() -> TensorDataset:
-    digits: Any = load_digits()
+    digits = load_digits()
     return TensorDataset(torch.tensor(digits.data, dtype=torch.float32) / 8 - 1)
 
 

@@ -32,7 +32,7 @@ class Net(nn.Module):
 
 
 def load_data() -> list[Subset[tuple[Tensor, ...]]]:
-    digits: Any = load_digits()
+    digits = load_digits()
     images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16
     dataset = TensorDataset(images, torch.tensor(digits.target))
     return random_split(dataset, [1500, 297], generator=torch.Generator().manual_seed(0))

@@ -29,7 +29,7 @@ class Net(nn.Module):
 
 def load_data(first: int) -> dict[str, Subset[Any]]:
     """The images of five digits, and which of the five each is."""
-    digits: Any = load_digits()
+    digits = load_digits()
     images, targets = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16, torch.tensor(digits.target)
     chosen = (targets >= first) & (targets < first + 5)
     dataset = TensorDataset(images[chosen], targets[chosen] - first)

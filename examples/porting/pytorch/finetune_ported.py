@@ -31,7 +31,7 @@ class Net(nn.Module):
 
 def load_data(first: int) -> dict[str, Subset[Any]]:
     """The images of five digits, and which of the five each is."""
-    digits: Any = load_digits()
+    digits = load_digits()
     images, targets = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16, torch.tensor(digits.target)
     chosen = (targets >= first) & (targets < first + 5)
     dataset = TensorDataset(images[chosen], targets[chosen] - first)
@@ -39,7 +39,7 @@ def load_data(first: int) -> dict[str, Subset[Any]]:
     return {"train": parts[0], "val": parts[1]}
 
 
-class DigitsTrainer(Trainer[nn.Module]):
+class DigitsTrainer(Trainer):
     def calculate_eval_batch_loss(self, batch: Any) -> dict[str, Any]:
         output = super().calculate_eval_batch_loss(batch)
         self.log("accuracy", (output["model_outputs"].argmax(dim=1) == batch[1]).float().mean())

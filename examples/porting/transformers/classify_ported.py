@@ -38,7 +38,7 @@ def collate(lines: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
     return {"input_ids": input_ids, "attention_mask": (input_ids != 0).long(), "labels": labels}
 
 
-class LinesTrainer(Trainer[DistilBertForSequenceClassification]):
+class LinesTrainer(Trainer):
     def calculate_eval_batch_loss(self, batch: dict[str, torch.Tensor]) -> dict[str, Any]:
         output = super().calculate_eval_batch_loss(batch)
         self.log("accuracy", (output["model_outputs"].logits.argmax(dim=-1) == batch["labels"]).float().mean())

@@ -39,7 +39,7 @@ def collate(samples: list[dict[str, Tensor]]) -> dict[str, Tensor]:
     return {"input_ids": input_ids, "attention_mask": (labels != IGNORED).long(), "labels": labels}
 
 
-class TokenTrainer(Trainer[GPT2LMHeadModel]):
+class TokenTrainer(Trainer):
     def calculate_train_batch_loss(self, batch: dict[str, Tensor]) -> dict[str, Any]:
         num_items = int((batch["labels"][:, 1:] != IGNORED).sum())
         return {**super().calculate_train_batch_loss(batch), "num_items_in_batch": num_items}
