@@ -17,6 +17,7 @@ html_theme = "furo"
 html_title = project
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+html_search_scorer = str(Path(__file__).with_name("search_scorer.js"))
 html_logo = html_favicon = "_static/logo.svg"
 
 autodoc_default_options = {"members": True, "show-inheritance": True}

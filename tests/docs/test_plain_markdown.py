@@ -16,6 +16,7 @@ OF_DIRECTIVES = {
     "docs/maintainers/cost.md",
     "docs/maintainers/gpu.md",
     "docs/maintainers/decisions/index.md",
+    "docs/maintainers/index.md",
 }
 """Pages for the site; the reference, `docs/api`, is made of directives as well."""
 

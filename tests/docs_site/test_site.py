@@ -40,5 +40,5 @@ def test_each_picture_is_there_for_light_and_for_dark_pages(site: Path) -> None:
 def test_the_site_can_be_searched(site: Path) -> None:
     """The index knows the words of pages, and names of the reference."""
     index = (site / "searchindex.js").read_text(encoding="utf-8")
-    assert '"Learning rate schedulers"' in index
+    assert '"Learning rate schedulers and LR finder"' in index
     assert "plot_run_history" in index
