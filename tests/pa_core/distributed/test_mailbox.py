@@ -53,7 +53,7 @@ def test_a_process_that_is_gone_is_not_waited_for() -> None:
     """Whoever waits for it gives up, and names it."""
     box = Mailbox()
     if dist.get_rank() == 0:
-        with pytest.raises(OtherProcessError, match="rank 1, which has given no sign of life"):
+        with pytest.raises(OtherProcessError, match="rank 1, which has sent no heartbeat"):
             box.wait_for("receipt", 1)
 
 
@@ -62,7 +62,7 @@ def test_a_process_that_is_gone_before_it_has_come_is_not_waited_for() -> None:
     """Whoever has come before gives up, and names it."""
     arrivals = Arrivals()
     if dist.get_rank() == 0:
-        with pytest.raises(OtherProcessError, match="rank 1, which has given no sign of life"):
+        with pytest.raises(OtherProcessError, match="rank 1, which has sent no heartbeat"):
             arrivals.wait_for_all()
 
 

@@ -67,7 +67,7 @@ def test_processes_that_wait_in_vain_end_with_a_report(ends: Ends) -> None:
     assert "raise max_wait_seconds" in reports["sleeps"]
 
     assert "rank 1 waited in all_gather, in on_optimizer_step_end of Late" in reports["gathers"]
-    assert "rank 1 has given no sign of life since it was " in reports["is_frozen"]
+    assert "rank 1 has sent no heartbeat since it was " in reports["is_frozen"]
 
     assert "OtherProcessError: Another process is gone" in reports["trains_once_more"]
     assert "rank 0 ended its script, after 1 update;" in reports["trains_once_more"]

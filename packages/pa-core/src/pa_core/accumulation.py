@@ -77,8 +77,8 @@ class Accumulation:
 
     Attributes:
         items: The items of this process in the current update so far; 0 where losses are means over samples.
-        counts_samples: Whether samples are counted as items where a step counts none: those of a stream, as nobody
-            knows beforehand how many an update has.
+        counts_samples: Whether samples are counted as items where a step counts none. This is the case for a stream, as
+            nobody knows beforehand how many an update has.
         nominal: The nominal number, None before the first update that counts items.
 
     Example:

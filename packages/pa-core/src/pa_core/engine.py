@@ -244,7 +244,7 @@ class Engine(AnyTrainer):
     def _run(
         self, kind: Literal["train", "evaluate", "predict"], describe_arguments: Describe, *, seed: int | None = None
     ) -> Generator[None]:
-        """Begin a run, and leave the user's objects as they were no matter how it ends.
+        """Begin a run, and restore the user's objects no matter how it ends.
 
         Args:
             kind: What the run does.

@@ -12,7 +12,7 @@ class EpochLengths:
     """The steps and updates of each epoch of a training run, known before it begins.
 
     Most orders visit as many samples in each epoch. Where an order visits more or fewer, as `Curriculum` may, each
-    epoch is asked for once, when the first question comes that needs it.
+    epoch is computed once, when it is first needed.
 
     Args:
         num_steps: Returns the number of steps of an epoch, counted from 0: batches of one process. At least 1.
@@ -115,7 +115,7 @@ class EpochLengths:
         return -(-total // num_epochs)
 
     def _known(self, epoch: int) -> int:
-        """Ask for the lengths up to an epoch; return the number of one that is as long and was requested."""
+        """Compute the lengths up to an epoch; return the number of one that is as long and was requested."""
         epoch = 0 if self._are_equal else epoch
         while len(self._ends) <= epoch:
             steps = self._num_steps(len(self._ends))

@@ -53,7 +53,7 @@ class StopTrainingError(Exception):
 
 
 class ExplainedError(Exception):
-    """Base of the errors below; catches whatever this package refuses.
+    """Base of the errors below; catches all of them.
 
     All four parts are required, so that no message can leave the reader without a next step, and they are
     kept as attributes and in ``args``, so that the error survives the way back from another process.
@@ -197,7 +197,7 @@ class OverrideError(ExplainedError, TypeError):
 
 
 class NonFiniteLossError(ExplainedError, StopTrainingError, ArithmeticError):
-    """A loss became NaN or infinite, and the run was asked to end for it; or the gradients of fp16 always overflow.
+    """A loss became NaN or infinite, and the run ends because of it; or the gradients of fp16 always overflow.
 
     It ends the run as ``StopTrainingError`` does, through the ordinary events, and is then raised by
     ``train()`` or ``evaluate()``, so that the exit status of a script tells.
@@ -303,7 +303,7 @@ class TrainingPreempted(SystemExit):  # not an error: a script ends by it as by 
 
 
 class MetricNotFoundError(ExplainedError, KeyError, ValueError):
-    """A metric was asked for that was never recorded.
+    """A requested metric was never recorded.
 
     It is caught as a ``KeyError`` and as a ``ValueError``. Unlike a plain ``KeyError``, whose text is the quoted key,
     its text is the whole explanation.

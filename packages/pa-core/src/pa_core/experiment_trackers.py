@@ -90,7 +90,7 @@ class ExperimentTrackers:
     """Trackers that are open, as ``open_trackers`` returns them.
 
     Only the first process of a run has them. On the others, ``names`` and ``run_ids`` are empty and every method does
-    nothing, so that a script need not ask which process it is.
+    nothing, so that a script need not check which process it is.
 
     Args:
         trackers: The trackers by their names.
@@ -136,13 +136,13 @@ class ExperimentTrackers:
         """Record an image, in MLflow, TensorBoard, Trackio and Weights & Biases; needs pillow.
 
         Args:
-            name: What the trackers call the image. Those of all steps are shown together.
+            name: What the trackers call the image. The images of all steps are shown together.
             image: Of shape ``(channels, height, width)`` with one, three or four channels, or ``(height, width)``, on
                 any device: floats from 0 to 1, what is beyond being cut off, or bytes.
             step: As for ``log``.
 
         Raises:
-            ConfigurationError: The tensor is no such image.
+            ConfigurationError: The tensor is not such an image.
             UnsupportedConfigurationError: A tracker is another one; ``native`` gives you its own object.
         """
         for tracker_name, tracker in self._trackers.items():
@@ -222,19 +222,18 @@ def open_trackers(
 
     Args:
         names: One name or several of ``known_trackers``.
-        project_name: What the trackers call the project. TensorBoard takes it for a folder in ``logging_dir``.
-        logging_dir: The folder of trackers that write files of their own; ``tensorboard --logdir runs`` shows the
-            default.
+        project_name: What the trackers call the project. For TensorBoard it is a folder in ``logging_dir``.
+        logging_dir: The folder of trackers that write files; ``tensorboard --logdir runs`` shows the default.
         config: What the run was started with, in any form that ``flatten_config`` takes. A resumed run has it
             already, and is given it again only by Trackio, which would forget it.
-        init_kwargs: For each tracker by its name, further arguments of its own, which win over ours.
+        init_kwargs: For each tracker by its name, further arguments, which override the defaults.
         run_ids: The ``run_ids`` of trackers that were open before: their runs continue, with MLflow, TensorBoard,
             Trackio and Weights & Biases. Others begin a new run.
         last_step: For resumed runs, the last step that belongs to them. What was recorded for later ones before
             an interruption is recorded again; TensorBoard leaves out the first recording.
 
     Raises:
-        ConfigurationError: A name is wrong, or a tracker refuses its arguments.
+        ConfigurationError: A name is wrong, or a tracker rejects its arguments.
         UnsupportedConfigurationError: The package of a tracker is not installed.
     """
     names = require_trackers(names)

@@ -101,7 +101,7 @@ class _Mismatch:
             return None
         do = f"Create the layer with num_embeddings={highest + 1} or more, one for each index that may occur."
         if lowest < 0:
-            do = "Replace the negative indices in the dataset, for example by that of the padding."
+            do = "Replace the negative indices in the dataset, for example by the index of the padding."
         return self._error(f"indices from 0 to {layer.num_embeddings - 1}", do, f", with values {lowest} to {highest}")
 
     def of_batch_norm(self, layer: Any) -> BatchMismatchError | None:
@@ -124,7 +124,9 @@ class _Mismatch:
         if self._value.dtype is dtype or (self._value.is_floating_point() and "type" not in str(error)):
             return None
         conversion = "float()" if dtype is torch.float32 else f"to({dtype})"
-        return self._error(f"dtype {_name_of(dtype)}, that of its weights", f"Convert the inputs: inputs.{conversion}.")
+        return self._error(
+            f"dtype {_name_of(dtype)}, the dtype of its weights", f"Convert the inputs: inputs.{conversion}."
+        )
 
     def _error(self, expected: str, do: str, values: str = "") -> BatchMismatchError:
         batch = "" if self._is_batch or not isinstance(self._inputs, Tensor) else f"inputs {_describe(self._inputs)}, "

@@ -123,7 +123,7 @@ class _Mismatch:
         return None
 
     def of_a_single_class(self) -> BatchMismatchError | None:
-        """The loss of one class is zero whatever the model does."""
+        """The loss of one class is zero for any model."""
         if self._outputs.dim() < 2 or self._outputs.shape[_CLASSES] != 1:  # noqa: PLR2004  # samples and classes
             return None
         return self._error(

@@ -16,7 +16,7 @@ _OVERRIDE_POINT = re.compile(
 _ARGUMENTS = ("create_scheduler_fn",)
 """Arguments of ``train()`` that are functions: a method of such a name is written to be passed."""
 _SURELY_MEANT = 0.9
-"""How similar a name has to be to that of a method which the loop calls; helpers have been seen up to 0.88."""
+"""How similar a name has to be to the name of a method which the loop calls; helpers have been seen up to 0.88."""
 _OF_OTHER_TRAINERS = MappingProxyType({
     "calculate_eval_loss": "calculate_eval_batch_loss",
     "calculate_train_loss": "calculate_train_batch_loss",
@@ -39,7 +39,7 @@ def warn_of_misspelt_overrides(
 ) -> None:
     """Warn of methods of a new subclass that nothing calls, though their names say that the loop should.
 
-    A helper may have any name, so that this is not refused.
+    A helper may have any name, so this is not an error.
 
     Args:
         cls: The class that is being defined.

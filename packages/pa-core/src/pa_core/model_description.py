@@ -25,16 +25,16 @@ _KIB = 1024
 def describe_model(model: nn.Module | Mapping[str, nn.Module], depth: int = 2) -> str:
     """Return a table of the modules of a model: parameters, trainable ones, memory and dtype of each.
 
-    Each row counts everything in the module, and a parameter only once no matter how often it is used. Neighbours that
-    are alike, such as the blocks of a transformer, share a row. Memory is that of parameters and buffers, without
+    Each row counts everything in the module, and a parameter only once no matter how often it is used. Identical
+    neighbours, such as the blocks of a transformer, share a row. Memory counts parameters and buffers, without
     gradients and the state of an optimizer. The last column says what else there is to know: ``shares NAME`` of a
     module with a parameter that is listed further up too, ``meta`` of parameters that have no memory yet (it is what
     they are going to take), ``lazy`` of those whose sizes come with the first batch (which are not counted), and
-    ``sharded`` of those that are split over processes (the memory is that of this process). Nothing is exchanged with
-    other processes.
+    ``sharded`` of those that are split over processes (the memory is counted on this process). Nothing is exchanged
+    with other processes.
 
     Args:
-        model: The model, also wrapped or compiled; or several by name.
+        model: The model, which may be wrapped or compiled; or several by name.
         depth: How many levels of modules are shown below the model; 0 for the model alone.
 
     Raises:
@@ -110,7 +110,7 @@ class _Size(NamedTuple):
 def _rows(
     name: str, modules: list[nn.Module], place: _Place, depth: int, above: tuple[nn.Module, ...] = ()
 ) -> Iterator[tuple[str, ...]]:
-    """Yield the row of some modules that are alike, and of a single one those of what is in it."""
+    """Yield the row of some identical modules, and for a single one the rows of its children."""
     first, size = modules[0], _Size.of(modules)
     kind = type(first).__name__ if len(modules) == 1 else f"{len(modules)} x {type(first).__name__}"
     yield (

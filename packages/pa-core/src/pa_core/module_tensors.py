@@ -1,4 +1,4 @@
-"""The parameters and buffers of a module, without their names: what is asked for in each update must be cheap."""
+"""The parameters and buffers of a module, without their names: what is needed in each update must be cheap."""
 
 from __future__ import annotations
 

@@ -45,10 +45,10 @@ REPLACED: Mapping[str, Replaced] = MappingProxyType({
         "calculate_train_batch_loss and calculate_eval_batch_loss: the reported loss is weighed by it."
     ),
     "_add_epoch_loss_to_run_history": Replaced(
-        "Record a value of your own with run_history.update_metric(...) in train_epoch_end or eval_epoch_end."
+        "Record a custom value with run_history.update_metric(...) in train_epoch_end or eval_epoch_end."
     ),
     "_check_eval_batch_size": Replaced(
-        "Remove it: each sample is evaluated once, whatever the batch size.", is_harmless=True
+        "Remove it: each sample is evaluated once with any batch size.", is_harmless=True
     ),
 })  # fmt: skip
 """By name: private methods of pytorch-accelerated's loop that a subclass may have overridden."""
@@ -75,7 +75,7 @@ def check_overrides(cls: type, trainer_class: type, private_parts: Collection[st
                     if callable(vars(owner)[name])
                     else "An attribute has the name of a private part of the trainer.",
                     given=f"{owner.__name__}.{name}",
-                    expected=f"methods with names of their own, or one of {', '.join(sorted(OVERRIDABLE))}",
+                    expected=f"methods with other names, or one of {', '.join(sorted(OVERRIDABLE))}",
                     do=f"Rename {name}.",
                 )
 

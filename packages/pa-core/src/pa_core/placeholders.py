@@ -1,7 +1,7 @@
 """Numbers that are known only once a run starts, for use in the arguments of a scheduler factory.
 
 To a type checker a placeholder is an ``int``, so that it fits wherever a scheduler takes one. At run time it
-is not a number: arithmetic builds an expression, and what needs the number now is refused.
+is not a number: arithmetic builds an expression, and anything that needs the number now raises an error.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 else:
 
     class _Unresolved:
-        """Refuses everything that needs a number: a wrong one would train silently with a wrong schedule."""
+        """Raises an error when a number is needed: a wrong one would train silently with a wrong schedule."""
 
         __array_ufunc__ = None  # or a numpy array would become an array of expressions
 
@@ -285,8 +285,8 @@ def resolve_placeholders(factory: _FactoryT, values: Mapping[str, float]) -> _Fa
     """Replace the placeholders among the arguments of a ``functools.partial`` by their numbers.
 
     Positional and keyword arguments are searched, and the partials, lists, tuples and dictionaries in them.
-    What was given is left as it was, so that it serves the next run too. A whole number becomes an int, also where a
-    float has scaled it; a fraction, where something is divided by a placeholder, stays a float.
+    What was given is left as it was, so that it serves the next run too. A whole number becomes an int, even if a float
+    has scaled it; a fraction, where something is divided by a placeholder, stays a float.
 
     Args:
         factory: A partial, or any other factory, which comes back unchanged.

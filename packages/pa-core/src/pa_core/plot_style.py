@@ -22,8 +22,8 @@ __all__ = ["DARK", "LIGHT", "PlotStyle", "plot_style"]
 class PlotStyle:
     """The colours of a picture.
 
-    Those of the curves are distinguishable with the common kinds of colour blindness (Okabe and Ito, 2008), and the
-    first four have a contrast of 3 to 1 or more with the ground (WCAG 2.2, 1.4.11).
+    The colours of the curves are distinguishable with the common kinds of colour blindness (Okabe and Ito, 2008), and
+    the first four have a contrast of 3 to 1 or more with the ground (WCAG 2.2, 1.4.11).
 
     Example:
         >>> plot_style(dark=False).ground, plot_style(dark=True).ground

@@ -14,7 +14,7 @@ def declared_parts(*classes: type) -> frozenset[str]:
     """Return the names of the private attributes that classes declare in their bodies.
 
     Args:
-        *classes: The classes that make up a trainer, without those of users.
+        *classes: The classes that make up a trainer, without users' classes.
     """
     names = {name for cls in classes for name in inspect.get_annotations(cls)}
     return frozenset(name for name in names if name.startswith("_"))

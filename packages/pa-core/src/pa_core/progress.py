@@ -66,7 +66,7 @@ class Position:
 
 @dataclass(slots=True)
 class Progress:
-    """The counters of a run. They start at zero with each run; those of the run history may continue an earlier one.
+    """The counters of a run. They start at zero; the counters of the run history may continue an earlier run.
 
     Attributes:
         updates: Optimizer updates that are complete.
@@ -116,7 +116,7 @@ class Progress:
         self.samples_in_group += number
 
     def finish_group(self, clock: RunClock) -> None:
-        """Move the samples of the group to the epoch and the clock, also where fp16 overflowed and no update is made.
+        """Move the samples of the group to the epoch and the clock, even if fp16 overflowed and no update is made.
 
         Args:
             clock: The clock of the run history.

@@ -83,7 +83,7 @@ _generators_of_numpy: dict[type[Any], list[Any]] = {}
 def seed_rng(key: int) -> None:
     """Seed the global generators of Python, of NumPy and of torch on the CPU.
 
-    Those of accelerators are left alone, and so are generators that a dataset owns.
+    The generators of accelerators are left alone, and so are generators that a dataset owns.
 
     Args:
         key: A well-mixed 64-bit integer, such as ``mix(seed, epoch, index)``.
@@ -108,7 +108,7 @@ def preserve_rng_state() -> Generator[None]:
     """Save the global RNG states and restore them on exit.
 
     Seed them before drawing: inside the context their state is undefined. NumPy's functions draw from another generator
-    there, since restoring the state of their own would take as long as all the rest.
+    there, since restoring the state of NumPy's would take as long as all the rest.
     """
     random_of_numpy = numpy_random()
     of_python, of_torch = random.getstate(), torch.default_generator.get_state()

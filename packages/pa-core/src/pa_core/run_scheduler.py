@@ -49,7 +49,7 @@ def check_kept_scheduler(scheduler: object, optimizer: Optimizer, trainer_class:
 
 
 def _is_overridden(method: Callable[..., object]) -> bool:
-    """Whether a method of a trainer is an override of the user's, not that of a trainer of this package."""
+    """Whether a method of a trainer is an override of the user's, not of a trainer of this package."""
     return getattr(method, "__module__", "").partition(".")[0] != "pa_core"
 
 
@@ -113,7 +113,7 @@ def check_length_of_schedule(scheduler: object, num_steps: int, *, is_resumed: b
     Args:
         scheduler: The scheduler of the run, with the state that the run begins with.
         num_steps: How often the run will step it.
-        is_resumed: Whether its state is that of a training state.
+        is_resumed: Whether its state was restored from a training state.
 
     Raises:
         ConfigurationError: It is a ``OneCycleLR`` with fewer steps left.

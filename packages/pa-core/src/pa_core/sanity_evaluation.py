@@ -30,7 +30,7 @@ _EVENTS = ("on_eval_epoch_start", "on_eval_step_start", "on_eval_step_end", "on_
 
 @contextmanager
 def sanity_evaluation(trainer: AnyTrainer, num_batches: int, watch_metric: str | None) -> Generator[None]:
-    """The context of an evaluation after which everything is as before, to the last bit.
+    """The context of an evaluation after which everything is bit-for-bit identical to before.
 
     Callbacks are called on copies, and the trainer has copies of what the script keeps on it; what cannot be copied is
     not called, or stays. At the end, the names of metrics to watch are compared with those that were recorded.
@@ -64,7 +64,7 @@ def sanity_evaluation(trainer: AnyTrainer, num_batches: int, watch_metric: str |
 
 @contextmanager
 def _as_before(trainer: AnyTrainer) -> Generator[None]:
-    """Restore attributes, buffers, workers, and whatever random numbers are drawn from."""
+    """Restore attributes, buffers, workers and random number generators."""
     attributes, rng_state = dict(vars(trainer)), capture_rng_state(trainer.device)
     loaders = [innermost(one) for one in (*trainer.eval_dataloaders.values(), trainer.eval_dataloader)]
     generators = [(one, one.get_state()) for loader in loaders for one in _generators(loader)]

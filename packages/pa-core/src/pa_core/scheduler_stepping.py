@@ -19,7 +19,7 @@ _METRIC_NAMES = {"metric", "metrics"}
 
 
 class SchedulerStepping:
-    """How a run was asked to step its scheduler.
+    """How a run steps its scheduler.
 
     Args:
         step_scheduler: After which of the two it is stepped.
@@ -86,7 +86,7 @@ class SchedulerStepping:
         if self.watch_metric == "eval_loss_epoch" and eval_names:
             named = f"eval_{next(iter(eval_names))}_loss_epoch"
             _refuse(
-                "The metric of the scheduler is that of a single evaluation dataset, and this run has several with "
+                "The metric of the scheduler belongs to a single evaluation dataset, and this run has several with "
                 "names.",
                 "watch_metric='eval_loss_epoch'",
                 "a metric of this run",

@@ -32,7 +32,7 @@ def is_sharded(value: object) -> TypeGuard[DTensor]:
 
 
 def is_sharded_module(module: nn.Module) -> bool:
-    """Whether some parameter of a module is split over processes, also where it is whole between two passes."""
+    """Whether some parameter of a module is split over processes, even if it is whole between two passes."""
     return any(map(is_unit, module.modules())) or any(map(is_sharded, module.parameters()))
 
 
@@ -46,7 +46,7 @@ def reshard(module: nn.Module) -> None:
     """Let each process have nothing but its pieces, which exchanges nothing; a plain module stays as it is.
 
     After a forward pass without a backward pass, such as one of an evaluation, the parameters outside of the blocks
-    are still whole: what is written to them, or asked of them, would not be that of the pieces.
+    are still whole: what is written to them, or set on them, would not reach the pieces.
 
     Args:
         module: A module, sharded or not.

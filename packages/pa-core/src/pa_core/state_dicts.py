@@ -63,7 +63,7 @@ def frozen_names(state: Mapping[str, Any]) -> set[str]:
 
 
 def without_frozen(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries of a state dict that training changes: trainable parameters, and all that are no parameters.
+    """Return the entries of a state dict that training changes: all but parameters that are frozen.
 
     Args:
         state: What ``state_dict(keep_vars=True)`` of a model returned.
@@ -96,7 +96,7 @@ def _is_extra_state(name: str) -> bool:
 
 
 def _kind(value: object) -> str | None:
-    """What cannot be taken over by a tensor of another kind, whatever the shapes; precision can."""
+    """What a tensor of another kind cannot take, with any shape; precision can change."""
     if not isinstance(value, Tensor):
         return None
     numbers = "complex numbers" if value.is_complex() else "numbers" if value.is_floating_point() else "whole numbers"

@@ -1,6 +1,6 @@
 """Why a saved state would not fit the optimizer or the scheduler that is to take it over, found before it is loaded.
 
-Optimizers and schedulers of torch take over nearly everything that they are given, and fail in the next step.
+Optimizers and schedulers of torch accept nearly everything that they are given, and fail in the next step.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def _misfit_of_entries(
         if isinstance(number, str):  # what some optimizers keep for all parameters
             continue
         if number not in by_parameter or not isinstance(entries, Mapping):
-            return f"state.{number} is not that of a parameter"
+            return f"state.{number} does not belong to a parameter"
         parameter, group = by_parameter[number]
         key = parameter.dim(), parameter.dtype, id(group)
         if key not in made:
@@ -173,7 +173,7 @@ def _sizes_of_example(parameter: Tensor) -> torch.Size:
 def misfit_of_scheduler(scheduler: object, state: object) -> str | None:
     """Return why a state does not fit a scheduler; None where it fits, and where nobody can tell.
 
-    Most schedulers set whatever they are given as their attributes, methods and the optimizer included.
+    Most schedulers set anything that they are given as their attributes, methods and the optimizer included.
 
     Args:
         scheduler: The scheduler.
@@ -212,7 +212,7 @@ def _state_of(scheduler: object) -> Mapping[str, Any]:
 
 
 def _has_meaning(scheduler: object, name: object) -> bool:
-    """Whether a name is that of a method, or of an attribute that a scheduler keeps out of its state."""
+    """Whether a name belongs to a method, or to an attribute that a scheduler keeps out of its state."""
     if not isinstance(name, str):
         return False
     of_class = getattr(type(scheduler), name, None)
@@ -222,7 +222,7 @@ def _has_meaning(scheduler: object, name: object) -> bool:
 def without_foreign_entries(scheduler: object, state: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a scheduler of torch has of a state, and the whole state for others.
 
-    Other releases of torch have other entries. A scheduler of a user's own may make some of its own when it steps.
+    Other releases of torch have other entries. A custom scheduler may make further ones when it steps.
 
     Args:
         scheduler: The scheduler.
@@ -253,7 +253,7 @@ def _misfit_of_nested(schedulers: Sequence[object], states: object) -> str:
 
 
 def _misfit(own: object, saved: object, *, is_strict: bool = False) -> str:
-    """What is wrong with a saved value, where an object has one of its own; empty where it is of the same kind.
+    """What is wrong with a saved value, if the object has one too; empty where it is of the same kind.
 
     Unless it is strict, a value may be None, and a list or a dictionary of another length.
     """

@@ -136,7 +136,7 @@ def _is_integer(value: object) -> bool:
 
 
 def _as_count(value: object) -> int | None:
-    """A whole number, also as a tensor or where a sum is a float; None if it counts nothing."""
+    """A whole number, possibly as a tensor or as a float from a sum; None if it counts nothing."""
     if isinstance(value, Tensor):
         if value.numel() != 1 or value.is_complex() or value.dtype is torch.bool:
             return None

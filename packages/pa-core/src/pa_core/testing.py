@@ -1,4 +1,4 @@
-"""Small models, datasets and callbacks for tests of trainers and callbacks, ours and yours."""
+"""Small models, datasets and callbacks for tests of trainers and callbacks, including your own."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class BatchOutput(TypedDict):
 
     Attributes:
         loss: The mean loss over the samples of the batch, a tensor with one element.
-        model_outputs: Whatever the model returned.
+        model_outputs: What the model returned.
         batch_size: The number of samples in the batch.
         num_items_in_batch: Only where ``loss`` is the mean over something else than samples, such as the tokens that
             are not padding: how many there are. Updates and reported losses are then means over items.
@@ -72,7 +72,7 @@ class SchedulerLike(StatefulScheduler, Protocol):
     """What the default ``Trainer.scheduler_step`` needs: a scheduler with ``step()``.
 
     What ``step()`` is called with follows from its signature and from ``step_scheduler`` and ``watch_metric`` of
-    ``train()``, which refuses a scheduler that needs something else.
+    ``train()``, which raises an error for a scheduler that needs something else.
     """
 
     @property

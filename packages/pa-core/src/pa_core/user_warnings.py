@@ -33,7 +33,7 @@ def write_or_warn(write: Callable[[], object]) -> None:
     try:
         write()
     except OSError as error:
-        warn_user(f"Standard output cannot be written to any more ({error}), so that the run goes on without it.")
+        warn_user(f"Standard output cannot be written to any more ({error}), so the run continues without it.")
 
 
 def _package(frame: FrameType) -> str:

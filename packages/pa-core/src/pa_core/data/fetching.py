@@ -50,7 +50,7 @@ class BatchFetcher(Protocol):
 
 @dataclass(frozen=True)
 class SampleFetcher:
-    """Asks the dataset for one sample after the other and collates them.
+    """Fetches one sample after the other from the dataset and collates them.
 
     Attributes:
         dataset: The dataset.

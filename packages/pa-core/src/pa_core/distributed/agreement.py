@@ -28,10 +28,10 @@ _UPDATES_UNTIL_READ = 2
 
 @dataclass
 class Request:
-    """Something that any process may ask for, and that all of them then do after the same update.
+    """Something that any process may request, and that all of them then do after the same update.
 
     Attributes:
-        is_asked: Whether this process asks for it.
+        is_asked: Whether this process requests it.
         is_agreed: Whether all processes know.
     """
 
@@ -44,7 +44,7 @@ class Request:
         return self.is_asked or self.is_agreed
 
     def agree(self, number_asking: float) -> None:
-        """Take note of how many processes ask.
+        """Take note of how many processes request it.
 
         Args:
             number_asking: Of all processes, this one included.
@@ -59,16 +59,16 @@ class Request:
 
 
 class Agreement:
-    """Keeps what the processes of a run ask for, and has all of them act on it at the same update.
+    """Keeps the requests of the processes of a run, and has all of them act on a request at the same update.
 
     Before an update, the flags of all processes and their numbers of items are added up. They travel with the gradients
     where a carrier can take them, and otherwise in a small collective. Where the processes meet between updates, a
-    digest of what must stay alike travels with the flags.
+    digest of what must stay the same travels with the flags.
 
     Args:
         device: The device of the run.
         num_processes: The number of processes; one alone acts on its own flags at once.
-        describe: Returns what must stay alike on all processes.
+        describe: Returns what must stay the same on all processes.
 
     Attributes:
         stop: What ends the run, or is about to.
@@ -107,10 +107,10 @@ class Agreement:
         return [self.stop is not None, _is_not_finite(self.stop), self.save.is_asked, self.preempt.is_asked, items]
 
     def note_stop(self, error: StopTrainingError) -> None:
-        """Keep what asks for the end of the run: the first error, unless a later one is a loss that is not finite.
+        """Keep what requests the end of the run: the first error, unless a later one is a loss that is not finite.
 
         Args:
-            error: Why this process asks.
+            error: Why this process requests it.
         """
         if self.stop is None or (_is_not_finite(error) and not _is_not_finite(self.stop)):
             self.stop = error
@@ -119,7 +119,7 @@ class Agreement:
         """Act on what was noted if there is no other process; of several, all learn of it at the next update.
 
         Raises:
-            StopTrainingError: The only process of the run asked to stop.
+            StopTrainingError: The only process of the run requested a stop.
         """
         if self._num_processes == 1 and self.stop is not None:
             raise self.stop
@@ -128,7 +128,7 @@ class Agreement:
         """Stop at once on one process; of several, take part in what the others have begun until all know.
 
         Args:
-            error: Why this process asks.
+            error: Why this process requests it.
 
         Raises:
             StopTrainingError: On one process.
@@ -142,11 +142,11 @@ class Agreement:
         """Let a ``StopTrainingError`` that one process raises within the context end it on all of them.
 
         Args:
-            describe: Returns what must be alike when the context ends; None for what must stay so in the whole run.
+            describe: Returns what must be the same when the context ends; None for what must stay so in the whole run.
 
         Raises:
             RanksDifferError: Something is not.
-            StopTrainingError: A process asked to stop, within the context or before.
+            StopTrainingError: A process requested a stop, within the context or before.
         """
         try:
             yield
@@ -170,21 +170,21 @@ class Agreement:
         return loss if carrier is None else carrier.add_to(loss, self.local_flags(items))
 
     def before_update(self, carrier: Carrier | None, items: float, *, at_once: bool) -> float | Tensor:
-        """Act on what the processes ask for, and return the items of all of them; every process must call this.
+        """Act on the requests of the processes, and return the items of all of them; every process must call this.
 
         On an accelerator the flags are read two updates later, so that nothing waits for them.
 
         Args:
             carrier: What ``add_to`` was given in the backward pass of this update.
             items: The items of this process in the update.
-            at_once: Whether to wait for the flags. The first update of an epoch is not to be made if a process asked to
-                stop when the epoch started.
+            at_once: Whether to wait for the flags. The first update of an epoch must not be made if a process requested
+                a stop when the epoch started.
 
         Returns:
             A number on one process, and a tensor on the device on several.
 
         Raises:
-            StopTrainingError: A process asked to stop.
+            StopTrainingError: A process requested a stop.
         """
         if self._num_processes == 1:
             return items
@@ -195,7 +195,7 @@ class Agreement:
         return sums[-1]
 
     def add_up_items(self, carrier: Carrier | None, items: float) -> float | Tensor:
-        """Return the items of all processes, and leave what they ask for to the next update, which one can still stop.
+        """Return the items of all processes, and leave their requests to the next update, which one can still stop.
 
         For the further optimizers of an update whose first one was stepped; every process must call this.
 
@@ -208,9 +208,9 @@ class Agreement:
         return (self._add_up_flags(items) if carrier is None else carrier.sums())[-1]
 
     def agree_on_preemption(self) -> None:
-        """Let all processes know now whether one asked for preemption; every process must call this.
+        """Let all processes know now whether one requested preemption; every process must call this.
 
-        What else a process asks for waits for the next update.
+        Other requests of a process wait for the next update.
         """
         asking = self.preempt.is_asked if self._num_processes == 1 else self._add_up_flags()[3].item()
         self.preempt.agree(asking)
@@ -229,8 +229,8 @@ class Agreement:
             The sum of ``missing``.
 
         Raises:
-            RanksDifferError: What must stay alike on all processes is not.
-            StopTrainingError: A process asked to stop.
+            RanksDifferError: What must stay the same on all processes differs.
+            StopTrainingError: A process requested a stop.
         """
         if self._num_processes == 1:
             return missing
@@ -294,4 +294,4 @@ def _agreed_stop(own: StopTrainingError | None, *, not_finite: bool) -> StopTrai
             expected="a finite loss",
             do="See the message of that process.",
         )
-    return own or StopTrainingError("Another process asked to stop.")
+    return own or StopTrainingError("Another process requested a stop.")

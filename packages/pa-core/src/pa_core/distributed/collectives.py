@@ -151,7 +151,7 @@ def broadcast_weights(module: nn.Module) -> None:
 
 
 def broadcast_tensors(tensors: Iterable[Tensor]) -> None:
-    """Give every process the values that rank zero has; those of one dtype travel together.
+    """Give every process the values that rank zero has; tensors of one dtype travel together.
 
     Args:
         tensors: Tensors of the same shapes on each process, in the same order, on the device of the run.
@@ -179,8 +179,8 @@ def gather(data: TensorsT, padding_value: float | None = None, *, with_gradient:
         padding_value: None wants the other dimensions to be equal. A number fills them up to the longest of all
             processes, and rows that consist of it are left out; a process that has no others may have a tensor of
             a different number of dimensions.
-        with_gradient: Whether gradients go back through the result: those of a row are the sum over all processes, of
-            what the loss of each has to do with it. Every process must go backward through it then.
+        with_gradient: Whether gradients go back through the result: the gradient of a row is the sum over all
+            processes, of what the loss of each has to do with it. Every process must go backward through it then.
 
     Raises:
         ArgumentTypeError: Something in ``data`` is neither a tensor nor a container of tensors.
@@ -191,7 +191,7 @@ def gather(data: TensorsT, padding_value: float | None = None, *, with_gradient:
 
 
 def gather_without_rows(data: TensorsT, padding_value: float | None = None, *, with_gradient: bool = False) -> TensorsT:
-    """Return the tensors of the other processes, which call ``gather``: those of this one have no rows to add.
+    """Return the tensors of the other processes, which call ``gather``: this one has no rows to add.
 
     Args:
         data: As for ``gather``: what this process would have gathered.
@@ -268,7 +268,7 @@ class _Gather(torch.autograd.Function):
 
 
 def tensors_in_graph(loss: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return those of some tensors that the backward pass of a loss goes through.
+    """Return the tensors that the backward pass of a loss goes through.
 
     Args:
         loss: The loss.
@@ -321,7 +321,7 @@ def _require_fitting(fitting: list[list[int]], shapes: list[list[int]], padding_
         expected="shapes that differ in the first dimension only",
         do="Pass padding_value to gather, which fills up the other dimensions."
         if same_dimensions
-        else "Give the tensor the same number of dimensions on each process, also where it has no rows.",
+        else "Give the tensor the same number of dimensions on each process, even without rows.",
     )
 
 
@@ -346,7 +346,7 @@ def gather_objects(value: _R) -> list[_R]:
 
 
 def synchronising_wrapper(model: nn.Module) -> DistributedDataParallel | None:
-    """Return the wrapper that exchanges gradients, also from within a compiled model; None where there is none."""
+    """Return the wrapper that exchanges gradients, even from within a compiled model; None where there is none."""
     inside = compiled_from(model)
     wrapper = model if inside is None else inside
     return wrapper if isinstance(wrapper, DistributedDataParallel) else None

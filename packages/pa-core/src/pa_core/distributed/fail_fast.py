@@ -140,7 +140,7 @@ def _show_and_exit(exception: BaseException) -> None:
 
 
 def _exit(exception: BaseException) -> NoReturn:
-    """End the process now, whatever threads are alive; what was printed is not lost."""
+    """End the process now, no matter which threads are alive; what was printed is not lost."""
     try:
         for stream in (sys.stdout, sys.stderr):
             with suppress(Exception):

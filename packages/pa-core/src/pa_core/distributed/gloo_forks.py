@@ -1,4 +1,4 @@
-"""Forking beside the threads of gloo, as loaders do that start their workers in the middle of a run.
+"""Forking next to the threads of gloo, as loaders do that start their workers in the middle of a run.
 
 After each collective on tensors that Python knows, a thread of gloo takes Python's lock to give them back, and holds
 the list of Python's threads locked for a moment. CPython 3.11 copies that lock with the fork, locked as it is, and then

@@ -1,4 +1,4 @@
-"""What all processes decide together about an update, at no collective of its own: it travels with the gradients."""
+"""What all processes decide together about an update, without a separate collective: it travels with the gradients."""
 
 from __future__ import annotations
 
@@ -87,11 +87,11 @@ class GradientAgreement:
         delattr(module, self.NAME)
 
     def join_backward_passes_of(self, model: nn.Module) -> None:
-        """Take part in each synchronised backward pass, also in those that a step or an optimizer runs by itself.
+        """Take part in each synchronised backward pass, including ones that a step or an optimizer runs itself.
 
-        Torch waits in each of them for the gradient of every parameter that it was given. Those of ``add_to`` have
-        that of this one already; in others, the gradients of the model's outputs bring it about. Passes that add to the
-        gradient of no parameter, as those of ``torch.autograd.grad``, exchange nothing.
+        Torch waits in each of them for the gradient of every parameter that it was given. The passes of ``add_to`` have
+        the gradient of this one already; in others, the gradients of the model's outputs bring it about. Passes that
+        add to the gradient of no parameter, such as with ``torch.autograd.grad``, exchange nothing.
 
         Args:
             model: The wrapped model.
@@ -143,7 +143,7 @@ def _accumulates_gradient_of(parameter: nn.Parameter) -> bool:
 
 
 def _tensors_in(output: object) -> Iterator[Tensor]:
-    """The tensors that a model returned, however they are nested."""
+    """The tensors that a model returned, no matter how they are nested."""
     if isinstance(output, Tensor):
         yield output
     elif isinstance(output, Mapping):

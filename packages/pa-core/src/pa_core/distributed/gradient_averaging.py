@@ -26,7 +26,7 @@ def average_gradients(parameters: Mapping[str, Tensor]) -> None:
     gradient on no process keeps none, so that an optimizer leaves it alone, as on one process.
 
     Compared with ``DistributedDataParallel``, which exchanges during the backward pass, the order of the collectives
-    does not depend on the graph: several modules of one loss can be averaged one after another, also by a process that
+    does not depend on the graph: several modules of one loss can be averaged one after another, even by a process that
     calls none of them.
 
     Args:
@@ -78,7 +78,7 @@ def _require_dense(parameters: Mapping[str, Tensor]) -> None:
 
 
 def is_same_on_all_processes(module: nn.Module) -> bool:
-    """Return whether all parameters of a module have the same bits on every process; each must call this."""
+    """Return whether all parameters of a module are bit-for-bit identical on every process; each must call this."""
     parameters = list(module.parameters())
     if num_processes() == 1 or not parameters:
         return True

@@ -1,4 +1,4 @@
-"""A thread that tells the other processes where this one is, and ends all of them where one waits in vain."""
+"""A thread that tells the other processes where this one is, and ends all of them if one waits forever."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class WatchedRun:
 
 
 class Heartbeat:
-    """Gives a sign of life each second, and looks whether this process waits for others in vain.
+    """Sends a heartbeat each second, and checks whether this process would wait for others forever.
 
     Steps pay nothing for it: that a process gets on shows in the number of collectives it has entered, which torch
     counts, and only where that stands still the stack of its thread is looked at.
@@ -172,7 +172,7 @@ class Heartbeat:
         )
 
     def _look_for_verdict(self, own: Sign) -> None:
-        """End the process if one of them waits in vain, such as this one."""
+        """End the process if any process would wait forever, such as this one."""
         run = self.run
         if run is not None and run.place and self._waiting.stands_for >= _SECONDS_UNTIL_OTHERS_ARE_ASKED:
             others, now = self.signs.of_others(), time.monotonic()

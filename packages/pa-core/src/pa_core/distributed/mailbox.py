@@ -63,7 +63,7 @@ class Mailbox:
             rank: The process that leaves it.
 
         Raises:
-            OtherProcessError: That process gives no sign of life any more, or the one that keeps the messages is gone.
+            OtherProcessError: That process sends no heartbeat any more, or the one that keeps the messages is gone.
         """
         silence, pause = _Silence(), _SECONDS_BETWEEN_LOOKS[0]
         while (message := self.find(key)) is None:
@@ -124,7 +124,7 @@ class Arrivals:
     """Lets each process come to a place when it is done with its share, no matter how much later than the others.
 
     Every process makes as many as the others, in the same order, and calls `wait_for_all` or `leave`. No process waits
-    in an exchange meanwhile, where the others would take it for one that hangs.
+    in an exchange meanwhile, where the others would consider it hung.
     """
 
     def __init__(self) -> None:
@@ -135,7 +135,7 @@ class Arrivals:
         """Come, and return once all processes have.
 
         Raises:
-            OtherProcessError: One of them has left, gives no sign of life any more, or kept the store and is gone.
+            OtherProcessError: One of them has left, sends no heartbeat any more, or kept the store and is gone.
         """
         self._has_come = True
         self._box.count("come")
@@ -158,7 +158,7 @@ class Arrivals:
 
 
 class _Silence:
-    """For how long a process has given no new sign of life; a machine that was asleep has not waited."""
+    """For how long a process has sent no new heartbeat; a machine that was asleep has not waited."""
 
     _LONGEST_LOOK = 1.0
 
@@ -184,7 +184,7 @@ class _Silence:
 def _gone(rank: int) -> OtherProcessError:
     return OtherProcessError(
         "Another process is gone while this one waited for it.",
-        given=f"rank {rank}, which has given no sign of life for {_SECONDS_UNTIL_GONE:g} seconds",
+        given=f"rank {rank}, which has sent no heartbeat for {_SECONDS_UNTIL_GONE:g} seconds",
         expected="all processes in the run until it ends on all of them",
         do=f"See what rank {rank} printed last.",
     )

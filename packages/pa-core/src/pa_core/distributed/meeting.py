@@ -97,7 +97,7 @@ class MeetingPoint:
 
 
 def _key(rank: int, number: int) -> str:
-    """Where a process says where it is; one that goes on to the next meeting does not take it back."""
+    """Where a process says where it is; one that continues to the next meeting does not take it back."""
     return f"{rank}/{number % 2}"
 
 

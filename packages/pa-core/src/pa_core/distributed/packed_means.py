@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["ROOM", "pack_means", "unpack_means"]
 
 ROOM: Final = 16
-"""How many means travel; each takes 16 bytes of every exchange, also in runs that log nothing."""
+"""How many means travel; each takes 16 bytes of every exchange, even in runs that log nothing."""
 
 _DOES_NOT_FIT = -1.0
 """In the place of a digest."""
@@ -28,7 +28,7 @@ def pack_means(means: StepMeans, dtype: torch.dtype, device: torch.device) -> Te
 
     Args:
         means: What this process logged.
-        dtype: The dtype of the exchange. Only doubles hold the totals to the last bit; others hold none.
+        dtype: The dtype of the exchange. Only doubles hold the totals exactly; others hold none.
         device: The device of the exchange.
     """
     fits = len(means) <= ROOM and dtype is torch.float64
@@ -38,7 +38,7 @@ def pack_means(means: StepMeans, dtype: torch.dtype, device: torch.device) -> Te
 
 
 def unpack_means(names: Iterable[str], of_processes: Tensor) -> list[dict[str, tuple[float, int]]] | None:
-    """Return the totals of each process by name; None if those of one did not fit, or its names are others.
+    """Return the totals of each process by name; None if the totals of one did not fit, or its names are others.
 
     Args:
         names: The names that this process logged.

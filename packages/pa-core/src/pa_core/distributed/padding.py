@@ -10,7 +10,7 @@ __all__ = ["remove_padding"]
 
 
 def remove_padding(padded_tensor: Tensor, pad_value: float) -> Tensor:
-    """Return the rows of a tensor that are no padding.
+    """Return the rows of a tensor that are not padding.
 
     A row, that is what stands at one index of the first dimension, is padding if every element of it is the padding
     value. So choose a value that no row of your data consists of. What ``trainer.gather`` returns for a padding value

@@ -45,7 +45,7 @@ def prepare_process(accelerator: _accelerate.AcceleratorLike) -> None:
     """Make the process of a trainer fit for a run on several processes; on one process nothing is changed.
 
     What is changed stays until the process ends. With gloo, the process leaves the others in order at exit, and forks
-    workers only while gloo's threads rest. The ``gather`` of the Accelerator becomes that of the trainer.
+    workers only while gloo's threads rest. The ``gather`` of the Accelerator becomes the trainer's.
 
     Args:
         accelerator: The Accelerator of the trainer, which has connected the processes.

@@ -21,8 +21,8 @@ _collectives: Any = dist
 class SmallExchange:
     """Adds up small numbers of all processes while the backward pass of an update is in progress.
 
-    For gradients that numbers cannot travel with, as those of sharded models. Every process starts the exchange before
-    the backward pass, and asks for the sums after it, when they have long arrived.
+    For gradients that numbers cannot travel with, as in sharded models. Every process starts the exchange before the
+    backward pass, and reads the sums after it, when they have long arrived.
 
     Args:
         num_values: How many numbers are exchanged in each update.

@@ -1,4 +1,4 @@
-"""Decides by what processes tell of themselves whether one waits for others in vain, and says who waits for whom."""
+"""Decides by heartbeats whether a process would wait for others forever, and says who waits for whom."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SECONDS_UNTIL_CERTAIN = 10.0
 def find_vain_wait(
     rank: int, own: Sign, others: Mapping[int, Sign], silent: Collection[int], limit: float
 ) -> OtherProcessError | None:
-    """Return why a process waits in vain, None as long as it may go on.
+    """Return why a process would wait forever, None as long as it may continue.
 
     A process in no run yet may take as long as it likes. One that has left the run that others are in never comes, nor
     do processes come together that wait in different places.
@@ -25,7 +25,7 @@ def find_vain_wait(
         rank: The rank of the process that waits.
         own: Its sign.
         others: The signs of the others.
-        silent: Those of them that have given no sign of life for some seconds.
+        silent: The ones that have sent no heartbeat for some seconds.
         limit: For how many seconds it may wait for what may still come.
     """
     certain = min(limit, SECONDS_UNTIL_CERTAIN)
@@ -49,11 +49,11 @@ def describe_signs(signs: Mapping[int, Sign], run: int, silent: Collection[int] 
     Args:
         signs: Their signs by rank.
         run: The number of the run that is spoken of.
-        silent: Those that have given no sign of life for long.
+        silent: The ones that have sent no heartbeat for long.
     """
     by_text: dict[str, list[int]] = {}
     for rank, sign in sorted(signs.items()):
-        silence = "has given no sign of life since it " if rank in silent else ""
+        silence = "has sent no heartbeat since it " if rank in silent else ""
         by_text.setdefault(silence + _describe(sign, run), []).append(rank)
     return "; ".join(f"{name_ranks(ranks)} {text}" for text, ranks in by_text.items())
 

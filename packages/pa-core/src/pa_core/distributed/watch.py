@@ -1,4 +1,4 @@
-"""Watches over the runs of several processes: none waits for ever for another one, and none goes without a word."""
+"""Watches over the runs of several processes: none waits forever for another one, and none ends without a message."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DEFAULT_MAX_WAIT_SECONDS: Final = 600.0
 """As long as NCCL waits by itself. A rank that saves or evaluates for the others is mostly done by then."""
 
 _SECONDS_UNTIL_GONE = 3.0
-"""After so many seconds without a sign of life, a process whose connections were closed is gone."""
+"""After so many seconds without a heartbeat, a process whose connections were closed is gone."""
 
 _SECONDS_BETWEEN_LOOKS = 0.1
 _SECONDS_TO_END = 30.0
@@ -126,7 +126,7 @@ class RunWatch:
 
 
 _heartbeats: Final[list[Heartbeat]] = []
-"""That of this process, once it is one of several."""
+"""The watch of this process, once it is one of several."""
 
 
 def _heartbeat_of_process() -> Heartbeat | None:
@@ -189,5 +189,5 @@ def _check_max_wait_seconds(value: object) -> None:
         "This is not how long a process may wait for another one.",
         given=f"max_wait_seconds={value!r}",
         expected="a positive number of seconds, or None to wait for ever",
-        do=f"Leave it out for {DEFAULT_MAX_WAIT_SECONDS:g} seconds, or pass a number of your own.",
+        do=f"Leave it out for {DEFAULT_MAX_WAIT_SECONDS:g} seconds, or pass a different number.",
     )

@@ -1,4 +1,4 @@
-"""How a model is placed and called in a run, and how its gradients are exchanged: what loops ask for."""
+"""How a model is placed and called in a run, and how its gradients are exchanged."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class ModelWrapping(ABC):
     need not wait for it.
 
     A loop that calls models in its own order calls the user's module, and ``backward``: it prepares the exchange by
-    itself, so that any number of forward passes may come before any number of backward passes, also with several models
+    itself, so that any number of forward passes may come before any number of backward passes, even with several models
     in one graph.
 
     Attributes:
@@ -91,7 +91,7 @@ class ModelWrapping(ABC):
         """Return the context of the forward and backward pass of one batch.
 
         Args:
-            exchanges_gradients: Whether the backward pass exchanges gradients, once per update in that of its last
+            exchanges_gradients: Whether the backward pass exchanges gradients, once per update, in the one of its last
                 batch.
         """
 
@@ -118,7 +118,7 @@ class ModelWrapping(ABC):
         Every process must iterate to the end.
 
         Args:
-            batches: Those of a custom data loader, whose number others need not share.
+            batches: The batches of a custom data loader, whose number others need not share.
         """
         return batches
 
@@ -144,7 +144,7 @@ class ModelWrapping(ABC):
         exchanges_gradients: bool,
         retain_graph: bool | None = None,
     ) -> None:
-        """Run a backward pass whose graph was made by calls of the user's module, and exchange the gradients if asked.
+        """Run a backward pass through calls of the user's module, and exchange the gradients if requested.
 
         Args:
             loss: What to differentiate. With an exchange, what ``carrier`` returned for it, if there is one.

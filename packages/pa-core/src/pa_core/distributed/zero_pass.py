@@ -79,7 +79,7 @@ class CallsOfStep:
     def counting(self) -> Generator[None]:
         """Count the calls of the next step within the context; it is expected to make as many as the last one.
 
-        Not those of the optimizer: it makes them on each process, with samples or without.
+        This leaves out calls by the optimizer, which makes them on each process, with samples or without.
         """
         self._in_a_step = self._in_this_step or self._in_a_step
         self._in_this_step = 0

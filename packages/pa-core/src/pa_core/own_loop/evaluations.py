@@ -30,7 +30,7 @@ class EvaluationHooks:
     """What a run does around its evaluations and their batches.
 
     Attributes:
-        evaluating: Called with the name of an evaluation, returns its context, which has means of its own and restores
+        evaluating: Called with the name of an evaluation, returns its context, which has separate means and restores
             the models' modes.
         call_epoch_event: Called with the first and the last event, and with whether the training epoch continues
             afterwards.

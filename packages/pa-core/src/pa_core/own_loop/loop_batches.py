@@ -26,11 +26,11 @@ def batches_of_loop(
 ) -> Iterator[tuple[MicroBatch, Any]]:
     """Iterate over batches with the part of each in its update, as often on each process as on the one with the most.
 
-    A process that has no batch left gets one of its own again, or that of another process, and it weighs nothing. Where
-    all processes know the number of their batches, they tell each other once; otherwise before each update.
+    A process that has no batch left repeats one of its batches, or one of another process, with weight 0. Where all
+    processes know the number of their batches, they tell each other once; otherwise before each update.
 
     Args:
-        batches: The batches of this process. Those of an update are fetched together.
+        batches: The batches of this process. The batches of an update are fetched together.
         around: The part of the batch of the training loader in whose body they are trained on; what a process makes of
             one that weighs nothing weighs nothing, too.
         device: Where they are moved.
@@ -38,7 +38,7 @@ def batches_of_loop(
         samples: The number of samples of each batch; None where the first dimension tells.
 
     Raises:
-        ConfigurationError: This is one batch, or a dataset; or ``samples`` is no number of them.
+        ConfigurationError: This is one batch, or a dataset; or ``samples`` is not a number of them.
 
     Example:
         >>> around = MicroBatch(step=1, weight=1.0, ends_group=True)

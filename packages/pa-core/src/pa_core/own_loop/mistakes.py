@@ -261,7 +261,7 @@ def no_batch(number: int, call: str) -> ConfigurationError:
 
 
 def no_previous_batch() -> UnsupportedConfigurationError:
-    """Return the error of a process whose custom loader has no batch while those of others have."""
+    """Return the error of a process whose custom loader has no batch while the loaders of others have."""
     return UnsupportedConfigurationError(
         "This process has no batch, while others have one.",
         given="a custom loader without any batch on this process",
@@ -381,10 +381,10 @@ def forgotten_step_of_one(number: int, name: str) -> ConfigurationError:
 
 
 def no_callback_evaluates() -> ConfigurationError:
-    """Return the error of a callback that asks the run for an evaluation."""
+    """Return the error of a callback that requests an evaluation from the run."""
     return ConfigurationError(
         "A custom loop runs its evaluations itself.",
-        given="a callback that asks for an evaluation",
+        given="a callback that requests an evaluation",
         expected="an evaluation in the loop",
         do="Remove the callback, and iterate over run.evaluation_batches(dataset) in the loop.",
     )

@@ -24,7 +24,7 @@ from pa_core.types import SchedulerFactory
 __all__ = ["RunModels"]
 
 MODEL, OPTIMIZER, SCHEDULER = "model", "optimizer", "scheduler"
-"""The names of those of a run that has one of each, as those of a ``Trainer`` are called."""
+"""The names of the model and optimizer of a run that has one of each, as in a ``Trainer``."""
 
 
 class RunModels:

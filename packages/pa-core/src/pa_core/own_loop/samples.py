@@ -30,14 +30,14 @@ def count_samples(batch: object) -> int:
         raise ConfigurationError(
             "The number of samples in the batch is not known.",
             given=describe_batch(batch),
-            expected="a batch with a tensor whose first dimension is that of the samples",
+            expected="a batch with a tensor whose first dimension is the samples",
             do="Return tensors from the dataset or from collate_fn, or pass a dataset instead of the loader.",
         )
     if len(set(numbers)) > 1:
         # The same words for each batch, so that it is said once.
         warn_user(
-            "The tensors in a batch of the loader differ in their first dimension, and that of the first one is taken "
-            "for the number of samples, with which losses and metrics are weighted. Pass the dataset instead of the "
-            "loader, or num_items where the loss is passed."
+            "The tensors in a batch of the loader differ in their first dimension, and the dimension of the first one "
+            "counts as the number of samples, with which losses and metrics are weighted. Pass the dataset instead of "
+            "the loader, or num_items where the loss is passed."
         )
     return numbers[0]

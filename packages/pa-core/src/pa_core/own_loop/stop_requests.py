@@ -20,7 +20,7 @@ class StopRequests:
     """Has a request to stop act at the same update, whether a run has one process or several.
 
     What the processes must know before an update travels with the gradients of its last backward pass. With that pass
-    the update is sealed: a request that comes later stops the next one, also on a process that is alone.
+    the update is sealed: a request that comes later stops the next one, even on a process that is alone.
 
     Args:
         agreement: What all processes of the run decide together.
@@ -49,7 +49,7 @@ class StopRequests:
         self._late: StopTrainingError | None = None
 
     def ask(self, reason: str) -> None:
-        """Ask to stop before the next update that is not sealed; the first request is the one that counts.
+        """Request a stop before the next update that is not sealed; the first request is the one that counts.
 
         Args:
             reason: The text of the error that callbacks are told of.
@@ -70,7 +70,7 @@ class StopRequests:
             self._agreement.stop, self._late = self._agreement.stop or self._late, None
 
     def act_before_step(self, callbacks: CallbackHandler[Any]) -> None:
-        """Stop before the step of an update if a callback that has seen its loss asks for it, as for one that is NaN.
+        """Stop before the step of an update if a callback that has seen its loss requests it, as for one that is NaN.
 
         Callbacks see the loss when all backward passes are over, and the flags have travelled with the gradients. On
         accelerators they see it some updates later in any case, and no process waits for another here.
@@ -79,7 +79,7 @@ class StopRequests:
             callbacks: The callbacks of the run.
 
         Raises:
-            StopTrainingError: A process asked to stop.
+            StopTrainingError: A process requested a stop.
         """
         self._agreement.stop_if_alone()
         if not self._is_alone and self._is_on_cpu and callbacks.listeners(TrainerCallback.on_train_step_end.__name__):
@@ -95,7 +95,7 @@ class StopRequests:
 
         Raises:
             RanksDifferError: As ``Agreement.together``.
-            StopTrainingError: A process asked to stop.
+            StopTrainingError: A process requested a stop.
         """
         with self._agreement.together(describe):
             yield

@@ -69,7 +69,7 @@ class TrainedModel:
         self._watch: RemovableHandle | None = None
 
     def watch_steps(self) -> None:
-        """From here on, refuse steps of the optimizer that the run does not make, as they would come on top of its own.
+        """From here on, raise an error for steps of the optimizer that the run does not make.
 
         Optimizers that do not call the constructor of their base class cannot be watched.
         """
@@ -109,7 +109,7 @@ class TrainedModel:
         wrapped = self.wrapping.wrap(self.module, for_training=True, num_carried=num_carried)
         if compiled_from(wrapped) is not None and compiled_from(self.module) is None:
             warn_user(
-                "Accelerate is told to compile models, and a loop of your own calls them as they are. "
+                "Accelerate is told to compile models, and a custom training loop calls them as they are. "
                 "Compile the model yourself before it is passed to Run: model = torch.compile(model)."
             )
 
@@ -140,7 +140,7 @@ class TrainedModel:
             raise mistakes.unusable_loss(loss)
 
     def check_precision(self, loss: Tensor) -> None:
-        """Warn of the first loss if the precision that was asked for has no effect on it.
+        """Warn of the first loss if the requested precision has no effect on it.
 
         Args:
             loss: A loss with its graph.
@@ -156,7 +156,7 @@ class TrainedModel:
             )
 
     def weigh(self, loss: Tensor, part: MicroBatch) -> Tensor:
-        """Scale the mean loss of a batch to its share of the update; that of a batch that weighs nothing is replaced.
+        """Scale the mean loss of a batch to its share of the update; a loss that weighs nothing is replaced.
 
         Args:
             loss: The mean loss of the batch, of which the accumulation was told what it is the mean over.
@@ -176,15 +176,15 @@ class TrainedModel:
         return agreement.add_to(self.wrapping.carrier, loss, self.accumulation.items)
 
     def agree(self, agreement: Agreement, *, at_once: bool, may_stop: bool) -> None:
-        """Act together on what the processes ask for, and make the gradients those of the mean over all items.
+        """Act together on the requests of the processes, and normalise the gradients to the mean over all items.
 
         Args:
-            agreement: What knows what this process asks for.
+            agreement: What knows the requests of this process.
             at_once: Whether to wait for the flags of the other processes.
             may_stop: Whether nothing of the update is made yet, so that it can be left.
 
         Raises:
-            StopTrainingError: A process asked to stop.
+            StopTrainingError: A process requested a stop.
             UnsupportedConfigurationError: No backward pass of the update reached some parameter, on several processes.
         """
         self.wrapping.check_update()
@@ -197,7 +197,7 @@ class TrainedModel:
         self.accumulation.normalise(self.parameters(), total)
 
     def backward(self, loss: Tensor, part: MicroBatch, *, retain_graph: bool = False) -> None:
-        """Add the gradients of a batch, and exchange those of the update with its last batch.
+        """Add the gradients of a batch, and exchange the gradients of the update with its last batch.
 
         Args:
             loss: The weighed loss of the batch.

@@ -74,7 +74,7 @@ class TrainedModels:
             one.optimizer = self._given.optimizers[name]
 
     def watch_steps(self) -> None:
-        """From here on, refuse steps of the optimizers that the run does not make."""
+        """From here on, raise an error for steps of the optimizers that the run does not make."""
         for one in self.by_name.values():
             one.watch_steps()
 
@@ -111,7 +111,7 @@ class TrainedModels:
             one.start_epoch()
 
     def broadcast_buffers(self) -> None:
-        """Give the models of all processes the buffers that those of the first one have."""
+        """Give the models of all processes the buffers of the first process."""
         for model in self._given.models.values():
             distributed.broadcast_buffers(model)
 

@@ -72,10 +72,10 @@ class TrainingBatches(Generic[BatchT]):
 
         Args:
             part: The part of the batch in its update.
-            batch: The batch; of a process without a sample, whatever stands for none.
+            batch: The batch; of a process without a sample, what stands for none.
 
         Raises:
-            UnsupportedConfigurationError: No batch can stand in for that of a process without a sample.
+            UnsupportedConfigurationError: No batch can stand in for the batch of a process without a sample.
         """
         self._step_means.start_step()
         if part.some_are_empty:

@@ -84,8 +84,8 @@ class UpdateHooks:
 class Update(Generic[BatchT]):
     """One optimizer update: iterate over it for its batches, call ``backward`` for each of them, and then ``step``.
 
-    ``Run.updates`` yields the updates of a run. The gradient of an update is that of the mean loss over all of its
-    samples, on all processes, no matter how many batches they come in.
+    ``Run.updates`` yields the updates of a run. The gradient of an update is the gradient of the mean loss over all of
+    its samples, on all processes, no matter how many batches they come in.
 
     Args:
         number: The number of the update in the run, counted from 1.
@@ -159,8 +159,8 @@ class Update(Generic[BatchT]):
         """Let updates over other batches come in the body of the present one; return the part of this one.
 
         Raises:
-            ConfigurationError: There is no batch, or there are gradients that were not stepped with, to which those of
-                other updates would be added.
+            ConfigurationError: There is no batch, or there are gradients that were not stepped with, to which the
+                gradients of other updates would be added.
         """
         self._require_under_way("updates(batches)")
         if self._part is None:
@@ -196,7 +196,7 @@ class Update(Generic[BatchT]):
     ) -> None:
         """Run the backward pass of a loss; on several processes, gradients are exchanged with the last batch alone.
 
-        With several models, it adds to the gradients of one of them and leaves those of the others alone.
+        With several models, it adds to the gradients of one of them and leaves the gradients of the others alone.
 
         Args:
             loss: The mean loss over the samples of the present batch.
@@ -205,10 +205,10 @@ class Update(Generic[BatchT]):
             retain_graph: Whether another backward pass goes through the graph of this one.
 
         Raises:
-            ConfigurationError: There is no batch, the model is unknown or has been stepped, or the loss is no single
+            ConfigurationError: There is no batch, the model is unknown or has been stepped, or the loss is not a single
                 number with a graph.
-            BatchOutputError: ``num_items`` is no whole number; some calls of a run pass it, and others do not; or two
-                passes over a batch differ in it.
+            BatchOutputError: ``num_items`` is not a whole number; some calls of a run pass it, and others do not; or
+                two passes over a batch differ in it.
         """
         trained = self._find(model, "backward(loss, model=...)")
         self._require_under_way("backward(...)")
@@ -246,7 +246,7 @@ class Update(Generic[BatchT]):
         Raises:
             ConfigurationError: Batches of the update are left, the last one had no backward pass, the optimizer is
                 unknown, it has been stepped, or its parameters have no gradients.
-            StopTrainingError: A process asked to end the run; no step was made.
+            StopTrainingError: A process requested the end of the run; no step was made.
         """
         trained = self._find(name, "step(name)")
         self._require_under_way("step()")

@@ -15,7 +15,7 @@ from pa_core.errors import BatchOutputError
 __all__ = ["Column", "columns_of", "plain_value"]
 
 Column: TypeAlias = "Tensor | Sequence[Any]"
-"""A value for each sample of a batch: a tensor whose first dimension is that of the samples, or a list."""
+"""A value for each sample of a batch: a tensor whose first dimension is the samples, or a list."""
 
 _NAME = "prediction"
 
@@ -59,8 +59,8 @@ def _column(name: str, value: Any, num_samples: int, predictions: object) -> Col
     if not is_column or len(column) != num_samples:
         raise BatchOutputError(
             "The predictions for a batch cannot be written as columns with a value for each sample.",
-            given=f"{describe_batch(predictions)} for {num_samples} samples, of which {name!r} is no column",
-            expected="tensors whose first dimension is that of the samples, and lists with an item for each sample; "
+            given=f"{describe_batch(predictions)} for {num_samples} samples, of which {name!r} is not a column",
+            expected="tensors whose first dimension is the samples, and lists with an item for each sample; "
             "or a mapping of them",
             do="Override predict_batch(self, batch), and return what is to be written.",
         )

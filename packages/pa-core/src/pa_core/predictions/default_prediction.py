@@ -26,7 +26,7 @@ def predict_batch(model: nn.Module, batch: Any) -> Any:
             inputs; or the inputs.
 
     Returns:
-        The outputs; of a mapping without its ``"loss"``, which is no prediction.
+        The outputs; of a mapping without its ``"loss"``, which is not a prediction.
 
     Raises:
         BatchMismatchError: The model cannot take the inputs.

@@ -76,7 +76,7 @@ def format_of(path: Path) -> FileFormat:
 
 
 class _Csv(FileFormat):
-    """A piece begins with the names of the columns as JSON, which has them in one line whatever they are."""
+    """A piece begins with the names of the columns as JSON, which always has them in one line."""
 
     @override
     def write(self, batches: Iterable[Mapping[str, Column]], file: BinaryIO) -> None:

@@ -49,7 +49,7 @@ class FirstProcess:
         """Return what each process has predicted, on the first one; nothing on the others. Every process must call it.
 
         Args:
-            predictions: Those of this process: tensors on the CPU, and anything that can be pickled.
+            predictions: The predictions of this process: tensors on the CPU, and anything that can be pickled.
         """
         if num_processes() == 1:
             return [predictions]
@@ -66,7 +66,7 @@ _LENGTH = 8
 
 
 def _pack(value: object) -> Tensor:
-    """The bytes of an object; those of its tensors follow the rest, without a copy for pickle."""
+    """The bytes of an object; the bytes of its tensors follow the rest, without a copy for pickle."""
     file = io.BytesIO()
     pickler = _Pickler(file)
     pickler.dump(value)

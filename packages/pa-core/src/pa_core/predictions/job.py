@@ -95,8 +95,8 @@ class PredictionJob:
         Args:
             pieces: All pieces of the dataset.
             numbers: Those to load; at least one.
-            create_defaults: Called with the dataset and the batch size, returns arguments over which those of the job
-                win.
+            create_defaults: Called with the dataset and the batch size, returns arguments, which the arguments of the
+                job override.
             device: The device of the run.
         """
         defaults = create_defaults(self.dataset, self.batch_size)
@@ -146,7 +146,7 @@ def _check_dataset(dataset: Dataset[Any] | DataLoader[Any]) -> None:
             "Predictions come in the order of a dataset, and an iterable dataset has no positions.",
             given=f"a dataset of type {type(dataset).__name__}, which is an IterableDataset",
             expected="a dataset with a length, whose samples are indexed by integers",
-            do="Give the dataset __len__ and __getitem__, or call trainer.model in a loop of your own.",
+            do="Give the dataset __len__ and __getitem__, or call trainer.model in a custom loop.",
         )
     GivenData(dataset, "dataset", None, is_made_by_method=False)
     count_samples(dataset)

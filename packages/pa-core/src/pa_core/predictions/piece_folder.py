@@ -30,7 +30,7 @@ class PieceFolder:
     """Keeps pieces, each of them whole or not there, and what they are predictions of.
 
     The name of a piece ends with the digest of its content, its samples and what they are predictions of: a piece that
-    was damaged or exchanged, also for one of other predictions, is found out when it is read.
+    was damaged or exchanged, even for one of other predictions, is found when it is read.
 
     Args:
         folder: The folder, which all processes share; made if it is missing.
@@ -56,7 +56,7 @@ class PieceFolder:
             say: Told why it takes time, where it does.
 
         Raises:
-            CheckpointError: There are such pieces, and they are not to be removed; or the folder holds other files.
+            CheckpointError: There are such pieces, and they must not be removed; or the folder holds other files.
             FolderInUseError: Another run is writing to the folder.
             ConfigurationError: The processes do not share the folder.
         """
@@ -90,7 +90,7 @@ class PieceFolder:
         if before is None and any(not name.startswith(".") for name in self._names()):
             raise CheckpointError(
                 "The folder for the pieces of the predictions holds something else.",
-                given=f"{self.folder}, with {len(self._names())} files that are no pieces",
+                given=f"{self.folder}, with {len(self._names())} files that are not pieces",
                 expected="no such folder, or one that an earlier call of predict() has left",
                 do="Move it out of the way, or pass another folder as pieces.",
             )

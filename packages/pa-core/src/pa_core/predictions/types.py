@@ -14,7 +14,7 @@ PredictionT_contra = TypeVar("PredictionT_contra", default=Any, contravariant=Tr
 
 
 class PredictsBatches(Protocol[PredictionT_co]):
-    """A trainer, as far as ``predict()`` asks what it yields: what ``predict_batch`` returns."""
+    """A trainer, as far as ``predict()`` needs to know what it yields: what ``predict_batch`` returns."""
 
     def predict_batch(self, batch: Any, /) -> PredictionT_co:
         """Return the predictions for a batch."""
@@ -22,7 +22,7 @@ class PredictsBatches(Protocol[PredictionT_co]):
 
 
 class PredictionWriter(Protocol[PredictionT_contra]):
-    """What ``write`` may be beside a path: called with the predictions for each batch, on the process that made them.
+    """What ``write`` may be besides a path: called with the predictions for each batch, on the process that made them.
 
     Example:
         >>> from pa_core.predictions import PredictionWriter

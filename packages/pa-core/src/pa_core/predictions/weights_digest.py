@@ -1,4 +1,4 @@
-"""A digest of all weights and buffers, by which predictions of one model are not taken for those of another."""
+"""A digest of all weights and buffers, which tells predictions of one model from the predictions of another."""
 
 from __future__ import annotations
 

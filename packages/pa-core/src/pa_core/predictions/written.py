@@ -35,7 +35,7 @@ class Writing:
         write: A file, or a function that is called with the predictions for each batch and their positions.
         job: What is predicted.
         samples_per_piece: As passed to ``predict()``.
-        folder: Where the pieces are kept; None for a folder beside the file.
+        folder: Where the pieces are kept; None for a folder next to the file.
         other_pieces: What to do with pieces of other predictions.
 
     Attributes:

@@ -24,11 +24,11 @@ _STEPS: Final = frozenset(
 
 
 class CallsFromCallbacks:
-    """Lets all processes come together before a callback calls a sharded model, and refuses a call on some of them.
+    """Lets all processes meet before a callback calls a sharded model; a call on only some raises an error.
 
     Each has a piece of the weights only, so that all must call it. One that did so alone would exchange its call for
-    what the others exchange in their step: a crash without a word, or wrong values. Calls of a step cost a look at the
-    stack.
+    what the others exchange in their step: a crash without a message, or wrong values. Calls of a step cost a look at
+    the stack.
 
     Args:
         model: The sharded model.
@@ -105,6 +105,6 @@ def _meet(meeting: MeetingPoint, does: str, event: _Event) -> None:
             "A callback has used a sharded model on some of the processes only.",
             given=f"rank {rank()} {does} in {event}; {absent}",
             expected="the same on every process, as each has only a piece of the weights",
-            do=f"In {event.callback}.{event.name}, use the model on all processes, also where one alone needs what "
+            do=f"In {event.callback}.{event.name}, use the model on all processes, even if only one needs what "
             "comes of it.",
         ) from None

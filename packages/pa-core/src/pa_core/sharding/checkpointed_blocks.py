@@ -19,7 +19,7 @@ __all__ = ["checkpoint_activations"]
 def checkpoint_activations(blocks: Iterable[nn.Module], *, offloads: bool) -> None:
     """Let blocks keep nothing but their inputs between the forward and the backward pass.
 
-    Random draws, such as those of dropout, are the same in both.
+    Random draws, such as in dropout, are the same in both.
 
     Args:
         blocks: What is computed again, one after another. A block within another one is left as it is.

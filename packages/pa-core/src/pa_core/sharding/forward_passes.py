@@ -108,7 +108,7 @@ class ForwardPasses:
         Every process must iterate to the end.
 
         Args:
-            batches: Those of this process, whose number others need not share.
+            batches: The batches of this process, whose number others need not share.
         """
         for batch in chain(batches, repeat(_NONE_LEFT)):
             teller, are_empty = self._find_teller(is_empty=batch is _NONE_LEFT)

@@ -1,4 +1,4 @@
-"""Clipping the gradients of an update, also those of which each process has a piece."""
+"""Clipping the gradients of an update, including the ones of which each process has a piece."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ class MetaWeights:
             raise ConfigurationError(
                 "The weights of a model on the meta device are made a few modules at a time.",
                 given=f"{type(self._model).__name__}.init_weights(), which reads weights that are not there yet",
-                expected="weights that are made without looking at those of other modules",
+                expected="weights that are made without looking at the weights of other modules",
                 do="Tie weights instead of copying them.",
             ) from error
 

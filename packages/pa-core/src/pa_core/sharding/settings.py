@@ -1,4 +1,4 @@
-"""How models are to be sharded: what a plugin of accelerate, its launcher or a ``ParallelismConfig`` asks for."""
+"""How models are to be sharded: what a plugin of accelerate, its launcher or a ``ParallelismConfig`` requests."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class ShardingSettings:
 
 
 def read_settings(accelerator: _accelerate.AcceleratorLike, arguments: dict[str, Any]) -> ShardingSettings | None:
-    """Return how the models of a run are to be sharded; None where nothing asks for it.
+    """Return how the models of a run are to be sharded; None if nothing requests it.
 
     Args:
         accelerator: The accelerator of the trainer.

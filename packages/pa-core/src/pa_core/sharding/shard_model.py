@@ -96,7 +96,7 @@ def _mesh(accelerator: _accelerate.AcceleratorLike, settings: ShardingSettings) 
 def _precision(
     settings: ShardingSettings, accelerator: _accelerate.AcceleratorLike
 ) -> tuple[MixedPrecisionPolicy, MixedPrecisionPolicy]:
-    """What is computed in which dtype in the blocks, and around them: there the outputs are those of fp32."""
+    """What is computed in which dtype in the blocks, and around them: there the outputs are fp32."""
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
     if settings.precision is not None:
@@ -108,7 +108,7 @@ def _precision(
 
 
 class _Replacing:
-    """Replaces the tensors of modules on all processes alike.
+    """Replaces the tensors of modules in the same way on all processes.
 
     Args:
         model: The model that is sharded.
@@ -131,7 +131,7 @@ class _Replacing:
         """Make the weights of all blocks, in the order of several processes, so that they are the same.
 
         Args:
-            blocks: Those of the model.
+            blocks: The blocks of the model.
         """
         for block in [*blocks, self._model]:
             with self.parameters_of(modules_of_block(block, blocks)):

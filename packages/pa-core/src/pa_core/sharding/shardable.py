@@ -15,7 +15,7 @@ __all__ = ["prepare_for_sharding", "require_shardable"]
 
 
 def require_shardable(model: nn.Module, blocks: Collection[nn.Module], whole: Collection[nn.Parameter]) -> None:
-    """Raise an error for a model that would fail in its first step, or lose what was asked of its parameters.
+    """Raise an error for a model that would fail in its first step, or lose what was set on its parameters.
 
     Args:
         model: The module that is to be sharded.

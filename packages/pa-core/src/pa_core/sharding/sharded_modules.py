@@ -56,7 +56,7 @@ class ShardedModules:
         """Raise an error for anything that the weights of batches would be wrong for.
 
         Args:
-            num_processes: All of these have to have samples of their own.
+            num_processes: All of these have to have samples.
 
         Raises:
             UnsupportedConfigurationError: The gradients are not averaged over all processes.
@@ -106,7 +106,7 @@ class ShardedModules:
         return any(_torch.computed_dtype(module) is not None for module in self._modules)
 
     def exchange_gradients(self) -> None:
-        """Let all backward passes from here on exchange gradients, whatever a script has told the modules."""
+        """Let all backward passes from here on exchange gradients, no matter what a script has told the modules."""
         for module in self._modules:
             module.set_requires_gradient_sync(True, recurse=False)
             module.set_requires_all_reduce(True, recurse=False)

@@ -1,4 +1,4 @@
-"""A sharded model in a run: when its gradients are exchanged, and what travels beside them."""
+"""A sharded model in a run: when its gradients are exchanged, and what travels with them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def wrapping_for(model: nn.Module, accelerator: _accelerate.AcceleratorLike) -> 
 
 
 class ShardedWrapping(ModelWrapping):
-    """Trains a model that ``fully_shard`` was applied to, which stays as it is, also after the run.
+    """Trains a model that ``fully_shard`` was applied to, which stays as it is, even after the run.
 
     Args:
         accelerator: The accelerator of the run.
@@ -227,6 +227,6 @@ def _fp16() -> UnsupportedConfigurationError:
 
 
 def _kind_of_numbers(model: nn.Module) -> torch.dtype:
-    """Of what kind the numbers are that travel beside the gradients: exact for counts, and that of the gradients."""
+    """The dtypes of the numbers that travel with the gradients: an exact one for counts, and the gradients' own."""
     dtypes = {parameter.dtype for parameter in model.parameters()}
     return torch.float64 if dtypes == {torch.float64} else torch.float32

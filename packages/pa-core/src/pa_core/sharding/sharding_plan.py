@@ -73,7 +73,7 @@ def _of_classes(model: nn.Module, names: Collection[str]) -> list[nn.Module]:
 def _of_function(model: nn.Module, is_block: Callable[..., bool]) -> list[nn.Module]:
     if not callable(is_block):
         raise ConfigurationError(
-            "The policy cannot be asked which modules are blocks.",
+            "The policy does not tell which modules are blocks.",
             given=f"auto_wrap_policy={is_block!r}",
             expected="a function of a module that returns whether it is a block, or a policy that can be called",
             do="Pass a function, such as lambda module: isinstance(module, Block).",
@@ -84,7 +84,7 @@ def _of_function(model: nn.Module, is_block: Callable[..., bool]) -> list[nn.Mod
 
 
 def _of_policy(model: nn.Module, policy: Callable[..., bool]) -> list[nn.Module]:
-    """Ask a policy of ``torch.distributed.fsdp.wrap`` as torch does: how much is left decides, from the bottom up."""
+    """Call a policy of ``torch.distributed.fsdp.wrap`` as torch does: how much is left decides, from the bottom up."""
     chosen: list[nn.Module] = []
 
     def choose(module: nn.Module) -> int:
@@ -183,7 +183,7 @@ def whole_parameters(model: nn.Module, settings: ShardingSettings, *, in_half_pr
     Args:
         model: A module.
         settings: How it is sharded.
-        in_half_precision: Whether blocks are computed in another dtype than that of their parameters.
+        in_half_precision: Whether blocks are computed in another dtype than their parameters have.
     """
     chosen = _ignored_modules(model, settings)
     if in_half_precision:

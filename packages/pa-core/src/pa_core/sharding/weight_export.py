@@ -23,7 +23,7 @@ __all__ = ["WeightExport"]
 class WeightExport:
     """The weights of a sharded model on their way into files.
 
-    Every process must make one and enter ``gathering``; one of them writes. The files are those of the same model
+    Every process must make one and enter ``gathering``; one of them writes. The files are the same as for the model
     without sharding.
 
     Args:
@@ -46,7 +46,7 @@ class WeightExport:
 
     @contextmanager
     def gathering(self) -> Generator[Iterator[Tensor]]:
-        """Give what ``write`` needs; every process must enter it, also those that do not write."""
+        """Give what ``write`` needs; every process must enter it, even if it does not write."""
         with gathering(self.tensors()) as whole:
             yield whole
 

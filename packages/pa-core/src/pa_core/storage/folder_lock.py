@@ -90,7 +90,7 @@ class FolderLock:
 
     @classmethod
     def acquire(cls, folder: Path, say: Callable[[str], object] | None = None) -> FolderLock:
-        """Take the folder for this process; a lock whose process is gone is acquired.
+        """Acquire the folder for this process; a lock whose process is gone is acquired.
 
         Args:
             folder: An existing folder.

@@ -24,7 +24,7 @@ class LateCopies:
 
     Args:
         pairs: Tensors on the CPU, each with the one that takes its values.
-        probed: Those of the tensors of which samples are kept, to see also changes that torch does not note.
+        probed: The tensors of which samples are kept, to see even changes that torch does not note.
 
     Example:
         >>> weight, copy = torch.ones(2**16), torch.zeros(2**16)

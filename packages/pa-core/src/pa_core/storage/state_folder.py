@@ -275,7 +275,7 @@ def _newest_readable_now(path: Path, read: Callable[[Path], _ReadT]) -> tuple[_R
 
 
 def _damaged_of_unknown_age(older: Iterable[StateRecord], records: Sequence[StateRecord]) -> list[Skipped]:
-    """Those that only seem to be older than the newest valid state, as their manifests may be those of other states."""
+    """Those that only seem to be older than the newest valid state, as their manifests may belong to other states."""
     places = Counter((record.run, record.sequence) for record in records if not record.path.is_symlink())
     skipped: list[Skipped] = []
     for record in older:

@@ -423,7 +423,7 @@ def verified_digest(directory: Path) -> str:
 
 
 def _replaced(states: Mapping[str, StoredState], records: Sequence[StateRecord]) -> list[StoredState]:
-    """Return those of which a later whole one has the name; both arguments have the oldest first."""
+    """Return the ones whose name a later whole one has; both arguments have the oldest first."""
     whole = [states[record.path.name] for record in records if record.problem is None]
     newest = {state.name: state for state in whole}
     found = [states[record.path.name] for record in records]

@@ -61,7 +61,7 @@ def recorded_strides(tensor: Tensor) -> tuple[int, ...] | None:
 
 
 def _usual_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """Those of a new tensor, which torch takes ten times as long to tell."""
+    """The ones of a new tensor, which torch takes ten times as long to tell."""
     strides: list[int] = []
     step = 1
     for size in reversed(shape):

@@ -61,7 +61,7 @@ class UnchangedTensors:
         """Note how tensors are.
 
         Args:
-            tensors: Those of a state, by names that begin with that of the part.
+            tensors: The tensors of a state, by names that begin with the name of the part.
         """
         self._noted = {name: _version(tensor) for name, tensor in tensors.items()}
         self._update = None
@@ -177,7 +177,7 @@ class LinkableFiles:
         """Make a file of tensors by giving an equal one of an earlier state a second name.
 
         Args:
-            path: The path of the new file, whose name is that of the earlier ones.
+            path: The path of the new file, which has the name of the earlier ones.
             tensors: What is to be in it.
             folder: Where the earlier states are.
 

@@ -174,7 +174,7 @@ class InMemoryRunHistory(RunHistory):
 
     @override
     def delete_metric(self, metric_name: str) -> None:
-        """Forget all values of one metric, and those that its mappings have under names of their own.
+        """Forget all values of one metric, and the values that its mappings have under separate names.
 
         Raises:
             MetricNotFoundError: It was never recorded.

@@ -27,7 +27,7 @@ class Kept(NamedTuple):
 
 
 def recordable(name: str, value: object) -> MetricValue | Kept:
-    """Return a copy of a value, which nothing changes any more, or refuse it.
+    """Return a copy of a value, which nothing changes any more, or raise an error.
 
     Args:
         name: The metric, for messages.
@@ -80,7 +80,7 @@ def as_number(value: object) -> float | None:
 
 
 def numbers_of_mapping(name: str, value: object) -> Iterator[tuple[str, MetricValue]]:
-    """Yield the numbers of a mapping, and of mappings in it, under the names of their own; nothing of other values.
+    """Yield the numbers of a mapping, and of mappings in it, under their own names; nothing of other values.
 
     Args:
         name: What the mapping was recorded under.

@@ -15,8 +15,8 @@ __all__ = ["RunHistory"]
 class RunHistory(ABC):
     """Where a trainer and its callbacks record metrics, and read them back.
 
-    A history of your own implements the abstract methods. The count of the epochs and the clock are here, and
-    work even if ``super().__init__()`` is never called.
+    A custom history implements the abstract methods. The count of the epochs and the clock are here, and work even if
+    ``super().__init__()`` is never called.
 
     Example:
         >>> from pa_core.tracking import RunHistory

@@ -1,4 +1,4 @@
-"""Means over the samples of an epoch of whatever its steps log."""
+"""Means over the samples of an epoch of the values that its steps log."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What a script asks of its optimizer, as opposed to what runs have changed.
+"""What a script sets on its optimizer, as opposed to what runs have changed.
 
 A run changes the settings of its optimizer: schedulers the learning rate, callbacks the groups. A new process creates
 a new optimizer; within one process, the next run finds what the last one left. So the settings are recorded when a run
-begins and when it ends. A setting that is still as the run left it counts as what was asked before that run; any other
+begins and when it ends. A setting that is still as the run left it counts as what was set before that run; any other
 was changed by the script since.
 """
 
@@ -24,7 +24,7 @@ __all__ = ["asked_settings", "begin_run", "end_run", "not_asking"]
 
 @dataclass
 class _Note:
-    """Plain settings of each group: those asked when a run began, and those it left; None until it has ended."""
+    """Plain settings of each group: the ones set when a run began, and the ones it left; None until it has ended."""
 
     asked: list[dict[str, Any]]
     left: list[dict[str, Any]] | None = None
@@ -35,10 +35,10 @@ _notes: WeakKeyDictionary[Optimizer, _Note] = WeakKeyDictionary()
 
 
 def asked_settings(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """Return the plain settings of each group as the script asks for them.
+    """Return the plain settings of each group as the script sets them.
 
     Args:
-        optimizer: The optimizer; within a run, what was asked when it began is returned.
+        optimizer: The optimizer; within a run, what was set when it began is returned.
 
     Example:
         >>> import torch
@@ -70,7 +70,7 @@ def _asked_of_group(asked: Mapping[str, Any], left: Mapping[str, Any], now: Mapp
 
 
 def begin_run(optimizer: Optimizer, *, is_resumed: bool = False) -> list[dict[str, Any]]:
-    """Record what a script asks for when a run begins.
+    """Record what a script sets when a run begins.
 
     Args:
         optimizer: The optimizer.
@@ -109,7 +109,7 @@ def end_run(optimizer: Optimizer) -> None:
 
 @contextmanager
 def not_asking(*optimizers: Optimizer) -> Generator[None]:
-    """Within the context settings may be loaded from a file, which asks for nothing; a run may be in progress."""
+    """Within the context, settings loaded from a file do not count as requests; a run may be in progress."""
     notes = [(optimizer, _notes.get(optimizer)) for optimizer in optimizers]
     outside_of_runs = [optimizer for optimizer, note in notes if note is None or note.left is not None]
     for optimizer in outside_of_runs:

@@ -38,7 +38,7 @@ class CustomLoaderState:
     """The position of a custom training loader.
 
     Its batches are fetched one at a time, each after the batch before it was trained on. Between two updates, the
-    loader and the RNG state are therefore those of the last batch that was trained on. A loader with a ``state_dict``
+    loader and the RNG state therefore belong to the last batch that was trained on. A loader with a ``state_dict``
     resumes from its state; of any other, the batches of the epoch are fetched again from the first one on, from the
     same RNG state.
 
@@ -85,7 +85,7 @@ class CustomLoaderState:
         }
 
     def _has_ended(self) -> bool:
-        """Whether a dataset was read to its end for the last batch, and its state may be that of the next epoch."""
+        """Whether a dataset was read to its end for the last batch, and its state may belong to the next epoch."""
         return has_ended(self._reading)
 
     def describe_resumption(self, saved: Mapping[str, Any] | None, steps: int) -> str:
@@ -100,14 +100,17 @@ class CustomLoaderState:
             return f"The loader resumes from its own state: {name}."
         replayed = f"Fetching {steps} batch{'' if steps == 1 else 'es'} of {name} again, without training on them."
         if saved is None:
-            return f"{replayed} They are those of another loader, or shared otherwise: samples may come twice or never."
+            return (
+                f"{replayed} The saved run had another loader, or shared the samples differently: samples may come "
+                "twice or never."
+            )
         return (
             f"{replayed} What follows is what would have followed, if their order depends only on the RNG state at the "
             f"start of the epoch or on generators of the loader's own.{self._how_to_use_state_of_dataset()}"
         )
 
     def _how_to_use_state_of_dataset(self) -> str:
-        """What to do about a dataset whose state nobody can ask for: it is in a worker, or on the first process."""
+        """What to do about a dataset whose state cannot be read: it is in a worker, or on the first process."""
         dataset: Any = getattr(_accelerate.fetching_loader(self.loader), "dataset", None)
         is_stream = issubclass(type(dataset), IterableDataset)
         if self._stateful is not None or not is_stream or not supports_state_dict(dataset):
@@ -145,8 +148,8 @@ class CustomLoaderState:
         if saved is not None and saved["epoch_start"] is None:
             raise CheckpointError(
                 "The training state does not tell where the epoch of the loader began.",
-                given="a state in mid-epoch without the RNG state of the start of the epoch",
-                expected="one that was saved in mid-epoch",
+                given="a mid-epoch state without the RNG state of the start of the epoch",
+                expected="one that was saved mid-epoch",
                 do="Use another state.",
             )
         if saved is not None and self._takes_over(saved) and saved.get("has_ended", False):
@@ -269,7 +272,7 @@ def _start_sampler(batches: Any) -> None:
 
 @contextmanager
 def _preserving_worker_seeds(loader: object) -> Generator[None]:
-    """For a loader that starts its workers when it takes over a state: draw their seed from another generator."""
+    """For a loader that starts its workers when it loads a state: draw their seed from another generator."""
     fetching = _accelerate.fetching_loader(loader)
     before, fetching.generator = fetching.generator, torch.Generator()
     try:
@@ -297,7 +300,7 @@ def _samplers(loader: object) -> list[Any]:
 
 
 def _draws_late(sampler: Any) -> bool:
-    """Whether ``iter(sampler)`` alone draws nothing; torchdata calls it several times to take over a state."""
+    """Whether ``iter(sampler)`` alone draws nothing; torchdata calls it several times to load a state."""
     kind: Any = sampler.__class__
     is_known = kind.__module__.split(".")[0] in {"accelerate", "torch", "torchdata"}
     return is_known or supports_state_dict(sampler) or inspect.isgeneratorfunction(kind.__iter__)

@@ -71,7 +71,7 @@ def fetched(place: str | Path, homes: Mapping[str, Path], say: Callable[[str], N
     another machine needs it. A warning tells which states were skipped.
 
     Args:
-        place: A path, or the URL of a store, or of one state in it: that of the store, and the name of the state.
+        place: A path, or the URL of a store, or of one state in it: the URL of the store, and the name of the state.
         homes: As ``homes_of`` returns them.
         say: Told what is fetched.
 
@@ -107,7 +107,7 @@ class _Choice(NamedTuple):
 
     Attributes:
         path: The state; None if there is none.
-        digest: That of the state.
+        digest: The digest of the state.
         url: The store that has it.
         state: What it is in the store; None where it was not sent yet.
         skipped: States that were skipped, newest first.
@@ -252,5 +252,5 @@ def _make_private(folder: Path) -> None:
             "The folder into which training states are fetched belongs to somebody else.",
             given=str(cache),
             expected="a folder of this user",
-            do="Set TMPDIR to a folder of your own.",
+            do="Set TMPDIR to your own folder.",
         )

@@ -61,7 +61,7 @@ def _used(one: Difference, scheduler: object, optimizer: Optimizer, is_new: bool
 
 
 def _follows_functions(state: Mapping[str, Any]) -> bool:
-    """Whether the schedule is a function, as that of ``LambdaLR``: a state has the attributes of objects alone."""
+    """Whether the schedule is a function, as in ``LambdaLR``: a state has the attributes of objects alone."""
     nested = [cast("Mapping[str, Any]", one) for one in state.get(NESTED_SCHEDULERS, ()) if isinstance(one, Mapping)]
     return any(not one for one in state.get("lr_lambdas", ())) or any(map(_follows_functions, nested))
 

@@ -87,7 +87,7 @@ def require_same_models(models: Mapping[str, nn.Module], saved: Mapping[str, Sav
 def restore_models(models: Mapping[str, nn.Module], saved: Mapping[str, SavedModel]) -> None:
     """Restore modules to what was saved of each; weights that do not match, and models without a state, stay.
 
-    What modules keep as extra states is loaded first: it alone may be refused, and nothing is changed then.
+    What modules keep as extra states is loaded first: it alone may raise an error, and nothing is changed then.
 
     Args:
         models: The models without wrappers, by name.
@@ -107,7 +107,7 @@ def restore_models(models: Mapping[str, nn.Module], saved: Mapping[str, SavedMod
 def _read(weights: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:
     """Read weights that stay on disk, or that this process has only pieces of, into the memory of the model itself.
 
-    Its ``load_state_dict`` then gets them as those that it has already, in whatever form it keeps them.
+    Its ``load_state_dict`` then gets them as those that it has already, in any form in which it keeps them.
     """
     own, read = model.state_dict(), dict(weights)
     for name, value in weights.items():
@@ -130,7 +130,7 @@ def _restore_rest(model: nn.Module, saved: SavedModel) -> None:
 
 
 def _load_extra_states(models: Sequence[nn.Module], weights: Sequence[Mapping[str, Any]]) -> None:
-    """Load what modules have returned from ``get_extra_state``: all of it or, where one refuses, none."""
+    """Load what modules have returned from ``get_extra_state``: all of it or, if one raises an error, none."""
     before: list[tuple[nn.Module, dict[str, Any]]] = []
     for model, of_model in zip(models, weights, strict=True):
         extra = {name: resolved(value) for name, value in of_model.items() if name.endswith(_EXTRA_STATE)}
@@ -158,10 +158,10 @@ def _refused_extra_state(model: nn.Module, names: list[str], error: Exception) -
 
 def _other_model(given: str, expected: str) -> CheckpointError:
     return CheckpointError(
-        "The training state is that of another model.",
+        "The training state belongs to another model.",
         given=given,
         expected=expected,
-        do='Make the model as that run did. Or take over what fits: resume_allow=("model",).',
+        do='Make the model as that run did. Or carry over what fits: resume_allow=("model",).',
     )
 
 
@@ -176,7 +176,7 @@ _EXTRA_STATE = "_extra_state"  # the last part of the name that torch gives it
 
 
 def named_parameters(models: Mapping[str, nn.Module]) -> dict[str, nn.Parameter]:
-    """Return the parameters of all models by name, also those that have several names.
+    """Return the parameters of all models by name, including parameters that have several names.
 
     Args:
         models: The models without wrappers. Of a single one the names are its own; of several, each begins with the

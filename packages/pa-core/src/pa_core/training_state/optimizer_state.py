@@ -101,7 +101,7 @@ def _require_fitting_state(
     known = _names(parameters)
     others = [tuple(one.shape) for one in parameters_of(optimizer) if id(one) not in known]
     if misfit is None and [tuple(one.shape) for one in saved.others] != others:
-        misfit = f"its parameters beside the model have other shapes than {', '.join(map(str, others)) or 'none'}"
+        misfit = f"its parameters outside of the model have other shapes than {', '.join(map(str, others)) or 'none'}"
     if misfit is not None:
         raise CheckpointError(
             "The training state holds what this optimizer cannot continue with; nothing was loaded.",
@@ -167,7 +167,7 @@ def load_state(optimizer: Optimizer, state: dict[str, Any]) -> None:
 
 
 def hyperparameters(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """Return the plain settings of each group, such as the learning rate: what a script asks of its optimizer."""
+    """Return the plain settings of each group, such as the learning rate: what a script sets on its optimizer."""
     return [
         {name: _number(value) for name, value in group.items() if name != "params" and _is_setting(value)}
         for group in optimizer.param_groups
@@ -180,7 +180,7 @@ def apply_hyperparameters(
     before: Sequence[Mapping[str, Any]],
     asked: Sequence[Mapping[str, Any]],
 ) -> None:
-    """Apply what a script asks of its optimizer now and did not before.
+    """Apply what a script sets on its optimizer now and did not before.
 
     A learning rate is changed in proportion, so that a scheduler continues from the same point of its curve.
 
@@ -225,7 +225,7 @@ def _require_same_parameters(given: list[list[str | None]], saved: list[list[str
     for number, names in enumerate(saved[len(given) :], start=len(given)):
         if None in names:
             raise _other_parameters(
-                f"{len(given)} groups", f"{len(saved)} groups, and group {number} with parameters beside the model"
+                f"{len(given)} groups", f"{len(saved)} groups, and group {number} with parameters outside of the model"
             )
 
 
@@ -242,7 +242,7 @@ _SHOWN_NAMES = 4
 
 
 def _list(names: Sequence[str | None]) -> str:
-    shown = ", ".join(name or "a parameter beside the model" for name in names[:_SHOWN_NAMES])
+    shown = ", ".join(name or "a parameter outside of the model" for name in names[:_SHOWN_NAMES])
     more = len(names) - _SHOWN_NAMES
     return f"{shown} and {more} more" if more > 0 else shown or "no parameters"
 

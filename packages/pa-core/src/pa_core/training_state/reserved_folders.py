@@ -26,10 +26,10 @@ class ReservedFolders:
         self.stores: list[StateStore] = []
 
     def reserve(self, folder: Path, say: Callable[[str], object], upload_to: str | None = None) -> None:
-        """Make a folder, see that it can be written to, and take it for this run.
+        """Make a folder, see that it can be written to, and acquire it for this run.
 
         Args:
-            folder: Its path without symbolic links. A folder that the run has already is no mistake.
+            folder: Its path without symbolic links. A folder that the run has already is not an error.
             say: Told why it takes time, where it does.
             upload_to: The URL of an object store to which its states are sent.
 

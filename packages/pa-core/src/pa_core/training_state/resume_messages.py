@@ -19,7 +19,7 @@ def describe_start(path: Path, position: Position, *, has_other_data: bool = Fal
     Args:
         path: The state.
         position: What comes next.
-        has_other_data: Whether the dataset has another length than that of the saved run.
+        has_other_data: Whether the dataset has a different length than in the saved run.
 
     Example:
         >>> describe_start(Path("step_500"), Position(Phase.STEP, epochs=2, updates=500))
@@ -55,8 +55,7 @@ def describe_missing(resume_from: str | Path) -> str:
 def describe_neighbours(path: str | Path) -> str:
     """Return which states are next to a path that holds none; empty without any.
 
-    Only names that runs give to their states are told: others may be those of anybody, as in a folder of temporary
-    files.
+    Only names that runs give to their states are told: others may belong to anybody, as in a folder of temporary files.
     """
     folder = Path(path).parent
     try:

@@ -42,17 +42,17 @@ class Resumption:
     ``remaining_epochs`` yields the epochs that are left, and ``resume_steps`` brings the first of them to its place.
 
     Args:
-        progress: The counters of the run, which are set to those of the saved run.
+        progress: The counters of the run, which are set to the counters of the saved run.
         device: Where batches are moved.
 
     Attributes:
         saved: The saved run; None for a new one.
         phase: What comes next in the saved run, until this run has got there; None from then on and in a new run.
-        was_complete: Whether the saved run was complete, and nothing more is asked of it.
-        name: The name of the run, which tells its states from those of others in the same folder.
+        was_complete: Whether the saved run was complete, and nothing more is requested.
+        name: The name of the run, which tells its states from other runs' states in the same folder.
         seed: The number that the order of the data and the augmentation follow from.
-        settings: What the run is requested, as plain values; None until it is known.
-        hyperparameters: What the script asks of each optimizer, by name.
+        settings: The requested settings of the run, as plain values; None until it is known.
+        hyperparameters: What the script sets on each optimizer, by name.
         loaders: The custom data loaders of the run.
     """
 
@@ -120,7 +120,7 @@ class Resumption:
         return self.saved.path if self.saved is not None and self.name == self.saved.name else None
 
     def note_hyperparameters(self, run: ResumableRun) -> None:
-        """Record what the script asks of the optimizers, before their schedulers are made.
+        """Record what the script sets on the optimizers, before their schedulers are made.
 
         Args:
             run: The run.
@@ -131,7 +131,7 @@ class Resumption:
         }
 
     def note_settings(self, run: ResumableRun, stepping: str, count_steps: Callable[[int, int], int]) -> None:
-        """Record what the run is requested, once all of its objects are made.
+        """Record the requested settings of the run, once all of its objects are made.
 
         Args:
             run: The run.
@@ -273,7 +273,7 @@ class Resumption:
             run: The run, which may have other sets.
 
         Returns:
-            Those of them that the run has; None where it was not interrupted in one of several sets.
+            The sets that the run has; None where it was not interrupted in one of several sets.
         """
         names = () if self.saved is None else self.saved.position.eval_sets
         return [name for name in names if name in run.eval_dataloaders] or None
@@ -297,7 +297,7 @@ class Resumption:
         saved.restore_rng_state(run)
 
     def _choose_order(self, run: ResumableRun, epoch: int) -> None:
-        """Choose the epoch whose order the training loader follows; custom data loaders may ask for it."""
+        """Choose the epoch whose order the training loader follows; custom data loaders may read it."""
         loader = innermost(run.train_dataloader)
         if is_keyed(loader):
             samples = self.saved.position.samples if self.saved is not None and self._is_mid_epoch else 0

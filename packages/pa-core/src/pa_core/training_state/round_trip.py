@@ -114,7 +114,7 @@ def _encode_optimizer(optimizer: Optimizer, state: object) -> Encoded:
 def _copy_without_state(optimizer: Optimizer) -> Optimizer:
     """An optimizer of the same kind, as a new process would have it, with parameters that hold no values on the CPU.
 
-    ``copy.deepcopy`` alone would leave out what a subclass keeps beside ``state``, and copy the parameters.
+    ``copy.deepcopy`` alone would leave out what a subclass keeps besides ``state``, and copy the parameters.
     """
     copied = object.__new__(type(optimizer))
     memo: dict[int, Any] = {id(optimizer): copied, id(optimizer.state): defaultdict[Any, Any](dict)}

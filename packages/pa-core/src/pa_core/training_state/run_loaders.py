@@ -64,7 +64,7 @@ class RunLoaders:
         Args:
             run: The run.
             saved: The saved run.
-            settings: Those of the current run.
+            settings: The settings of the current run.
         """
         in_training, state = self.custom_state(run.train_dataloader), saved.state_of_loader("training", settings)
         if in_training is not None and state is not None:
@@ -88,7 +88,7 @@ class RunLoaders:
             run: The run.
             train_dl: The training loader of the epoch.
             saved: The saved run.
-            settings: Those of the current run.
+            settings: The settings of the current run.
             steps: The number of batches of the epoch that were trained on.
             is_at_end: Whether none is left to be trained on.
             report: Called with the number of batches skipped so far.

@@ -36,11 +36,11 @@ RESUME_OVERRIDES = {
     "optimizer": "the optimizer's statistics, such as momentum, cannot be carried over",
     "scheduler": "the schedule starts over",
 }
-"""Differences that change what a run means, by the name that allows each, and why they are refused otherwise."""
+"""Differences that change what a run means, by the name that allows each, and why they are an error otherwise."""
 
 LENGTH_OF_SCHEDULE = "length of the schedule"
 _KEPT = {"seed", LENGTH_OF_SCHEDULE}
-"""Settings that stay what they were, whatever is requested."""
+"""Settings that keep their saved values, no matter what is requested."""
 
 
 def describe_settings(
@@ -124,7 +124,7 @@ class Difference:
     Attributes:
         name: The setting; one of ``RESUME_OVERRIDES`` has to be allowed.
         saved: What it was.
-        asked: What the script asks for now.
+        asked: What the script requests now.
         used: What the run will use.
 
     Example:
@@ -143,7 +143,7 @@ def compare_settings(saved: Mapping[str, Any], asked: Mapping[str, Any]) -> list
 
     Args:
         saved: The settings of the run that was saved.
-        asked: Those of the run that resumes it.
+        asked: The settings of the run that resumes it.
 
     Example:
         >>> compare_settings({"num_epochs": 3, "seed": 7}, {"num_epochs": 5, "seed": 8})
@@ -158,7 +158,7 @@ def compare_settings(saved: Mapping[str, Any], asked: Mapping[str, Any]) -> list
 
 
 def _setting(settings: Mapping[str, Any], name: str) -> Any:
-    """The value of a setting; plain orders have none of their own, as whether samples are shuffled tells them."""
+    """The value of a setting; plain orders have none, as whether samples are shuffled tells them."""
     if name == "order" and name not in settings and settings.get("shuffle") is not None:
         return "Shuffled()" if settings["shuffle"] else "Sequential()"
     return settings.get(name)

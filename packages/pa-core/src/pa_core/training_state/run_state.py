@@ -56,15 +56,15 @@ _LOSS_FUNC, _SCHEDULER = "loss_func", "scheduler"
 
 @dataclass(frozen=True)
 class RunState:
-    """What a training state holds beside the objects of the run.
+    """What a training state holds besides the objects of the run.
 
     Attributes:
         position: Where it stands.
         seed: The number that the order of the data and the augmentation follow from.
         algorithm: The name of the permutation of ``Shuffled`` or ``Sequential``; None for other orders and
             for a custom data loader.
-        settings: What the run was requested, as plain values.
-        hyperparameters: What was asked of each optimizer when the run began, by name.
+        settings: The requested settings of the run, as plain values.
+        hyperparameters: What was set on each optimizer when the run began, by name.
         nominal_items: The nominal number of items of an update of each optimizer, by name; None where samples are
             counted.
         loaders: What is saved of the custom data loaders of this process, by what they are for.
@@ -92,7 +92,7 @@ def capture(run: Snapshotable, state: RunState) -> dict[str, Any]:
 
     Args:
         run: The run, with its objects.
-        state: What it holds beside them.
+        state: What it holds besides them.
     """
     models = run.named_models()
     for model in models.values():
@@ -168,9 +168,9 @@ class SavedRun:
         return self.position.epochs + 1 if clock is None else int(clock["epoch"])
 
     def extend(self, run: ResumableRun) -> None:
-        """Continue with more epochs or updates than the saved run was requested; no change where some were left.
+        """Continue with more epochs or updates than the saved run had; no change where some were left.
 
-        More updates alone leave a run complete whose epochs are all trained: those of a dataset that has grown.
+        More updates alone leave a run complete whose epochs are all trained: they are for a dataset that has grown.
 
         Args:
             run: The current run, whose history is restored.
@@ -184,7 +184,7 @@ class SavedRun:
             self.position = replace(self.position, phase=Phase.EPOCH)
 
     def compare(self, settings: Mapping[str, Any], allowed: Collection[str]) -> list[Difference]:
-        """Return the settings that differ from those of the saved run.
+        """Return the settings that differ from the saved run.
 
         Raises:
             CheckpointError: One of them changes what the run means, and was not allowed.
@@ -232,16 +232,16 @@ class SavedRun:
 
         Args:
             run: The current run, with its objects.
-            hyperparameters: What it asks of each optimizer, by name.
+            hyperparameters: What it sets on each optimizer, by name.
             scaler: The gradient scaler of fp16.
             objects: What was registered to be saved with the run.
             allowed: Names of ``RESUME_OVERRIDES``.
 
         Returns:
-            The settings of the optimizers that differ from those of the saved run, and are those that were requested.
+            The settings of the optimizers that differ from the saved run, and are used as requested.
 
         Raises:
-            CheckpointError: They are not those of the saved run, or one of them refuses its state; nothing is restored.
+            CheckpointError: They differ from the saved run, or one of them rejects its state; nothing is restored.
         """
         before = self._parts.run.hyperparameters
         with ExitStack() as undo:
@@ -262,7 +262,7 @@ class SavedRun:
         """Restore models, optimizers, schedulers and scaler.
 
         Raises:
-            CheckpointError: They are not those of the saved run, or one of them refuses its state; nothing is restored.
+            CheckpointError: They differ from the saved run, or one of them rejects its state; nothing is restored.
         """
         with ExitStack() as undo:
             self._restore_training(run, scaler, allowed, undo)
@@ -270,7 +270,7 @@ class SavedRun:
     def _restore_training(
         self, run: Snapshotable, scaler: SupportsStateDict | None, allowed: Collection[str], undo: ExitStack
     ) -> None:
-        """Check everything, then restore: first what may refuse its state, and last the weights, which cannot."""
+        """Check everything, then restore: first objects that may raise an error, and last the weights, which cannot."""
         models, saved_models = self._models(run)
         loss_func = {_LOSS_FUNC: run.loss_func} if isinstance(run.loss_func, nn.Module) else {}
         saved_loss_func = {name: self._parts.models[name] for name in loss_func if name in self._parts.models}
@@ -354,7 +354,7 @@ class SavedRun:
 
         Args:
             name: What the loader is for.
-            settings: Those of the current run.
+            settings: The settings of the current run.
         """
         if not self._is_split_as_before() or settings["loader"] != self.settings["loader"]:
             return None
@@ -364,7 +364,7 @@ class SavedRun:
         """Return how many batches of each process were trained on, in batches of the current run.
 
         Args:
-            settings: Those of the current run.
+            settings: The settings of the current run.
         """
         if settings["loader"] != "keyed" and settings["loader"] == self.settings["loader"]:
             return self.position.steps

@@ -57,7 +57,7 @@ class RunParts:
         progress: The counters of the run.
         resumption: Where it began.
         accumulations: What counts the items of each optimizer's updates, by the name of the optimizer.
-        agreement: Whether some process asks for a training state, or to end the run.
+        agreement: Whether some process requests a training state, or the end of the run.
         scaler: The gradient scaler of fp16.
     """
 
@@ -171,8 +171,8 @@ class SafePoints:
             call: Calls the listeners of an event, which may stop the run.
 
         Raises:
-            TrainingPreempted: Some process asked for it before the run was complete; the states that callbacks asked
-                for are saved.
+            TrainingPreempted: Some process requested it before the run was complete; the states that callbacks
+                requested are saved.
             CheckpointError: A state could not be written.
             OSError: As above.
         """
@@ -223,7 +223,7 @@ class SafePoints:
             self._on_all(self._folders.check)
 
     def abandon(self, failure: BaseException) -> None:
-        """Let the writing in the background finish when the run fails, without a word to other processes.
+        """Let the writing in the background finish when the run fails, without telling other processes.
 
         Args:
             failure: Why the run ends; notes are added to it of states that are missing.
@@ -253,7 +253,7 @@ class SafePoints:
     def interruptible(self, phase: Phase, run: ResumableRun, eval_sets: Sequence[str | None] = ()) -> Generator[None]:
         """Let an evaluation be interrupted within the context, for the resumed run to do it again.
 
-        It cannot be where the run is not preemptible, in another evaluation, or, in mid-epoch, within an update.
+        It cannot be where the run is not preemptible, in another evaluation, or, mid-epoch, within an update.
 
         Args:
             phase: What comes next if it is: ``EVALUATION`` or ``INTERMEDIATE_EVALUATION``.
@@ -297,7 +297,7 @@ class SafePoints:
     # States
 
     def reserve_folder(self, folder: Path, say: Callable[[str], object], upload_to: str | None = None) -> Path | None:
-        """Take a folder for this run until it is over.
+        """Acquire a folder for this run until it is over.
 
         Args:
             folder: Its path without symbolic links.

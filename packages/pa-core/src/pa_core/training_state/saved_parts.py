@@ -43,7 +43,7 @@ class SavedSettings:
         algorithm: The name of the permutation of ``Shuffled`` or ``Sequential``; None for other orders and
             for a custom data loader.
         settings: Its settings, as plain values.
-        hyperparameters: What was asked of each optimizer when the run began, by name.
+        hyperparameters: What was set on each optimizer when the run began, by name.
         nominal_items: The nominal number of items of an update of each optimizer, by name.
         extension: Where the run continues if more is requested; None where it continues at its position.
     """
@@ -59,7 +59,7 @@ class SavedSettings:
 
 @dataclass(frozen=True, slots=True)
 class SavedProcess:
-    """What each process has of its own.
+    """What differs between processes.
 
     Attributes:
         rng_state: What ``capture_rng_state`` returned.
@@ -92,7 +92,7 @@ class SavedParts:
     """Everything that a training state holds.
 
     What only an object itself can judge is left as it is: the states of schedulers, scalers, callbacks, objects
-    and loaders, and that of a history of the user's own.
+    and loaders, and the state of a custom history.
 
     Attributes:
         models: By name.
@@ -102,8 +102,8 @@ class SavedParts:
         history: The state of the run history.
         callbacks: The states of callbacks, by the names of their classes.
         objects: The objects that were registered, in order.
-        run: What the run was requested.
-        processes: What each process has of its own, in the order of the ranks.
+        run: The requested settings of the run.
+        processes: What differs between processes, in the order of the ranks.
         extras: Further entries of the script, with whole tensors.
     """
 

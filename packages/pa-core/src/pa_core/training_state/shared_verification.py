@@ -18,7 +18,7 @@ class StateElsewhereError(Exception):
 
 
 class _Candidate(NamedTuple):
-    """The state that the first process asks the others to verify with it."""
+    """The state that the first process has the others verify with it."""
 
     path: Path
     digest: str

@@ -25,8 +25,8 @@ class _HasCallbacks(Protocol):
 class Snapshotable(Protocol):
     """A run whose state can be saved and restored.
 
-    Models, optimizers and schedulers are named. Those of a run with one of each are called "model", "optimizer" and
-    "scheduler"; where there are several, a scheduler has the name of its optimizer.
+    Models, optimizers and schedulers are named. With one of each they are called "model", "optimizer" and "scheduler";
+    where there are several, a scheduler has the name of its optimizer.
     """
 
     @property

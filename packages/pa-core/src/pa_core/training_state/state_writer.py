@@ -110,8 +110,8 @@ class StateWriter:
         Args:
             parts: What the state holds.
             position: Where the run stands.
-            run: The name of the run, which tells its states from those of others in the same folder.
-            optimizers: The optimizers, if training goes on until the next step of one of them.
+            run: The name of the run, which tells its states from other runs' states in the same folder.
+            optimizers: The optimizers, if training continues until the next step of one of them.
 
         Raises:
             CheckpointError: It could not be written, or the one before it, in the background, could not.
@@ -159,7 +159,7 @@ class StateWriter:
         raise_on_all(problem)
 
     def abandon(self, failure: BaseException) -> None:
-        """Let the writing in the background finish when the run fails, without a word to other processes.
+        """Let the writing in the background finish when the run fails, without telling other processes.
 
         Args:
             failure: Why the run ends; notes are added to it of states that are missing.
@@ -310,7 +310,7 @@ def _summary(request: StateRequest, position: Position, run: str) -> dict[str, s
 
 
 def raise_on_all(problem: Exception | None) -> None:
-    """Raise what one process has met on all of them, for which a state is missing alike.
+    """Raise what one process has met on all of them, which all lack the state.
 
     Args:
         problem: What this process has met.

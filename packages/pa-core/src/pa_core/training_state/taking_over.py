@@ -1,4 +1,4 @@
-"""Objects take over the states that a saved run has of them: all of them or, where one refuses its state, none."""
+"""Objects load the states that a saved run has of them: all of them or, if one raises an error, none."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def refusals_explained(what: str, path: Path | None = None) -> Generator[None]:
     except Exception as error:
         state = f"{path or 'a training state'}, with a state of {what}"
         raise CheckpointError(
-            "An object does not take over what the training state has of it.",
+            "An object does not load what the training state has of it.",
             given=f"{state}: loading it raised {type(error).__name__}: {error}",
             expected="what its state_dict() returned",
             do="Use another state, or look at load_state_dict() of the object.",
@@ -48,12 +48,12 @@ def taken_over(target: SupportsStateDict, state: Any, what: str, path: Path) -> 
 
     Args:
         target: The object.
-        state: What its ``state_dict`` returned when it was saved. Its tensors are split as those of the object are.
+        state: What its ``state_dict`` returned when it was saved. Its tensors are split like the object's.
         what: What the object is.
         path: The training state.
 
     Raises:
-        CheckpointError: The object refuses the state.
+        CheckpointError: The object raises an error for the state.
     """
     named = f"{what}, {type(target).__name__}"
     own = target.state_dict()
@@ -88,7 +88,7 @@ def _as_mapping(state: object) -> Mapping[str, Any]:
 
 
 def _kept(value: Any) -> Any:
-    """A state whose containers are copied, as they may be those of the object; tensors would take memory again."""
+    """A state whose containers are copied, as they may belong to the object; tensors would take memory again."""
     if isinstance(value, dict):
         return {key: _kept(item) for key, item in cast("dict[object, Any]", value).items()}
     if isinstance(value, list):

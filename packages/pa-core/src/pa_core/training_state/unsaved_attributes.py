@@ -94,7 +94,7 @@ def _items_in(value: object) -> list[object]:
 
 
 def _version(tensor: Tensor) -> int | None:
-    """Counts the changes in place; those of inference tensors are not counted."""
+    """Counts the changes in place; changes of inference tensors are not counted."""
     return None if tensor.is_inference() else version_of(tensor)
 
 
