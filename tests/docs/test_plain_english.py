@@ -70,8 +70,6 @@ EXCEPTIONS: dict[tuple[str, str], str] = {}
 _WAITING = {
     "docs/how-do-i.md",
     "docs/hyperparameters.md",
-    "docs/object-stores.md",
-    "docs/resuming-custom-data-loaders.md",
     "docs/resuming.md",
     "docs/training-states.md",
 }
