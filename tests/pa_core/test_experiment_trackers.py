@@ -1,4 +1,4 @@
-"""The door to the trackers: what is written can be read back, runs go on, and mistakes are told before a run."""
+"""Experiment trackers: values can be read back, runs are resumed, and mistakes are told before a run."""
 
 from __future__ import annotations
 

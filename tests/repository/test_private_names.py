@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 PACKAGES = Path(__file__).parents[2] / "packages"
-DOOR = PACKAGES / "pa-core" / "src" / "pa_core" / "_torch.py"
+OF_TORCH = PACKAGES / "pa-core" / "src" / "pa_core" / "_torch.py"
 DISTRIBUTIONS = ["pa-callbacks-extra", "pa-compat", "pa-core", "pa-schedulers", "pa-trial"]
 """All but pa-finetuning, which requires torch alone."""
 OF_ACCELERATE = {"pa_core/_accelerate.py": {"_schedulers"}}
@@ -34,7 +34,7 @@ def private_imports(node: ast.AST) -> Iterator[str]:
             yield from (alias.name for alias in one.names)
 
 
-NAMES = {word for word in private_words(ast.parse(DOOR.read_text())) if re.fullmatch(r"_[a-z]\w+", word)}
+NAMES = {word for word in private_words(ast.parse(OF_TORCH.read_text())) if re.fullmatch(r"_[a-z]\w+", word)}
 
 
 def found_in(source: str) -> list[str]:
@@ -53,7 +53,7 @@ def found_in(source: str) -> list[str]:
 def test_only_one_module_has_private_names_of_torch(distribution: str) -> None:
     """Whoever tries a new version of torch has one module to look at, and its test."""
     source = PACKAGES / distribution / "src"
-    paths = {path.relative_to(source).as_posix(): path for path in source.rglob("*.py") if path != DOOR}
+    paths = {path.relative_to(source).as_posix(): path for path in source.rglob("*.py") if path != OF_TORCH}
     found = {
         name: {*found_in(path.read_text("utf-8"))} - OF_ACCELERATE.get(name, set()) for name, path in paths.items()
     }

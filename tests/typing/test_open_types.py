@@ -29,11 +29,11 @@ def test_each_reason_is_for_something(environment: TypedEnvironment) -> None:
 
 
 def test_the_documented_interface_has_a_line_for_each_place() -> None:
-    """Whole rooms have one reason only where the reference of the documentation does not show them."""
+    """Whole modules have one reason only where the reference of the documentation does not show them."""
     pages = "".join(page.read_text() for page in (ROOT / "docs" / "api").glob("*.md"))
     documented = {*re.findall(r"automodule:: ([\w.]+)", pages), *MODULES}
-    rooms = {line.removesuffix(".*") for line in read_reasons() if line.endswith(".*")}
-    assert rooms & documented == set()
+    modules = {line.removesuffix(".*") for line in read_reasons() if line.endswith(".*")}
+    assert modules & documented == set()
 
 
 def test_a_new_any_is_noticed(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A run of two models whose loop is written by hand, on the rooms for training states alone."""
+"""A run of two models with a hand-written loop, on the modules for training states alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one door to accelerate: typed, and lazy, because accelerate is slow to import and has no type information."""
+"""The only module that imports accelerate: typed, and lazy, because accelerate is slow to import and has no type information."""
 
 from __future__ import annotations
 

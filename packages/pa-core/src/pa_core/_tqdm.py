@@ -1,4 +1,4 @@
-"""The one door to tqdm, which is imported when the first bar is drawn."""
+"""The only module that imports tqdm, when the first bar is drawn."""
 
 from __future__ import annotations
 

@@ -707,4 +707,4 @@ def nothing_kept_of_runs(engine: Engine) -> AbstractContextManager[None]:
         >>> trainer.num_updates_completed
         0
     """
-    return engine._attributes_kept()  # pyright: ignore[reportPrivateUsage]  # the door for other distributions
+    return engine._attributes_kept()  # pyright: ignore[reportPrivateUsage]  # the entry point for other distributions

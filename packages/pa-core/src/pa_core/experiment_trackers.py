@@ -1,4 +1,4 @@
-"""The door to the experiment trackers that accelerate knows, such as TensorBoard: open, log, finish."""
+"""Open, log to and finish the experiment trackers that accelerate knows, such as TensorBoard."""
 
 from __future__ import annotations
 

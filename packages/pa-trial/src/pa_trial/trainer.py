@@ -160,7 +160,7 @@ class Trainer:
 
 
 def _parts_of(context: PyTorchTrialContext) -> ContextParts:
-    return context._run_parts()  # pyright: ignore[reportPrivateUsage]  # the context's one internal door
+    return context._run_parts()  # pyright: ignore[reportPrivateUsage]  # the one internal entry point of the context
 
 
 @contextmanager
