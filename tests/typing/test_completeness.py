@@ -31,7 +31,7 @@ def test_a_distribution_is_typed_completely(completeness: dict[str, Completeness
 
 @pytest.mark.parametrize("package", PACKAGES.values())
 def test_types_of_others_come_from_typed_packages(environment: TypedEnvironment, package: str) -> None:
-    """What a package imports is typed, or comes in through one typed module: users never meet a type that is unknown."""
+    """What a package imports is typed, or comes in through one typed module: users never meet an unknown type."""
     assert untyped_imports(environment.site_packages / package) == set()
 
 
