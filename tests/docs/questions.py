@@ -158,9 +158,9 @@ QUESTIONS = (
         "metrics#metrics-of-torchmetrics",
         "bleu, rouge, generation metrics",
     ),
-    Question("How do I search hyperparameters?", "how-do-i#optimizer-and-schedule", "hyperparameter search"),
-    Question("How do I use YAML or Hydra?", "how-do-i#optimizer-and-schedule", "hydra"),
-    Question("How do I cross-validate?", "how-do-i#optimizer-and-schedule", "cross validation, k-fold"),
+    Question("How do I search hyperparameters?", "hyperparameters#optuna", "hyperparameter search"),
+    Question("How do I use YAML or Hydra?", "hyperparameters#hydra", "hydra"),
+    Question("How do I cross-validate?", "hyperparameters#cross-validation-k-fold", "cross validation, k-fold"),
     Question(
         "How do I evaluate before training?",
         "troubleshooting#sanity-check-evaluate-before-training",

@@ -61,7 +61,8 @@ def run_page(page: Page, folder: Path, *, needs: bool = False) -> list[str]:
     Args:
         page: the page.
         folder: where its files are, one for all its scripts.
-        needs: run the scripts that need packages of the environment for other libraries instead of all others.
+        needs: run the scripts that need packages of the environment for other libraries instead of all others, whose
+            files are written all the same.
     """
     if page.tested_by:
         return []
@@ -71,7 +72,9 @@ def run_page(page: Page, folder: Path, *, needs: bool = False) -> list[str]:
     page_folder.mkdir()
     _write_programs(beside / "bin")
     for number, script in enumerate(page.scripts()):
-        if bool(script.needs) == needs and (problems := _run_script(page, script, page_folder, beside / str(number))):
+        files = Script([block for block in script.blocks if block.says("file")])
+        runs = script if bool(script.needs) == needs else files
+        if runs.blocks and (problems := _run_script(page, runs, page_folder, beside / str(number))):
             return problems
     return []
 

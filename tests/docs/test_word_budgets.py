@@ -81,8 +81,6 @@ WORDS_OF_ALL = 38_000
 ROWS_OF_A_TABLE = 30
 
 _WAITING = {
-    "docs/how-do-i.md",
-    "docs/hyperparameters.md",
     "docs/resuming.md",
     "docs/training-states.md",
 }

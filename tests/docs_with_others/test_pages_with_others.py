@@ -9,11 +9,18 @@ import pytest
 from tests.docs.pages import ROOT, Page, all_pages
 from tests.docs.running import TIME_LIMIT, run_page
 
-PAGE = """<!-- needs: timm -->
+PAGE = """<!-- file: names.py -->
+```python
+MODEL = "resnet18"
+```
+
+<!-- new script -->
+<!-- needs: timm -->
 ```python
 import timm
+from names import MODEL
 
-print(timm.create_model("resnet18", num_classes=2).fc.out_features)
+print(timm.create_model(MODEL, num_classes=2).fc.out_features)
 ```
 
 ```text
