@@ -8,7 +8,7 @@ With it, the job trains to its end, and saves checkpoints in the folder:
     torchrun --nproc-per-node 2 examples/trials/trial_batch_job.py --job runs/digits
 
 Most schedulers announce by a SIGTERM that they need the machine. The job then saves a checkpoint and ends with status
-75, which asks for being started again. Started again, also after a crash, it resumes from its newest checkpoint, and
+75, which means "restart me". Restarted, even after a crash, it resumes from its newest checkpoint, and
 ends with the same weights as if nothing had happened.
 """
 

@@ -1,4 +1,4 @@
-"""Compute metrics that are no means of batches: the digit that is recognised worst, and the median confidence.
+"""Compute metrics that are not means of batches: the digit that is recognised worst, and the median confidence.
 
 What a `MetricReducer` and a function reduce is gathered from all processes, so that the metrics are those of all
 validation digits, however many processes share them. This file runs unchanged in one process or several:

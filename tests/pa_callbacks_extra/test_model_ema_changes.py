@@ -147,7 +147,7 @@ def test_a_model_that_changed_is_refused(change: Callable[[nn.Linear], None], na
 @pytest.mark.parametrize("other", [linear(3), linear(bias=False), TinyClassifier(), nn.Identity()])
 def test_another_model_is_refused(other: nn.Module) -> None:
     """An average is not updated from a model that it was not made of."""
-    with pytest.raises(ValueError, match="not the one that the average was made of"):
+    with pytest.raises(ValueError, match="not the one that the average was made from"):
         ModelEma(linear()).update(other)
 
 

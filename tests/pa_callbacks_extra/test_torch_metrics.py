@@ -270,7 +270,7 @@ def test_a_state_of_other_metrics_is_told_and_left_out() -> None:
     keep = Keep(callback, after=2)
     train_in_order(callback, keep)
     other = TorchMetricsCallback(MetricCollection({"accuracy": accuracy(), "auroc": accuracy()}), in_training=True)
-    with pytest.warns(UserWarning, match="see the samples that are left"):
+    with pytest.warns(UserWarning, match="cover only the remaining samples"):
         rest = train_in_order(other, Keep(other, state=keep.state), samples=slice(12, None))
     assert rest == train_in_order(
         type("Other", (TorchMetricsCallback,), {})(

@@ -315,7 +315,7 @@ def test_a_loss_that_is_never_finite_is_told() -> None:
     trainer = make_trainer()
     points = TensorDataset(torch.full((16, 8), torch.nan), torch.zeros(16, dtype=torch.long))
     before = [tensor.clone() for tensor in contents(trainer)]
-    with pytest.raises(ConfigurationError, match="not finite in the first update"):
+    with pytest.raises(ConfigurationError, match="infinite in the first update"):
         find_learning_rate(trainer, points)
     assert all(torch.equal(first, second) for first, second in zip(before, contents(trainer), strict=True))
 

@@ -239,7 +239,7 @@ def test_a_checkpoint_that_is_not_there(tmp_path: Path) -> None:
 def test_the_folder_of_all_checkpoints_is_none_itself(tmp_path: Path) -> None:
     """A likely mistake is told from damage."""
     saved(TinyTrial, tmp_path)
-    with pytest.raises(CheckpointNotFound, match="none itself"):
+    with pytest.raises(CheckpointNotFound, match="but is not one"):
         fit(TinyTrial, tmp_path, max_length=Batch(4), latest_checkpoint=tmp_path)
 
 
@@ -359,7 +359,7 @@ def test_a_callback_saves_objects_of_any_kind_if_pickle_is_trusted(tmp_path: Pat
             return {"holds": HoldsPath()}
 
     loaded: list[object] = []
-    with pytest.raises(CheckpointError, match="could be saved, but not safely loaded"):
+    with pytest.raises(CheckpointError, match="cannot be loaded again safely"):
         fit(WithPath, tmp_path / "refused", max_length=Batch(2))
     fit(WithPath, tmp_path, max_length=Batch(2), trust_pickle=True)
     (checkpoint,) = tmp_path.glob("*/metadata.json")
@@ -396,7 +396,7 @@ def test_a_callback_that_refuses_its_state_leaves_everything_as_it_was(tmp_path:
 
 @pytest.mark.parametrize(
     ("before", "after", "warning"),
-    [(TinyTrial, Scaled, "no state of a gradient scaler"), (Scaled, TinyTrial, "has no scaler to take it over")],
+    [(TinyTrial, Scaled, "no state of a gradient scaler"), (Scaled, TinyTrial, "has no scaler to load it into")],
 )
 def test_a_scaler_on_one_side_only_is_warned_of(
     before: type[TinyTrial], after: type[TinyTrial], warning: str, tmp_path: Path
@@ -457,9 +457,9 @@ def test_another_number_of_processes_is_refused(tmp_path: Path) -> None:
     metadata = replace(read_metadata(checkpoint), num_processes=2)
     (checkpoint / "metadata.json").write_text(json.dumps(metadata.document()))
 
-    with pytest.raises(InvalidCheckpointException, match="another number of processes") as error:
+    with pytest.raises(InvalidCheckpointException, match="a different number of processes") as error:
         fit(TinyTrial, tmp_path, max_length=Batch(4), latest_checkpoint=checkpoint.name)
-    assert error.value.do.startswith("Start 2 processes, or begin anew with its weights: fit(warm_start=")
+    assert error.value.do.startswith("Start 2 processes, or start over with its weights: fit(warm_start=")
     trial = fit(TinyTrial, tmp_path, max_length=Batch(4), warm_start=checkpoint.name)
     assert len(trial.trained) == 4
 

@@ -133,7 +133,7 @@ def test_training_continues_from_it(tmp_path: Path) -> None:
 
 
 def test_a_warm_start_takes_its_weights(tmp_path: Path) -> None:
-    """Also where it does not tell how far its training had come."""
+    """Also where it does not tell how far its training got."""
     checkpoint = determined(tmp_path, prefix="module.", steps=None)
     trial = resume(checkpoint, length=0, warm_start=checkpoint)
     assert all(torch.equal(WEIGHTS[name], value) for name, value in weights_of(trial.model).items())
@@ -143,7 +143,7 @@ def test_its_trial_state_is_unpickled_only_when_it_is_trusted(tmp_path: Path, mo
     """It has the last validation, and the number of batches where the metadata lack it."""
     monkeypatch.setattr(Witness, "unpickled", 0)
     checkpoint = determined(tmp_path, steps=None)
-    with pytest.raises(InvalidCheckpointException, match="how far its training had come"):
+    with pytest.raises(InvalidCheckpointException, match="how far its training got"):
         resume(checkpoint, latest_checkpoint=checkpoint)
     assert Witness.unpickled == 0
     trial = resume(checkpoint, latest_checkpoint=checkpoint, trust_pickle=True)
@@ -213,7 +213,7 @@ def test_one_of_the_time_before_the_trainer(tmp_path: Path) -> None:
     assert load_trial_from_checkpoint_path(checkpoint, TinyTrial).context.get_hparam("lr") == 0.1
 
     (checkpoint / "load_data.json").unlink()
-    with pytest.raises(InvalidCheckpointException, match="before Determined stored"):
+    with pytest.raises(InvalidCheckpointException, match="did not store how to rebuild"):
         load_trial_from_checkpoint_path(checkpoint, TinyTrial)
 
 

@@ -63,7 +63,7 @@ def test_the_beginning_of_a_resumed_training_is_logged(caplog: pytest.LogCapture
     reporter.beginning(TrialProgress(), is_complete=False)
     reporter.beginning(PROGRESS, is_complete=False)
     reporter.beginning(PROGRESS, is_complete=True)
-    assert caplog.messages == ["continuing after 6 batches", "complete after 6 batches: nothing is left to train"]
+    assert caplog.messages == ["continuing after 6 batches", "complete after 6 batches, nothing left to train"]
 
 
 def test_the_speed_is_left_out_where_it_is_not_known(caplog: pytest.LogCaptureFixture) -> None:

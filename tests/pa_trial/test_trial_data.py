@@ -215,7 +215,7 @@ def test_samples_are_not_shared_out_twice() -> None:
     """A sampler of torch that shares samples out would leave most of them out: it is refused on several processes."""
     loader = DataLoader(numbers(8), 2, sampler=DistributedSampler(numbers(8)))
     for loaders in (Loaders(loader), Loaders(validation=loader)):
-        with pytest.raises(ValueError, match="shared out twice"):
+        with pytest.raises(ValueError, match="sharded twice"):
             loaders.build()
 
 

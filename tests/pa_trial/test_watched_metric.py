@@ -57,7 +57,7 @@ def test_any_single_number_can_be_watched(value: Any) -> None:
 @pytest.mark.parametrize("value", ["good", None, [1.0, 2.0], {"x": 1}])
 def test_other_values_cannot_be_watched(value: Any) -> None:
     """The TypeError names the metric."""
-    with pytest.raises(TypeError, match="'a', which is to find the best checkpoint, is not a single number"):
+    with pytest.raises(TypeError, match="'a', which should find the best checkpoint, is not a single number"):
         WatchedMetric("a", TrialProgress()).is_better({"a": value})
 
 

@@ -455,7 +455,7 @@ ARGUMENTS = [
         doors=TRAIN,
     ),
     Row(
-        "a loss function of one's own",
+        "a custom loss function",
         given(loss_func=OwnLoss()),
         "loss_func: MSELoss(reduction='mean') on rank 0, OwnLoss on rank 1",
         doors=TRAIN,
@@ -522,14 +522,14 @@ PARTS = [
         doors=("train", "evaluate"),
     ),
     Row(
-        "length of what a loop of one's own evaluates",
+        "length of the evaluation dataset of a custom loop",
         given(eval_data=make_regression(6)),
         "evaluation dataset, length: 8 on rank 0, 6 on rank 1",
         EVALUATION,
         doors=OWN,
     ),
     Row(
-        "batch size of an evaluation in a loop of one's own",
+        "batch size of an evaluation in a custom loop",
         of_evaluation(per_device_batch_size=2),
         "evaluation loader, batch_size: 4 on rank 0, 2 on rank 1",
         EVALUATION,
@@ -680,7 +680,7 @@ COURSE = [
         END_OF_EPOCH,
     ),
     Row(
-        "an evaluation in a loop of one's own on one only",
+        "an evaluation in a custom loop on one only",
         given(eval_data=None),
         "the run is: in an evaluation, after 3 updates on rank 0, at the end of an epoch, after 3 updates on rank 1",
         EVALUATION,
@@ -817,7 +817,7 @@ MEANWHILE = [
         seconds=90.0,
     ),
     Row(
-        "a process that ends without a word",
+        "a process that ends without an error message",
         after_updates(lambda: os._exit(0)),
         "here, torch says: Connection",
         "3 seconds after it",

@@ -1,4 +1,4 @@
-"""Callbacks for the trainer of pa-core beyond its everyday ones, and what they are made of."""
+"""More callbacks for the trainer of pa-core, and their building blocks."""
 
 from __future__ import annotations
 

@@ -20,19 +20,19 @@ class EarlyStoppingCallback(TrainerCallback):
     the threshold; the distance is measured from the best value, not from the epoch before, so slow progress in small
     steps counts as soon as it has added up. NaN is never an improvement.
 
-    Epochs in which the metric is not evaluated, as it is that of an ``EvaluationSet`` which is due less often, do not
+    Epochs in which the metric is not evaluated, because its ``EvaluationSet`` is due less often, do not
     count: the patience is then a number of evaluations.
 
     Args:
-        early_stopping_patience: The number of epochs in a row without an improvement after which the run
+        early_stopping_patience: The number of consecutive epochs without an improvement after which the run
             ends.
-        early_stopping_threshold: The smallest change of the metric that is an improvement. The default
+        early_stopping_threshold: The smallest change of the metric that is an improvement. The default, 0.01,
             ignores the noise of a loss that has levelled off.
-        watch_metric: The metric to judge by, as it is named in the run history.
-        greater_is_better: Whether a higher value is better. The default suits a loss; where the name of the metric
-            says otherwise, as that of an accuracy does, leaving it out is warned of.
+        watch_metric: The metric to watch, by its name in the run history.
+        greater_is_better: Whether a higher value is better. The default, False, suits a loss. If you leave it out and
+            the metric is called like one to maximise, such as an accuracy, a warning says so.
         reset_on_train: Whether each training run starts without a best value. If False, a run has to improve
-            on the runs before it. The epochs without an improvement are counted anew in each run; only a run
+            on the runs before it. The epochs without an improvement are counted from 0 in each run; only a run
             that continues from a training state keeps the best value and the count of that state.
 
     Attributes:
@@ -99,7 +99,7 @@ class EarlyStoppingCallback(TrainerCallback):
 
     @override
     def on_training_run_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Ask for the end of the run if the metric has not improved for long enough."""
+        """Request the end of the run if the metric has not improved for long enough."""
         if not trainer.is_evaluated_in_epoch(self.watch_metric):
             return
         value, epoch = watched_value(trainer, self.watch_metric), trainer.run_history.current_epoch
@@ -134,7 +134,7 @@ class EarlyStoppingCallback(TrainerCallback):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from the best value and the count of a run that is resumed."""
+        """Continue from the best value and the count of the resumed run."""
         self.best.load_state_dict(state_dict["best"])
         # states of earlier versions have no such value
         self._best_by_any_change.load_state_dict(state_dict.get("best_by_any_change", state_dict["best"]))

@@ -31,19 +31,19 @@ class ModelEma(nn.Module, Generic[ModelT_co]):
     numbers, such as the counters of batch norm layers, are copied, and so are tensors that hold infinities when the
     average is made, such as attention masks, which have no average.
 
-    The average is kept in the precision of the weights, or in float32 where they have less: in bfloat16, whose numbers
+    The average is kept in the precision of the weights, but at least in float32: in bfloat16, whose numbers
     are 0.4 % apart, an average with a slow decay would not move at all. The average of a model in bfloat16 is
     therefore a model in float32 of twice its size, and an update takes a temporary as large as one of its tensors.
     ``applied_to`` evaluates and saves it in the precision of the model.
 
-    Of a sharded model, each process averages its pieces, without any exchange. Every process must make the average, and
-    enter ``applied_to``. The copy then has the weights and not the code of the model, and cannot be called.
+    If the model is sharded, each process averages its shards, without an exchange. Every process must make the average,
+    and enter ``applied_to``. The copy then has the weights and not the code of the model, and cannot be called.
 
-    Calling this module calls the copy, which is in eval mode and not trainable. Its state dict holds the average and
-    what the next updates depend on.
+    Calling this module calls the copy, which is in eval mode and not trainable. Its state dict has the average and
+    everything that the next updates depend on.
 
     Args:
-        model: The model. A distributed or compiled wrapper around it is left out of the copy. Make the
+        model: The model. Distributed or compiled wrappers are not copied. Make the
             average before layers are converted to ``SyncBatchNorm``, so that the copy has the original ones.
         decay: How much of the average each update keeps, from 0 (the copy is the model) to 1 (it never
             changes). The average looks back over about ``1 / (1 - decay)`` updates: the default suits long
@@ -108,7 +108,7 @@ class ModelEma(nn.Module, Generic[ModelT_co]):
         pairs.lerp(1 - self._decay_of_update(self.num_updates))
 
     def reset(self, model: nn.Module) -> None:
-        """Begin anew: make the average equal to the present values of the model, and forget all updates.
+        """Start over: set the average to the present values of the model, and forget all updates.
 
         Args:
             model: The model that the average was made of, with or without wrappers.
@@ -127,8 +127,8 @@ class ModelEma(nn.Module, Generic[ModelT_co]):
         """Within the context the model has the averaged weights, for evaluating or saving it; do not train it there.
 
         The model's own weights are always restored. No weight is copied, unless the average has another
-        precision than the model, or is sharded: each process then copies its pieces. Gradients, modes, hooks and
-        wrappers of the model are not touched.
+        precision than the model, or is sharded, in which case each process copies its shards. Gradients, modes, hooks
+        and wrappers of the model are not touched.
 
         Args:
             model: The model that the average was made of, with or without wrappers.
@@ -144,7 +144,7 @@ class ModelEma(nn.Module, Generic[ModelT_co]):
 
     @override
     def get_extra_state(self) -> dict[str, Any]:
-        """Return what belongs to the state beside the state dict of the average, such as its other buffers."""
+        """Return the rest of the state, which is not in the state dict of the average, such as other buffers."""
         in_state_dict = self.module.state_dict().keys()
         others = {name: one for name, one in self.module.named_buffers() if name not in in_state_dict}
         return {"num_updates": self.num_updates, "copied": sorted(self._copied), "other_buffers": others}
@@ -183,10 +183,10 @@ class ModelEma(nn.Module, Generic[ModelT_co]):
 
 
 def check_decay(decay: float) -> None:
-    """Refuse a decay that is not a fraction.
+    """Raise an error unless a decay is a fraction.
 
     Args:
-        decay: How much of an average an update is to keep.
+        decay: The fraction of the average that an update keeps.
 
     Raises:
         ConfigurationError: It is not between 0 and 1.

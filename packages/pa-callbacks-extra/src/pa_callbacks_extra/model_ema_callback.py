@@ -32,7 +32,7 @@ _PREFIX = "ema_model_"
 
 
 class ModelEmaFactory(Protocol):
-    """What ``ModelEmaCallback`` makes its average with: ``ModelEma``, a subclass of it, or a function.
+    """The type of ``model_ema``: ``ModelEma``, a subclass of it, or a function.
 
     Example:
         >>> from functools import partial
@@ -56,18 +56,18 @@ class ModelEmaCallback(SaveBestModelCallback):
     the file, and in ``ema``.
 
     After each epoch the average is evaluated like the model, with the model's own code, precision and hooks: its
-    weights are put into the model for that time. What is recorded meanwhile has the prefix ``ema_model_``, so that
+    weights are put into the model for that time. Its metrics have the prefix ``ema_model_``, so that
     there is an ``ema_model_eval_loss_epoch``, or of an evaluation set ``val`` an ``ema_model_eval_val_loss_epoch``. The
     average is saved whenever ``watch_metric`` is better than before. The file is a checkpoint of the model with
     averaged weights, for ``trainer.load_checkpoint``.
 
-    It belongs before callbacks that log or watch these metrics, such as those of ``DEFAULT_CALLBACKS``, which would
-    otherwise get them an epoch late; where a ``LogMetricsCallback`` comes before it, a warning says so.
+    Place it before callbacks that log or watch these metrics, such as ``DEFAULT_CALLBACKS``, which would
+    otherwise get them an epoch late. If a ``LogMetricsCallback`` comes before it, a warning says so.
 
-    Where the model is sharded, each process averages its pieces, and the file has the whole average.
+    If the model is sharded, each process averages its shards, and the file has the whole average.
 
     On several processes the average is the same on all of them; its buffers, such as the running statistics of batch
-    norm layers, are those of the first process.
+    norm layers, come from the first process.
 
     Place it after the callbacks whose metrics are part of the evaluation, and before those that log metrics or stop
     early. It does not matter whether it comes before or after ``ConvertSyncBatchNormCallback``.
@@ -77,10 +77,10 @@ class ModelEmaCallback(SaveBestModelCallback):
             ``1 / (1 - decay)`` updates: by default 100.
         evaluate_during_training: Whether the average is evaluated after each epoch, which takes as long as the
             evaluation of the model does, and the best one is saved. If False, the newest one is saved after each epoch.
-        save_path: The file; it should end in ``.pt``.
-        watch_metric: The metric to judge by, as it is named in the run history.
-        greater_is_better: Whether a higher value is better. The default suits a loss; where the name of the metric
-            says otherwise, as that of an accuracy does, leaving it out is warned of.
+        save_path: The file to save to, which should end in ``.pt``. The default is ``ema_model.pt``.
+        watch_metric: The metric to watch, by its name in the run history.
+        greater_is_better: Whether a higher value is better. The default, False, suits a loss. If you leave it out and
+            the metric is called like one to maximise, such as an accuracy, a warning says so.
         model_ema: Makes the average, called with the model and ``decay=...``. For a decay that warms up, pass
             ``functools.partial(ModelEma, warm_up=True)``.
         callbacks: Callbacks, as classes or instances, for the evaluation of the average; no others are called in it.
@@ -266,7 +266,7 @@ class ModelEmaCallback(SaveBestModelCallback):
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from the average and the best value of a run that is resumed."""
+        """Continue from the average and the best value of the resumed run."""
         super().load_state_dict(state_dict["best"])
         if state_dict["average"] is not None:
             self.ema.load_state_dict(state_dict["average"])

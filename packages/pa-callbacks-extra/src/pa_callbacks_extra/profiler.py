@@ -1,4 +1,4 @@
-"""Where the time and the memory of a few updates go."""
+"""Profiling the time and the memory of a few updates."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["ProfilerCallback"]
 
 _MEMORY: Any = torch.cuda.memory  # the functions of it that we call are documented, but have no types
 _ROWS = 10
-_BESIDE_OPERATORS = "(beside operators: Python, data, waiting)"
+_BESIDE_OPERATORS = "(outside of operators: Python, data, waiting)"
 
 
 class _Operator(Protocol):
@@ -34,25 +34,25 @@ class _Operator(Protocol):
 
 
 class ProfilerCallback(TrainerCallback):
-    """Records a few updates with ``torch.profiler``: what ran when, what took the time, and what took the memory.
+    """Profiles the time and the memory of a few updates with ``torch.profiler``.
 
     Each process writes ``rank_0.pt.trace.json`` and so on, which https://ui.perfetto.dev and TensorBoard show; on CUDA
     also ``rank_0.memory.pickle``, each allocation with the lines that made it, for https://pytorch.org/memory_viz.
     Files of an earlier run into the folder are replaced. When the run ends, a table of the operators that took most of
     the time is printed.
 
-    Updates are counted from where ``train()`` begins, or where a resumed run goes on. Before those that are measured,
+    Updates are counted from the start of ``train()``, even in a resumed run. Before those that are measured,
     and after them, nothing is slower. An evaluation between recorded updates is recorded too. A run that ends or fails
-    within them writes what it has; where memory ran out, the files show what had taken it.
+    within them writes what it has recorded, so after an out-of-memory error, the files show what took the memory.
 
-    Place it last, so that what other callbacks do after an update belongs to this update.
+    Place it last, so that the work of other callbacks after an update belongs to this update.
 
     Args:
-        folder: Where the files go; it is created.
+        folder: The folder of the files, which is created.
         wait: Updates before anything is measured. The default leaves out compilation, the choice of algorithms and the
             first allocations.
         warmup: Updates that are measured and thrown away, since starting the profiler slows them. At least 1.
-        active: Updates that are recorded. Three show what is the same in each of them, in a file of some megabytes.
+        active: Updates that are recorded. Three are enough to see a pattern, in a file of some megabytes.
         record_shapes: Whether the trace has the shapes of the operators' inputs.
         profile_memory: Whether it has how much memory each operator allocates and frees.
         with_stack: Whether it has the line of Python that called each operator, which slows the recorded updates.
@@ -76,7 +76,7 @@ class ProfilerCallback(TrainerCallback):
         rank_0.pt.trace.json
 
     Attributes:
-        folder: Where the files go.
+        folder: The folder of the files.
         trace: The trace of this process that the last run has written; None if it has not written any.
     """
 
@@ -130,7 +130,7 @@ class ProfilerCallback(TrainerCallback):
 
     @override
     def on_training_run_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Write what a short run has recorded, and print the table."""
+        """Write the recorded updates of a short run, and print the table."""
         self._stop(trainer)
         if self._updates < (needed := self.wait + self.warmup + self.active) and not trainer.was_complete:
             warnings.warn(
@@ -144,7 +144,7 @@ class ProfilerCallback(TrainerCallback):
 
     @override
     def on_exception(self, trainer: AnyTrainer, exception: BaseException, **kwargs: Any) -> None:
-        """Write what was recorded, and print the table."""
+        """Write the recorded updates, and print the table."""
         self._stop(trainer)
         self._print_report(trainer)
 
@@ -178,7 +178,7 @@ class ProfilerCallback(TrainerCallback):
         self._report = _table(cast("list[_Operator]", finished.key_averages()), self._device.type)
 
     def _stop(self, trainer: AnyTrainer) -> None:
-        """Leave nothing running, and write what was recorded."""
+        """Stop the profiler, and write the recorded updates."""
         running, self._profile = self._profile, None
         if running is None:
             return
@@ -201,7 +201,7 @@ class ProfilerCallback(TrainerCallback):
 
 
 def _table(operators: list[_Operator], device: str) -> str:
-    """Return a row for each operator that took most of the time: of the device, where there is one."""
+    """Return a row for each operator that took most of the time, on the device if there is one."""
     on_device = device != "cpu"
     rows = [
         (

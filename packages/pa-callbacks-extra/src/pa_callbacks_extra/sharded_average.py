@@ -1,4 +1,4 @@
-"""The average of a model whose parameters are split over processes: the pieces of each, without the model's code."""
+"""The average of a sharded model: the shards of each process, without the model's code."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["ShardedAverage", "averaged_dtype"]
 
 
 class ShardedAverage(nn.Module):
-    """Copies of the tensors of a sharded model, with its names, of which each process has the same pieces.
+    """Copies of the tensors of a sharded model, with its names and its sharding.
 
     A sharded model itself cannot be copied: its layers are connected with those of the other processes.
 
@@ -32,7 +32,7 @@ class ShardedAverage(nn.Module):
     @override
     def forward(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise ConfigurationError(
-            "The average of a sharded model has its weights and not its code.",
+            "The average of a sharded model has only weights, so it cannot be called.",
             given="a call of the average, or of ema.module",
             expected="a call of the model, on every process",
             do="Call the model within ema.applied_to(model).",
@@ -72,7 +72,7 @@ def _copied(tensor: Tensor) -> Tensor:
 
 
 def _take_pieces(module: nn.Module, state_dict: dict[str, Any], prefix: str, *_args: object) -> None:
-    """Let each process take its pieces of whole tensors, such as those of a model that is not sharded."""
+    """Let each process take its shards of whole tensors, such as the tensors of an unsharded model."""
     for name, own in module.state_dict().items():
         saved = state_dict.get(prefix + name)
         if is_sharded(own) and isinstance(saved, Tensor) and not is_sharded(saved):

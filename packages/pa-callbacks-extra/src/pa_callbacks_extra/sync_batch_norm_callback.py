@@ -19,22 +19,22 @@ class ConvertSyncBatchNormCallback(TrainerCallback):
     """Makes batch norm layers normalise over the batches of all processes in a run.
 
     With small batches on many processes, each of them would normalise by a few samples. With this callback, training
-    on two processes with batches of 16 is training on one with batches of 32, up to rounding: outputs, gradients and
-    running statistics are the same, also where the last batch is smaller or does not reach all processes.
+    on two processes with batches of 16 equals training on one with batches of 32, up to rounding. Outputs, gradients
+    and running statistics are the same, even if the last batch is smaller or does not reach all processes.
 
-    On an accelerator the layers are ``torch.nn.SyncBatchNorm`` during the run. On a CPU, where that class refuses to
+    On an accelerator the layers are ``torch.nn.SyncBatchNorm`` during the run. On a CPU, where that class does not
     run, they are pa-callbacks-extra's own layers with the same state and the same results. Afterwards the model has its
-    own layers again, however the run ended; while it lasts, they keep their parameters, buffers, hooks and methods. On
-    one process nothing is converted.
+    own layers again, no matter how the run ended. During the run, layers keep their parameters, buffers, hooks and
+    methods. On one process nothing is converted.
 
-    In evaluation mode nothing is exchanged: layers without running statistics then normalise by the batch of their own
+    In evaluation mode nothing is exchanged. Layers without running statistics then normalise by the batch of their own
     process, as torch's do.
 
     Every process has to call the model equally often in a training step. A ``StopTrainingError`` that only one process
     raises must therefore not come out of ``calculate_train_batch_loss``; raise it in a callback.
 
     Raises:
-        UnsupportedConfigurationError: A layer is derived from a batch norm layer of torch and has a forward of its own,
+        UnsupportedConfigurationError: A layer is a subclass of a torch batch norm layer with a custom ``forward``,
             which would be lost.
 
     Example:

@@ -117,7 +117,7 @@ def _is_convertible(module: nn.Module) -> bool:
     if type(module).forward in _FORWARDS and "forward" not in vars(module):
         return True
     raise UnsupportedConfigurationError(
-        "A batch norm layer that has a forward of its own would lose it when it is converted.",
+        "A batch norm layer with a custom forward would lose it when it is converted.",
         given=f"a layer of class {type(module).__qualname__}",
         expected="layers that normalise as torch's do",
         do="Synchronise such layers yourself, and leave ConvertSyncBatchNormCallback out.",

@@ -1,4 +1,4 @@
-"""The tensors of a model beside those of its average, found once and used for many updates."""
+"""Pairs of the tensors of a model and of its average, found once and used for many updates."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class TensorPairs:
         model: The model, without wrappers.
         copied: The names of the tensors that are copied, not averaged, as ``named_tensors`` names them.
 
-    Of sharded models, each process works on its pieces, and nothing is exchanged.
+    If the model is sharded, each process works on its shards, and nothing is exchanged.
 
     Raises:
         ConfigurationError: The two have other tensors, tie others, or are on different devices; or only one of them is
@@ -181,7 +181,7 @@ def _require_same_tensors(average: nn.Module, model: nn.Module) -> None:
     differing = [name for name in {**expected, **given} if expected.get(name) != given.get(name)]
     if differing:
         raise ConfigurationError(
-            "The model is not the one that the average was made of, or has changed since.",
+            "The model is not the one that the average was made from, or it has changed since.",
             given=_list_tensors(differing, given),
             expected=_list_tensors(differing, expected),
             do="Make a new ModelEma of the changed model; if only the device is another, move the ModelEma there.",
@@ -192,9 +192,9 @@ def _require_both_sharded(average: nn.Module, model: nn.Module) -> None:
     if is_sharded_module(average) != is_sharded_module(model):
         kinds = {True: "sharded", False: "whole"}
         raise ConfigurationError(
-            "The model was sharded, or put together, after the average was made of it.",
+            "The model was sharded, or unsharded, after the average was made from it.",
             given=f"a model that is {kinds[is_sharded_module(model)]}, and an average that is not",
-            expected="an average of which each process has the same pieces as of the model",
+            expected="an average that is sharded like the model",
             do="Make the ModelEma of the model as it is trained: when a run starts, it is sharded.",
         )
 

@@ -53,24 +53,24 @@ class TorchMetricsCallback(TrainerCallback[AnyTrainer, BatchT_contra, OutputT_co
     ``eval_val_accuracy`` or ``evaluation_val_accuracy``. Of a metric that is a vector, each element is recorded, as
     ``eval_recall_0`` and so on.
 
-    Values are those of all samples of all processes, each counted once. Training and evaluation have copies of the
-    metrics of their own, so that an evaluation within a training epoch disturbs nothing; what was passed in is left
+    Values cover all samples of all processes, each counted once. Training and evaluation have separate copies of the
+    metrics, so that an evaluation within a training epoch disturbs nothing; the metrics that you pass are left
     alone. They are placed on the device of the run. The metrics of a training epoch that is interrupted are part of
     training states.
 
     With types, write ``TorchMetricsCallback[Batch, Output](...)``: checkers then compare both functions with them.
 
     Place it in front of callbacks that watch or log its metrics. For a second set of metrics with other predictions,
-    derive a class from this one: a trainer has one callback of each class.
+    subclass this one: a trainer has one callback of each class.
 
     Args:
         metrics: A metric, or a ``MetricCollection`` that gives each of them a name.
-        predictions: Called with a batch and with what ``calculate_*_batch_loss`` returned for it, returns what the
-            metrics take first. The default is ``output["model_outputs"]``.
-        targets: Called likewise, returns what the metrics take second; None for metrics that take predictions alone.
+        predictions: A function of a batch and of the return value of ``calculate_*_batch_loss``. It returns the
+            first argument of the metrics. The default is ``output["model_outputs"]``.
+        targets: The same for the second argument of the metrics; None for metrics that take predictions alone.
             The default is ``batch[1]``.
-        in_training: Whether to compute them over training epochs. They are then those of a model that changes, and
-            cost time in each step.
+        in_training: Whether to compute them over training epochs. The model changes in between, and they
+            cost time in each step. The default is False.
         in_evaluation: Whether to compute them over evaluations.
 
     Attributes:
@@ -78,7 +78,7 @@ class TorchMetricsCallback(TrainerCallback[AnyTrainer, BatchT_contra, OutputT_co
         eval_metrics: The copy that belongs to the evaluation, None without one.
 
     Raises:
-        ConfigurationError: What was passed in is not a metric, a name is the trainer's own, or another callback
+        ConfigurationError: ``metrics`` is not a metric, a name is the trainer's own, or another callback
             records a metric under the same name.
         UnsupportedConfigurationError: torchmetrics is not installed.
 
@@ -132,7 +132,7 @@ class TorchMetricsCallback(TrainerCallback[AnyTrainer, BatchT_contra, OutputT_co
         Args:
             metrics: The metrics of the training or the evaluation.
             batch: The batch, on the device.
-            output: What ``calculate_*_batch_loss`` returned for it.
+            output: The return value of ``calculate_*_batch_loss`` for it.
         """
         arguments = [self._predictions(batch, output)]
         if self._targets is not None:
@@ -144,7 +144,7 @@ class TorchMetricsCallback(TrainerCallback[AnyTrainer, BatchT_contra, OutputT_co
 
     @override
     def on_prepare_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Refuse names that another callback of this kind has too, and take note that a run begins."""
+        """Raise an error for names that another callback of this kind has too, and note that a run begins."""
         for other in trainer.callback_handler.callbacks:
             if isinstance(other, TorchMetricsCallback) and other is not self:
                 for name in sorted(self._declared_names & other._declared_names):
@@ -181,7 +181,7 @@ class TorchMetricsCallback(TrainerCallback[AnyTrainer, BatchT_contra, OutputT_co
 
     @override
     def on_training_run_epoch_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Refuse names under which another callback has recorded something too."""
+        """Raise an error for names under which another callback has recorded something too."""
         self._refuse_names_of_others(trainer.run_history)
 
     # Evaluations
@@ -193,7 +193,7 @@ class TorchMetricsCallback(TrainerCallback[AnyTrainer, BatchT_contra, OutputT_co
 
     @override
     def on_eval_epoch_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Begin an evaluation, perhaps within another one: that of averaged weights, for example."""
+        """Begin an evaluation, perhaps within another one, such as the evaluation of averaged weights."""
         self._note_recorded(trainer.run_history)
         if self.eval_metrics is not None:
             metrics = self.eval_metrics.clone() if self._evaluated else self.eval_metrics
@@ -219,7 +219,7 @@ class TorchMetricsCallback(TrainerCallback[AnyTrainer, BatchT_contra, OutputT_co
 
     @override
     def on_evaluation_run_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Refuse names under which another callback has recorded something too."""
+        """Raise an error for names under which another callback has recorded something too."""
         self._refuse_names_of_others(trainer.run_history)
 
     def _begin(self, prefix_of_evaluation: str) -> None:
@@ -230,13 +230,13 @@ class TorchMetricsCallback(TrainerCallback[AnyTrainer, BatchT_contra, OutputT_co
     # What a resumed run continues from
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what the metrics of the training have accumulated on each process; every process must call this."""
+        """Return the accumulated training metrics of each process; every process must call this."""
         if self.train_metrics is None:
             return {"processes": [], "earlier": []}
         return {"processes": gather_objects(take_out(self.train_metrics)), "earlier": self._earlier}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from what ``state_dict`` returned, on as many processes, or on fewer or more.
+        """Restore a state that ``state_dict`` returned, on any number of processes.
 
         With other metrics than before, an epoch that was interrupted is computed over its remaining samples, with a
         warning.
@@ -247,8 +247,8 @@ class TorchMetricsCallback(TrainerCallback[AnyTrainer, BatchT_contra, OutputT_co
             return
         if not all(fits(self.train_metrics, states) for states in with_samples):
             warnings.warn(
-                "The metrics of the training are not those of the training state. Of the resumed epoch they see "
-                "the samples that are left.",
+                "The training metrics differ from those in the training state. In the resumed epoch, they cover "
+                "only the remaining samples.",
                 UserWarning,
                 stacklevel=2,
             )
@@ -342,7 +342,7 @@ def _check_functions(predictions: object, targets: object) -> None:
             raise ConfigurationError(
                 f"{name} is not a function.",
                 given=f"{name}={function!r}",
-                expected="a function of a batch and of what the step returned for it",
+                expected="a function of a batch and of the step's return value",
                 do=f'Pass {name}=lambda batch, output: output["model_outputs"], for example.',
             )
 
@@ -360,6 +360,6 @@ def _collision(name: str, other: str) -> ConfigurationError:
     return ConfigurationError(
         "A metric has the name of another one.",
         given=f"{name}, which is recorded by {other} too",
-        expected="a name of its own for each metric",
+        expected="a separate name for each metric",
         do="Give the metric another name in the MetricCollection.",
     )

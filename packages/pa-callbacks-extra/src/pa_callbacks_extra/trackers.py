@@ -37,7 +37,7 @@ class _Report:
 
 @dataclass
 class _Window:
-    """What a report looks back on: the training since the report before, or since the epoch began.
+    """The training since the last report, or since the epoch began.
 
     Attributes:
         loss_totals: The sum of the losses of all processes and the number of their samples when it began.
@@ -60,12 +60,12 @@ class TrackerCallback(LogMetricsCallback):
     sent too:
 
     - ``train/loss``: the mean over the samples of all processes since the last time, within an epoch;
-    - ``train/learning_rate``: what the update was made with; ``train/learning_rate_0`` and so on with several
+    - ``train/learning_rate``: the rate of the update; ``train/learning_rate_0`` and so on with several
       parameter groups;
-    - ``train/gradient_norm``: before clipping, where the run clips by norm (``gradient_clip_norm=math.inf`` measures
+    - ``train/gradient_norm``: before clipping, if the run clips by norm (``gradient_clip_norm=math.inf`` measures
       the norm and clips nothing);
     - ``train/samples_per_second``: of all processes, without the time of evaluations;
-    - ``train/accelerator_memory_gib``: the most that tensors have taken so far, on a CUDA device of the first process.
+    - ``train/accelerator_memory_gib``: the peak memory of tensors, on a CUDA device of the first process.
 
     The x axis is the number of optimizer updates. It continues over several calls of ``train()`` and over
     interruptions, and so does the run in MLflow, TensorBoard, Trackio and Weights & Biases; other trackers begin a new
@@ -73,25 +73,25 @@ class TrackerCallback(LogMetricsCallback):
     script, or until another ``TrackerCallback`` opens the same ones, of which a process has one run at a time. Only the
     first process opens and writes.
 
-    Between reports nothing is read from an accelerator, and nothing waits for what a report needs of it: it is
-    sent when it has arrived, a few updates later.
+    Between reports nothing is read from an accelerator, and a report waits for nothing: it is
+    sent when its values have arrived, a few updates later.
 
     Args:
         trackers: One name or several of ``pa_core.experiment_trackers.known_trackers()``; their packages have to be
             installed.
-        project_name: What the trackers call the project. With TensorBoard it names the folder of the run in
-            ``logging_dir``, so that each run needs a name of its own.
-        logging_dir: The folder of trackers that write files of their own; ``tensorboard --logdir runs`` shows the
-            default.
-        config: Settings to record besides the run config, which they win over.
-        init_kwargs: For each tracker by its name, further arguments of its own, for example
+        project_name: The name of the project in the trackers. With TensorBoard it names the folder of the run in
+            ``logging_dir``, so that each run needs a different name.
+        logging_dir: The folder of trackers that write files. The default is ``runs``, as in
+            ``tensorboard --logdir runs``.
+        config: Settings to record besides the run config, whose entries they override.
+        init_kwargs: For each tracker by its name, further arguments, for example
             ``{"wandb": {"mode": "offline"}}``.
-        every_n_updates: After how many updates the state of the training is sent. The default is enough for a smooth
+        every_n_updates: The number of updates from one report to the next. The default, 50, is enough for a smooth
             curve, and a small share of the time even with a tracker on another machine.
 
     Raises:
-        ConfigurationError: There is no such tracker, a tracker refuses its arguments, or ``every_n_updates`` is
-            no positive number.
+        ConfigurationError: There is no such tracker, a tracker rejects its arguments, or ``every_n_updates`` is
+            not a positive number.
         UnsupportedConfigurationError: The package of a tracker is not installed.
 
     Example:
@@ -138,7 +138,7 @@ class TrackerCallback(LogMetricsCallback):
 
     @override
     def on_prepare_start(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Go on counting where the run before has ended."""
+        """Continue the count of the run before."""
         super().on_prepare_start(trainer, **kwargs)
         self._updates_of_earlier_runs += self._updates_of_this_run
         self._updates_of_this_run = 0
@@ -170,7 +170,7 @@ class TrackerCallback(LogMetricsCallback):
 
     @override
     def on_training_run_end(self, trainer: AnyTrainer, **kwargs: Any) -> None:
-        """Send what is left; the trackers stay open for evaluations."""
+        """Send the remaining reports; the trackers stay open for evaluations."""
         self.on_training_run_epoch_end(trainer)
         self._send(self._under_way.wait_for_all())
         self._updates_of_this_run = trainer.num_updates_completed
@@ -187,7 +187,7 @@ class TrackerCallback(LogMetricsCallback):
     def finish(self) -> None:
         """End the runs in the trackers now instead of with the script, for example between the cells of a notebook.
 
-        What is sent later continues them. It does nothing where nothing is open.
+        Later reports continue them. It does nothing if nothing is open.
         """
         if self._open is not None:
             self._open.finish()
@@ -232,20 +232,20 @@ class TrackerCallback(LogMetricsCallback):
         """Send an image to MLflow, TensorBoard, Trackio or Weights & Biases; every process may call this.
 
         Args:
-            name: What the trackers call the image.
+            name: The name of the image in the trackers.
             image: Of shape ``(channels, height, width)`` or ``(height, width)``, on any device: floats from 0 to 1, or
                 bytes. ``torchvision.utils.make_grid`` makes one image of a batch.
 
         Raises:
-            ConfigurationError: The tensor is no such image.
-            UnsupportedConfigurationError: A tracker is another one; ``native`` returns its own object.
+            ConfigurationError: The tensor does not have such a shape or type.
+            UnsupportedConfigurationError: A tracker does not support images; ``native`` returns its own object.
         """
         self._open_trackers().log_image(name, image, self.step)
 
     def native(self, name: str) -> Any:
-        """Return the object of a tracker's own package, for figures, text, audio and all else that it takes.
+        """Return the object of a tracker's own package, for figures, text, audio and anything else that it supports.
 
-        Pass ``step`` with what you send, so that it has its place beside the metrics.
+        Pass ``step`` with everything that you send, so that it lines up with the metrics.
 
         Args:
             name: The tracker, one of ``tracker_names``.
@@ -254,7 +254,7 @@ class TrackerCallback(LogMetricsCallback):
             The ``SummaryWriter`` of TensorBoard, the run of other trackers; None on processes other than the first.
 
         Raises:
-            ConfigurationError: This tracker is not among those of this callback.
+            ConfigurationError: This callback does not have this tracker.
         """
         return self._open_trackers().native(name)
 
@@ -287,7 +287,7 @@ class TrackerCallback(LogMetricsCallback):
             self._window.paused_at = None
 
     def _report(self, trainer: AnyTrainer, step: int) -> None:
-        """Send what is known of the training; every process has to call this."""
+        """Report the state of the training; every process has to call this."""
         totals = sum_over_processes(trainer.loss_tracker.totals().to(trainer.device))
         before = torch.zeros_like(totals) if self._window.loss_totals is None else self._window.loss_totals
         loss_and_samples = totals - before.to(totals)
@@ -336,7 +336,7 @@ class TrackerCallback(LogMetricsCallback):
     # What a resumed run continues from
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the x axis is and what was sent by now: what is sent later, a resumed run sends again."""
+        """Return the position on the x axis and what was sent: a resumed run sends later reports again."""
         self._send(self._under_way.wait_for_all())
         totals = self._window.loss_totals
         return {
@@ -349,7 +349,7 @@ class TrackerCallback(LogMetricsCallback):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from what ``state_dict`` returned on the first process, with other runs than those that are open."""
+        """Restore the state of the first process, with other runs than the open ones."""
         self.finish()
         totals = state_dict["loss_totals"]
         self._window.loss_totals = None if totals is None else torch.tensor(totals, dtype=torch.float64)

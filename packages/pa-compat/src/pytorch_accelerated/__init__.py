@@ -3,7 +3,7 @@
 Every name here and in the modules of this package is the one of ``pa_core``, ``pa_schedulers``, ``pa_finetuning`` or
 ``pa_callbacks_extra``: the same object, so that both names can be mixed. New code imports from those packages.
 
-Importing it warns if the distribution pytorch-accelerated is installed beside ``pa-compat``: see ``docs/migrating.md``.
+Importing it warns if the distribution pytorch-accelerated is installed too; see ``docs/migrating.md``.
 """
 
 from __future__ import annotations

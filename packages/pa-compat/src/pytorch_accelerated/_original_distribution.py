@@ -1,6 +1,6 @@
 """Noticing that the distribution pytorch-accelerated is installed too, whose files have the same names.
 
-pip lets one overwrite the files of the other without a word. Which of them is imported is up to the order of
+pip lets one overwrite the files of the other without a warning. Which of them is imported depends on the order of
 installation; here we know that it is ours, and that the other will change or remove it sooner or later. There is no
 later moment than the import to say so, as everything else belongs to other packages. Looking takes 0.2 ms of the
 40 ms that importing ours takes, on top of the seconds of torch, which has loaded ``importlib.metadata`` already.

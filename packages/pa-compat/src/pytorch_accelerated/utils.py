@@ -1,4 +1,4 @@
-"""What scripts know as the utilities of the trainer."""
+"""The utilities of the trainer, under the names that scripts know."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ class _RunConfig(Protocol):
 
 
 class TrainerLike(Protocol):
-    """What ``GradualUnfreezing`` reads of a trainer; ``pa_core.Trainer`` has it all.
+    """The attributes of a trainer that ``GradualUnfreezing`` reads; ``pa_core.Trainer`` has them all.
 
     Example:
         >>> import torch
@@ -49,7 +49,7 @@ class TrainerLike(Protocol):
 
     @property
     def optimizer(self) -> Optimizer | None:
-        """The optimizer, None where nothing is trained."""
+        """The optimizer; None if nothing is trained."""
         ...
 
     @property
@@ -59,7 +59,7 @@ class TrainerLike(Protocol):
 
     @property
     def run_history(self) -> _RunHistory:
-        """Its ``current_epoch`` counts from 1, and is that of the saved run in a resumed one."""
+        """Its ``current_epoch`` counts from 1 and continues in a resumed run."""
         ...
 
     @property
@@ -74,35 +74,35 @@ class TrainerLike(Protocol):
 
     @property
     def num_updates_completed(self) -> int:
-        """The updates of the run so far; more than 0 when a resumed run starts."""
+        """The updates that the run has made; more than 0 when a resumed run starts."""
         ...
 
 
 class GradualUnfreezing:
-    """Unfreezes one layer group after another in the course of a run, those near the output first.
+    """Unfreezes one layer group after another during a run, starting near the output.
 
-    It is what ULMFiT (arXiv 1801.06146, section 3.3) calls gradual unfreezing: the layers that know least of the new
+    This is the gradual unfreezing of ULMFiT (arXiv 1801.06146, section 3.3): the layers that know least of the new
     task learn first, and those below them are not disturbed by gradients that come from random weights.
 
     It has the events of a callback: ``class Unfreezing(GradualUnfreezing, TrainerCallback)`` is one for
-    ``pa_core.Trainer``. It needs no trainer: a loop of your own calls ``start_epoch`` before each epoch.
+    ``pa_core.Trainer``. It needs no trainer: in a custom loop, call ``start_epoch`` before each epoch.
 
-    The optimizer has to hold what is unfrozen from the start, so that schedulers, checkpoints and training states see
+    The optimizer has to hold the frozen parameters from the start, so that schedulers, checkpoints and states see
     the same parameter groups in all stages. Either it was made of
     ``freezer.get_parameter_groups(learning_rates, include_frozen=True)``, or the callback is given the
     ``learning_rates`` and adds the groups before the scheduler of the run is made.
 
-    Epochs count as in the history of the run. What has to be unfrozen for an epoch follows from its number alone: a
-    run that resumes from a training state, also mid-epoch, has the same layer groups unfrozen as one
+    Epochs count as in the history of the run. The number of an epoch alone decides what is unfrozen, so a
+    run that resumes from a training state, even mid-epoch, has the same layer groups unfrozen as one
     that was never interrupted.
 
     Args:
-        freezer: The freezer, after ``freeze()``: what is frozen now is what the stages unfreeze.
-        learning_rates: With which rates to add the frozen parameters to the optimizer, as
+        freezer: The freezer, after ``freeze()``. The stages unfreeze the parameters that are frozen now.
+        learning_rates: The rates with which to add the frozen parameters to the optimizer, as
             ``ModelFreezer.get_parameter_groups`` takes them; None if the optimizer holds them already.
-        epochs_per_stage: Epochs from one stage to the next. In the first stage nothing is unfrozen; with each further
-            stage it is the last layer group that still has frozen parameters.
-        stages: Stages of your own, which override ``epochs_per_stage``: the epoch, from 1, to the index of the layer
+        epochs_per_stage: Epochs from one stage to the next, by default 1. The first stage unfreezes nothing. Each
+            further stage unfreezes the last layer group that still has frozen parameters.
+        stages: Custom stages, which override ``epochs_per_stage``: the epoch, from 1, to the index of the layer
             group from which on everything is unfrozen when that epoch begins.
         set_modules_as_training: Whether unfrozen modules are put into training mode, as for
             ``ModelFreezer.unfreeze``.
@@ -160,7 +160,7 @@ class GradualUnfreezing:
         self._epoch = 0
 
     def start_epoch(self, epoch: int) -> None:
-        """Unfreeze what is to be trained in an epoch; called again, it changes nothing.
+        """Unfreeze the parameters that an epoch trains. A second call changes nothing.
 
         Args:
             epoch: The number of the epoch that is about to begin, from 1.
@@ -171,7 +171,7 @@ class GradualUnfreezing:
             self.freezer.unfreeze(min(reached), -1, set_modules_as_training=self.set_modules_as_training)
 
     def on_prepare_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Add the frozen parameters to the optimizer, once, where learning rates were given.
+        """Add the frozen parameters to the optimizer, once, if learning rates were given.
 
         Raises:
             ValueError: The optimizer holds some of them already, or the rates are wrong.
@@ -182,7 +182,7 @@ class GradualUnfreezing:
             self._extended = optimizer
 
     def on_training_run_start(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Unfreeze what is to be trained in the first epoch of the run.
+        """Unfreeze the parameters that the first epoch of the run trains.
 
         A resumed run has unfrozen it before; ``load_state_dict`` sees to the rest.
 
@@ -197,7 +197,7 @@ class GradualUnfreezing:
             self.start_epoch(self._epoch)
 
     def on_training_run_epoch_end(self, trainer: TrainerLike, **kwargs: Any) -> None:
-        """Unfreeze what is to be trained in the next epoch, if there is one.
+        """Unfreeze the parameters that the next epoch trains, if there is one.
 
         This event, and not the start of the epoch, is early enough for a model that is trained by several processes.
         """
@@ -209,13 +209,13 @@ class GradualUnfreezing:
         return {"stages": dict(self.stages)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over the stages of a run, and unfreeze what they say for the epoch that is resumed.
+        """Restore the stages of a run, and unfreeze the parameters of the resumed epoch.
 
         Args:
-            state_dict: What ``state_dict`` returned.
+            state_dict: The return value of ``state_dict``.
 
         Raises:
-            IndexError: The model has fewer layer groups than that of the saved run.
+            IndexError: The model has fewer layer groups than the model of the saved run.
         """
         groups, stages = _groups_of(self.freezer), state_dict["stages"]
         self.stages = {epoch: groups.resolve_index(index) for epoch, index in stages.items()}
@@ -295,7 +295,7 @@ def _groups_to_unfreeze(groups: LayerGroups) -> set[int]:
     if not indexes:
         raise ValueError(
             f"There is nothing to unfreeze: no parameter of {groups.model_name} is frozen. Call freezer.freeze() "
-            "before GradualUnfreezing is made, also in a script that resumes a run."
+            "before you make GradualUnfreezing, even in a script that resumes a run."
         )
     return indexes
 

@@ -37,7 +37,7 @@ def options_in_timm_groups(
         first = next(name for name, parameter in model.named_parameters() if parameter in lacking)
         raise ValueError(
             f"Given: timm_groups without {first}, one of {len(lacking)} parameters of {type(model).__name__} that are "
-            "in none of them. Expected: groups of all parameters that are asked for. Call timm's "
+            "in none of them. Expected: groups of all requested parameters. Call timm's "
             "param_groups_layer_decay(model) for this model, and before anything is frozen: it leaves out what is."
         )
     return options

@@ -38,7 +38,7 @@ def rates_by_group(groups: LayerGroups, learning_rates: LearningRates) -> dict[i
         ValueError: There are not as many rates as layer groups, or none at all; a group has two; or a rate is not
             positive and finite.
         IndexError: There is a rate for a layer group that the model does not have.
-        TypeError: Something is neither a number nor a collection of numbers.
+        TypeError: A value is neither a number nor a collection of numbers.
     """
     if isinstance(learning_rates, Mapping):
         return _rates_of_mapping(groups, learning_rates)
@@ -48,8 +48,8 @@ def rates_by_group(groups: LayerGroups, learning_rates: LearningRates) -> dict[i
         if len(rates) != num_groups:
             raise ValueError(
                 f"Given: {len(rates)} learning rates, {rates}. Expected: {num_groups}, one for each layer group of "
-                f"{groups.model_name}, also for those without parameters. Pass a mapping {{index: rate}} to name "
-                "only some of the groups, or what get_learning_rates() returns."
+                f"{groups.model_name}, including those without parameters. Pass a mapping {{index: rate}} to name "
+                "only some of the groups, or the return value of get_learning_rates()."
             )
         return dict(enumerate(rates))
     return dict.fromkeys(range(num_groups), _rate("learning_rates", learning_rates))

@@ -27,23 +27,23 @@ class ModelFreezer:
     A *layer group* is a direct child of the model: a layer, or a block of layers. A *layer* is a module
     without modules inside it. Layer groups are addressed by their index, in the order in which they were
     assigned to the model; negative indexes count from the end. For a model that keeps all its layers in one child, as
-    BERT does, pass ``layer_groups``; a subclass may override ``get_layer_groups``, which decides for all methods and
+    BERT does, pass ``layer_groups``. A subclass may override ``get_layer_groups``, which decides for all methods and
     for ``GradualUnfreezing``.
 
-    Parameters that sit on the model itself, beside its layer groups, belong to the first group: position
+    Parameters that sit on the model itself, next to its layer groups, belong to the first group: position
     embeddings and class tokens are part of the input. All other parameters have to be in a group. A model that has no
-    modules in it is one group. A parameter that several groups share follows the last call on any of them; where each
+    modules in it is one group. A parameter that several groups share follows the last call on any of them; if each
     parameter is wanted once, it counts for the first of its groups.
 
     Making a freezer makes every parameter trainable. A frozen parameter has no gradient, so that an optimizer
-    leaves it alone, whatever its momentum or weight decay. Freeze before the model is wrapped for distributed
+    leaves it alone, even with momentum or weight decay. Freeze before the model is wrapped for distributed
     training, and wrap it again after a change: ``DistributedDataParallel`` does not notice one.
 
     Args:
-        model: The model, without wrappers; of a compiled one, the module that was compiled is taken.
-        freeze_batch_norms: Whether ``freeze`` applies to batch norm layers too. By default they keep learning,
+        model: The model, without wrappers. If it is compiled, the module that was compiled is used.
+        freeze_batch_norms: Whether ``freeze`` applies to batch norm layers too. By default, they keep learning,
             as their statistics have to fit the new data.
-        layer_groups: Layer groups of your own, from the input to the output: each a module or parameter of the model,
+        layer_groups: Custom layer groups, from the input to the output: each a module or parameter of the model,
             its dotted name such as ``"bert.encoder.layer.0"``, or a list of several. None for the direct children.
 
     Attributes:
@@ -69,7 +69,7 @@ class ModelFreezer:
         >>> [len(group["params"]) for group in optimizer.param_groups]
         [2, 2]
 
-        With groups of one's own:
+        With custom groups:
 
         >>> encoder = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 3))
         >>> model = torch.nn.ModuleDict({"encoder": encoder, "head": torch.nn.Linear(3, 2)})
@@ -159,7 +159,7 @@ class ModelFreezer:
 
         Returns:
             For each layer group that had frozen parameters, by its index from the start, ``{"params": [...]}``
-            with the parameters that were frozen until now: what ``optimizer.add_param_group`` takes if the
+            with the parameters that were frozen until now. Pass it to ``optimizer.add_param_group`` if the
             optimizer does not have them yet. No parameter appears twice.
 
         Raises:
@@ -184,12 +184,12 @@ class ModelFreezer:
     def get_learning_rates(self, lr: float, factor: float = 1 / 2.6) -> list[float]:
         """Return a learning rate for each layer group: the further from the output, the smaller by a factor.
 
-        Layers near the input hold what is general and has to change least. Layer groups without parameters do not
+        Layers near the input are the most general and have to change least. Layer groups without parameters do not
         count as a distance.
 
         Args:
             lr: The rate of the last layer group that has parameters.
-            factor: What the rate is multiplied by from one layer group to the one before it. The default is the one
+            factor: The factor of the rate from one layer group to the one before it. The default is the one
                 of ULMFiT (arXiv 1801.06146, section 3.2).
 
         Raises:
@@ -223,13 +223,13 @@ class ModelFreezer:
                 ``get_learning_rates`` returns it), or a mapping from indexes to rates.
             include_frozen: Whether frozen parameters are among them.
             decay_norms_and_biases: Whether the weight decay of the optimizer acts on all parameters. False gives norms,
-                biases, and other vectors and scalars, groups of their own with ``weight_decay=0``.
-            timm_groups: What timm's ``param_groups_layer_decay(model)`` returns: the rate of each parameter is
+                biases, and other vectors and scalars, separate groups with ``weight_decay=0``.
+            timm_groups: The return value of timm's ``param_groups_layer_decay(model)``: the rate of each parameter is
                 multiplied by its ``lr_scale``, which torch's optimizers and schedulers know nothing of, and its weight
                 decay is the one that it has there.
 
         Returns:
-            ``{"params": [...], "lr": rate}`` for each layer group with such parameters, in order, or several where
+            ``{"params": [...], "lr": rate}`` for each layer group with such parameters, in order, or several if
             parameters of a layer group differ in rate or weight decay. Each parameter is in one of them.
 
         Raises:
@@ -269,7 +269,7 @@ class ModelFreezer:
     def add_frozen_parameters(
         self, optimizer: Optimizer, learning_rates: LearningRates, from_index: int = -1, to_index: int = 0
     ) -> None:
-        """Add what is frozen to an optimizer that was made without it, with a group for each layer group.
+        """Add the frozen parameters to an optimizer that was made without them, with a group for each layer group.
 
         Do this before a scheduler is made for the optimizer: schedulers of torch do not accept further groups. The
         optimizer leaves the parameters alone until they are unfrozen, and keeps the state that it has for others.

@@ -1,4 +1,4 @@
-"""What can be said of a single parameter: whether it is frozen, and whether an optimizer holds it."""
+"""Properties of a single parameter: whether it is frozen, and whether an optimizer holds it."""
 
 from __future__ import annotations
 

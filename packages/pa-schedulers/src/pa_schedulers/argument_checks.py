@@ -1,4 +1,4 @@
-"""What schedules refuse: arguments that cannot work, each named with its value before anything was changed."""
+"""Checks of arguments: errors name the argument and its value before anything is changed."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ __all__ = [
 
 
 def require_positive(**arguments: float) -> None:
-    """Refuse an argument that is not a finite number above 0."""
+    """Raise an error unless an argument is a finite number above 0."""
     for name, value in arguments.items():
         if not 0 < value < math.inf:
             refuse(name, value, "a number above 0")
 
 
 def require_not_negative(**arguments: float) -> None:
-    """Refuse an argument that is not a finite number of at least 0."""
+    """Raise an error unless an argument is a finite number of at least 0."""
     for name, value in arguments.items():
         if not 0 <= value < math.inf:
             refuse(name, value, "a number of at least 0")
 
 
 def require_fraction(**arguments: float) -> None:
-    """Refuse an argument that is not a fraction."""
+    """Raise an error unless an argument is a fraction."""
     for name, value in arguments.items():
         if not 0 <= value <= 1:
             refuse(name, value, "a fraction between 0 and 1")
 
 
 def require_ratio(**arguments: float | None) -> None:
-    """Refuse an argument that is neither a fraction nor None."""
+    """Raise an error unless an argument is a fraction or None."""
     for name, value in arguments.items():
         if value is not None and not 0 <= value <= 1:
             refuse(name, value, "a fraction between 0 and 1, or None")
@@ -68,7 +68,7 @@ def refuse(name: str, value: object, expected: str) -> None:
 
 
 def require_at_most(peak: float, rate: float, name: str, group: int, advice: str) -> None:
-    """Refuse a rate to start or end with that is above the learning rate of a parameter group."""
+    """Raise an error if a rate to start or end with is above the learning rate of a parameter group."""
     if rate > peak:
         raise ConfigurationError(
             f"The schedule of parameter group {group} starts or ends above its learning rate.",

@@ -30,25 +30,25 @@ class CosineLrScheduler(StatefulSchedulerBase):
       arXiv 2004.05909;
     - from T - C on, and past the end of the run, it is the minimum.
 
-    There is no jump between the parts as long as the cosine has an update of its own, that is D > 0. Each
+    There is no jump between the parts as long as the cosine has at least one update, that is D > 0. Each
     group has its own ``lr``; for a group that is added to the optimizer later, it is the rate it came with, and
     is not raised to a minimum or starting rate above it.
 
     Args:
         optimizer: The optimizer whose learning rates are scheduled.
-        total_num_epochs: Epochs of the run, warm-up and cool-down included.
+        total_num_epochs: Epochs of the run, including warm-up and cool-down.
         num_update_steps_per_epoch: Optimizer updates in one epoch.
-        k_decay: Above 1 the rate stays high for longer and falls faster later, below 1 the other way round;
-            1 is the plain cosine.
-        lr_min: The minimum, the same for all groups. The default is next to nothing for any usual rate.
+        k_decay: Above 1, the rate stays high for longer and falls faster later. Below 1, it is the opposite.
+            The default, 1, is the plain cosine.
+        lr_min: The minimum, the same for all groups. The default, 1e-6, is close to 0 for usual rates.
         min_lr_ratio: The minimum as a fraction of the ``lr`` of each group. If given, it takes precedence over
             ``lr_min``.
-        num_warmup_epochs: Epochs in which the rate rises.
+        num_warmup_epochs: Epochs in which the rate rises; 0, the default, for no warm-up.
         warmup_starting_lr: The rate at the start of the warm-up, the same for all groups; ignored without
             warm-up.
         warmup_starting_lr_ratio: That rate as a fraction of the ``lr`` of each group. If given, it takes
             precedence over ``warmup_starting_lr``.
-        num_cooldown_epochs: Epochs at the end in which the rate stays at the minimum.
+        num_cooldown_epochs: Epochs at the end in which the rate stays at the minimum; by default 0.
 
     Raises:
         ConfigurationError: The run has no update, warm-up and cool-down do not fit into it, a number is
@@ -123,8 +123,8 @@ class CosineLrScheduler(StatefulSchedulerBase):
         The trainer fills in the length of the run, which is known only when the run starts.
 
         Args:
-            total_num_epochs: As for the class; the default is that of the run.
-            num_update_steps_per_epoch: As for the class; the default is that of the run.
+            total_num_epochs: As for the class. By default, it is taken from the run.
+            num_update_steps_per_epoch: As for the class. By default, it is taken from the run.
             k_decay: As for the class.
             lr_min: As for the class.
             min_lr_ratio: As for the class.

@@ -1,4 +1,4 @@
-"""Finding a learning rate: a short run over rising rates, after which everything is as it was."""
+"""Finding a learning rate with a short run over rising rates, after which everything is restored."""
 
 # pyright: reportUnknownMemberType=false
 # (matplotlib leaves the keyword arguments of its methods untyped)
@@ -50,7 +50,7 @@ _PLAIN = (bool, int, float, str, type(None))
 
 
 class LearningRateLoss(NamedTuple):
-    """What one update of a search used and found.
+    """The learning rate and the loss of one update of a search.
 
     Example:
         >>> LearningRateLoss(rate=0.1, loss=0.5, smoothed=0.6).rate
@@ -58,7 +58,7 @@ class LearningRateLoss(NamedTuple):
     """
 
     rate: float
-    """The learning rate; of several parameter groups, that of the one with the highest."""
+    """The learning rate; with several parameter groups, the highest of them."""
     loss: float
     """The mean loss of the samples of the update, on all processes."""
     smoothed: float
@@ -83,7 +83,7 @@ class LearningRateCurve:
         """A tenth of the rate at which the smoothed loss is lowest.
 
         Raises:
-            ConfigurationError: The loss falls until the highest rate, or at none. The rows say more.
+            ConfigurationError: The loss falls up to the highest rate, or never.
         """
         lowest = min(self.rows, key=lambda row: row.smoothed)
         if lowest is self.rows[0] or lowest is self.rows[-1]:
@@ -102,8 +102,8 @@ class LearningRateCurve:
         """Draw the curve, and save the picture.
 
         Args:
-            path: Where to save it: a PNG, unless the ending says otherwise. Missing folders are made.
-            dark: Draw on a dark ground, for a page or slides that are dark.
+            path: The file to save, a PNG unless it has another ending. Missing folders are created.
+            dark: Draw on a dark background, for dark pages or slides.
 
         Returns:
             The path of the picture.
@@ -127,32 +127,32 @@ def find_learning_rate(
     train_dataloader_kwargs: dict[str, Any] | None = None,
     collate_fn: Callable[[list[Any]], Any] | None = None,
 ) -> LearningRateCurve:
-    """Train for some updates at rising learning rates, and return the loss at each of them.
+    """Train a few updates at rising learning rates, and return the loss at each of them.
 
     The rate grows by the same factor with each update (Smith, 2017, arXiv:1506.01186), and the search ends early once
     the loss is four times its lowest. Of several parameter groups, each keeps its ratio to the one with the highest
     rate. Callbacks are not called, except for ``MoveModulesToDeviceCallback``.
 
-    Afterwards everything is as before, so that a run after a search is the run without it: parameters, buffers and
+    Afterwards everything is restored, so that a search does not change the run that follows: parameters, buffers and
     gradients of the model, of ``modules`` and of a loss function that is a module; optimizers, scheduler, history,
     random numbers, generators of a loader and of its samplers, and attributes of the trainer, such as ``run_config``
-    and the number of updates. What a dataset, a hook or a step changes elsewhere, such as a list that it appends to,
-    stays changed.
+    and the number of updates. Other changes by a dataset, a hook or a step, such as to a list that it appends to,
+    are kept.
 
     Args:
         trainer: The trainer of the run that the rate is for.
-        train_dataset: What the run will train on.
-        lowest: The rate of the first update.
-        highest: The rate of the last update.
-        num_updates: How many updates to make, at most.
-        per_device_batch_size: That of the run: a good rate depends on it. As all further arguments, it is one of
-            ``Trainer.train``.
-        gradient_accumulation_steps: That of the run.
-        train_dataloader_kwargs: Those of the run.
-        collate_fn: That of the run.
+        train_dataset: The training dataset of the run.
+        lowest: The rate of the first update, by default 1e-7.
+        highest: The rate of the last update, by default 10.
+        num_updates: The largest number of updates to make, by default 100.
+        per_device_batch_size: As in the run, because a good rate depends on it. Like all further arguments, it is one
+            of ``Trainer.train``.
+        gradient_accumulation_steps: As in the run.
+        train_dataloader_kwargs: As in the run.
+        collate_fn: As in the run.
 
     Raises:
-        ArgumentTypeError: There is no trainer.
+        ArgumentTypeError: ``trainer`` is not a trainer.
         ConfigurationError: An argument cannot work, the trainer sets its rates itself, or no loss is finite.
         UnsupportedConfigurationError: The model is sharded, or its optimizer or parameters are made in a run.
 
@@ -168,9 +168,9 @@ def find_learning_rate(
     """
     if not isinstance(trainer, Trainer):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may be untyped
         raise ArgumentTypeError(
-            "A learning rate is searched for with a trainer.",
+            "find_learning_rate needs a trainer.",
             given=f"trainer of type {type(trainer).__name__}",
-            expected="the Trainer of the run that the rate is for",
+            expected="the Trainer of the run",
             do="Make a Trainer of model, loss function and optimizer, and pass that.",
         )
     num_updates = whole_number("num_updates", num_updates, minimum=2)
@@ -200,10 +200,10 @@ def find_learning_rate(
         )
     if not search.rows:
         raise ConfigurationError(
-            "The loss is not finite in the first update of the search.",
+            "The loss is NaN or infinite in the first update of the search.",
             given=f"a loss that is infinite or NaN at the learning rate {lowest:.3g}",
             expected="a loss that is finite before the rate is too high",
-            do="Train one update with TerminateOnNaNCallback, which tells where it comes from; or lower `lowest`.",
+            do="Train one update with TerminateOnNaNCallback, which reports the cause, or lower `lowest`.",
         )
     return LearningRateCurve(search.rows)
 
@@ -252,7 +252,7 @@ def _require_searchable(trainer: Trainer[Any, Any, Any, Any]) -> None:
         raise UnsupportedConfigurationError(
             "A learning rate cannot be searched for with this trainer.",
             given="a sharded model" if trainer.is_sharded else "no optimizer, or one that is made when a run starts",
-            expected="a model that is whole on each process, and its optimizer",
+            expected="an unsharded model, and its optimizer",
             do="Search with a smaller model of the same kind, or on one process.",
         )
     model = trainer.get_model()

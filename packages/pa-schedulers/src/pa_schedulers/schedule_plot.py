@@ -1,4 +1,4 @@
-"""The values that a schedule will take, before anything is trained: as rows, and as a picture."""
+"""Previewing the values of a schedule, as rows and as a picture."""
 
 # pyright: reportUnknownMemberType=false
 # (matplotlib leaves the keyword arguments of its methods untyped)
@@ -31,7 +31,7 @@ __all__ = ["ScheduleRow", "plot_schedule"]
 
 
 class SteppedAlone(Protocol):
-    """A scheduler whose course depends on nothing but how often it was stepped.
+    """A scheduler whose values depend only on how often it was stepped.
 
     Example:
         >>> import torch
@@ -54,7 +54,7 @@ class SteppedAlone(Protocol):
 
 
 class ScheduleRow(NamedTuple):
-    """What one optimizer update will use.
+    """The values that one optimizer update will use.
 
     Example:
         >>> ScheduleRow(update=1, epoch=1, values=(0.1,)).values
@@ -85,27 +85,27 @@ def plot_schedule(
     """Return the values that each update of a run will use, and draw them if a path is given.
 
     The scheduler is made and stepped as a trainer does it, with placeholders filled in, on a copy of the parameter
-    groups: nothing is trained, and the optimizer is left as it is. It may be a scheduler of pa-schedulers or of torch,
-    for as long as it needs nothing but ``step()``. Only the picture needs matplotlib
+    groups. Nothing is trained, and the optimizer is not changed. It may be a scheduler of pa-schedulers or of torch,
+    if it needs nothing but ``step()``. Only the picture needs matplotlib
     (``pip install "pa-schedulers[plot]"``), whose global state is left alone.
 
     Args:
-        create_scheduler_fn: What ``Trainer.train`` is given.
+        create_scheduler_fn: The factory that you pass to ``Trainer.train``.
         optimizer: The optimizer of the run, as it is when the run starts.
         num_epochs: Epochs of the run.
         num_update_steps_per_epoch: Optimizer updates in one epoch: the batches of an epoch, divided by the
             accumulation steps and rounded up. A trainer has it in its run config.
-        path: Where to save a picture: a PNG, unless the ending says otherwise. Missing folders are made.
+        path: The file of the picture, a PNG unless it has another ending. Missing folders are created.
         field: The field of the parameter groups to look at.
         max_num_train_steps: Updates after which the run ends; overrides ``num_epochs``, as in a trainer.
         train_dataloader_len: The number that stands for ``TRAIN_DATALOADER_LEN``, if the schedule needs it.
         eval_dataloader_len: The number that stands for ``EVAL_DATALOADER_LEN``, if the schedule needs it.
-        dark: Draw on a dark ground, for a page or slides that are dark.
+        dark: Draw on a dark background, for dark pages or slides.
 
     Raises:
         ImportError: A path is given, and matplotlib is not installed.
         ConfigurationError: A count is not positive, or the groups have no such field.
-        ArgumentTypeError: What was given is not a factory, or it makes something that ``step()`` does not step.
+        ArgumentTypeError: It is not a factory, or it makes an object that ``step()`` does not step.
 
     Example:
         >>> from pa_schedulers import CosineLrScheduler
@@ -176,10 +176,10 @@ def _create(factory: Callable[[Optimizer], SteppedAlone], optimizer: Optimizer) 
     made: object = scheduler
     if not hasattr(made, "step") or isinstance(made, ReduceLROnPlateau):
         raise ArgumentTypeError(
-            "What create_scheduler_fn made cannot be drawn.",
+            "This scheduler cannot be drawn.",
             given=f"an instance of {type(made).__name__}",
             expected="a scheduler that is stepped by step() without arguments",
-            do="What depends on the course of a run cannot be known before it. To draw a schedule of your own, derive "
+            do="Values that depend on the run are not known in advance. To draw a schedule of your own, derive "
             "a stateless scheduler from StatefulSchedulerBase.",
         )
     return scheduler

@@ -1,4 +1,4 @@
-"""Base classes of schedulers: subclass one of them and say what the value is after a number of updates."""
+"""Base classes of schedulers: subclass one of them and return the value after a number of updates."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class SchedulerBase(ABC):
 
     @property
     def base_lr_values(self) -> list[float]:
-        """Another name of ``initial_values``, whichever field is scheduled."""
+        """Another name of ``initial_values``, no matter which field is scheduled."""
         return self.initial_values
 
     @property
@@ -82,7 +82,7 @@ class SchedulerBase(ABC):
         """Return the values of the scheduled field after a number of updates.
 
         Args:
-            num_updates: The number of optimizer updates so far.
+            num_updates: The number of optimizer updates that were made before.
 
         Returns:
             One value for all parameter groups, or one for each of them in their order, or None to leave the
@@ -93,7 +93,7 @@ class SchedulerBase(ABC):
         """Calculate the values for a number of updates and write them to the parameter groups.
 
         Args:
-            num_updates: The number of optimizer updates so far.
+            num_updates: The number of optimizer updates that were made before.
 
         Raises:
             ConfigurationError: The number is negative, or there are not as many values as parameter groups.
@@ -103,7 +103,7 @@ class SchedulerBase(ABC):
                 "The number of updates is negative.",
                 given=f"num_updates={num_updates}",
                 expected="0 or more",
-                do="Pass the number of optimizer updates that were done so far.",
+                do="Pass the number of optimizer updates that were made before.",
             )
         initial_values = self.initial_values  # of new groups too, before anything is written to them
         values = self.get_updated_values(num_updates)
@@ -123,7 +123,7 @@ class SchedulerBase(ABC):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what ``state_dict`` returned, and write the values of that moment to the parameter groups.
+        """Restore a state of ``state_dict``, and write the values of that moment to the parameter groups.
 
         The result is the same whether the state of the optimizer is loaded before or after this. Groups that
         were added to the optimizer in the course of the run must be there again.
@@ -132,7 +132,7 @@ class SchedulerBase(ABC):
             state_dict: The state of a scheduler of the same class.
 
         Raises:
-            ConfigurationError: The state belongs to another field, to another kind of scheduler or to another
+            ConfigurationError: The state belongs to another field, to another kind of scheduler or to a different
                 number of parameter groups; nothing was changed.
         """
         self._require_own_kind_of_state(state_dict)
@@ -154,7 +154,7 @@ class SchedulerBase(ABC):
                 given=f"a state with {', '.join(map(repr, state))}",
                 expected=f"what {type(self).__name__}.state_dict() returned",
                 do="Leave it out, for example with trainer.load_checkpoint(path, load_scheduler=False): weights and "
-                "optimizer are loaded, and the schedule begins anew.",
+                "optimizer are loaded, and the schedule starts from the beginning.",
             )
         if missing or state["param_group_field"] != self.param_group_field:
             raise ConfigurationError(
@@ -168,7 +168,7 @@ class SchedulerBase(ABC):
         saved, present = len(state[_CURRENT_VALUES]), len(self.optimizer.param_groups)
         if saved != present:
             raise ConfigurationError(
-                "The state was taken with another number of parameter groups.",
+                "The state was saved with a different number of parameter groups.",
                 given=f"a state of {saved} groups for an optimizer with {present}",
                 expected="the same groups, in the same order",
                 do="Call optimizer.add_param_group for groups that were added in the course of the run, and then "
@@ -178,7 +178,7 @@ class SchedulerBase(ABC):
             )
 
     def _require_values(self, state: dict[str, Any]) -> None:
-        """Refuse what would be written to the groups, or counted on, and is no number where there is one now."""
+        """Raise an error for values that should be numbers and are not."""
         present = read_field(self.optimizer, self.param_group_field)
         wrong = [
             name
@@ -190,7 +190,7 @@ class SchedulerBase(ABC):
             wrong.append("_num_updates")
         if wrong:
             raise ConfigurationError(
-                "The state holds no numbers where a scheduler has some.",
+                "The state has entries that should be numbers and are not.",
                 given=f"{wrong[0]}={reprlib.repr(state[wrong[0]])}",
                 expected="one number for each parameter group, and the number of updates",
                 do="Load a state that the state_dict() of a scheduler returned.",

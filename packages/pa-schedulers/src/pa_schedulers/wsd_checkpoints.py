@@ -1,4 +1,4 @@
-"""Saving before and after each decay of a warmup-stable-decay schedule, and resuming from what was saved."""
+"""Saving before and after each decay of a warmup-stable-decay schedule, and resuming from these checkpoints."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class WSDCheckpointCallback(TrainerCallback):
     - ``checkpoint_<step>_wsd_post_decay.pt``, an export with the weights of the checkpoint, as ``save_checkpoint``
       writes it.
 
-    Both hold what they are, an export among its entries and a state in what ``load_training_state`` returns: ``step``,
+    Both have these entries, which ``load_training_state`` returns for a training state: ``step``,
     ``checkpoint_type`` (``"wsd_pre_decay"`` or ``"wsd_post_decay"``), and ``total_steps`` and ``decay_fraction`` of the
     schedule.
 
@@ -34,12 +34,12 @@ class WSDCheckpointCallback(TrainerCallback):
     from after it the simplified one of arXiv 2410.05192. A run that is resumed does not load it a second time.
 
     Args:
-        save_dir: The folder of what is saved, made if it is missing; on several machines, one that all of them share.
+        save_dir: The folder to save into, which is created if it is missing. Several machines have to share it.
             While a run uses it, no other run can.
         save_optimizer: Whether exports have the state of the optimizer. Training states always do.
         save_scheduler: Whether exports have the state of the scheduler. Training states always do.
-        initial_checkpoint: What to resume from: a training state (or a folder of them, of which the newest one is
-            taken), or the file of an export.
+        initial_checkpoint: The checkpoint to start from: a training state (or a folder of them, of which the newest is
+            used), or the file of an export.
 
     Raises:
         ConfigurationError: When a run starts: its scheduler is not a ``WSDLrScheduler``, or is not a continuation
@@ -121,7 +121,7 @@ class WSDCheckpointCallback(TrainerCallback):
     def _require_a_continuation(self, scheduler: WSDLrScheduler, checkpoint: Path) -> None:
         if not scheduler.is_continuation_from_checkpoint:
             raise ConfigurationError(
-                "The schedule would resume that of the initial checkpoint, instead of continuing from the checkpoint.",
+                "The schedule would resume the one of the initial checkpoint, instead of continuing from it.",
                 given=f"initial_checkpoint={str(checkpoint)!r} with a WSDLrScheduler that is not a continuation",
                 expected="is_continuation_from_checkpoint=True",
                 do="Pass create_scheduler_fn=WSDLrScheduler.create_scheduler_fn(is_continuation_from_checkpoint=True), "
@@ -135,7 +135,7 @@ class WSDCheckpointCallback(TrainerCallback):
                         "The run would replace the checkpoint that it resumes from.",
                         given=f"save_dir={str(self.save_dir)!r} and initial_checkpoint={str(checkpoint)!r}, of which "
                         f"{path.name} would be written again",
-                        expected="a folder of its own for each run",
+                        expected="a separate folder for each run",
                         do="Choose another save_dir.",
                     )
 
@@ -153,7 +153,7 @@ def _scheduler_of(trainer: AnyTrainer) -> WSDLrScheduler:
     scheduler = trainer.scheduler
     if not isinstance(scheduler, WSDLrScheduler):
         raise ConfigurationError(
-            "There are no decays to save before and after.",
+            "The scheduler has no decays to save before and after.",
             given=f"WSDCheckpointCallback in a run whose scheduler is {type(scheduler).__name__}",
             expected="a WSDLrScheduler",
             do="Pass create_scheduler_fn=WSDLrScheduler.create_scheduler_fn(), or leave the callback out.",

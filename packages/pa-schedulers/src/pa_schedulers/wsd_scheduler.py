@@ -44,7 +44,7 @@ class DecayInfo(TypedDict):
 
     Attributes:
         period_start: Steps before the period.
-        period_end: Steps up to its checkpoint.
+        period_end: Steps until its checkpoint.
         decay_steps: Steps of its decay.
         pre_decay_step: Steps before its decay.
 
@@ -60,7 +60,7 @@ class DecayInfo(TypedDict):
 
 
 class PhaseInfo(DecayInfo):
-    """Where in a ``WSDLrScheduler`` a step is, and the period that it is in.
+    """The phase and the period of a ``WSDLrScheduler`` that a step is in.
 
     Attributes:
         step: The step.
@@ -80,8 +80,8 @@ class PhaseInfo(DecayInfo):
 class WSDLrScheduler(StatefulSchedulerBase):
     """Warms the learning rate up, keeps it, and brings it down before each checkpoint.
 
-    This is the schedule of MiniCPM (arXiv 2404.06395): as nothing before the decay depends on the length of the
-    run, a run can be continued for as long as one likes. With several checkpoints, the rate is back at its
+    This is the schedule of MiniCPM (arXiv 2404.06395). Because nothing before the decay depends on the length of the
+    run, a run can be continued for as long as you like. With several checkpoints, the rate is back at its
     stable value right after each of them, so that one run gives a model for each of several budgets; this is
     WSD-S (arXiv 2410.05192).
 
@@ -95,10 +95,10 @@ class WSDLrScheduler(StatefulSchedulerBase):
     - ``lr * m`` after the last checkpoint.
 
     The first period begins at 0 and each further one at the checkpoint before it. A period decays in its last
-    ``int((E - A) * decay_phase_ratio)`` steps; where that is 0, it stays at ``lr``. A single checkpoint is at the
+    ``int((E - A) * decay_phase_ratio)`` steps; if that is 0, it stays at ``lr``. A single checkpoint is at the
     end; of several, the first is at a quarter of the steps and each next one at twice the step before. With more
     than three, the first is so early that the last one is not past the end; with two, the last one is at half of
-    the steps, and what follows is trained at the minimum.
+    the steps, and the rest is trained at the minimum.
 
     Each group has its own ``lr``; for a group that is added to the optimizer later, it is the rate it came with,
     and is not raised to a starting rate above it.
@@ -106,24 +106,24 @@ class WSDLrScheduler(StatefulSchedulerBase):
     **Continuation.** Make the schedule of the further steps with ``is_continuation_from_checkpoint=True`` and
     load the state of the old one, saved before or after a decay: a fresh stable phase of the new length begins,
     without warm-up, at the rate of the old one. A state that such a continuation saved in its own course, and
-    that is loaded into one with the same arguments, resumes it instead; after loading a state of an equally
+    that is loaded into one with the same arguments, resumes it instead. After loading a state of an equally
     long continuation in order to continue that, call ``start_stable_phase()``.
 
     Args:
         optimizer: The optimizer whose learning rates are scheduled.
         num_epochs: Epochs of the run; needs ``num_update_steps_per_epoch``.
         num_update_steps_per_epoch: Optimizer updates in one epoch.
-        total_steps: Optimizer updates of the run, in the place of the two.
-        num_warmup_steps: Updates in which the rate rises; None for a hundredth of all.
+        total_steps: Optimizer updates of the run, instead of the other two.
+        num_warmup_steps: Updates in which the rate rises. The default is 0; None takes 1% of all updates.
         decay_phase_ratio: The fraction of each period in which the rate decays; the default is what the authors
             of MiniCPM found to be enough. At most 1/3 with several checkpoints.
         lr_min: The rate at each checkpoint, as a fraction of the ``lr`` of the group: 0.01 on a rate of 0.1 ends at
-            0.001. The default is next to nothing.
+            0.001. The default is close to 0.
         warmup_starting_lr: The rate at the start of the warm-up, the same for all groups.
         use_inverse_sqrt_decay: Whether the decay follows the square root; if not, it is inversely proportional.
         num_checkpoints: How many checkpoints to decay for.
-        is_continuation_from_checkpoint: Whether the state of an earlier schedule will be loaded, in order to go
-            on from it.
+        is_continuation_from_checkpoint: Whether the state of an earlier schedule will be loaded, in order to
+            continue from it.
 
     Raises:
         ConfigurationError: The length is given twice or not at all, warm-up and decay do not fit into the first
@@ -197,9 +197,9 @@ class WSDLrScheduler(StatefulSchedulerBase):
         The trainer fills in the length of the run, which is known only when the run starts.
 
         Args:
-            total_num_epochs: Epochs of the schedule; the default is that of the run.
-            num_update_steps_per_epoch: As for the class; the default is that of the run.
-            num_warmup_epochs: Epochs in which the rate rises, also a fraction of one, rounded down to whole
+            total_num_epochs: Epochs of the schedule. By default, it is taken from the run.
+            num_update_steps_per_epoch: As for the class. By default, it is taken from the run.
+            num_warmup_epochs: Epochs in which the rate rises, or a fraction of one, rounded down to whole
                 updates; 0 for no warm-up, None for a tenth of all updates.
             decay_phase_ratio: As for the class.
             lr_min: As for the class.
@@ -239,17 +239,17 @@ class WSDLrScheduler(StatefulSchedulerBase):
         """Return the learning rate of each parameter group after a number of updates.
 
         Args:
-            num_updates: The number of previous updates. Behind the last checkpoint the minimum stays.
+            num_updates: The number of previous updates. After the last checkpoint, it is the minimum.
         """
         period = self._period_of(num_updates)
         return [self._learning_rate(stable, num_updates, period) for stable in self.initial_values]
 
     def get_checkpoint_steps(self) -> list[int]:
-        """Return the steps of the checkpoints, where the rate is at its minimum."""
+        """Return the steps of the checkpoints, at which the rate is at its minimum."""
         return [period.end for period in self._periods()]
 
     def get_decay_info(self) -> list[DecayInfo]:
-        """Return the steps of each period: where it starts and ends, and where its decay begins."""
+        """Return the first and last step of each period, and the step at which its decay begins."""
         return [_describe(period) for period in self._periods()]
 
     def get_phase_info(self, step: int) -> PhaseInfo:
@@ -273,25 +273,25 @@ class WSDLrScheduler(StatefulSchedulerBase):
         return PhaseInfo(step=step, phase=phase, **_describe(period))
 
     def get_current_phase_info(self) -> PhaseInfo:
-        """Return what ``get_phase_info`` says of the current step."""
+        """Return ``get_phase_info`` of the current step."""
         return self.get_phase_info(self.get_current_step())
 
     def get_current_step(self) -> int:
-        """Return how many updates there have been, which is how often ``step()`` was called."""
+        """Return the number of updates, which is how often ``step()`` was called."""
         return self._num_updates
 
     def start_stable_phase(self) -> None:
-        """Begin this schedule anew at its stable rate, without warm-up; loading an old state does so by itself."""
+        """Restart this schedule at its stable rate, without warm-up. Loading an old state does so automatically."""
         self.num_warmup_steps = 0
         self._num_updates = 0
         self.step_update(0)
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over a state, in order to resume its schedule or, in a continuation, to continue from it.
+        """Load a state, to resume its schedule or, in a continuation, to continue from it.
 
         Args:
-            state_dict: What ``state_dict`` returned.
+            state_dict: The return value of ``state_dict``.
 
         Raises:
             ConfigurationError: As for every scheduler; nothing was changed.

@@ -10,8 +10,8 @@ __all__ = ["refuse_apex"]
 def refuse_apex() -> InvalidExperimentException:
     """Return the error of a trial that asks for mixed precision by Apex."""
     return InvalidExperimentException(
-        "Mixed precision by Apex is not available.",
+        "Mixed precision with Apex is not supported.",
         given="context.configure_apex_amp(...)",
-        expected="enabled=False, which returns models and optimizers as they are",
-        do="Call context.experimental.use_amp() before the models are wrapped, and drop this call.",
+        expected="enabled=False, which returns models and optimizers unchanged",
+        do="Call context.experimental.use_amp() before the models are wrapped, and remove this call.",
     )

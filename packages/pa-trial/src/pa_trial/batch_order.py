@@ -64,7 +64,7 @@ class EpochOrders:
         num_samples: The number of samples.
         batch_size: The number of samples of a full batch.
         drop_last: Whether the samples that do not fill a batch are left out.
-        shuffle: Whether each epoch has a random order of its own.
+        shuffle: Whether each epoch has a different random order.
         order_seed: Decides these orders, with the number of the epoch.
         seed: Keys the random draws.
     """
@@ -192,5 +192,5 @@ def _no_batch(batch_sampler: object, epoch: int) -> EmptyLoaderError:
         "There is nothing to train on.",
         given=f"a {type(batch_sampler).__name__} that yields nothing in epoch {epoch}",
         expected="at least one batch in each epoch",
-        do="Look at how the sampler was made; an iterator, which can be gone through once, is a common cause.",
+        do="Check how the sampler was made. A common cause is an iterator, which can be used only once.",
     )

@@ -12,9 +12,9 @@ __all__ = ["PyTorchCallback"]
 class PyTorchCallback:
     """Reacts to the events of a training; override the methods that you need.
 
-    Each process has callbacks of its own, and calls all methods but ``on_checkpoint_write_end``,
-    ``on_checkpoint_end`` and ``on_checkpoint_save_start``, which the chief alone calls. State of a callback that is to
-    outlast the process is what ``state_dict`` returns on the chief.
+    Each process has its own callbacks, and calls all methods except ``on_checkpoint_write_end``,
+    ``on_checkpoint_end`` and ``on_checkpoint_save_start``, which only the chief calls. To keep state across
+    restarts, return it from ``state_dict``: the checkpoint has the chief's.
 
     Example:
         >>> class PrintEpochs(PyTorchCallback):
@@ -25,26 +25,26 @@ class PyTorchCallback:
     """
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint is to keep of the callback: tensors, numbers, strings and containers of them."""
+        """Return the state to save in checkpoints: tensors, numbers, strings and containers of them."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from what ``state_dict`` returned.
+        """Restore a state that ``state_dict`` returned.
 
         Args:
-            state_dict: That.
+            state_dict: The state.
         """
 
     def on_trial_startup(self, first_batch_idx: int, checkpoint_uuid: str | None) -> None:
         """Called first, before data loaders are built.
 
         Args:
-            first_batch_idx: The index of the first batch to be trained; not 0 where a checkpoint is resumed.
+            first_batch_idx: The index of the first batch to train. It is not 0 if a checkpoint is resumed.
             checkpoint_uuid: The checkpoint that is resumed; None without one.
         """
 
     def on_trial_shutdown(self) -> None:
-        """Called last, also after an exception, in the reverse order of the callbacks."""
+        """Called last, even after an exception, in the reverse order of the callbacks."""
 
     def on_training_start(self) -> None:
         """Called when everything is restored, before training begins."""
@@ -81,7 +81,7 @@ class PyTorchCallback:
         """Called after the last batch of a validation by ``evaluate_batch``.
 
         Args:
-            outputs: What ``evaluate_batch`` returned, batch by batch.
+            outputs: The values that ``evaluate_batch`` returned, one for each batch.
         """
 
     def on_validation_end(self, metrics: Metrics) -> None:
@@ -95,14 +95,14 @@ class PyTorchCallback:
         """Called on the chief before a checkpoint is written.
 
         Args:
-            checkpoint: What will be written. What is added comes back in ``on_checkpoint_load_start``.
+            checkpoint: The entries to write. Entries that you add are passed to ``on_checkpoint_load_start``.
         """
 
     def on_checkpoint_load_start(self, checkpoint: dict[str, Any]) -> None:
         """Called before anything is restored from a checkpoint.
 
         Args:
-            checkpoint: What it holds.
+            checkpoint: Its entries.
         """
 
     def on_checkpoint_end(self, checkpoint_dir: str) -> None:

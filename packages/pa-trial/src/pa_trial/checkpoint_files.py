@@ -88,7 +88,7 @@ def require_intact(folder: Path, records: Mapping[str, FileRecord], names: Itera
         if path.stat().st_size != records[name].bytes:
             raise damaged(path, f"{path.stat().st_size} bytes, not {records[name].bytes}")
         if record_of(path) != records[name]:
-            raise damaged(path, "its SHA-256 digest is another one than when it was written")
+            raise damaged(path, "its SHA-256 digest differs from the one at writing")
 
 
 def write_json(path: Path, document: Mapping[str, Any]) -> None:
@@ -149,7 +149,7 @@ def _require_files(folder: Path) -> Path:
         return folder
     inside = newest_first(folder)
     raise CheckpointNotFound(
-        "This folder is not a checkpoint." if not inside else "This folder has checkpoints in it, and is none itself.",
+        "This folder contains checkpoints, but is not one." if inside else "This folder is not a checkpoint.",
         given=str(folder),
         expected=f"a folder with {STATE} and {METADATA}",
         do=f"Name one of those in it, such as {inside[0].name}." if inside else "Name the folder of a checkpoint.",
@@ -174,7 +174,7 @@ def newest_first(checkpoint_dir: Path) -> list[Path]:
 def damaged(path: Path, found: str, expected: str = "the file as it was written") -> InvalidCheckpointException:
     """Return the error for a file that is not as it was written."""
     return InvalidCheckpointException(
-        "The checkpoint is damaged; nothing was loaded.",
+        "The checkpoint is damaged. Nothing was loaded.",
         given=f"{path}: {found}",
         expected=expected,
         do="Use another checkpoint, such as the one before it.",

@@ -199,7 +199,7 @@ class Checkpoints:
         name = name_of_rank(self._parts.rank)
         if not staging.is_dir():
             raise CheckpointError(
-                "A process does not see the folder that the others write a checkpoint into.",
+                "A process does not see the folder into which the others write a checkpoint.",
                 given=f"{staging.parent} on rank {self._parts.rank}",
                 expected="a folder on a file system that all machines share",
                 do="Pass such a folder: init(checkpoint_dir=...).",
@@ -242,7 +242,7 @@ class Checkpoints:
             self._left_out.update(new)
             warn_user(
                 f"{', '.join(new)} cannot be written as JSON and will not be in the checkpoints: "
-                "load_trial_from_checkpoint_path will make the trial without."
+                "load_trial_from_checkpoint_path will make the trial without it."
             )
         return document
 
@@ -252,7 +252,7 @@ class Checkpoints:
         if self._parts.rank == 0 and None not in (before, now) and before != now:
             warn_user(
                 f"An epoch has {now} batches, and had {before} when {saved.uuid} was saved: the training continues at "
-                f"batch {saved.progress.batches_trained}, which is another place in the data."
+                f"batch {saved.progress.batches_trained}, which is a different place in the data."
             )
 
 
@@ -307,10 +307,10 @@ def _require_as_many_processes(saved: SavedTrial, num_processes: int) -> None:
     if saved.num_processes in (None, num_processes):
         return
     raise InvalidCheckpointException(
-        "The checkpoint was saved by another number of processes, each of which had random states of its own.",
+        "The checkpoint was saved by a different number of processes, each of which had its own random states.",
         given=f"{saved.path}, saved by {saved.num_processes}, and {num_processes} now",
         expected=f"{saved.num_processes}",
-        do=f"Start {saved.num_processes} processes, or begin anew with its weights: fit(warm_start={saved.uuid!r}).",
+        do=f"Start {saved.num_processes} processes, or start over with its weights: fit(warm_start={saved.uuid!r}).",
     )
 
 
@@ -318,7 +318,7 @@ def _require_same(saved: SavedTrial) -> None:
     digests = gather_objects(saved.digest)
     if len(set(digests)) > 1:
         raise RanksDifferError(
-            "The processes have found different checkpoints under the same name.",
+            "The processes found different checkpoints under the same name.",
             given=f"{saved.path}; SHA-256 of its contents: "
             + ", ".join(f"{digest[:8]} on rank {rank}" for rank, digest in enumerate(digests)),
             expected="the same checkpoint on every process",

@@ -119,8 +119,8 @@ def _pack(buffers: Iterable[Tensor]) -> list[_Packet]:
 def _changed_here(before: dict[str, str], now: dict[str, str]) -> RanksDifferError:
     changed = [name for name in {**before, **now} if before.get(name) != now.get(name)]
     return RanksDifferError(
-        "Buffers of a model have changed their shapes on this process, and not on the first one.",
+        "Buffers of a model changed their shapes on this process, but not on the first one.",
         given=", ".join(f"{name}: {now.get(name)}, before {before.get(name)}" for name in changed),
-        expected="the same shapes on all processes, which take over the buffers of the first one",
-        do="Let buffers grow alike on all processes, or keep what each has for itself in a plain attribute.",
+        expected="the same shapes on all processes, because the buffers of the first one are copied to the others",
+        do="Let buffers grow in the same way on all processes, or keep values of one process in a plain attribute.",
     )

@@ -48,7 +48,7 @@ _OptimizersT = TypeVar("_OptimizersT", bound=Optimizer | list[Any])
 
 
 class CoreContext(Protocol):
-    """What a context needs to know about the processes of a training."""
+    """The part of Determined's core context that a trial context needs: the processes of a training."""
 
     @property
     def distributed(self) -> DistributedContext:
@@ -60,7 +60,7 @@ class PyTorchTrialContext:
     """A trial's view of its training: it wraps models and optimizers, computes gradients and answers questions.
 
     ``init`` creates it, from arguments that are easier to pass. After the ``with`` block of ``init`` it still tells its
-    settings and where the training has ended; what acts, or needs the other processes, raises ``InternalException``.
+    settings and how far training got. Methods that train or need other processes raise ``InternalException``.
 
     Args:
         core_context: Holds the ``DistributedContext``; None to detect the processes of the training.
@@ -69,9 +69,9 @@ class PyTorchTrialContext:
         slots_per_trial: The number of processes that ``global_batch_size`` is split over.
         num_gpus: The number of GPUs; 0 for a training on the CPU.
         exp_conf: The experiment configuration; None without one.
-        aggregation_frequency: The number of batches whose gradients are collected for one step.
+        aggregation_frequency: The number of batches whose gradients are accumulated for one optimizer step.
         steps_completed: The number of batches trained before.
-        managed_training: Whether models are trained; False to leave them where they are, for a trial that was loaded.
+        managed_training: Whether models are trained. False leaves them on their device, for a trial that was loaded.
         debug_enabled: Not used.
         run_settings: The remaining arguments of ``init``; None for its defaults.
         device: The device of this process; None to choose one by ``num_gpus``.
@@ -152,7 +152,7 @@ class PyTorchTrialContext:
         self.lr_schedulers: list[LRScheduler] = self._parts.trained.lr_schedulers
 
     def wrap_model(self, model: _ModelT) -> _ModelT:
-        """Register a model: it is moved to the device, trained on all processes alike, and saved.
+        """Register a model, which is moved to the device, trained on all processes, and saved.
 
         Args:
             model: The model.
@@ -169,12 +169,12 @@ class PyTorchTrialContext:
         fp16_compression: bool | None = None,
         average_aggregated_gradients: bool | None = None,
     ) -> _OptimizerT:
-        """Register an optimizer: its state is saved with checkpoints.
+        """Register an optimizer, whose state is saved with checkpoints.
 
         Args:
             optimizer: An optimizer of the parameters of wrapped models.
-            backward_passes_per_step: No effect: several backward passes in a batch just work.
-            fp16_compression: No effect but a warning on several processes: gradients are exchanged in their own dtype.
+            backward_passes_per_step: It has no effect, because several backward passes in a batch just work.
+            fp16_compression: It is ignored, with a warning on several processes.
             average_aggregated_gradients: Whether to average the gradients of the batches that are aggregated, the
                 default, or to sum them.
 
@@ -191,7 +191,7 @@ class PyTorchTrialContext:
     def wrap_lr_scheduler(
         self, lr_scheduler: _SchedulerT, step_mode: LRScheduler.StepMode, frequency: int = 1
     ) -> _SchedulerT:
-        """Register a learning rate scheduler: it is stepped as ``step_mode`` says, and saved.
+        """Register a learning rate scheduler, which is stepped as ``step_mode`` says, and saved.
 
         Args:
             lr_scheduler: A scheduler of a wrapped optimizer.
@@ -204,7 +204,7 @@ class PyTorchTrialContext:
         return self._parts.trained.wrap_lr_scheduler(lr_scheduler, step_mode, frequency)
 
     def wrap_scaler(self, scaler: _ScalerT) -> _ScalerT:
-        """Register a gradient scaler: its state is saved with checkpoints. Call it before ``wrap_model``.
+        """Register a gradient scaler, whose state is saved with checkpoints. Call this before ``wrap_model``.
 
         Args:
             scaler: The scaler. The trial scales its losses and updates the scaler itself.
@@ -235,7 +235,7 @@ class PyTorchTrialContext:
         for_training: bool = True,
         for_validation: bool = True,
     ) -> MetricReducer:
-        """Register a metric reducer: what it returns at the end of a workload joins the metrics.
+        """Register a metric reducer, whose values are added to the metrics at the end of a workload.
 
         Args:
             reducer: The reducer, or a function of the list of all values that were collected.
@@ -369,7 +369,7 @@ class PyTorchTrialContext:
         return in_epoch == progress.length_of_epoch("context.is_epoch_end()") - 1
 
     def get_initial_batch(self) -> int:
-        """Return the index of the first batch that ``fit`` trains: 0, or where the checkpoint continues."""
+        """Return the index of the first batch that ``fit`` trains: 0, or the next one after the checkpoint."""
         return self._parts.progress.initial_batch
 
     def get_hparams(self) -> dict[str, Any]:
@@ -448,7 +448,7 @@ class PyTorchTrialContext:
         return seed
 
     def get_stop_requested(self) -> bool:
-        """Return whether the training was asked to stop."""
+        """Return whether the training was requested to stop."""
         return self._parts.stop_requested
 
     def set_stop_requested(self, stop_requested: bool) -> None:
@@ -457,14 +457,14 @@ class PyTorchTrialContext:
         A request on one process stops all of them.
 
         Args:
-            stop_requested: True to ask for it, False to withdraw the request.
+            stop_requested: True to request it, False to withdraw the request.
 
         Raises:
             UsageError: It is not a bool.
         """
         if not isinstance(stop_requested, bool):  # pyright: ignore[reportUnnecessaryIsInstance]  # users' code is not always checked
             raise UsageError(
-                "stop_requested is neither True nor False.",
+                "stop_requested is not a bool.",
                 given=f"set_stop_requested({stop_requested!r})",
                 expected="True or False",
                 do="Pass a bool.",
@@ -474,11 +474,11 @@ class PyTorchTrialContext:
     def get_latest_checkpoint(self) -> str | None:
         """Return the newest intact checkpoint in ``checkpoint_dir``, None without one; all processes must call this.
 
-        A script that passes it to ``fit`` as ``latest_checkpoint`` continues where it was interrupted.
+        Pass it to ``fit`` as ``latest_checkpoint``, and a script resumes where it was interrupted.
 
         Raises:
-            ConfigurationError: ``init`` was not told of a ``checkpoint_dir``: the newest checkpoint in the folder that
-                all trainings share may be that of another one.
+            ConfigurationError: ``init`` was called without ``checkpoint_dir``. The newest checkpoint in the folder that
+                all trainings share may belong to another one.
         """
         self._require_open()
         run_settings = self._parts.run_settings
@@ -486,7 +486,7 @@ class PyTorchTrialContext:
             raise ConfigurationError(
                 "The newest checkpoint of this training is not known.",
                 given="context.get_latest_checkpoint() after init() without checkpoint_dir",
-                expected="a folder of its own: all trainings without one share the default folder",
+                expected="a separate folder: all trainings without one share the default folder",
                 do='Choose one, for example init(checkpoint_dir="checkpoints").',
             )
         return find_newest(run_settings.checkpoint_dir)
@@ -514,7 +514,7 @@ class PyTorchTrialContext:
         """
         if not isinstance(enable_tensorboard_logging, bool):  # pyright: ignore[reportUnnecessaryIsInstance]  # as above
             raise UsageError(
-                "enable_tensorboard_logging is neither True nor False.",
+                "enable_tensorboard_logging is not a bool.",
                 given=f"set_enable_tensorboard_logging({enable_tensorboard_logging!r})",
                 expected="True or False",
                 do="Pass a bool.",
@@ -547,7 +547,7 @@ class PyTorchTrialContext:
         self._require_open()
         if num_processes() != self._parts.num_processes:
             raise UnsupportedConfigurationError(
-                "The processes that are to train together are not connected.",
+                "The processes that should train together are not connected.",
                 given=f"{self._parts.num_processes} processes by the DistributedContext, {num_processes()} by torch",
                 expected="the same number",
                 do="Start the script with torchrun, and let init() find the processes.",
@@ -577,7 +577,7 @@ def _require_frequency(aggregation_frequency: object) -> None:
     if is_whole(aggregation_frequency) and aggregation_frequency >= 1:
         return
     raise InvalidExperimentException(
-        "This is not a number of batches to collect gradients of.",
+        "This is not a number of batches to accumulate gradients over.",
         given=f"aggregation_frequency={aggregation_frequency!r}",
         expected="an int of at least 1",
         do="Leave it out to step after every batch.",

@@ -38,7 +38,7 @@ class ContextParts:
         experimental: What was asked for by ``context.experimental``.
         num_processes: The number of processes of the training.
         rank: Which of them this one is.
-        aggregation_frequency: The number of batches whose gradients are collected for one step.
+        aggregation_frequency: The number of batches whose gradients are accumulated for one optimizer step.
         trial_seed: The seed that was passed to ``init``; None without one.
         profiler: The profiler that the user has set; None without one.
         stop_requested: Whether this process is asked to end the training.
@@ -91,8 +91,8 @@ _READABLE = ("settings", "run_settings", "progress", "trial_seed", "profiler", "
 def closed_error() -> InternalException:
     """Return the error for the use of a context after its ``with`` block."""
     return InternalException(
-        "The with block of init() has ended: its context, and a Trainer with this context, cannot be used any more.",
-        given="use of the context after the block",
+        "The with block of init() has ended: its context, and a Trainer with this context, can no longer be used.",
+        given="a use of the context after the block",
         expected="use within the block",
         do="Indent the line to be within the block: with pa_trial.init() as context: ...",
     )

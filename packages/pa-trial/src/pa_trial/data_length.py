@@ -17,8 +17,8 @@ def data_length(data: Any) -> int:
     """Return how many records a batch has: what ``PyTorchTrial.get_batch_length`` returns unless it is overridden.
 
     Args:
-        data: A tensor or an array, whose length is returned; or a dict, a list or a tuple, where that of the
-            first value is.
+        data: A tensor or an array, whose length is returned. For a dict, a list or a tuple, it is the length of the
+            first value.
 
     Returns:
         The number of records.
@@ -48,7 +48,7 @@ def _length_of_first(values: Sequence[Any], data: object) -> int:
             "An empty batch has no number of records.",
             given=f"{type(data).__name__} without a value",
             expected="at least one value, whose length is the number of records",
-            do="Look at the collate_fn of the data loader, or override get_batch_length.",
+            do="Check the collate_fn of the data loader, or override get_batch_length.",
         )
     return _length(values[0], data)
 
@@ -62,7 +62,7 @@ def _length(value: Any, data: object) -> int:
 
 def _not_countable(data: object) -> ArgumentTypeError:
     return ArgumentTypeError(
-        "The records of a batch of this kind cannot be counted.",
+        "The records of this batch cannot be counted.",
         given=f"a batch of type {type(data).__name__}",
         expected="a tensor or an array of at least one dimension, or a dict, a list or a tuple that begins with one",
         do="Override get_batch_length, and return the number of records of such a batch.",

@@ -22,47 +22,47 @@ _SampleT = TypeVar("_SampleT", default=Any)
 
 
 class DataLoader(Generic[_SampleT]):
-    """What a trial's ``build_training_data_loader`` and ``build_validation_data_loader`` return.
+    """The data loader that a trial returns from its ``build_*_data_loader`` methods.
 
     It takes the arguments of torch's ``DataLoader`` and has its defaults and checks, but makes the loader of torch when
     it is known with which batch training begins and which share of the batches is this process's.
 
     In training, the random order of an epoch depends on the seed of the run and on the number of the epoch alone, and
-    what is drawn while a sample is loaded on the sample too. So all processes agree on the order, and a resumed
-    training sees what it would have seen. What comes before is not loaded.
+    random augmentation also on the sample. So all processes agree on the order, and a resumed
+    training sees the same samples as an uninterrupted one. Earlier samples are not loaded.
 
     Args:
         dataset: A dataset with a length, whose samples are found by index.
         batch_size: The number of samples of a batch of one process.
-        shuffle: Whether each epoch has a random order of its own.
-        sampler: Decides the order instead; it is iterated anew for each epoch.
+        shuffle: Whether each epoch has a different random order.
+        sampler: Decides the order instead; it is iterated again for each epoch.
         batch_sampler: Decides the batches instead; excludes ``batch_size``, ``shuffle``, ``sampler`` and
             ``drop_last``.
         num_workers: The number of processes that load ahead; 0 loads in this process.
         collate_fn: Makes a batch of a list of samples; by default torch's own collation.
-        pin_memory: Copies batches into pinned memory, where there is an accelerator.
+        pin_memory: Copies batches into pinned memory if there is an accelerator.
         drop_last: Leaves out the samples that do not fill a batch.
-        timeout: The number of seconds to wait for a worker; 0 waits forever.
+        timeout: The number of seconds to wait for a worker; 0, the default, waits forever.
         worker_init_fn: Is called in each worker with its number.
         multiprocessing_context: How workers are started.
         generator: Its seed decides the random order, instead of the seed of the run.
         prefetch_factor: The number of batches that each worker loads ahead; by default 2.
-        persistent_workers: Keeps the workers of a validation for the next one. Those of a training live as long as it.
+        persistent_workers: Keeps validation workers for the next validation. Training workers always persist.
 
     Attributes:
         dataset: As passed.
         batch_size: As passed; None with a ``batch_sampler``.
         num_workers: As passed.
-        sampler: What decides the order of the samples.
-        batch_sampler: What decides the batches.
-        collate_fn: What makes a batch.
+        sampler: The sampler that decides the order of the samples.
+        batch_sampler: The batch sampler that decides the batches.
+        collate_fn: The function that makes a batch.
         pin_memory: As passed.
         drop_last: As passed.
         timeout: As passed.
         worker_init_fn: As passed.
         multiprocessing_context: As passed.
         generator: As passed.
-        prefetch_factor: As passed, or 2 where there are workers.
+        prefetch_factor: As passed, or 2 if there are workers.
         persistent_workers: As passed.
 
     Raises:
@@ -143,7 +143,7 @@ class DataLoader(Generic[_SampleT]):
     ) -> TorchDataLoader[Any]:
         """Return a loader of torch over a share of the batches.
 
-        The batches are repeated, then shared out, then skipped. So where the number of processes does not divide that
+        The batches are repeated, then shared out, then skipped. So if the number of processes does not divide that
         of the batches, a process gets other batches in the next epoch.
 
         Args:
@@ -195,7 +195,7 @@ class DataLoader(Generic[_SampleT]):
 def _refuse_iterable(dataset: object) -> None:
     if isinstance(dataset, IterableDataset):
         raise ConfigurationError(
-            "An IterableDataset has no batches that could be shared out or skipped.",
+            "An IterableDataset is not supported, because its batches cannot be sharded or skipped.",
             given=f"a dataset of type {type(dataset).__name__}",  # pyright: ignore[reportUnknownArgumentType]  # samples of any type
             expected="a dataset with a length, whose samples are found by index",
             do="Return a DataLoader of torch, after context.experimental.disable_dataset_reproducibility_checks().",
@@ -204,7 +204,7 @@ def _refuse_iterable(dataset: object) -> None:
 
 def _no_batch_size() -> ConfigurationError:
     return ConfigurationError(
-        "A data loader of a trial makes batches.",
+        "The data loader of a trial has to make batches.",
         given="batch_size=None, and no batch_sampler",
         expected="a batch_size, or a batch_sampler",
         do="Pass the number of samples of a batch, such as context.get_per_slot_batch_size().",

@@ -50,11 +50,11 @@ class HorovodLike(Protocol):
 
 
 class DistributedContext:
-    """Collectives for coordinating work; for tensors in the course of training, use those of torch.
+    """Collectives for coordinating work. For tensors during training, use torch's collectives.
 
     Values are pickled. All ranks must make the same calls in the same order; the ranks may be processes, or threads of
-    one process, each with a context of its own. Connections are made by the first call that needs them: over the
-    process group of torch if there is one of this size, or else over what torchrun has connected. Only where there is
+    one process, each with its own context. The first call that needs connections makes them, over the
+    torch's process group if it has this size, or else over the connections of torchrun. Only if there is
     neither, the chief listens on ``pub_port + port_offset``. The six numbers are passed together; without them,
     this process is the only one.
 
@@ -66,7 +66,7 @@ class DistributedContext:
         cross_rank: The index of this machine.
         cross_size: The number of machines.
         chief_ip: The address of the machine of rank 0; needed if there are several machines.
-        pub_port: The port that the chief listens on where nothing connects the processes yet.
+        pub_port: The port that the chief listens on if nothing connects the processes yet.
         pull_port: Not used, as one port is enough.
         port_offset: Added to the port, so that trainings on the same machine do not collide.
         force_tcp: Not used, as all connections are made by TCP.
@@ -212,7 +212,7 @@ class DistributedContext:
         return self.cross_size
 
     def gather(self, stuff: _T) -> list[_T] | None:
-        """Return what all ranks passed, in their order, on the chief; None elsewhere.
+        """Return the values of all ranks, in their order, on the chief; None elsewhere.
 
         Args:
             stuff: A picklable value.
@@ -224,7 +224,7 @@ class DistributedContext:
         return [stuff] if self.size == 1 else self._in_world().gather(stuff)
 
     def allgather(self, stuff: _T) -> list[_T]:
-        """Return what all ranks passed, in their order.
+        """Return the values of all ranks, in their order.
 
         Args:
             stuff: A picklable value.
@@ -236,10 +236,10 @@ class DistributedContext:
         return [stuff] if self.size == 1 else self._in_world().allgather(stuff)
 
     def broadcast(self, stuff: _T) -> _T:
-        """Return what the chief passed.
+        """Return the chief's value.
 
         Args:
-            stuff: A picklable value; that of other ranks does not count.
+            stuff: A picklable value; the values of other ranks are ignored.
 
         Raises:
             OtherProcessError: As ``gather``.
@@ -248,7 +248,7 @@ class DistributedContext:
         return stuff if self.size == 1 else cast("_T", self._in_world().broadcast(stuff))
 
     def gather_local(self, stuff: _T) -> list[_T] | None:
-        """Return what all ranks of this machine passed, on the first of them; None elsewhere.
+        """Return the values of all ranks of this machine on the first of them; None elsewhere.
 
         Args:
             stuff: A picklable value.
@@ -260,7 +260,7 @@ class DistributedContext:
         return [stuff] if self.local_size == 1 else self._in_machine().gather(stuff)
 
     def allgather_local(self, stuff: _T) -> list[_T]:
-        """Return what all ranks of this machine passed.
+        """Return the values of all ranks of this machine.
 
         Args:
             stuff: A picklable value.
@@ -272,10 +272,10 @@ class DistributedContext:
         return [stuff] if self.local_size == 1 else self._in_machine().allgather(stuff)
 
     def broadcast_local(self, stuff: _T | None = None) -> _T | None:
-        """Return what the first rank of this machine passed.
+        """Return the value of this machine's first rank.
 
         Args:
-            stuff: A picklable value; that of other ranks does not count.
+            stuff: A picklable value; the values of other ranks are ignored.
 
         Raises:
             OtherProcessError: As ``gather``.
@@ -341,7 +341,7 @@ def _checked(given: dict[str, int | None]) -> dict[str, int]:
     )
     if not fits:
         raise ConfigurationError(
-            "These numbers do not tell which of several processes this one is.",
+            "These numbers do not say which of several processes this one is.",
             given=", ".join(f"{name}={value}" for name, value in given.items()),
             expected="all six of them, each rank from 0 to below its size, or none of them for a single process",
             do="Use DistributedContext.from_torch_distributed(), which reads the variables of torchrun.",

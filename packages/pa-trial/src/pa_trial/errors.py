@@ -27,15 +27,15 @@ __all__ = [
 
 
 class InvalidExperimentException(ConfigurationError):
-    """A trial, or what it asks of its context, cannot work. Like all errors here, it derives from ``Exception``."""
+    """A trial, or a request to its context, cannot work. Like all errors here, it derives from ``Exception``."""
 
 
 class InternalException(ExplainedError, RuntimeError):
-    """Something was asked for at the wrong time, such as the current batch before training."""
+    """Something was requested at the wrong time, such as the current batch before training."""
 
 
 class InvalidCheckpointException(CheckpointError):
-    """A checkpoint is damaged, or is that of another trial; nothing of it was loaded."""
+    """A checkpoint is damaged or belongs to another trial. Nothing of it was loaded."""
 
 
 class CheckpointNotFound(StateNotFoundError):
@@ -43,11 +43,11 @@ class CheckpointNotFound(StateNotFoundError):
 
 
 class NoCheckpointError(CheckpointNotFound, AssertionError):
-    """A folder was named that has none of the files of a checkpoint."""
+    """The folder has none of the files of a checkpoint."""
 
 
 class CheckFailedError(ExplainedError, ValueError):
-    """What has to be the same in all batches, such as the names of the metrics, is not."""
+    """Something that has to be the same in all batches differs, such as the names of the metrics."""
 
 
 class NoMetricsError(ArgumentTypeError, AttributeError):
@@ -55,11 +55,11 @@ class NoMetricsError(ArgumentTypeError, AttributeError):
 
 
 class EmptyLoaderError(EmptyDatasetError, RuntimeError):
-    """A data loader has no batches where at least one is needed."""
+    """A data loader has no batches, but at least one is needed."""
 
 
 class UsageError(ArgumentTypeError, AssertionError):
-    """An argument, or what a method of the user's returned, is of the wrong kind."""
+    """An argument, or a value that your method returned, is of the wrong kind."""
 
 
 class MetricReducerError(UsageError, ValueError):
@@ -67,7 +67,7 @@ class MetricReducerError(UsageError, ValueError):
 
 
 class InvalidHP(Exception):  # the documented name
-    """Raised by a trial to tell that its hyperparameters cannot work: the program ends in order, with status 0.
+    """Raised by a trial to say that its hyperparameters cannot work. The program exits cleanly with status 0.
 
     If it is raised in the course of training, a checkpoint is saved first unless the last one is current.
 

@@ -1,4 +1,4 @@
-"""What Determined calls experimental: data of one's own kind, and mixed precision."""
+"""Determined's experimental options: custom data, and mixed precision."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class PyTorchExperimentalContext:
 
     Attributes:
         moves_batches: Whether batches are moved to the device before a trial gets them.
-        checks_reproducibility: Whether loaders must be those of this package.
+        checks_reproducibility: Whether loaders must come from this package.
 
     Example:
         >>> import pa_trial
@@ -40,18 +40,18 @@ class PyTorchExperimentalContext:
         self.checks_reproducibility: bool = True
 
     def disable_auto_to_device(self) -> None:
-        """Leave batches where the loader put them; ``context.to_device`` moves what is to be moved."""
+        """Leave batches where the loader put them. Move them with ``context.to_device``."""
         self.moves_batches = False
 
     def disable_dataset_reproducibility_checks(self) -> None:
         """Allow loaders of torch, which are used as they are.
 
-        Nothing is split over processes, and a training that resumes does not skip what was seen before.
+        Nothing is sharded over processes, and a resumed training does not skip samples that it has seen.
         """
         self.checks_reproducibility = False
 
     def use_amp(self) -> None:
-        """Compute forward passes in mixed precision, and scale losses and gradients where that needs it.
+        """Compute forward passes in mixed precision, and scale losses and gradients if that is needed.
 
         Call it before models are wrapped, and without ``wrap_scaler``.
         """

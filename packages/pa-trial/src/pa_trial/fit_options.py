@@ -107,7 +107,7 @@ def _check_length(length: object, *, is_needed: bool) -> None:
         return
     if length is None:
         raise ConfigurationError(
-            "fit() was not told how long to train.",
+            "fit() does not know how long to train.",
             given="max_length=None",
             expected="a number of batches or epochs",
             do="Pass max_length, such as max_length=Epoch(1) or max_length=Batch(1000).",
@@ -162,7 +162,7 @@ def _check_policy(policy: object) -> None:
 def _check_bool(name: str, value: object) -> None:
     if not isinstance(value, bool):
         raise ArgumentTypeError(
-            f"{name} is neither True nor False.", given=f"{name}={value!r}", expected="a bool", do="Pass a bool."
+            f"{name} is not a bool.", given=f"{name}={value!r}", expected="a bool", do="Pass a bool."
         )
 
 
@@ -172,5 +172,5 @@ def _check_path(name: str, value: object) -> None:
             f"{name} does not name a checkpoint.",
             given=f"{name}={value!r}",
             expected="the uuid of a checkpoint, the path of its folder, or None",
-            do="Pass what trainer or context told, such as context.get_latest_checkpoint().",
+            do="Pass context.get_latest_checkpoint(), for example.",
         )

@@ -45,10 +45,10 @@ def read_foreign(folder: Path, *, trust_pickle: bool = False, for_weights: bool 
     batches: object = 0 if for_weights else state.get("batches_trained", document.get("steps_completed"))
     if type(batches) is not int or batches < 0:
         raise InvalidCheckpointException(
-            "The checkpoint does not tell how far its training had come.",
+            "The checkpoint does not say how far its training got.",
             given=f"{folder}, whose {METADATA} has no steps_completed",
             expected=f"steps_completed in it, or {PICKLED_TRIAL_STATE} and the permission to unpickle it",
-            do="Pass trust_pickle=True if you trust whoever wrote it, or begin anew with its weights by warm_start=.",
+            do="Pass trust_pickle=True if you trust whoever wrote it, or start over with its weights: warm_start=.",
         )
     last_validation: object = state.get("last_val")
     progress = TrialProgress(

@@ -143,5 +143,5 @@ def _sparse() -> InvalidExperimentException:
         "Sparse gradients cannot be exchanged between processes.",
         given="a model that computes sparse gradients, and several processes",
         expected="dense gradients",
-        do="Leave out sparse=True where the model makes its nn.Embedding or nn.EmbeddingBag.",
+        do="Create nn.Embedding or nn.EmbeddingBag without sparse=True.",
     )

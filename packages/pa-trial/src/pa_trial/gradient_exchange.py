@@ -194,10 +194,10 @@ def _require_same_place(mean: float, own: int) -> None:
     if abs(mean - own) < _TOLERANCE:
         return
     raise RanksDifferError(
-        "The processes have gone different ways within a batch.",
-        given="a backward pass, or a step, that some processes have made and others have not",
+        "The processes have diverged within a batch.",
+        given="a backward pass, or a step, that only some of the processes have made",
         expected="the same number of context.backward() calls in each batch on all processes",
-        do="Where a process has nothing to differentiate, let it call context.backward(0 * loss).",
+        do="If a process has nothing to differentiate, call context.backward(0 * loss) there.",
     )
 
 

@@ -47,29 +47,29 @@ def init(
     """Make the context of a trial, which begins and ends with the ``with`` block.
 
     Under torchrun and ``accelerate launch``, the processes are connected, with NCCL on GPUs and Gloo on CPUs, unless
-    the script has done so. An ``InvalidHP`` that leaves the block ends the program in order, with status 0.
+    the script has done so. If an ``InvalidHP`` leaves the block, the program exits cleanly with status 0.
 
     Args:
         hparams: Hyperparameters by name, for ``context.get_hparam``.
         exp_conf: The experiment configuration, for ``context.get_experiment_config``. Its entries ``searcher.metric``,
             ``searcher.smaller_is_better``, ``scheduling_unit``, ``min_checkpoint_period`` and
-            ``min_validation_period`` count where neither ``init`` nor ``fit`` is told something else.
-        distributed: Which of several processes this one is; by default the environment tells.
-        aggregation_frequency: The number of batches whose gradients are collected for one step of the optimizers.
+            ``min_validation_period`` are the defaults of the arguments of ``init`` and ``fit``.
+        distributed: Which of several processes this one is. By default, it is read from the environment.
+        aggregation_frequency: The number of batches whose gradients are accumulated for one optimizer step.
         enable_tensorboard_logging: Whether metrics are written for TensorBoard.
         checkpoint_dir: The folder for checkpoints. By default it is the one of Determined, which all local trainings
             of a user share: ``$XDG_DATA_HOME/determined``.
         tensorboard_path: The folder for TensorBoard.
-        seed: Seeds the generators of Python, NumPy and torch in all processes alike, and makes order and draws of the
+        seed: Seeds Python, NumPy and torch with the same value in all processes, and makes order and draws of the
             samples the same in each training. Without it nothing is seeded.
         metric: The validation metric that the checkpoint policy "best" compares.
-        smaller_is_better: Whether smaller values of the metric are better; None for True, or what ``exp_conf`` says.
+        smaller_is_better: Whether smaller values of the metric are better. The default is ``exp_conf``'s, or True.
         max_checkpoints: How many checkpoints are kept, the newest ones and the best one; None for all of them.
         stop_on_signals: The signals after which a checkpoint is saved and training is left.
-        max_wait_seconds: For how long a process waits for another one; None for ever.
+        max_wait_seconds: The seconds that a process waits for another one; None waits forever.
 
     Returns:
-        What makes the context, for a ``with`` statement.
+        A context manager that yields the context.
 
     Raises:
         ConfigurationError: A value cannot work.
@@ -140,7 +140,7 @@ class _TrialBlock(AbstractContextManager[PyTorchTrialContext, None]):
         if self._context is not None:
             self._context._close()  # pyright: ignore[reportPrivateUsage]  # the two ends of one context
         if isinstance(error, InvalidHP):
-            _log.warning("The training ends, as its hyperparameters cannot work: %s", error)
+            _log.warning("The training ends because its hyperparameters cannot work: %s", error)
             raise SystemExit(0) from error
 
 
@@ -180,7 +180,7 @@ def _warn_of_launch_settings() -> None:
         )
     for name, what in _WITHOUT_EFFECT.items():
         if settings.get(name, "false").lower() not in ("false", "no", "0", ""):
-            warn_user(f"{what} of accelerate launch has no effect on a trial, whose models are whole on each process.")
+            warn_user(f"{what} of accelerate launch has no effect on a trial. Each process has the whole model.")
 
 
 _WITHOUT_EFFECT = {

@@ -68,23 +68,23 @@ def load_trial_from_checkpoint_path(
     """Rebuild the trial of a checkpoint, with the weights that its models had.
 
     Its context has the hyperparameters and the experiment configuration of the training and cannot train: models stay
-    where the trial creates them, usually on the CPU. To continue a training, pass ``latest_checkpoint`` to
+    on the device where the trial creates them, usually the CPU. To continue a training, pass ``latest_checkpoint`` to
     ``Trainer.fit``.
 
     Args:
         path: The folder of the checkpoint, which Determined may have written.
-        trial_class: The class of the trial. By default it is imported under the name that it had; where there is no
-            such module, from the folder ``code`` of a checkpoint that Determined wrote, which runs what is in there.
-        trial_kwargs: What its constructor takes besides the context.
+        trial_class: The class of the trial. By default it is imported under the name that it had. If there is no
+            such module, it is imported from the folder ``code`` of a Determined checkpoint, which runs that code.
+        trial_kwargs: The arguments of its constructor besides the context.
         torch_load_kwargs: Arguments of ``torch.load``, such as ``map_location``.
         hparams: Hyperparameters in place of those in the checkpoint; Determined has not always saved them.
-        trust_pickle: Whether objects of any kind are unpickled, which runs whatever code the file names. Otherwise
-            tensors, numbers, strings and numpy's arrays are loaded, and anything else is refused.
+        trust_pickle: Whether objects of any kind are unpickled, which runs any code that the file names. Otherwise
+            tensors, numbers, strings and numpy's arrays are loaded, and anything else raises an error.
         kwargs: Deprecated: pass ``torch_load_kwargs``.
 
     Raises:
         NoCheckpointError: There is no checkpoint.
-        InvalidCheckpointException: It is damaged, or its weights are those of other models.
+        InvalidCheckpointException: It is damaged, or its weights belong to other models.
         ConfigurationError: The class cannot be imported under its name, or arguments of ``torch.load`` were passed in
             both ways.
 
@@ -147,13 +147,13 @@ def _describe_trial(folder: Path) -> dict[str, Any]:
         raise NoCheckpointError(
             "There is no checkpoint of a trial in this folder.",
             given=f"{folder}, which {f'has no {LOAD_DATA}' if folder.is_dir() else 'does not exist'}",
-            expected="the folder that a training has saved a checkpoint into",
+            expected="the folder into which a training has saved a checkpoint",
             do="Look for the folders in init(checkpoint_dir=...), each of which has the name of a checkpoint.",
         )
     if "pa_trial_version" in read_json(folder / METADATA):
         raise damaged(folder / LOAD_DATA, "the file is missing")
     raise InvalidCheckpointException(
-        "This checkpoint was written before Determined stored what a trial was made of.",
+        "This checkpoint was written by a version of Determined that did not store how to rebuild a trial.",
         given=f"{folder} with {METADATA} and without {LOAD_DATA}",
         expected="a checkpoint with both files",
         do=f"Load its weights with torch.load into the models themselves, from {STATE}.",

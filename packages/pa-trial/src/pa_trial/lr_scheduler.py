@@ -18,7 +18,7 @@ __all__ = ["LRScheduler"]
 class LRScheduler:
     """A scheduler of learning rates, and when it steps.
 
-    ``context.wrap_lr_scheduler`` makes one of these and keeps it in ``context.lr_schedulers``; trials go on using the
+    ``context.wrap_lr_scheduler`` makes one of these and keeps it in ``context.lr_schedulers``. Trials keep using the
     scheduler that they passed.
 
     Args:
@@ -34,7 +34,7 @@ class LRScheduler:
     Raises:
         ArgumentTypeError: ``step_mode`` is not a ``LRScheduler.StepMode``.
         InvalidExperimentException: The frequency is less than 1, or a ``ReduceLROnPlateau``, which needs a metric, is
-            not stepped by hand.
+            not stepped manually.
 
     Example:
         >>> import torch
@@ -52,7 +52,7 @@ class LRScheduler:
 
         Attributes:
             STEP_EVERY_EPOCH: After the epochs whose number, counted from 1, the frequency divides.
-            STEP_EVERY_BATCH: After the batches whose number the frequency divides. Where gradients are aggregated, it
+            STEP_EVERY_BATCH: After the batches whose number the frequency divides. If gradients are aggregated, it
                 makes up for the batches of a group when the optimizer steps.
             MANUAL_STEP: Never by itself: ``train_batch`` steps it.
             STEP_EVERY_OPTIMIZER_STEP: After the steps of the optimizer whose number the frequency divides.
@@ -73,7 +73,7 @@ class LRScheduler:
         """Step the scheduler.
 
         Args:
-            args: What its ``step`` takes, such as the metric of a ``ReduceLROnPlateau``.
+            args: The arguments of its ``step``, such as the metric of a ``ReduceLROnPlateau``.
             kwargs: The same by name.
         """
         self.scheduler.step(*args, **kwargs)
@@ -87,10 +87,10 @@ class LRScheduler:
         return self.scheduler.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from what ``state_dict`` returned.
+        """Restore a state that ``state_dict`` returned.
 
         Args:
-            state_dict: That.
+            state_dict: The state.
         """
         self.scheduler.load_state_dict(state_dict)
 
@@ -128,7 +128,7 @@ class LRScheduler:
 def _check(scheduler: TorchScheduler, step_mode: LRScheduler.StepMode, frequency: int) -> None:
     if not isinstance(step_mode, LRScheduler.StepMode):  # pyright: ignore[reportUnnecessaryIsInstance]  # users' code is not always checked
         raise ArgumentTypeError(
-            "When a scheduler steps is told by a StepMode.",
+            "step_mode is not a StepMode.",
             given=f"step_mode={step_mode!r}",
             expected="a member of LRScheduler.StepMode",
             do="Pass, for example, LRScheduler.StepMode.STEP_EVERY_EPOCH.",
@@ -145,5 +145,5 @@ def _check(scheduler: TorchScheduler, step_mode: LRScheduler.StepMode, frequency
             "A ReduceLROnPlateau needs a metric to step with.",
             given=f"step_mode={step_mode}",
             expected="LRScheduler.StepMode.MANUAL_STEP",
-            do="Wrap it with MANUAL_STEP, and call its step(metric) where the metric is known.",
+            do="Wrap it with MANUAL_STEP, and call its step(metric) when the metric is known.",
         )

@@ -130,7 +130,7 @@ class MetricReducers:
             raise UsageError(
                 "A reducer was wrapped twice.",
                 given=f"{type(wrapped).__name__}, name={name!r}",
-                expected="a reducer of its own for each metric",
+                expected="a separate reducer for each metric",
                 do="Create another instance for the second metric.",
             )
         self._wrapped.append(_Wrapped(wrapped, name, for_training, for_validation))
@@ -190,7 +190,7 @@ def _as_reducer(reducer: Any) -> MetricReducer:
             "wrap_reducer was given something that cannot reduce.",
             given=f"{type(reducer).__name__} {reducer!r}",
             expected="a MetricReducer, or a function of the list of all values",
-            do="Derive a class from MetricReducer, or pass a function such as np.mean.",
+            do="Subclass MetricReducer, or pass a function such as np.mean.",
         )
     return CallableReducer(reducer)
 

@@ -26,7 +26,7 @@ def create_scaler(device: torch.device) -> torch.amp.GradScaler:
     if device.type != "cuda":
         warn_user(
             f"use_amp() has no effect on {device.type}: the training computes in full precision, and its gradients are "
-            "not scaled. Call it only where context.device is a GPU."
+            "not scaled. Call it only if context.device is a GPU."
         )
     return torch.amp.GradScaler(device.type, enabled=device.type == "cuda")
 

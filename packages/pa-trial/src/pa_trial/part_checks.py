@@ -59,7 +59,7 @@ def require_model(model: object) -> None:
 
 def _is_sharded(model: nn.Module) -> InvalidExperimentException:
     return InvalidExperimentException(
-        "A trial trains models that each process has as a whole.",
+        "Sharded models are not supported in a trial.",
         given=f"{type(model).__name__}, whose parameters fully_shard has split over the processes",
         expected="a model that was not sharded",
         do="Wrap the whole model; to train one that is larger than a device, use pa_core.Trainer or pa_core.Run.",
@@ -99,10 +99,7 @@ def check_backward_passes(number: int) -> None:
 
 def warn_of_compression() -> None:
     """Warn of ``fp16_compression``."""
-    warn_user(
-        "fp16_compression=True has no effect: gradients travel between the processes in the dtype that they have. "
-        "Leave it out."
-    )
+    warn_user("fp16_compression=True has no effect: gradients are exchanged in their own dtype. Leave it out.")
 
 
 def require_some(models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> None:
@@ -124,7 +121,7 @@ def require_some(models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -
 def loaded_to_be_looked_at() -> InvalidExperimentException:
     """Return the error of whoever trains with a context that leaves models where they are."""
     return InvalidExperimentException(
-        "A trial that was loaded from a checkpoint cannot be trained with its context.",
+        "A trial that was loaded from a checkpoint cannot be trained.",
         given="fit() with the context that load_trial_from_checkpoint_path made",
         expected="the context of init(), with which a trial of the same class is made",
         do="Make the trial within init(), and pass latest_checkpoint= or warm_start= to fit().",
@@ -172,7 +169,7 @@ def warn_of_foreign_parameters(foreign: Sequence[Tensor]) -> None:
     """Warn of parameters that no checkpoint would have."""
     warn_user(
         f"An optimizer updates parameters that no wrapped model has: {_describe_shapes(foreign)}. Checkpoints do not "
-        "hold them, so that a training that resumes starts them anew. Wrap the module that has them with "
+        "contain them, so a resumed training starts them from scratch. Wrap the module that has them with "
         "context.wrap_model()."
     )
 
@@ -180,8 +177,8 @@ def warn_of_foreign_parameters(foreign: Sequence[Tensor]) -> None:
 def warn_of_unwrapped_optimizer(optimizer: Optimizer) -> None:
     """Warn of an optimizer whose state no checkpoint would have."""
     warn_user(
-        f"step_optimizer() steps an optimizer that is not wrapped: {type(optimizer).__name__}. Checkpoints do not hold "
-        "its state, so that a training that resumes starts it anew. Wrap it with context.wrap_optimizer()."
+        f"step_optimizer() steps an optimizer that is not wrapped: {type(optimizer).__name__}. Checkpoints do not "
+        "contain its state, so a resumed training starts it from scratch. Wrap it with context.wrap_optimizer()."
     )
 
 
@@ -198,19 +195,19 @@ def apart_from_others(foreign: Sequence[Tensor]) -> InvalidExperimentException:
 def gradients_not_exchanged() -> InvalidExperimentException:
     """Return the error of an optimizer that is stepped with gradients of this process alone."""
     return InvalidExperimentException(
-        "An optimizer was stepped with gradients of one process alone: the processes would train apart.",
+        "An optimizer was stepped with the gradients of one process alone, so the processes would diverge.",
         given="optimizer.step() after a backward pass whose gradients were not exchanged",
         expected="context.backward(loss), and context.step_optimizer(optimizer)",
-        do="Call these instead of loss.backward() and optimizer.step(); they also wait for the end of a group where "
-        "gradients are aggregated.",
+        do="Call these instead of loss.backward() and optimizer.step(). With aggregated gradients, they also wait for "
+        "the end of a group.",
     )
 
 
 def unscaled_too_early() -> InvalidExperimentException:
     """Return the error of gradients that were unscaled by each process on its own."""
     return InvalidExperimentException(
-        "Gradients were unscaled before the processes exchanged them, which may not agree on whether to step.",
-        given="scaler.unscale_(optimizer) after a backward pass by other means than context.backward()",
+        "Gradients were unscaled before they were exchanged, so the processes may not agree on whether to step.",
+        given="scaler.unscale_(optimizer) after a backward pass without context.backward()",
         expected="context.backward(scaler.scale(loss)) before it",
         do="Pass the scaled loss to context.backward().",
     )
@@ -219,7 +216,7 @@ def unscaled_too_early() -> InvalidExperimentException:
 def manual_zeroing(aggregation_frequency: int) -> InvalidExperimentException:
     """Return the error of a trial that aggregates gradients and zeroes them itself."""
     return InvalidExperimentException(
-        "Where gradients are aggregated, the step has to zero them.",
+        "With aggregated gradients, the step has to zero them.",
         given=f"auto_zero_grads=False with aggregation_frequency={aggregation_frequency}",
         expected="auto_zero_grads=True",
         do="Leave auto_zero_grads out.",
@@ -243,7 +240,7 @@ def not_wrapped(given: str) -> InvalidExperimentException:
 def scaler_too_late() -> InvalidExperimentException:
     """Return the error of a scaler that comes after the models."""
     return InvalidExperimentException(
-        "Mixed precision has to be set up before the first model is wrapped.",
+        "Mixed precision must be set up before the first model is wrapped.",
         given="wrap_scaler() or use_amp() after wrap_model()",
         expected="the other order",
         do="Move the call up, before the first context.wrap_model().",
@@ -256,7 +253,7 @@ def second_scaler() -> InvalidExperimentException:
         "A trial has one scaler.",
         given="a second call of wrap_scaler() or use_amp()",
         expected="one of the two, once",
-        do="Drop one of the calls; one scaler serves all optimizers.",
+        do="Remove one of the calls. One scaler serves all optimizers.",
     )
 
 
@@ -267,7 +264,7 @@ def wrapped_in_training(what: str) -> InternalException:
         what: What is wrapped.
     """
     return InternalException(
-        f"A {what} cannot be wrapped in the course of training.",
+        f"A {what} cannot be wrapped during training.",
         given=f"wrap_{what}() after fit() has begun",
         expected=f"all calls of wrap_{what}() before fit()",
         do="Move the call to __init__ of the trial.",

@@ -71,7 +71,7 @@ def read_torch_file(path: Path, *, trust_pickle: bool = False, **options: Any) -
         if not asked["weights_only"]:
             raise _damaged(path, f"{type(error).__name__}: {error}") from error
         raise InvalidCheckpointException(
-            "The checkpoint holds objects that loading would run code for; nothing was loaded.",
+            "Loading the objects in this checkpoint could run any code, so nothing was loaded.",
             given=f"{path}: {_first_line(error)}",
             expected="tensors, numbers, strings, numpy's arrays, and containers of them",
             do="If you trust whoever wrote the file, pass trust_pickle=True.",
@@ -87,10 +87,10 @@ def _require_readable(path: Path) -> None:
             torch.load(path, weights_only=True, mmap=True, map_location="meta")
     except pickle.UnpicklingError as error:
         raise InvalidCheckpointException(
-            "The state of the trial could be saved, but not safely loaded again.",
+            "The state of the trial cannot be loaded again safely, so it is not saved.",
             given=_first_line(error),
             expected="tensors, numbers, strings, numpy's arrays of numbers, and containers of them",
-            do="Look for an array of objects in what state_dict() of the callbacks returns, and store a list instead.",
+            do="Look for an array of objects in the state_dict() of the callbacks, and store a list instead.",
         ) from error
 
 
@@ -114,7 +114,7 @@ def _first_line(error: Exception) -> str:
 
 def _damaged(path: Path, found: str) -> InvalidCheckpointException:
     return InvalidCheckpointException(
-        "The checkpoint is damaged; nothing was loaded.",
+        "The checkpoint is damaged. Nothing was loaded.",
         given=f"{path}: {found}",
         expected="the file as it was written",
         do="Use another checkpoint, such as the one before it.",

@@ -34,7 +34,7 @@ def connect_processes(
     size = max(num_processes(), int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1)
     if given is not None and size > 1 and given.size != size:
         raise ConfigurationError(
-            "The DistributedContext tells of another number of processes than there are.",
+            "The DistributedContext has a different number of processes than there are.",
             given=f"distributed of size {given.size} in one of {size} processes",
             expected=f"size={size}",
             do="Leave distributed out: init() finds the processes itself.",

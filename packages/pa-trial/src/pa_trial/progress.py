@@ -85,7 +85,7 @@ class TrialProgress:
             raise InternalException(
                 "There is no current batch before training begins.",
                 given=asked,
-                expected="a call from train_batch, or from a callback that is called in the course of training",
+                expected="a call from train_batch, or from a callback that is called during training",
                 do="Call it there.",
             )
         return self.batch_idx
@@ -111,7 +111,7 @@ class TrialProgress:
             raise InternalException(
                 "The length of an epoch is not known before the data loaders are built.",
                 given=asked,
-                expected="a call in the course of training",
-                do="Call it from train_batch, or from a callback that is called in the course of training.",
+                expected="a call during training",
+                do="Call it from train_batch, or from a callback that is called during training.",
             )
         return self.epoch_length

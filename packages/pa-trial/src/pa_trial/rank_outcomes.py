@@ -81,6 +81,6 @@ def _failed(number: int, text: str, doing: str) -> OtherProcessError:
     return OtherProcessError(
         f"Another process failed {doing}.",
         given=f"rank {number}: {text}",
-        expected="all processes to come through it",
+        expected="all processes to succeed",
         do=f"Look at the traceback of rank {number}.",
     )

@@ -1,4 +1,4 @@
-"""How metrics of many batches and processes become one: the stock reductions, and reducers of the user's own."""
+"""How metrics of many batches and processes become one: built-in reductions and custom reducers."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Reducer(Enum):
 class MetricReducer(ABC):
     """A metric that is more than the mean of its batches; register it with ``context.wrap_reducer``.
 
-    How values get in is up to you: call a method of your own from ``train_batch`` or ``evaluate_batch``. At the end of
-    the workload, ``per_slot_reduce`` is called on each process, and ``cross_slot_reduce`` on each process with what
-    all of them returned.
+    Collect values in a custom method that you call from ``train_batch`` or ``evaluate_batch``. At the end of
+    the workload, ``per_slot_reduce`` is called on each process, and ``cross_slot_reduce`` on each process with the
+    values that all of them returned.
 
     Example:
         >>> class Accuracy(MetricReducer):
@@ -58,12 +58,12 @@ class MetricReducer(ABC):
 
     @abstractmethod
     def per_slot_reduce(self) -> Any:
-        """Return what this process contributes: anything that can be pickled; tensors are moved to the CPU."""
+        """Return this process's contribution, which can be any picklable value. Tensors are moved to the CPU."""
 
     @abstractmethod
     def cross_slot_reduce(self, per_slot_metrics: list[Any]) -> Any:
         """Return the metric, or metrics by name if the reducer was wrapped without a name.
 
         Args:
-            per_slot_metrics: What ``per_slot_reduce`` returned on each process, in the order of the ranks.
+            per_slot_metrics: The return values of ``per_slot_reduce`` on all processes, in the order of the ranks.
         """

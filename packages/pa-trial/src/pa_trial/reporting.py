@@ -65,7 +65,7 @@ class Reporter:
         if not self._is_chief:
             return
         if is_complete:
-            _LOGGER.info("complete after %d batches: nothing is left to train", progress.batches_trained)
+            _LOGGER.info("complete after %d batches, nothing left to train", progress.batches_trained)
         elif progress.batches_trained:
             _LOGGER.info("continuing after %d batches", progress.batches_trained)
 

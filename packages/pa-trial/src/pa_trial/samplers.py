@@ -57,10 +57,10 @@ class _BatchSamplerAdaptor(BatchSampler):
 class RepeatSampler(_SamplerAdaptor[_ItemT]):
     """Iterates over a sampler again and again, without end.
 
-    Its length is that of the sampler. A sampler that yields nothing is not repeated.
+    It has the same length as the sampler. A sampler that yields nothing is not repeated.
 
     Args:
-        sampler: What is repeated.
+        sampler: The sampler to repeat.
 
     Example:
         >>> from itertools import islice
@@ -76,10 +76,10 @@ class RepeatSampler(_SamplerAdaptor[_ItemT]):
 class RepeatBatchSampler(_BatchSamplerAdaptor):
     """Iterates over a batch sampler again and again, without end.
 
-    Its length is that of the batch sampler. One that yields nothing is not repeated.
+    It has the same length as the batch sampler. One that yields nothing is not repeated.
 
     Args:
-        batch_sampler: What is repeated.
+        batch_sampler: The sampler to repeat.
 
     Example:
         >>> from itertools import islice
@@ -96,7 +96,7 @@ class DistributedSampler(_SamplerAdaptor[_ItemT]):
     """The share of one process: every ``num_workers``-th item, beginning with item number ``rank``.
 
     Args:
-        sampler: What is shared out. It has to yield the same on all processes.
+        sampler: The sampler to shard. It has to yield the same items on all processes.
         num_workers: The number of processes.
         rank: The number of this process.
 
@@ -123,12 +123,12 @@ class DistributedBatchSampler(_BatchSamplerAdaptor):
     """The share of one process: every ``num_workers``-th batch, beginning with batch number ``rank``.
 
     Args:
-        batch_sampler: What is shared out. It has to yield the same on all processes.
+        batch_sampler: The sampler to shard. It has to yield the same items on all processes.
         num_workers: The number of processes.
         rank: The number of this process.
 
     Raises:
-        ConfigurationError: There is no such process; it is a ``ValueError``.
+        ConfigurationError: There is no such process. The error is a ``ValueError`` too.
 
     Example:
         >>> list(DistributedBatchSampler([[0, 1], [2, 3], [4]], num_workers=2, rank=0))
@@ -159,10 +159,10 @@ class DistributedBatchSampler(_BatchSamplerAdaptor):
 class SkipSampler(_SamplerAdaptor[_ItemT]):
     """Leaves out the first items of each iteration.
 
-    Its length is that of the sampler.
+    It has the same length as the sampler.
 
     Args:
-        sampler: What is iterated.
+        sampler: The sampler to iterate over.
         skip: How many items are left out.
 
     Raises:
@@ -185,10 +185,10 @@ class SkipSampler(_SamplerAdaptor[_ItemT]):
 class SkipBatchSampler(_BatchSamplerAdaptor):
     """Leaves out the first batches of each iteration.
 
-    Its length is that of the batch sampler, so that an epoch has the same length after a training is resumed.
+    It has the same length as the batch sampler, so that an epoch has the same length after a training is resumed.
 
     Args:
-        batch_sampler: What is iterated.
+        batch_sampler: The sampler to iterate over.
         skip: How many batches are left out.
 
     Raises:
@@ -209,10 +209,10 @@ class SkipBatchSampler(_BatchSamplerAdaptor):
 
 
 class ReproducibleShuffleSampler(_SamplerAdaptor[_ItemT]):
-    """Yields the items of a sampler in a random order of its own: another one in each iteration.
+    """Yields the items of a sampler in a random order, which is different in each iteration.
 
     Args:
-        sampler: What is shuffled.
+        sampler: The sampler to shuffle.
         seed: Decides the orders of all iterations; the same on all processes.
 
     Example:
@@ -232,10 +232,10 @@ class ReproducibleShuffleSampler(_SamplerAdaptor[_ItemT]):
 
 
 class ReproducibleShuffleBatchSampler(_BatchSamplerAdaptor):
-    """Yields the batches of a batch sampler in a random order of its own: another one in each iteration.
+    """Yields the batches of a batch sampler in a random order, which is different in each iteration.
 
     Args:
-        batch_sampler: What is shuffled; each batch stays as it is.
+        batch_sampler: The sampler to shuffle; each batch stays as it is.
         seed: Decides the orders of all iterations; the same on all processes.
 
     Example:
@@ -272,7 +272,7 @@ def length_of_share(length: int, num_processes: int, rank: int) -> int:
 def _checked_skip(skip: int) -> int:
     if skip < 0:
         raise ConfigurationError(
-            "A negative number of items cannot be left out.",
+            "A negative number of items cannot be skipped.",
             given=f"skip={skip}",
             expected="0 or more",
             do="Pass 0 to begin with the first one.",

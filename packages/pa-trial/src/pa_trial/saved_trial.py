@@ -120,7 +120,7 @@ def read_metadata(folder: Path) -> Metadata:
     document = read_json(path)
     digest = document.pop(_DIGEST, None)
     if digest != digest_of_document(document):
-        raise damaged(path, "its digest is another one than when it was written")
+        raise damaged(path, "its digest differs from the one at writing")
     written = _Entries(path, document)
     if (number := written.get("format_version", int)) != _FORMAT_VERSION:
         expected = f"format_version {_FORMAT_VERSION}, the only one that this release of pa-trial reads"

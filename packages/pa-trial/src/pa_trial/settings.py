@@ -37,7 +37,7 @@ class RunSettings:
         smaller_is_better: Whether smaller values of the metric are better.
         max_checkpoints: How many checkpoints are kept; None for all of them.
         stop_on_signals: The signals after which training is saved and left.
-        max_wait_seconds: For how long a process waits for another one; None for ever.
+        max_wait_seconds: The seconds that a process waits for another one; None waits forever.
     """
 
     checkpoint_dir: Path
@@ -174,9 +174,9 @@ class ExperimentSettings:
             )
         if name == "global_batch_size":
             _log.warning(
-                "The hyperparameter global_batch_size is that of all processes together: use "
+                "The hyperparameter global_batch_size counts the samples of all processes together: use "
                 "context.get_per_slot_batch_size() for the batches of a data loader, and "
-                "context.get_global_batch_size() for what all of them add up to."
+                "context.get_global_batch_size() for the total."
             )
         return hparams[name]
 
@@ -270,9 +270,9 @@ def _require_wait(max_wait_seconds: object) -> None:
     is_number = is_whole(max_wait_seconds) or isinstance(max_wait_seconds, float)
     if max_wait_seconds is not None and not (is_number and 0 < cast("float", max_wait_seconds) < math.inf):
         raise ConfigurationError(
-            "This is not how long a process may wait for another one.",
+            "This is not a time to wait for another process.",
             given=f"max_wait_seconds={max_wait_seconds!r}",
-            expected="a positive number of seconds, or None to wait for ever",
+            expected="a positive number of seconds, or None to wait forever",
             do="Leave it out for 600 seconds.",
         )
 

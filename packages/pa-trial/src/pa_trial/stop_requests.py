@@ -58,7 +58,7 @@ class StopRequests:
         if self._signalled and self._parts.rank == 0:
             batches = self._parts.progress.batches_trained
             print(  # noqa: T201  # whoever sent it looks at what the script prints
-                f"A signal asked to stop: training ends after {batches} batches, which are saved.", flush=True
+                f"A signal requested a stop: training ends after {batches} batches, which are saved.", flush=True
             )
 
     def _on_signal(self) -> None:

@@ -146,7 +146,7 @@ class StoreCollectives:
     def _unpack(self, record: bytes, rank: int, key: str) -> Any:
         if record[:1] == _ERROR:
             raise OtherProcessError(
-                "Another rank has failed in what this one waited for.",
+                "Another rank failed while this one waited for it.",
                 given=record[5:].decode(),
                 expected="a value from each rank that can be pickled",
                 do=f"See the traceback of rank {self._ranks[rank]}.",
@@ -171,7 +171,7 @@ class StoreCollectives:
                     if self._store.check([self._mark_of_leaving(rank)]) and not self._store.check([key]):
                         raise self._missed(rank, "it has closed its DistributedContext")
                     if now > give_up:
-                        raise self._missed(rank, f"it has not come within {self._max_wait_seconds:g} seconds")
+                        raise self._missed(rank, f"it has not arrived within {self._max_wait_seconds:g} seconds")
                 time.sleep(pause)
                 pause = min(pause * 1.5, _LONGEST_PAUSE)
             return cast("bytes", self._store.get(key))
@@ -182,10 +182,10 @@ class StoreCollectives:
 
     def _missed(self, rank: int, why: str) -> OtherProcessError:
         return OtherProcessError(
-            "This rank has waited in vain for another one.",
+            "This rank waited for another one that did not come.",
             given=f"rank {self._ranks[rank]}: {why}",
             expected="the same calls in the same order on all ranks",
-            do="Find the line where the rank decides whether the context's collectives are called.",
+            do="Find the line in which the rank decides whether the context's collectives are called.",
         )
 
 

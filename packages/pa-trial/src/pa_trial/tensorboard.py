@@ -71,7 +71,7 @@ class TensorBoard:
     def add_scalars(self, values: Mapping[str, float], step: int) -> None:
         """Add a point to several curves.
 
-        ``add_scalar`` of the writer does the same for one curve; a record of its own for each costs several times as
+        ``add_scalar`` of the writer does the same for one curve; a separate record for each costs several times as
         much.
 
         Args:

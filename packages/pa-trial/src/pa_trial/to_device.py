@@ -93,7 +93,7 @@ class DeviceMover:
             return
         self._warned_types.add(kind)
         warn_user(
-            f"Data of type {kind.__name__} cannot be moved to {self.device} and stay as they are. Give the type a "
+            f"Data of type {kind.__name__} cannot be moved to {self.device} and are left as they are. Give the type a "
             "method to(device), leave such data out of the batch, or move batches yourself after "
             "context.experimental.disable_auto_to_device()."
         )

@@ -41,7 +41,7 @@ class TrainedParts:
     Args:
         device: The device of this process.
         num_processes: The number of processes that train together.
-        aggregation_frequency: The number of batches whose gradients are collected for one step.
+        aggregation_frequency: The number of batches whose gradients are accumulated for one optimizer step.
         progress: Tells which batch is being trained.
         can_train: False leaves models where they are, to look at a trial that was loaded from a checkpoint.
 
@@ -171,7 +171,7 @@ class TrainedParts:
         Raises:
             ArgumentTypeError: ``step_mode`` is not a ``LRScheduler.StepMode``.
             InternalException: The training has begun.
-            InvalidExperimentException: Its optimizer is not wrapped, or it needs a metric and is not stepped by hand.
+            InvalidExperimentException: Its optimizer is not wrapped, or it needs a metric and is not stepped manually.
         """
         wrapped = LRScheduler(lr_scheduler, step_mode, frequency)
         optimizer: object = getattr(lr_scheduler, "optimizer", None)
@@ -468,9 +468,9 @@ def _match_gradients(models: list[nn.Module], gradients: list[dict[str, Tensor]]
                 pairs.append((parameter, gradient))
     if misfits:
         raise InvalidCheckpointException(
-            "The gradients of an unfinished group of batches are those of other models.",
+            "The gradients of an unfinished group of batches belong to other models.",
             given=", ".join(misfits),
             expected="gradients of the parameters of the wrapped models",
-            do="Resume with the trial that the checkpoint was saved by.",
+            do="Resume with the trial that saved the checkpoint.",
         )
     return pairs

@@ -107,9 +107,9 @@ class Trainer:
             latest_checkpoint: The checkpoint to continue from, by its uuid or its path;
                 ``context.get_latest_checkpoint()`` returns the newest one. None to start from the beginning.
             step_zero_validation: Whether to validate before the first batch.
-            test_mode: Train and validate on one batch and save a checkpoint, to see that everything works.
+            test_mode: Run a smoke test: train and validate on one batch and save a checkpoint.
             profiling_enabled: No effect; ``context.set_profiler`` profiles.
-            warm_start: A checkpoint to start from with its weights alone, where there is none to continue from.
+            warm_start: A checkpoint whose weights to start from if there is none to continue from.
             weigh_by_records: Whether ``Reducer.AVG`` weighs each batch by its number of records, so that the result of
                 a validation does not depend on the number of processes. By default all batches count the same.
             trust_pickle: Whether callbacks may save objects of any kind, and checkpoints that hold such objects, as
@@ -127,7 +127,7 @@ class Trainer:
             raise InternalException(
                 "fit() was called within fit().",
                 given="a call from the trial, or from one of its callbacks",
-                expected="one training after the other",
+                expected="one training at a time",
                 do="Call it after the other fit() has returned.",
             )
         if profiling_enabled:
@@ -229,8 +229,8 @@ def _build_data(trial: PyTorchTrial[Any], parts: ContextParts, options: FitOptio
 def _warn_of_other_seed(parts: ContextParts, saved: int | None) -> None:
     if parts.rank == 0 and saved is not None and parts.trial_seed not in (None, saved):
         warn_user(
-            f"init(seed={parts.trial_seed}) does not change the order of the data, nor what is drawn for a sample: the "
-            f"training that is resumed keeps its seed, {saved}."
+            f"init(seed={parts.trial_seed}) changes neither the order of the data nor random augmentation: the "
+            f"resumed training keeps its seed, {saved}."
         )
 
 
@@ -245,5 +245,5 @@ def _warn_of_endless_training(options: FitOptions, epoch_length: int) -> None:
 def _warn_of_profiler(given: str) -> None:
     warn_user(
         f"{given} has no effect: it configures the profiler of Determined's platform. context.set_profiler(...) sets a "
-        "profiler of torch."
+        "torch profiler."
     )

@@ -132,7 +132,7 @@ def _require_same_names(payloads: Sequence[WorkloadPayload]) -> None:
                 "train_batch did not return metrics of the same names in all batches.",
                 given=given,
                 expected="the same names in all batches between two reports",
-                do="Return each metric in every batch; None where a batch has no value for it.",
+                do="Return each metric in every batch; None if a batch has no value for it.",
             )
 
 

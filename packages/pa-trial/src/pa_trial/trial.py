@@ -18,7 +18,7 @@ __all__ = ["PyTorchTrial"]
 
 
 class PyTorchTrial(ABC, Generic[BatchT]):
-    """Derive from this class to say what is trained and how: models, optimizers, data, and the work on a batch.
+    """Subclass this to define models, optimizers, data, and the training step.
 
     Create models, optimizers and schedulers in ``__init__``, and wrap them with the context. Methods are called with
     keyword arguments, so keep the names of their parameters.

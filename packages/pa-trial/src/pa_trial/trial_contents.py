@@ -152,7 +152,7 @@ def take_over(
     if RNG in own:
         rng_states.restore(own[RNG], parts.device)
     else:
-        _warn(parts, "The checkpoint has no RNG state: random draws continue from where they are.")
+        _warn(parts, "The checkpoint has no RNG state, so the current one is kept.")
 
 
 def load_weights_into(models: Sequence[nn.Module], content: Mapping[str, Any], saved: SavedTrial) -> None:
@@ -211,7 +211,7 @@ def _states(
     """The states of that name, one for each target."""
     found: object = content.get(name)
     if not isinstance(found, list) or not all(isinstance(one, Mapping) for one in cast("list[object]", found)):
-        raise _unfit(saved, f"{name} is not a list of states", "what a checkpoint of a trial holds")
+        raise _unfit(saved, f"{name} is not a list of states", "the content of a trial's checkpoint")
     states = cast("list[dict[str, Any]]", found)
     if len(states) != len(targets):
         kinds = ", ".join(type(one).__name__ for one in targets) or "none"
@@ -239,10 +239,10 @@ def _require_same_groups(parts: ContextParts, own: Mapping[str, Any], saved: Sav
     frequency = saved.aggregation_frequency
     if GRADIENTS in own and frequency is not None and frequency != parts.aggregation_frequency:
         raise InvalidCheckpointException(
-            "The checkpoint was taken in the middle of an aggregation group; nothing was loaded.",
+            "The checkpoint was saved in the middle of an aggregation group. Nothing was loaded.",
             given=f"{saved.path}, saved with aggregation_frequency={frequency}, and now {parts.aggregation_frequency}",
             expected="the same aggregation frequency, so that the group can be finished",
-            do=f"Pass init(aggregation_frequency={frequency}), or fit(warm_start=...) to begin anew with its weights.",
+            do=f"Pass init(aggregation_frequency={frequency}), or fit(warm_start=...) to start over with its weights.",
         )
 
 
@@ -259,11 +259,11 @@ def _load_models(models: Sequence[nn.Module], content: Mapping[str, Any], undo: 
 def _load_scaler(parts: ContextParts, content: Mapping[str, Any]) -> None:
     scaler, state = parts.trained.scaler, content.get(SCALER)
     if scaler is None and state is not None:
-        _warn(parts, "The checkpoint has the state of a gradient scaler, and the trial has no scaler to take it over.")
+        _warn(parts, "The checkpoint has the state of a gradient scaler, but the trial has no scaler to load it into.")
     elif scaler is not None and state:
         scaler.load_state_dict(copy.deepcopy(state))
     elif scaler is not None and (state is None or scaler.is_enabled()):  # that of a disabled one is empty
-        _warn(parts, "The checkpoint has no state of a gradient scaler: the scaler of the trial begins anew.")
+        _warn(parts, "The checkpoint has no state of a gradient scaler: the scaler of the trial starts from scratch.")
 
 
 def _load_process(parts: ContextParts, own: Mapping[str, Any]) -> None:
@@ -287,7 +287,7 @@ def _load_callbacks(parts: ContextParts, callbacks: Mapping[str, PyTorchCallback
         if name in states:
             callback.load_state_dict(states[name])
         elif _overrides(type(callback).load_state_dict):
-            _warn(parts, f"The checkpoint has no state of the callback {name!r}, which begins anew.")
+            _warn(parts, f"The checkpoint has no state of the callback {name!r}, which starts from scratch.")
 
 
 def _overrides(load_state_dict: Callable[..., None]) -> bool:
@@ -301,7 +301,7 @@ def _warn(parts: ContextParts, message: str) -> None:
 
 def _unfit(saved: SavedTrial, found: str, expected: str) -> InvalidCheckpointException:
     return InvalidCheckpointException(
-        "The checkpoint does not fit the trial; nothing was loaded.",
+        "The checkpoint does not fit the trial. Nothing was loaded.",
         given=f"{saved.path}: {found}",
         expected=expected,
         do="Make the trial as it was when the checkpoint was saved, or name a checkpoint of this trial.",

@@ -145,10 +145,10 @@ def _checked(loader: object, method: str, checks: bool) -> Any:
         )
     if checks:
         raise UnsupportedConfigurationError(
-            "Training with this data loader could not be resumed, nor shared out among processes.",
+            "Training with this data loader could be neither resumed nor sharded over processes.",
             given=f"{kind.__module__}.{kind.__qualname__} from {method}",
             expected="a pa_trial.DataLoader, which takes the same arguments as torch's",
-            do="Return a pa_trial.DataLoader; or, if you see to both yourself, you can disable this check by calling "
+            do="Return a pa_trial.DataLoader; or, if you handle both yourself, you can disable this check by calling "
             "context.experimental.disable_dataset_reproducibility_checks().",
         )
     return loader
@@ -160,10 +160,10 @@ def _refuse_shared_twice(loader: object, method: str) -> None:
     for part in loader_parts(loader).values():
         if issubclass(part.__class__, DistributedSampler) and part.num_replicas > 1:
             raise ConfigurationError(
-                "The samples of this data loader would be shared out twice.",
+                "The samples of this data loader would be sharded twice.",
                 given=f"a pa_trial.DataLoader with a DistributedSampler of torch, from {method}",
                 expected="a sampler that yields the samples of all processes, in the same order on each",
-                do="Leave the sampler out, and pass shuffle=True for a random order: trials share batches out.",
+                do="Leave the sampler out, and pass shuffle=True for a random order: trials shard batches themselves.",
             )
 
 
@@ -189,6 +189,6 @@ def _no_batch(kind: type, what: str) -> EmptyLoaderError:
         "There is nothing to train on.",
         given=f"a {kind.__name__} {what}",
         expected="at least one batch in each epoch",
-        do="Look at how the dataset and its sampler were made; a wrong path, drop_last with few samples, and an "
-        "iterator that can be gone through only once are common causes.",
+        do="Check how the dataset and its sampler were made. Common causes are a wrong path, drop_last with few "
+        "samples, and an iterator, which can be used only once.",
     )

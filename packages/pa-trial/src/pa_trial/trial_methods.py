@@ -28,7 +28,7 @@ def check_trial(trial: object) -> None:
         raise ArgumentTypeError(
             "This is not a trial.",
             given=repr(trial),
-            expected="an instance of a class that derives from PyTorchTrial",
+            expected="an instance of a subclass of PyTorchTrial",
             do="Pass the trial: Trainer(MyTrial(context), context).",
         )
     checked: PyTorchTrial[Any] = trial  # pyright: ignore[reportUnknownVariableType]  # the type of its batches is its own
@@ -36,7 +36,7 @@ def check_trial(trial: object) -> None:
     by_dataset = _overrides(checked, PyTorchTrial.evaluate_full_dataset)
     if by_batch is by_dataset:
         raise InvalidExperimentException(
-            "A trial is validated in exactly one way.",
+            "A trial must define exactly one way of validating.",
             given=f"{type(checked).__name__} overrides {'both' if by_batch else 'neither'} of them",
             expected="one of evaluate_batch and evaluate_full_dataset",
             do="Remove one of them." if by_batch else "Override evaluate_batch.",

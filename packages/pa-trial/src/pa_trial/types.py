@@ -17,10 +17,10 @@ TorchData: TypeAlias = dict[str, Tensor] | Sequence[Tensor] | Tensor
 Array: TypeAlias = NDArray[Any]
 
 BatchT = TypeVar("BatchT", default=Any)
-"""The batches of a trial: whatever its data loaders yield."""
+"""The batches of a trial, as its data loaders yield them."""
 
 Metrics: TypeAlias = dict[str, Any]
 """Metrics by name."""
 
 TrainingMetrics: TypeAlias = Tensor | Metrics
-"""What ``train_batch`` returns: metrics by name, or the loss alone."""
+"""The return value of ``train_batch``: metrics by name, or the loss alone."""

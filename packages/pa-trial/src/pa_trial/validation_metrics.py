@@ -124,7 +124,7 @@ class ValidationMetrics:
                 "There is nothing to validate on.",
                 given="a validation loader without batches",
                 expected="at least one batch",
-                do="Look at the data set of build_validation_data_loader, and at its drop_last.",
+                do="Check the dataset of build_validation_data_loader, and its drop_last.",
             )
         names = self._agreed_names(shares)
         return {name: _combined(self._reducer_of(name), [share[name] for share in shares.values()]) for name in names}
@@ -199,7 +199,7 @@ def _check_reducer(reducer: object) -> None:
     for one in reducers:
         if not isinstance(one, Reducer):
             raise InvalidExperimentException(
-                "evaluation_reducer returned something else than a Reducer.",
+                "evaluation_reducer did not return a Reducer.",
                 given=repr(one),
                 expected="a Reducer, or a dictionary with a Reducer for each metric",
                 do="Return Reducer.AVG, SUM, MAX or MIN; for other reductions use context.wrap_reducer.",
@@ -222,7 +222,7 @@ def _number(name: str, value: Any) -> Array:
             f"The validation metric {name!r} is not a number.",
             given=f"{type(value).__name__} {value!r}",
             expected="a number, or an array of numbers",
-            do="Leave it out of what evaluate_batch returns, or hand it to a reducer of context.wrap_reducer.",
+            do="Do not return it from evaluate_batch, or pass it to a reducer of context.wrap_reducer.",
         )
     return numbers
 

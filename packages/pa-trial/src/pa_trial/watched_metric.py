@@ -71,7 +71,7 @@ class WatchedMetric:
     def _value(self, metrics: Metrics) -> float:
         if self.name not in metrics:
             raise InvalidExperimentException(
-                f"The validation has no metric {self.name!r}, which is to find the best checkpoint.",
+                f"The validation has no metric {self.name!r}, which should find the best checkpoint.",
                 given=f"the metrics {sorted(metrics)}",
                 expected=f"{self.name!r} among them",
                 do="Pass the name of a validation metric as metric= to init, or pass another checkpoint_policy to fit.",
@@ -80,7 +80,7 @@ class WatchedMetric:
         number = number_of(value)
         if number is None:
             raise ArgumentTypeError(
-                f"The validation metric {self.name!r}, which is to find the best checkpoint, is not a single number.",
+                f"The validation metric {self.name!r}, which should find the best checkpoint, is not a single number.",
                 given=f"{type(value).__name__} {value!r}",
                 expected="a number",
                 do="Return one number under this name, or pass the name of another metric as metric= to init.",
