@@ -77,7 +77,7 @@ def main(epochs: int = 30, output: Path = Path("outputs/average_weights")) -> No
         model,
         loss_func=nn.CrossEntropyLoss(),
         optimizer=torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9),
-        # Callbacks are called in this order. The accuracy is measured of the model, and of the average too.
+        # Metrics come before the callbacks that print them. The accuracy is that of the model and that of the average.
         callbacks=[
             accuracy,
             ModelEmaCallback(decay=0.98, save_path=best_average, callbacks=[accuracy]),

@@ -93,7 +93,7 @@ def main(epochs: int = 10, output: Path = Path("outputs/character_transformer"))
     model = CharacterTransformer()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)  # made before the model is split, it trains the pieces
     save = SaveTrainingStateCallback(output / "states", save_every_n_epochs=1, max_checkpoints=2)
-    trainer = ShardingTrainer(model, loss_of_next_characters, optimizer, callbacks=[save, *DEFAULT_CALLBACKS])
+    trainer = ShardingTrainer(model, loss_of_next_characters, optimizer, callbacks=[*DEFAULT_CALLBACKS, save])
     trainer.train(
         train_dataset,
         num_epochs=epochs,

@@ -93,7 +93,7 @@ def main(epochs: int = 4) -> None:
     optimizer = torch.optim.AdamW(freezer.get_parameter_groups(rates, include_frozen=True))
     unfreeze = UnfreezeStageByStage(freezer, epochs_per_stage=epochs)
     report = ReportStages(epochs)
-    trainer = DigitsTrainer(model, nn.CrossEntropyLoss(), optimizer, [report, unfreeze, *DEFAULT_CALLBACKS])
+    trainer = DigitsTrainer(model, nn.CrossEntropyLoss(), optimizer, [*DEFAULT_CALLBACKS, report, unfreeze])
     trainer.train(few_new_digits, STAGES * epochs, new_test_digits, per_device_batch_size=20)
     trainer.print("\n".join(report.lines))
 

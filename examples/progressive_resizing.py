@@ -73,6 +73,7 @@ def main(epochs: int = 4) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     accuracy = MetricCollection({"accuracy": MulticlassAccuracy(num_classes=10, average="micro")})
     metrics = TorchMetricsCallback(accuracy)
+    # Metrics come before the callbacks that print them.
     trainer = Trainer(model, nn.CrossEntropyLoss(), optimizer, callbacks=[metrics, *DEFAULT_CALLBACKS])
 
     updates = len(SIZES) * Placeholder.NUM_EPOCHS * Placeholder.NUM_UPDATE_STEPS_PER_EPOCH

@@ -57,7 +57,8 @@ def main(epochs: int = 10, output: Path = Path("outputs/several_evaluation_sets"
         model,
         loss_func=nn.CrossEntropyLoss(),
         optimizer=torch.optim.AdamW(model.parameters(), lr=3e-3),
-        callbacks=[TorchMetricsCallback(accuracy), best, *DEFAULT_CALLBACKS],
+        # Metrics come before the callbacks that print or watch them.
+        callbacks=[TorchMetricsCallback(accuracy), *DEFAULT_CALLBACKS, best],
     )
     trainer.train(
         train_dataset,

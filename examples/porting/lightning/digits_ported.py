@@ -54,7 +54,7 @@ def main() -> None:
     best = SaveBestModelCallback("best.pt", watch_metric="eval_MulticlassAccuracy", greater_is_better=True)
     save = SaveTrainingStateCallback("states/lightning_digits", save_every_n_epochs=1)
     stop = EarlyStoppingCallback(early_stopping_patience=3, early_stopping_threshold=0)
-    callbacks = [accuracy, best, save, *DEFAULT_CALLBACKS, stop]
+    callbacks = [accuracy, *DEFAULT_CALLBACKS, best, save, stop]
     trainer = Trainer(model, F.cross_entropy, model.configure_optimizers(), callbacks)
     trainer.train(train_data, args.epochs, val_data, args.batch_size, resume_from="states/lightning_digits", resume_missing="start")
     print(f"best accuracy {best.best.value:.3f}")

@@ -51,7 +51,7 @@ def train_model(name: str, model: nn.Module, data: dict[str, Subset[Any]], optim
     criterion = nn.CrossEntropyLoss()
     best = SaveBestModelCallback(f"{name}.pt", watch_metric="eval_accuracy_epoch", greater_is_better=True)
     save = SaveTrainingStateCallback(f"states/{name}", save_every_n_epochs=1)
-    trainer = DigitsTrainer(model, criterion, optimizer, callbacks=[best, save, *DEFAULT_CALLBACKS])
+    trainer = DigitsTrainer(model, criterion, optimizer, callbacks=[*DEFAULT_CALLBACKS, best, save])
     trainer.train(data["train"], num_epochs, data["val"], per_device_batch_size=32, step_scheduler="epoch",
                   create_scheduler_fn=partial(StepLR, step_size=4, gamma=0.3),
                   resume_from=f"states/{name}", resume_missing="start")

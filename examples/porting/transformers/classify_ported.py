@@ -63,7 +63,7 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.01)
     best = SaveBestModelCallback(f"{args.output}/best.pt", watch_metric="eval_accuracy_epoch", greater_is_better=True)
     save = SaveTrainingStateCallback(f"{args.output}/states", save_every_n_epochs=1)
-    trainer = LinesTrainer(model, None, optimizer, callbacks=[best, save, *DEFAULT_CALLBACKS])
+    trainer = LinesTrainer(model, None, optimizer, callbacks=[*DEFAULT_CALLBACKS, best, save])
     trainer.train(train_data, args.epochs, eval_data, 16, collate_fn=collate, gradient_clip_norm=1.0,
                   resume_from=f"{args.output}/states", resume_missing="start")
     print(f"accuracy {best.best.value:.3f}")

@@ -64,7 +64,7 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3, weight_decay=0)
     schedule = CosineLrScheduler.create_scheduler_fn(num_warmup_epochs=1)
     save = SaveTrainingStateCallback(f"{args.output}/states", save_every_n_steps=20, max_checkpoints=2)
-    trainer = TokenTrainer(model, None, optimizer, callbacks=[save, *DEFAULT_CALLBACKS])
+    trainer = TokenTrainer(model, None, optimizer, callbacks=[*DEFAULT_CALLBACKS, save])
     trainer.train(train_data, args.epochs, eval_data, 8, gradient_accumulation_steps=2, gradient_clip_norm=1.0,
                   create_scheduler_fn=schedule, collate_fn=collate, resume_from=save.save_dir, resume_missing="start")
     print(f"perplexity {math.exp(trainer.run_history.get_latest_metric('eval_loss_epoch')):.2f}")

@@ -70,7 +70,7 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
     save = SaveTrainingStateCallback(f"{args.output}/states", save_every_n_epochs=1)
-    trainer = WeightedTrainer(model, None, optimizer, callbacks=[FreezeEmbeddings(), save, *DEFAULT_CALLBACKS])
+    trainer = WeightedTrainer(model, None, optimizer, callbacks=[*DEFAULT_CALLBACKS, FreezeEmbeddings(), save])
     trainer.train(train_data, args.epochs, eval_data, per_device_batch_size=16, collate_fn=collate,
                   gradient_clip_norm=1.0, resume_from=f"{args.output}/states", resume_missing="start")
     print(f"eval loss {trainer.run_history.get_latest_metric('eval_loss_epoch'):.3f}")
