@@ -22,7 +22,10 @@ WAYS_OF_EXAMPLES = {
 ELSEWHERE = {
     "accelerate launch --use_fsdp --fsdp_version 2 --num_processes 2 examples/character_transformer.py": (
         "tests/examples/test_character_transformer.py"
-    )
+    ),
+    "accelerate launch --use_fsdp --fsdp_version 2 --num_processes 2 examples/shard_with_checkpointing.py": (
+        "tests/examples/test_shard_with_checkpointing.py"
+    ),
 }
 """Tests that run a line of an example's docstring that is none of the usual ones."""
 

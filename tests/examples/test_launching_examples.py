@@ -53,8 +53,8 @@ def test_the_index_is_the_one_of_today() -> None:
 
 @pytest.mark.parametrize("name", LAUNCHES)
 def test_an_example_is_short(name: str) -> None:
-    """It is read in a few minutes: 60 to 120 lines."""
-    assert 60 <= len((EXAMPLES / f"{name}.py").read_text().splitlines()) <= 120
+    """It is read in a few minutes: 60 to 130 lines."""
+    assert 60 <= len((EXAMPLES / f"{name}.py").read_text().splitlines()) <= 130
 
 
 def test_no_two_examples_write_to_the_same_folder() -> None:
