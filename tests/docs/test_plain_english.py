@@ -70,8 +70,6 @@ EXCEPTIONS: dict[tuple[str, str], str] = {}
 _WAITING = {
     "docs/how-do-i.md",
     "docs/hyperparameters.md",
-    "docs/resuming.md",
-    "docs/training-states.md",
 }
 """Pages that are about to be written again."""
 

@@ -80,12 +80,6 @@ KINDS: dict[str, str | tuple[str, int]] = {
 WORDS_OF_ALL = 38_000
 ROWS_OF_A_TABLE = 30
 
-_WAITING = {
-    "docs/resuming.md",
-    "docs/training-states.md",
-}
-"""Pages that are about to be shortened."""
-
 _FOR_USERS = re.compile(r"README\.md|docs/(coming-from/)?[\w-]+\.md|packages/[\w-]+/README\.md|examples/README\.md")
 PAGES = {
     str(page): page for page in all_pages() if _FOR_USERS.fullmatch(str(page)) and page.path.name != "changelog.md"
@@ -120,13 +114,12 @@ def problems_of(page: Page) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("page", [page for name, page in PAGES.items() if name not in _WAITING], ids=str)
+@pytest.mark.parametrize("page", PAGES.values(), ids=str)
 def test_a_page_is_within_the_budget_of_its_kind(page: Page) -> None:
     """A page for users has a kind, no more words than pages of its kind may have, and no table without end."""
     assert problems_of(page) == []
 
 
-@pytest.mark.skipif(bool(_WAITING), reason="pages are about to be shortened")
 def test_all_pages_together_are_within_the_budget() -> None:
     """A user who reads everything reads no more than this."""
     assert sum(words_of(page) for page in PAGES.values()) <= WORDS_OF_ALL
@@ -134,7 +127,7 @@ def test_all_pages_together_are_within_the_budget() -> None:
 
 def test_only_pages_that_exist_have_a_kind() -> None:
     """A page that was renamed or removed leaves nothing behind in the table."""
-    assert sorted(KINDS.keys() - PAGES.keys() - _WAITING) == []
+    assert sorted(KINDS.keys() - PAGES.keys()) == []
 
 
 @pytest.mark.parametrize(
