@@ -1,8 +1,8 @@
 """Average the weights (EMA), and stop early.
 
-A fifth of the training digits have a random label. These pull the weights of a small network to and fro, while their
-average stays in the middle. On several processes, batch norm layers normalise over all of them, so that two train as
-one does with twice the batch size:
+A fifth of the training digits have a random label. These noisy labels make the weights of a small network oscillate,
+and the average smooths that out. On several processes, batch norm layers normalise over all of them, so that two
+processes train like one with twice the batch size:
 
     python examples/average_weights.py
     torchrun --nproc-per-node 2 examples/average_weights.py

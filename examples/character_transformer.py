@@ -1,8 +1,9 @@
 """Train a character-level transformer, sharded (FSDP2) if launched so.
 
 It learns to guess the next character of Python's manual, which comes with Python, and then writes by itself. Launched
-on several processes, the same file divides parameters, gradients and the states of the optimizer over them. Killed and
-started again, on as many processes or on others, it continues from its last training state.
+on several processes, the same file divides parameters, gradients and the states of the optimizer over them. Run it
+again after a kill, even on a different number of processes, and it resumes from its last training state. Delete
+outputs/character_transformer to start over.
 
     python examples/character_transformer.py
     torchrun --nproc-per-node 2 examples/character_transformer.py
@@ -55,7 +56,7 @@ class CharacterTransformer(nn.Module):
 
 
 class ShardingTrainer(Trainer):
-    """Splits its model over the processes, also where the launcher does not ask for it."""
+    """Splits its model over the processes, even if the launcher does not request it."""
 
     def _create_accelerator(self) -> Any:
         return Accelerator(fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2))

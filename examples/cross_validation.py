@@ -46,7 +46,7 @@ class DigitsTrainer(Trainer):
 
 
 def load_data() -> tuple[TensorDataset, list[tuple[Any, Any]], Dataset]:
-    """Return digits, the samples of each fold beside those of the others, and digits to test the final model."""
+    """Return digits, the indices of the other folds and of each fold, and digits to test the final model."""
     data, target = load_digits(return_X_y=True)
     everything = TensorDataset(torch.tensor(data, dtype=torch.float32) / 16, torch.tensor(target))
     chosen, test = random_split(everything, [1500, 297], generator=torch.Generator().manual_seed(0))

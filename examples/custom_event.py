@@ -1,8 +1,8 @@
 """Add a custom event for callbacks.
 
-This trainer counts which digit was taken for which. When an evaluation has ended, it fires an event with the counts of
-all processes. One callback prints the most frequent mistake, another ends the training when few mistakes are left;
-neither knows how they are counted. The event is passed as a method, so that type checkers compare its arguments.
+This trainer counts its mistakes for each pair of digits. After an evaluation, it fires an event with the counts of all
+processes. One callback prints the most frequent mistake, and another ends the training when few mistakes are left.
+Neither knows how they are counted. The event is passed as a method, so that type checkers compare its arguments.
 
     python examples/custom_event.py
     torchrun --nproc-per-node 2 examples/custom_event.py
@@ -36,7 +36,7 @@ class DigitsCallback(TrainerCallback):
 
         Args:
             trainer: The trainer.
-            confusions: How often each digit (row) was taken for another one (column), in all processes.
+            confusions: How often each digit (row) was mistaken for another (column), on all processes.
         """
 
 
@@ -66,7 +66,7 @@ class StopWhenFewMistakes(DigitsCallback):
 
 
 class DigitsTrainer(Trainer):
-    """A trainer that tells its callbacks which digits it mistook."""
+    """A trainer that tells its callbacks which digits it confused."""
 
     def eval_epoch_start(self) -> None:
         super().eval_epoch_start()
@@ -107,7 +107,7 @@ def main(epochs: int = 30, mistakes: int = 9) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Give your trainer an event of its own.")
+    parser = argparse.ArgumentParser(description="Add a custom event to a trainer.")
     parser.add_argument("--epochs", type=int, default=30, help="after how many epochs to stop at the latest")
     parser.add_argument("--mistakes", type=int, default=9, help="how many mistakes are few enough")
     main(**vars(parser.parse_args()))

@@ -1,8 +1,8 @@
 """Write a custom logger: JSON lines that pandas reads.
 
 `LogMetricsCallback` finds out which metrics were recorded and when; a logger only says where they go. It is called on
-every process, and this one writes on the first alone. Training states keep the length of the file, so that a run that
-was killed and started again has each line once, in the order of the epochs.
+every process, and this one writes on the first alone. Training states keep the length of the file, so a killed and
+resumed run has each line once, in the order of the epochs. Delete outputs/custom_logger to start over.
 
     python examples/custom_logger.py
     torchrun --nproc-per-node 2 examples/custom_logger.py

@@ -1,8 +1,7 @@
 """Distil a large network into a small one.
 
-A trainer trains the teacher, which is then frozen. The student learns in a loop of the script's own, from 300 scanned
-digits and from how probable the teacher takes each class to be. A second student, without a teacher, shows what that
-is worth.
+A trainer trains the teacher, which is then frozen. The student learns in a custom loop, from 300 scanned digits and
+from the class probabilities of the teacher. A second student without a teacher shows the difference.
 
     python examples/distillation.py
     torchrun --nproc-per-node 2 examples/distillation.py

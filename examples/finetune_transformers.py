@@ -1,7 +1,7 @@
 """Train a language model of transformers, weighted by tokens.
 
 Paragraphs of Python's manual, which comes with Python, are short and long. So batches have a budget of tokens instead
-of a fixed number of paragraphs, and each update is the mean over its tokens, on however many processes. The tiny model
+of a fixed number of paragraphs, and each update is the mean over its tokens, on any number of processes. The tiny model
 is made from a configuration, so that nothing is downloaded; `from_pretrained` would take its place.
 
     pip install pa-core transformers

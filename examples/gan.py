@@ -1,8 +1,8 @@
 """Train a GAN with two optimizers.
 
-Each has an optimizer of its own, and a name. Both are in the training states, and their gradients are exchanged between
-the processes: two passes over the discriminator, and one over the generator through it. The loop is the script's own;
-interrupted and started again, it resumes where it was.
+Generator and discriminator each have a name and an optimizer. Training states include both, and their gradients are
+averaged over the processes: two passes over the discriminator, and one over the generator through it. The training loop
+is in this script. Interrupt it and run it again, and it resumes. Delete outputs/gan to start over.
 
     python examples/gan.py
     torchrun --nproc-per-node 2 examples/gan.py

@@ -34,7 +34,7 @@ NUM_TRAINING = 1200
 
 
 class ShiftedDigits(Dataset):
-    """Scanned digits, moved by up to one pixel in each direction every time that one is asked for."""
+    """Scanned digits, moved by up to one pixel in each direction, differently each time."""
 
     def __init__(self, pixels: Tensor, digits: Tensor) -> None:
         self.pixels = pixels

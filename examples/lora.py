@@ -10,7 +10,7 @@ by themselves, as peft reads them.
     torchrun --nproc-per-node 2 examples/lora.py
     accelerate launch --mixed_precision bf16 examples/lora.py
 
-To train from the beginning, name another folder: `--output=FOLDER`. The last two lines that it prints:
+Delete outputs/lora to start over. The last two lines that it prints:
 
     96.3% of new digits recognised; 38,154 of 439,188 parameters trained, saved in 156 kB
     The checksum of all weights is 2014909172
@@ -80,7 +80,7 @@ def make_model() -> PeftModel:
 
 
 def checksum(model: nn.Module) -> int:
-    """Return a number that is another one if any bit of the weights is."""
+    """Return a number that changes with any bit of the weights."""
     number = 0
     for tensor in model.state_dict().values():
         number = zlib.crc32(tensor.cpu().numpy().tobytes(), number)

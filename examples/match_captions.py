@@ -1,8 +1,8 @@
 """Train CLIP: a contrastive loss over all processes.
 
 One tower reads scanned digits, the other one captions such as "a handwritten seven". The loss compares each image with
-the captions of the whole batch, those of other processes too: `gather(..., with_gradient=True)` brings them together,
-and their gradients back. So two processes with 32 pairs each make the update of one process with 64.
+the captions of the whole batch on all processes: `gather(..., with_gradient=True)` collects them, and returns their
+gradients. So two processes with 32 pairs each compute the update of one process with 64.
 
     python examples/match_captions.py
     torchrun --nproc-per-node 2 examples/match_captions.py
@@ -57,7 +57,7 @@ class TwoTowers(nn.Module):
 
 
 class CaptionTrainer(Trainer):
-    """Trains on all pairs of a batch, on whichever process they are."""
+    """Trains on all pairs of a batch, on all processes."""
 
     def calculate_train_batch_loss(self, batch: Batch) -> dict[str, Any]:
         pixels, captions, digits = batch

@@ -38,7 +38,7 @@ class DigitsTrainer(Trainer[nn.Module, Batch, BatchOutput]):
 
     Args:
         model: Maps pixels to the logits of ten digits.
-        optimizer: That of the model.
+        optimizer: The optimizer of the model.
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -93,6 +93,6 @@ def main(epochs: int = 15) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Record metrics of your own, by a subclass of the trainer.")
+    parser = argparse.ArgumentParser(description="Record custom metrics in a subclass of the trainer.")
     parser.add_argument("--epochs", type=int, default=15, help="how often to go over the training digits")
     main(parser.parse_args().epochs)

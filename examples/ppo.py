@@ -2,7 +2,8 @@
 
 A sample of the dataset is an episode that is still to be played: where it starts, and the draws that choose actions. So
 episodes have an order, and are shared by processes and resumed like any other data. Each batch of them is played with
-the present policy, and makes eight updates; training states are saved before the next batch is played.
+the present policy, and makes eight updates. Training states are saved before the next batch is played. Run the script
+again to resume. Delete outputs/ppo to start over.
 
     python examples/ppo.py
     torchrun --nproc-per-node 2 examples/ppo.py
@@ -75,7 +76,7 @@ def play(player: nn.Module, state: Tensor, draws: Tensor) -> Rollout:
 
 
 def loss_of(player: nn.Module, rollout: Rollout) -> Tensor:
-    """Return the clipped loss of the policy, and that of the expected returns."""
+    """Return the clipped loss of the policy plus the loss of the expected returns."""
     logits, values = player(rollout.states).unbind(1)
     sign, advantages = 2 * rollout.actions - 1, rollout.returns - rollout.values
     ratio = (logsigmoid(sign * logits) - logsigmoid(sign * rollout.logits)).exp()

@@ -1,8 +1,7 @@
 """Run inference, and write a file of predictions.
 
-`predict` takes care of what easily goes wrong by hand: no sample is missing and none comes twice, whatever the number
-of processes and the length of the last batch, and the lines are in the order of the dataset. A prediction that was
-killed goes on with the pieces that are there.
+`predict` writes each sample exactly once, in the order of the dataset, for any number of processes and any length of
+the last batch. Run the script again after a kill, and it predicts only the missing pieces.
 
     python examples/predict_digits.py
     torchrun --nproc-per-node 2 examples/predict_digits.py
@@ -11,7 +10,7 @@ killed goes on with the pieces that are there.
 The last lines that it prints:
 
     digits.csv has 300 predictions, 97.0% of them are right.
-    The least certain one is sample 82: it is 1, and was taken for 8 with a certainty of 25.8%.
+    The least certain one is sample 82: true 1, predicted 8, with a certainty of 25.8%.
 """
 
 from __future__ import annotations
@@ -57,8 +56,8 @@ def describe(path: Path) -> str:
     row = rows[worst]
     return (
         f"{path.name} has {len(rows)} predictions, {right / len(rows):.1%} of them are right.\n"
-        f"The least certain one is sample {worst}: it is {row['digit']}, and was taken for {row['guess']} with a "
-        f"certainty of {float(row['certainty']):.1%}."
+        f"The least certain one is sample {worst}: true {row['digit']}, predicted {row['guess']}, "
+        f"with a certainty of {float(row['certainty']):.1%}."
     )
 
 

@@ -2,8 +2,8 @@
 
 Each stage is a call of `train()` with images of its size. Small ones are cheap, and a network whose last pooling adapts
 to the size learns much of what it needs from them. The schedule is made in the first stage, for the updates of all of
-them: a call without `create_scheduler_fn` goes on with the scheduler of the one before, and `reset_run_history=False`
-with its history. Evaluations have the full size in all stages.
+them: a call without `create_scheduler_fn` continues the scheduler of the previous call, and `reset_run_history=False`
+continues its history. Evaluations have the full size in all stages.
 
     python examples/progressive_resizing.py
     torchrun --nproc-per-node 2 examples/progressive_resizing.py

@@ -1,7 +1,7 @@
 """Reinforcement learning with a replay buffer.
 
-A sample of the dataset is an episode that is still to be played. Its steps go into the buffer, which is the same on all
-processes, and twenty updates follow, of samples from all steps so far. The buffer is saved with the run.
+A sample of the dataset is an episode to play. Its steps go into a buffer, the same on all processes, and twenty updates
+follow. Run it again to resume, with the buffer. Delete outputs/replay_buffer to start over.
 
     python examples/replay_buffer.py
     torchrun --nproc-per-node 2 examples/replay_buffer.py

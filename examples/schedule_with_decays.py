@@ -1,7 +1,7 @@
 """Train for three budgets in one run (warmup-stable-decay).
 
-The learning rate is kept, and brought down only before each of three checkpoints. Each of them is tested. Then the
-state from before the last decay is trained for as long again, without having to start anew:
+The learning rate stays constant and decays only before each of three checkpoints, which are tested. Then training
+continues for as long again from the state before the last decay, instead of starting over:
 
     python examples/schedule_with_decays.py
     torchrun --nproc-per-node 2 examples/schedule_with_decays.py

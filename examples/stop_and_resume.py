@@ -1,16 +1,16 @@
 """Kill a run, resume it, and get identical weights.
 
-Press Ctrl-C, or send SIGTERM as a batch system does: the update that is under way is finished, a state is saved, and
-the script ends with the status 75. Or kill it with `kill -9`: what came after the newest state is trained again. Either
-way the same command goes on, with the samples, the shifts and the dropout that would have come next, and the checksum
-of the weights at the end is that of a run that was never stopped.
+Press Ctrl-C, or send SIGTERM as a batch system does: the script finishes the current update, saves a training state and
+exits with status 75. Or kill it with `kill -9`: the updates since the newest state are repeated. Either way the same
+command resumes with the samples, shifts and dropout that would have come next, and the final weights have the same
+checksum as in a run that was never stopped.
 
     python examples/stop_and_resume.py
     torchrun --nproc-per-node 2 examples/stop_and_resume.py
     accelerate launch --mixed_precision bf16 examples/stop_and_resume.py
 
-The checksum depends on which of these three ways it is, and on the machine. To train from the beginning, name another
-folder: `--output=FOLDER`. The last line that it prints:
+The checksum depends on the machine and on which of these commands you use. Delete outputs/stop_and_resume to start
+over. The last line that it prints:
 
     After 1,520 updates the checksum of the weights is 70504509
 """
@@ -59,7 +59,7 @@ def make_model() -> nn.Sequential:
 
 
 def checksum(model: nn.Module) -> int:
-    """Return a number that is another one if any bit of the weights and statistics is."""
+    """Return a number that changes with any bit of the weights and statistics."""
     number = 0
     for tensor in model.state_dict().values():
         number = zlib.crc32(tensor.cpu().numpy().tobytes(), number)
@@ -67,7 +67,7 @@ def checksum(model: nn.Module) -> int:
 
 
 def main(epochs: int = 40, output: Path = Path("outputs/stop_and_resume")) -> None:
-    """Train, or go on training, and print the checksum of the weights."""
+    """Train or resume, and print the checksum of the weights."""
     torch.manual_seed(0)
     model = make_model()
     save_states = SaveTrainingStateCallback(

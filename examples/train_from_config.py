@@ -1,7 +1,7 @@
 """Configure a run from YAML and the command line.
 
-Each argument is a YAML file, or a setting as `--NAME=VALUE` with a value as in YAML; later ones win. An unknown name or
-a value of another type is refused. Processes and precision are the launcher's. Started again, a run resumes.
+Each argument is a YAML file, or a setting `--NAME=VALUE` with a YAML value. Later ones win. Unknown names and wrong
+types are errors. Run it again, and it resumes. Delete outputs/train_from_config to start over.
 
     python examples/train_from_config.py examples/train_from_config.yaml --optimizer.lr=1e-2 --output=here
     torchrun --nproc-per-node 2 examples/train_from_config.py examples/train_from_config.yaml

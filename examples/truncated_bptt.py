@@ -1,7 +1,8 @@
 """Train a recurrent network with truncated BPTT.
 
 Backpropagation through all 256 characters of an excerpt would take long and much memory. It is truncated after 32:
-eight updates come of each batch, and only the state goes on, without its graph. States are saved between two batches.
+each batch makes eight updates, and only the hidden state is carried over, without its graph. Training states are saved
+between batches. Run the script again to resume. Delete outputs/truncated_bptt to start over.
 
     python examples/truncated_bptt.py
     torchrun --nproc-per-node 2 examples/truncated_bptt.py

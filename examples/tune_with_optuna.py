@@ -57,7 +57,7 @@ class Settings:
 
 
 class PruneCallback(TrainerCallback):
-    """Reports the evaluation loss of each epoch to a trial, and ends the run if the trial is to be pruned."""
+    """Reports the evaluation loss of each epoch to a trial, and ends the run if Optuna prunes the trial."""
 
     def __init__(self, trial: optuna.Trial | None) -> None:
         self.trial = trial

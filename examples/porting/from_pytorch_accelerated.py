@@ -132,7 +132,7 @@ def main(epochs: int = 12, output: Path = Path("outputs/from_pytorch_accelerated
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Train a small network on scanned digits, as ever.")
+    parser = argparse.ArgumentParser(description="Train a small network on scanned digits.")
     parser.add_argument("--epochs", type=int, default=12, help="how often to go over the training digits")
     parser.add_argument("--output", type=Path, default=Path("outputs/from_pytorch_accelerated"), help="the folder for the best average")
     arguments = parser.parse_args()

@@ -106,7 +106,7 @@ def main(epochs: int = 5, output: Path = Path("outputs/trial_digits")) -> None:
             max_length=pytorch.Epoch(epochs),
             validation_period=pytorch.Epoch(1),
             checkpoint_policy="best",
-            weigh_by_records=True,  # each digit counts the same, also one in the short last batch
+            weigh_by_records=True,  # each digit counts the same, even in the short last batch
         )
 
 

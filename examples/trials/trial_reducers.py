@@ -1,7 +1,7 @@
 """Compute metrics that are not means of batches: the digit that is recognised worst, and the median confidence.
 
-What a `MetricReducer` and a function reduce is gathered from all processes, so that the metrics are those of all
-validation digits, however many processes share them. This file runs unchanged in one process or several:
+A `MetricReducer` and a function reduce values from all processes, so the metrics cover all validation digits on any
+number of processes. This file runs unchanged in one process or several:
 
     python examples/trials/trial_reducers.py
     accelerate launch examples/trials/trial_reducers.py
