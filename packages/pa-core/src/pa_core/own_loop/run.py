@@ -87,6 +87,23 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
     batches that the loop itself has: the chunks of a sequence, a rollout, samples of a replay buffer. The models are
     not wrapped, even on several processes, so call them directly.
 
+    Callbacks get the run as their trainer. These are the events of a run:
+
+    - ``on_init_end``: the run is constructed.
+    - ``on_prepare_start``: the block is entered; nothing is placed or wrapped yet.
+    - ``on_training_run_start``: the first loop begins. If the run resumes, its state is restored then.
+    - ``on_train_epoch_start``, ``on_train_epoch_end``: ``updates()`` or ``batches()`` begins an epoch, and ends it.
+    - ``on_train_step_start``: before each batch of the dataset that has samples.
+    - ``on_train_step_end``: after the body of a batch, or before its first step. ``batch_output["loss"]`` is the loss
+      that went backward. With ``updates(batches)`` or ``batches(batches)``, for each of those batches.
+    - ``on_optimizer_step_end``: after the step; with several optimizers, at the end of the body of the update.
+    - ``on_eval_epoch_start``, ``on_eval_step_start``, ``on_eval_step_end``, ``on_eval_epoch_end``: in each evaluation;
+      the events of a step for each batch that has samples.
+    - ``on_training_run_epoch_end``: after the body of an epoch.
+    - ``on_training_state_request``, ``on_preemption``, ``on_training_state_save``, ``on_train_steps_passed_over``:
+      as in ``Trainer.train``.
+    - ``on_training_run_end``, ``on_stop_training_error``, ``on_exception``: the block ends.
+
     Args:
         model: The module to train, or several by name: ``{"generator": generator, "discriminator": discriminator}``.
         optimizer: Its optimizer. Of several models, one optimizer of all of them, or optimizers by the names of the
