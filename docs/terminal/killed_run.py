@@ -105,7 +105,7 @@ def draw(lines: Sequence[Line]) -> str:
     match checksums(lines):
         case [resumed, whole] if resumed == whole:
             slower = shorten_waits(lines, longest=1.0, after_command=1.0)
-            return animate(slower, "the same bits after kill -9", _DESCRIPTION)
+            return animate(slower, "bit-for-bit identical after kill -9", _DESCRIPTION)
         case shown:
             message = f"Both runs should have ended with the same weights. The checksums that they print: {shown}."
             raise ValueError(message)

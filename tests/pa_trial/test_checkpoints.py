@@ -485,7 +485,7 @@ def test_a_warm_start_takes_the_weights_alone(tmp_path: Path) -> None:
 
 
 def test_the_newest_checkpoint_is_the_newest_intact_one(tmp_path: Path) -> None:
-    """A damaged one is passed over with a warning; other folders and files do not count."""
+    """A damaged one is skipped with a warning; other folders and files do not count."""
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes.txt").touch()
     (tmp_path / ".staging.0123456789ab.cd").mkdir()
@@ -496,7 +496,7 @@ def test_the_newest_checkpoint_is_the_newest_intact_one(tmp_path: Path) -> None:
         names = [call[1] for call in trial.noting.calls if call[0] == "on_checkpoint_upload_end"]
         assert context.get_latest_checkpoint() == names[-1]
         (tmp_path / names[-1] / "state_dict.pth").write_bytes(b"")
-        with pytest.warns(UserWarning, match=f"{names[-1]} is passed over"):
+        with pytest.warns(UserWarning, match=f"{names[-1]} is skipped"):
             assert context.get_latest_checkpoint() == names[-2]
 
 

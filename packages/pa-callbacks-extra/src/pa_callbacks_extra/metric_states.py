@@ -86,7 +86,7 @@ def compute_over_processes(metrics: MetricCollection, earlier: Sequence[MetricSt
 
 
 def _merge(metrics: MetricCollection, parts: Sequence[MetricStates]) -> None:
-    """Give each metric the states of several processes together, and keep it from exchanging them once more."""
+    """Give each metric the states of several processes together, and keep it from exchanging them again."""
     for path, metric in _walk(metrics):
         reductions = cast("dict[str, Callable[[Any], Any] | None]", metric._reductions)  # pyright: ignore[reportPrivateUsage]  # no public way
         states = {
@@ -115,7 +115,7 @@ def _set(metric: Metric, states: Mapping[str, Any], updates: int) -> None:
 
 
 def _copied(state: object, device: torch.device) -> Any:
-    """Return a tensor, or whatever a list holds, on another device and with a memory of its own."""
+    """Return a tensor, or the content of a list, on another device and in separate memory."""
     if isinstance(state, Tensor):
         return state.detach().to(device, copy=True)
     if isinstance(state, list | tuple):

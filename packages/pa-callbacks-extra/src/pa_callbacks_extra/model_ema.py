@@ -46,7 +46,7 @@ class ModelEma(nn.Module, Generic[ModelT_co]):
         model: The model. Distributed or compiled wrappers are not copied. Make the
             average before layers are converted to ``SyncBatchNorm``, so that the copy has the original ones.
         decay: How much of the average each update keeps, from 0 (the copy is the model) to 1 (it never
-            changes). The average looks back over about ``1 / (1 - decay)`` updates: the default suits long
+            changes). The average looks back over about ``1 / (1 - decay)`` updates: the default, 0.9999, suits long
             trainings.
         warm_up: Whether the decay is lower at first, so that the untrained weights are soon forgotten: update ``n``,
             counted from 1, keeps ``min(decay, (1 + n) / (10 + n))``. This is the rule of TensorFlow's
@@ -171,7 +171,7 @@ class ModelEma(nn.Module, Generic[ModelT_co]):
         return min(self.decay, (1 + number) / (10 + number)) if self.warm_up else self.decay
 
     def _pairs_with(self, model: nn.Module) -> TensorPairs:
-        """Finding the tensors takes longer than averaging those of a small model, so they are kept while they last."""
+        """Finding the tensors takes longer than averaging a small model, so they are kept while they last."""
         known = self._pairs
         pairs = None if known is None else known.get(model) or known.get(unwrap_model(model, keep_torch_compile=False))
         if pairs is None or not pairs.are_current():

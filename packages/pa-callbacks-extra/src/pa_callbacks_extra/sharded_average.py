@@ -17,7 +17,7 @@ __all__ = ["ShardedAverage", "averaged_dtype"]
 class ShardedAverage(nn.Module):
     """Copies of the tensors of a sharded model, with its names and its sharding.
 
-    A sharded model itself cannot be copied: its layers are connected with those of the other processes.
+    A sharded model cannot be copied, because its layers are connected with the other processes.
 
     Args:
         model: The sharded model.
@@ -40,7 +40,7 @@ class ShardedAverage(nn.Module):
 
 
 def averaged_dtype(tensor: Tensor) -> torch.dtype:
-    """Return in which precision a tensor is averaged: at least that of float32."""
+    """Return the precision in which a tensor is averaged, at least float32."""
     is_small = tensor.is_floating_point() and tensor.element_size() < torch.float32.itemsize
     return torch.float32 if is_small else tensor.dtype
 

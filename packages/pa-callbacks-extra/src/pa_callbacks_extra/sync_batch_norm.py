@@ -72,7 +72,7 @@ def normalise(
 
 
 class _Normalise(torch.autograd.Function):
-    """The derivation is that of batch norm, with sums that go over all processes."""
+    """The derivation is the same as for batch norm, with sums over all processes."""
 
     @staticmethod
     @override

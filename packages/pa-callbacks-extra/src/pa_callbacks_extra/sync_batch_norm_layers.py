@@ -143,7 +143,7 @@ def _synchronised_class(original: type[nn.Module], uses_torch: bool) -> type[nn.
 
 
 class _SynchronisedBatchNorm(nn.Module):
-    """What a batch norm layer of any class does instead of its own forward, where there is no accelerator."""
+    """The forward pass that replaces the one of a batch norm layer if there is no accelerator."""
 
     participants: Participants
     weight: nn.Parameter | None

@@ -285,7 +285,7 @@ class TorchMetricsCallback(TrainerCallback[AnyTrainer, BatchT_contra, OutputT_co
 
 
 def _numbers_in(values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """The numbers that are recorded: the value of a metric, or each element of a vector under a name of its own."""
+    """The numbers to record: the value of a metric, or each element of a vector under a separate name."""
     for name, value in values.items():
         tensor = torch.as_tensor(value) if isinstance(value, Tensor | float | int) else None
         if tensor is None or tensor.dim() > 1:
@@ -303,7 +303,7 @@ def _numbers_in(values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 
 
 def _detached(value: object) -> Any:
-    """Return tensors, also those in lists, tuples and mappings, without their graphs."""
+    """Return tensors, including nested ones in lists, tuples and mappings, without their graphs."""
     if isinstance(value, Tensor):
         return value.detach()
     if isinstance(value, Mapping):

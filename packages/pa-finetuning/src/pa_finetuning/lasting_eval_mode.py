@@ -1,7 +1,7 @@
 """Eval mode that lasts: a module stays in it when ``train()`` is called on the model around it.
 
 ``nn.Module`` has no hook for a change of mode, and a training loop calls ``model.train()`` in each epoch, so a
-held module carries a ``train`` of its own, which ``nn.Module.train`` of the modules around it calls. It is a
+held module carries its own ``train``, which ``nn.Module.train`` of the modules around it calls. It is a
 partial of a function of this file, with the module as its argument: copied or pickled with the module, it
 belongs to the copy (a closure would keep changing the original, a lambda could not be pickled).
 

@@ -9,7 +9,7 @@ __all__ = ["can_have_gradients", "held_by", "is_frozen"]
 
 
 def can_have_gradients(parameter: nn.Parameter) -> bool:
-    """Whether a parameter can be trained: those of quantised layers, which are integers, cannot."""
+    """Whether a parameter can be trained. The integers of quantised layers cannot."""
     return parameter.is_floating_point() or parameter.is_complex()
 
 

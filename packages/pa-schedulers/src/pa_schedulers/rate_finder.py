@@ -349,7 +349,7 @@ class _Module(NamedTuple):
         return cls(module, tensors, numbers, copy.deepcopy(module.get_extra_state()) if _has_extra(module) else None)
 
     def restore(self) -> None:
-        """Give the same tensors their values again, also where the module holds others by now."""
+        """Restore the values of the same tensors, even if the module holds others by now."""
         with torch.no_grad():
             for where, name, tensor, value in self.tensors:
                 now = where.get(name)

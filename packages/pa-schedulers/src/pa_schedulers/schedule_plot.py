@@ -179,8 +179,8 @@ def _create(factory: Callable[[Optimizer], SteppedAlone], optimizer: Optimizer) 
             "This scheduler cannot be drawn.",
             given=f"an instance of {type(made).__name__}",
             expected="a scheduler that is stepped by step() without arguments",
-            do="Values that depend on the run are not known in advance. To draw a schedule of your own, derive "
-            "a stateless scheduler from StatefulSchedulerBase.",
+            do="Values that depend on the run are not known in advance. To draw a custom schedule, derive a "
+            "stateless scheduler from StatefulSchedulerBase.",
         )
     return scheduler
 

@@ -66,7 +66,7 @@ def checkpoint_steps(total_steps: int, num_checkpoints: int) -> list[int]:
 
 @lru_cache(maxsize=32)
 def plan_periods(total_steps: int, num_checkpoints: int, decay_phase_ratio: float) -> tuple[Period, ...]:
-    """Return the period of each checkpoint; a schedule asks for them at each of its steps.
+    """Return the period of each checkpoint; a schedule needs them at each of its steps.
 
     Args:
         total_steps: Steps of the schedule.

@@ -8,7 +8,7 @@ __all__ = ["refuse_apex"]
 
 
 def refuse_apex() -> InvalidExperimentException:
-    """Return the error of a trial that asks for mixed precision by Apex."""
+    """Return the error of a trial that requests mixed precision with Apex."""
     return InvalidExperimentException(
         "Mixed precision with Apex is not supported.",
         given="context.configure_apex_amp(...)",

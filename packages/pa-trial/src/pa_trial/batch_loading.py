@@ -66,8 +66,8 @@ class BatchShare:
 class KeyedBatches(DataLoader[Any]):
     """A loader of torch that yields some of the batches of an endless sequence, each as a function of its number.
 
-    The global RNGs are seeded for each sample, so that what is drawn depends neither on the number of workers nor on
-    where the iteration began; those of this process are left as they were. Each iteration begins with the same batch.
+    The global RNGs are seeded for each sample, so that random draws depend neither on the number of workers nor on
+    where the iteration began. The RNGs of this process are not changed. Each iteration begins with the same batch.
 
     Args:
         share: Which batches.
@@ -234,7 +234,7 @@ class _RequestsOfShare:
 
 @dataclass(frozen=True)
 class _ListFetcher:
-    """Fetches what a user's sampler asks for: indices of any kind, repeatedly as it may be.
+    """Fetches the samples of a custom sampler: indices of any kind, in any order and number.
 
     Attributes:
         dataset: The dataset.
@@ -268,7 +268,7 @@ class _ListFetcher:
 
 
 class _ListsInWorker(WorkerDataset):
-    """What workers index where a user's sampler asks."""
+    """The data that workers index for a custom sampler."""
 
     @override
     def __getitem__(self, index: tuple[Any, ...]) -> Any:

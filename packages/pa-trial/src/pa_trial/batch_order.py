@@ -58,7 +58,7 @@ class BatchOrder(Protocol):
 class EpochOrders:
     """The order of a loader that brings no sampler: each epoch visits each sample once.
 
-    The key of a batch is that of its epoch, to be extended by the index of a sample.
+    The key of a batch is the key of its epoch, which the index of a sample extends.
 
     Attributes:
         num_samples: The number of samples.
@@ -99,7 +99,7 @@ class EpochOrders:
 class SamplerOrder:
     """The order of a loader that brings a sampler or a batch sampler, whose draws are keyed by the epoch.
 
-    It is iterated anew for each epoch, and told the number of the epoch if it has a ``set_epoch``. Earlier epochs are
+    It is iterated again for each epoch, and gets the number of the epoch if it has a ``set_epoch``. Earlier epochs are
     gone through, without loading anything, unless all parts are torch's own and keep nothing between epochs.
 
     The key of a batch is its own, to be extended by the place of a sample: a sampler may choose a sample repeatedly.
@@ -160,7 +160,7 @@ def find_order(loader: DataLoader[Any], *, order_seed: int, seed: int) -> EpochO
     Args:
         loader: A loader with a batch sampler.
         order_seed: Decides the random order of a loader that brings no sampler.
-        seed: Keys the draws of samples, and those of a sampler.
+        seed: Keys the random draws of samples and of a sampler.
     """
     batches = cast("Any", loader).batch_sampler
     samples: Any = getattr(batches, "sampler", None)

@@ -74,7 +74,7 @@ class Boundaries:
         return min(1.0, batches / self._max_batches) if self._max_batches > 0 else 1.0
 
     def after(self, batches: int) -> Due | None:
-        """Return what is due after a batch, None for nothing: training goes on.
+        """Return the work that is due after a batch; None if training continues.
 
         Args:
             batches: Batches that are complete, counted from the beginning of the training.

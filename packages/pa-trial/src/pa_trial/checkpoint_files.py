@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 STATE = "state_dict.pth"
-"""Models, optimizers, schedulers, callbacks, and what the chief has of its own."""
+"""Models, optimizers, schedulers, callbacks, and the chief's own state."""
 
 TRIAL_STATE = "trial_state.json"
 """How far the training had come."""
@@ -44,7 +44,7 @@ METADATA = "metadata.json"
 
 
 def name_of_rank(rank: int) -> str:
-    """Return the name of the file with what a process other than the chief has of its own."""
+    """Return the name of the file with the own state of a process other than the chief."""
     return f"rank_{rank}.pth"
 
 
@@ -118,7 +118,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def digest_of_document(document: Mapping[str, Any]) -> str:
-    """Return the digest of what a JSON document holds, whatever the order of its entries."""
+    """Return the digest of a JSON document, independent of the order of its entries."""
     return hashlib.sha256(json.dumps(dict(document), sort_keys=True).encode()).hexdigest()
 
 

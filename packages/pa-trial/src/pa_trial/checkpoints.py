@@ -78,7 +78,7 @@ class Checkpoints:
 
         Raises:
             CheckpointNotFound: There is none.
-            InvalidCheckpointException: It is damaged, or was saved by another number of processes.
+            InvalidCheckpointException: It is damaged, or was saved by a different number of processes.
             RanksDifferError: The processes have found different ones.
         """
         self._trusts_pickle = trust_pickle
@@ -117,7 +117,7 @@ class Checkpoints:
 
         Raises:
             CheckpointNotFound: There is none.
-            InvalidCheckpointException: It is damaged, or that of other models; nothing was loaded.
+            InvalidCheckpointException: It is damaged, or belongs to other models. Nothing was loaded.
         """
         saved = self._read(checkpoint, trust_pickle=trust_pickle, for_weights=True)
 
@@ -146,7 +146,7 @@ class Checkpoints:
         return uuid
 
     def tell_callbacks(self, uuid: str) -> None:
-        """Tell the callbacks of a checkpoint that was saved: those of the chief of its files, and then all of its name.
+        """Tell the callbacks of a saved checkpoint: the chief's of its files, and then all of its name.
 
         Args:
             uuid: What ``save`` returned.
@@ -247,7 +247,7 @@ class Checkpoints:
         return document
 
     def _warn_of_other_settings(self, saved: SavedTrial) -> None:
-        """Warn where the training goes on with other data than it began with, as far as can be told."""
+        """Warn if the training continues with data that seem to differ from before."""
         before, now = saved.progress.epoch_length, self._parts.progress.epoch_length
         if self._parts.rank == 0 and None not in (before, now) and before != now:
             warn_user(
@@ -283,7 +283,7 @@ def read_saved(folder: Path, rank: int, *, trust_pickle: bool = False, for_weigh
 def find_newest(checkpoint_dir: Path) -> str | None:
     """Return the name of the newest checkpoint in a folder that is intact; every process must call this.
 
-    Checkpoints that are damaged are passed over with a warning; those of Determined's do not count.
+    Damaged checkpoints are skipped with a warning. Determined's checkpoints do not count.
 
     Args:
         checkpoint_dir: The folder.
@@ -297,7 +297,7 @@ def _newest(checkpoint_dir: Path) -> str | None:
             metadata = read_metadata(folder)
             require_intact(folder, metadata.files, metadata.files)
         except InvalidCheckpointException as error:
-            warn_user(f"{folder} is passed over: {error.given}.")
+            warn_user(f"{folder} is skipped: {error.given}.")
         else:
             return folder.name
     return None

@@ -80,7 +80,7 @@ class ChiefBuffers:
 
 
 class _Packet:
-    """The buffers of one device, side by side in one tensor of bytes, whatever their dtypes."""
+    """The buffers of one device, side by side in one tensor of bytes, for any dtypes."""
 
     def __init__(self, buffers: list[Tensor]) -> None:
         self._buffers = buffers

@@ -27,7 +27,7 @@ class ContextParts:
 
     Attributes:
         settings: Hyperparameters and experiment configuration.
-        run_settings: What ``init`` was asked for beside them.
+        run_settings: The other arguments of ``init``.
         progress: How far the training has come.
         trained: Models, optimizers, schedulers and the scaler.
         reducers: The metric reducers.
@@ -35,14 +35,14 @@ class ContextParts:
         mover: Moves batches to the device.
         distributed: What the processes tell each other on the user's behalf.
         device: The device of this process.
-        experimental: What was asked for by ``context.experimental``.
+        experimental: The options of ``context.experimental``.
         num_processes: The number of processes of the training.
         rank: Which of them this one is.
         aggregation_frequency: The number of batches whose gradients are accumulated for one optimizer step.
         trial_seed: The seed that was passed to ``init``; None without one.
         profiler: The profiler that the user has set; None without one.
-        stop_requested: Whether this process is asked to end the training.
-        is_in_fit: Whether a training is under way.
+        stop_requested: Whether this process should end the training.
+        is_in_fit: Whether a training is in progress.
         logs_to_tensorboard: Whether metrics are written for TensorBoard.
     """
 

@@ -152,7 +152,7 @@ class DataLoader(Generic[_SampleT]):
             num_replicas: The number of processes that share the batches: number i is for process ``i % num_replicas``.
             rank: The number of this process.
             seed: Decides the random order and keys the random draws, as in training. By default they come from the
-                global RNGs: then the loader is an ordinary one, and processes agree only if they are seeded alike.
+                global RNGs: then the loader is an ordinary one, and processes agree only if they have the same seeds.
 
         Raises:
             ConfigurationError: There is no such share, or ``skip`` is negative.

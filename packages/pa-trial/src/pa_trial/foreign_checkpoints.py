@@ -34,7 +34,7 @@ def read_foreign(folder: Path, *, trust_pickle: bool = False, for_weights: bool 
 
     Args:
         folder: The checkpoint.
-        trust_pickle: Whether the file with the last validation is unpickled, which runs whatever code it names.
+        trust_pickle: Whether the file with the last validation is unpickled, which runs any code that it names.
         for_weights: Whether only the weights are wanted, so that it need not tell how far the training had come.
 
     Raises:

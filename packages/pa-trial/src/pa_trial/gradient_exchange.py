@@ -87,7 +87,7 @@ class GradientExchange:
         self._reached.extend(parameters)
 
     def start_batch(self, batch_idx: int) -> None:
-        """Begin a batch: its exchanges are expected to be those of the batch before.
+        """Begin a batch, whose exchanges are expected to be the same as in the batch before.
 
         Args:
             batch_idx: Its index.
@@ -99,10 +99,10 @@ class GradientExchange:
         """Replace the gradients by their means over the processes; every process must call this.
 
         Args:
-            asks: A question of this process that travels with the gradients.
+            asks: Whether this process requests a stop, which is sent with the gradients.
 
         Returns:
-            Whether any process asks.
+            Whether any process requests it.
 
         Raises:
             InvalidExperimentException: A gradient is sparse.
@@ -160,9 +160,9 @@ class _Expected:
         self._usual = [torch.tensor([place, 0.0, 0.0, *(1.0 for _ in members)]) for place in range(_PLACES)]
 
     def average(self, reached: set[int], place: int, *, asks: bool) -> bool | None:
-        """Exchange the gradients if all processes have reached nothing else, and return whether any of them asks.
+        """Exchange the gradients if all processes have reached nothing else, and return whether any requests a stop.
 
-        Returns None where this has to be agreed on first; the gradients are what they were then.
+        Returns None if this has to be agreed on first. The gradients are then unchanged.
         """
         if not self._buckets.on_host:
             return None

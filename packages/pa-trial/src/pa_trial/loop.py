@@ -29,7 +29,7 @@ class TrainingLoop:
     """Trains workload by workload, and does what is due between them.
 
     A workload lasts until a boundary fires: the length of the training, a validation, a checkpoint or a report. What is
-    due is done in this order, and after each of them the training ends if a process has asked to stop. The training
+    due is done in this order, and after each of them the training ends if a process has requested a stop. The training
     ends with a validation and then a checkpoint, unless the last ones already cover its last batch.
 
     Args:
@@ -83,7 +83,7 @@ class TrainingLoop:
             self._batches = map(parts.mover, self._batches)
 
     def run(self) -> None:
-        """Train up to ``max_length``, or until a process asks to stop."""
+        """Train up to ``max_length``, or until a process requests a stop."""
         self._profiler = self._parts.profiler  # on_training_start may have set one
         if self._options.step_zero_validation and self._progress.batches_trained == 0:
             self._validate()
@@ -104,7 +104,7 @@ class TrainingLoop:
         self._stop.agreed()  # a request that came with the last checkpoint is told alike on all processes
 
     def _train_to_end(self) -> bool:
-        """Train up to ``max_length``; return False if a process asks to stop before."""
+        """Train up to ``max_length``; return False if a process requests a stop before."""
         while True:
             due = self._train_workload()
             if self._stops_at(due):
@@ -153,7 +153,7 @@ class TrainingLoop:
     # Between workloads
 
     def _stops_at(self, due: Due) -> bool:
-        """Do what is due; return whether the training ends because a process asked to stop."""
+        """Do the due work; return whether the training ends because a process requested a stop."""
         if due.max_length and self._stop.agreed():
             return True
         if due.validation:

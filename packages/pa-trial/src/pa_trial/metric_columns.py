@@ -37,7 +37,7 @@ def rows_of(columns: dict[str, Column], num_batches: int) -> list[Metrics]:
 
     Args:
         columns: The metrics by name.
-        num_batches: How many batches there are, also where there are no metrics.
+        num_batches: How many batches there are, even without metrics.
     """
     if not columns:
         return [{} for _ in range(num_batches)]

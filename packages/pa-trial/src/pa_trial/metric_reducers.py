@@ -21,7 +21,7 @@ _MISSING = object()
 
 
 class CallableReducer(MetricReducer):
-    """Collects values, and hands those of all processes to a function when the workload ends.
+    """Collects values, and passes the values of all processes to a function when the workload ends.
 
     The function gets a flat list in the order in which one process would have seen the values, provided that
     ``update`` is called once a batch. Tensors in it are on the CPU.
@@ -137,7 +137,7 @@ class MetricReducers:
         return wrapped
 
     def reset(self) -> None:
-        """Reset all of them, also those that do not take part in the workload that begins."""
+        """Reset all of them, even if they do not take part in the workload that begins."""
         for wrapped in self._wrapped:
             _call(wrapped, "reset", wrapped.reducer.reset)
 

@@ -32,7 +32,7 @@ def create_scaler(device: torch.device) -> torch.amp.GradScaler:
 
 
 def to_full_precision(output: object) -> Any:
-    """Return the output of a model with the fp16 tensors in it as fp32, however they are nested.
+    """Return the output of a model with its fp16 tensors as fp32, in any nesting.
 
     Args:
         output: A tensor, or lists, tuples and mappings of tensors and of anything else, which stays as it is.
@@ -91,7 +91,7 @@ class AutocastHooks:
         self._entered = _Entered()
 
     def register(self, module: nn.Module) -> list[RemovableHandle]:
-        """Register the hooks; those of the user's run under autocast, too.
+        """Register the hooks. Hooks of the user run under autocast, too.
 
         Args:
             module: The module.

@@ -146,7 +146,7 @@ def require_initialized(model: nn.Module) -> None:
 
 
 def describe_model(model: nn.Module, number: int) -> Mapping[str, str]:
-    """Return what has to be alike on all processes of a model.
+    """Return the properties of a model that have to be the same on all processes.
 
     Args:
         model: The model.

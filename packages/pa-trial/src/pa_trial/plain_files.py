@@ -52,7 +52,7 @@ def read_torch_file(path: Path, *, trust_pickle: bool = False, **options: Any) -
 
     Args:
         path: The file.
-        trust_pickle: Whether objects of any kind are unpickled, which runs whatever code the file names.
+        trust_pickle: Whether objects of any kind are unpickled, which runs any code that the file names.
         options: Further arguments of ``torch.load``.
 
     Raises:

@@ -29,7 +29,7 @@ def connect_processes(
         them this process is.
 
     Raises:
-        ConfigurationError: What the user has passed tells of another number of processes.
+        ConfigurationError: The user has passed a different number of processes.
     """
     size = max(num_processes(), int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1)
     if given is not None and size > 1 and given.size != size:

@@ -1,4 +1,4 @@
-"""The profiler that a trial asked for."""
+"""The profiler that a trial requested."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class TrialProgress:
     seed: int | None = None
 
     def begin(self, seed: int) -> None:
-        """Set all counters to those of a training that begins.
+        """Reset all counters for a new training.
 
         Args:
             seed: Keys the order of the samples and their random draws.
@@ -76,7 +76,7 @@ class TrialProgress:
         """Return the index of the current batch, counted from 0 over the whole training.
 
         Args:
-            asked: What asks for it, for the message.
+            asked: The caller, for the message.
 
         Raises:
             InternalException: Training has not begun.
@@ -102,7 +102,7 @@ class TrialProgress:
         """Return how many batches an epoch has.
 
         Args:
-            asked: What asks for it, for the message.
+            asked: The caller, for the message.
 
         Raises:
             InternalException: The data loaders are not built yet.

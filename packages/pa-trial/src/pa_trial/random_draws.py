@@ -77,7 +77,7 @@ class RngStates:
 
 
 class OwnRngs:
-    """RNGs of its own for something that draws from the global ones now and then.
+    """Separate RNGs for code that draws from the global ones now and then.
 
     Args:
         key: What they are seeded with.

@@ -22,12 +22,12 @@ class Reporter:
     """Reports the metrics of workloads and validations.
 
     Each report is a line of the logger "pa_trial", at the level INFO. Curves go to TensorBoard where it has a path, or
-    the trial asked for the writer.
+    the trial requested the writer.
 
     Args:
         tensorboard: Where curves go.
         is_chief: Whether this process is the chief; the others report nothing.
-        logs_to_tensorboard: Asked before each report whether metrics are written for TensorBoard.
+        logs_to_tensorboard: Called before each report; returns whether metrics are written for TensorBoard.
     """
 
     def __init__(

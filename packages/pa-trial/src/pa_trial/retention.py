@@ -1,4 +1,4 @@
-"""Which checkpoints a training deletes again: older ones of its own."""
+"""Which of its own older checkpoints a training deletes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def delete_superseded(
     """Delete this training's checkpoints, but for the newest ones, the best one, and the one it was continued from.
 
     A checkpoint belongs to this training if this call of ``fit`` saved it, or one that it continues, before it was
-    continued. What other trainings have saved in the same folder stays, also that of one which has continued from the
+    continued. Checkpoints of other trainings in the same folder stay, even of one that has continued from the
     same checkpoint.
 
     Args:

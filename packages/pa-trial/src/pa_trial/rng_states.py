@@ -19,7 +19,7 @@ _NAMES = {
     "cpu_rng_state": "torch",
     "gpu_rng_state": "device",
 }
-"""By the names that checkpoints have for them, those of the engine."""
+"""By the names that checkpoints, like the engine, have for them."""
 
 
 def capture(device: torch.device) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What surrounds the training of a trial: how it begins alike on all processes, and how it ends in any case."""
+"""The start and the end of a trial's training: the same on all processes, and in every case."""
 
 from __future__ import annotations
 
@@ -67,15 +67,15 @@ def saving_before_invalid_hp(save: Callable[[], None], resources: ExitStack) -> 
 
 
 def agree_on_seed(trial: PyTorchTrial[Any], parts: ContextParts, options: FitOptions) -> int:
-    """Return the seed of the training, once all processes are known to be asked for the same.
+    """Return the seed of the training, after a check that all processes have the same arguments.
 
     Args:
         trial: The trial.
         parts: What its context consists of; its seed is used, or one is drawn from torch's generator.
-        options: What ``fit`` was asked for.
+        options: The arguments of ``fit``.
 
     Raises:
-        RanksDifferError: The processes were asked for different things.
+        RanksDifferError: The processes have different arguments.
     """
     seed = parts.trial_seed
     if seed is None:

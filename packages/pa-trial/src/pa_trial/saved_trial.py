@@ -92,9 +92,9 @@ class SavedTrial:
         uuid: Its name.
         path: Its folder.
         progress: How far the training had come.
-        digest: Tells its content from that of any other.
-        num_processes: The number of processes of the training; None where nothing tells it.
-        aggregation_frequency: That of the training; None where nothing tells it.
+        digest: Identifies its content.
+        num_processes: The number of processes of the training; None if unknown.
+        aggregation_frequency: The frequency of the training; None if unknown.
         metadata: None for a checkpoint of Determined's.
     """
 

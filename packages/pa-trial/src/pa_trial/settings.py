@@ -27,7 +27,7 @@ _UNITS: Mapping[str, type[TrainUnit]] = {"batches": Batch, "epochs": Epoch}
 
 @dataclass(frozen=True)
 class RunSettings:
-    """What ``init`` was asked for beside what the trial computes with.
+    """The arguments of ``init`` that do not change what the trial computes.
 
     Attributes:
         checkpoint_dir: The folder that checkpoints are written to.
@@ -78,8 +78,8 @@ def check_run_settings(
         settings: That configuration.
         checkpoint_dir: As passed to ``init``, as all that follow.
         tensorboard_path: See ``RunSettings``.
-        metric: See ``RunSettings``; None asks for ``searcher.metric``.
-        smaller_is_better: See ``RunSettings``; None asks for ``searcher.smaller_is_better``.
+        metric: See ``RunSettings``; None for ``searcher.metric``.
+        smaller_is_better: See ``RunSettings``; None for ``searcher.smaller_is_better``.
         max_checkpoints: See ``RunSettings``.
         stop_on_signals: See ``RunSettings``.
         max_wait_seconds: See ``RunSettings``.

@@ -45,7 +45,7 @@ class StopRequests:
             self._parts.trained.ask_to_leave()
 
     def agreed(self) -> bool:
-        """Return whether any process asks to stop; every process must call this."""
+        """Return whether any process requests a stop; every process must call this."""
         parts = self._parts
         if parts.num_processes > 1:
             own = torch.tensor([parts.stop_requested, self._signalled], dtype=torch.int32, device=parts.device)

@@ -28,7 +28,7 @@ def connect(rank: int, size: int, address: str, port: int) -> Store:
     Args:
         rank: The number of this rank.
         size: The number of ranks.
-        address: That of the machine of rank 0.
+        address: The address of the machine of rank 0.
         port: Where rank 0 listens if nothing connects the ranks yet.
 
     Raises:

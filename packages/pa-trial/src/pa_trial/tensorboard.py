@@ -18,7 +18,7 @@ __all__ = ["TensorBoard", "require_tensorboard"]
 
 
 class TensorBoard:
-    """Makes the writer of a trial when it is first asked for.
+    """Makes the writer of a trial when it is first requested.
 
     Args:
         path: The folder of the event files; None for the default of torch, ``runs/<time>_<host>`` below the working
@@ -35,7 +35,7 @@ class TensorBoard:
 
     @property
     def has_writer(self) -> bool:
-        """Whether the writer was asked for before."""
+        """Whether the writer was requested before."""
         return self._writer is not None
 
     @property
@@ -90,14 +90,14 @@ class TensorBoard:
             self._writer.flush()
 
     def close(self) -> None:
-        """Write what was added and close the writer; the next one that is asked for writes another file."""
+        """Write the added values and close the writer; the next requested one writes another file."""
         if self._writer is not None:
             self._writer.close()
             self._writer = None
 
 
 def require_tensorboard() -> None:
-    """Refuse to go on where TensorBoard is not installed."""
+    """Raise an error if TensorBoard is not installed."""
     if find_spec("tensorboard") is None:
         raise UnsupportedConfigurationError(
             "TensorBoard is not installed.",

@@ -1,4 +1,4 @@
-"""Moving batches to the device: tensors, NumPy arrays, and whatever else has a method ``to``."""
+"""Moving batches to the device: tensors, NumPy arrays, and anything else with a method ``to``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class DeviceMover:
 
     Args:
         device: Where data are moved.
-        warned_types: The types that were warned of already; more are added.
+        warned_types: The types that already had a warning, to which more are added.
 
     Attributes:
         device: Where data are moved.
@@ -109,7 +109,7 @@ def to_device(data: _DataT, device: torch.device | str | int, warned_types: set[
     Args:
         data: A batch, or a part of one.
         device: Where it is moved.
-        warned_types: Types that need no warning any more; those that are warned of are added. By default each call
+        warned_types: Types that need no further warning; types with a warning are added. By default each call
             warns.
 
     Returns:

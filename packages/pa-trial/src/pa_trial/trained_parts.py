@@ -47,10 +47,10 @@ class TrainedParts:
 
     Attributes:
         models: The wrapped models, in the order of wrapping.
-        optimizers: The wrapped optimizers, likewise.
-        lr_schedulers: The wrapped schedulers, likewise.
-        scaler: The scaler that was wrapped, or that of automatic mixed precision.
-        leave_agreed: Whether all processes know that one of them asked to leave, and leave after the same batch.
+        optimizers: The wrapped optimizers, in the same order.
+        lr_schedulers: The wrapped schedulers, in the same order.
+        scaler: The scaler that was wrapped, or the one of automatic mixed precision.
+        leave_agreed: Whether all processes know that one of them requested to leave, and leave after the same batch.
 
     Example:
         >>> import torch
@@ -137,7 +137,7 @@ class TrainedParts:
         Args:
             optimizer: The optimizer, of parameters of wrapped models; wrapping it again changes nothing else.
             backward_passes_per_step: Only checked: any number of backward passes works.
-            fp16_compression: Without effect: gradients travel in their own dtype. True is warned of on several
+            fp16_compression: Ignored, because gradients keep their dtype. True causes a warning on several
                 processes.
             average_aggregated_gradients: Whether the gradients of a group of batches are averaged, which is what None
                 stands for, or added up.
@@ -393,7 +393,7 @@ class TrainedParts:
             gradients: What it returned.
 
         Raises:
-            InvalidCheckpointException: They are not those of the wrapped models; nothing was loaded.
+            InvalidCheckpointException: They do not belong to the wrapped models. Nothing was loaded.
         """
         for parameter, gradient in _match_gradients(self.models, gradients):
             parameter.grad = torch.empty_like(parameter, requires_grad=False).copy_(gradient)
@@ -405,7 +405,7 @@ class TrainedParts:
             self._autocast_handles.extend(self._autocast.register(model))
 
     def _note_unfinished(self, exchange: GradientExchange) -> None:
-        """Let the gradients of a group that is under way be exchanged at its end."""
+        """Let the gradients of an unfinished group be exchanged at its end."""
         if self.gradients_in_progress():
             parameters = (parameter for model in self.models for parameter in model.parameters())
             exchange.note_reached(parameter for parameter in parameters if parameter.grad is not None)

@@ -113,7 +113,7 @@ class Trainer:
             weigh_by_records: Whether ``Reducer.AVG`` weighs each batch by its number of records, so that the result of
                 a validation does not depend on the number of processes. By default all batches count the same.
             trust_pickle: Whether callbacks may save objects of any kind, and checkpoints that hold such objects, as
-                those of Determined may, are loaded. Whoever wrote such a checkpoint can run any code in this process.
+                Determined's may, are loaded. Whoever wrote such a checkpoint can run any code in this process.
 
         Raises:
             ArgumentTypeError: The trial, or an argument, is of the wrong type.

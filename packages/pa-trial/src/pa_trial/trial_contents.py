@@ -44,7 +44,7 @@ CALLBACKS, SCALER, RNG = "callbacks", "scaler_state_dict", "rng_state"
 BESIDE_WEIGHTS = "models_beside_state_dict"
 """What training changes in a model and its state dict leaves out."""
 GRADIENTS, BUFFERS = "unfinished_gradients", "buffers"
-"""What a process has of its own until the next optimizer step."""
+"""The own state of a process until the next optimizer step."""
 
 _DISTRIBUTED = "module"
 
@@ -94,7 +94,7 @@ def require_fit(parts: ContextParts, content: Mapping[str, Any], own: Mapping[st
         saved: What the checkpoint tells of itself.
 
     Raises:
-        InvalidCheckpointException: The checkpoint is that of another trial, or the trial was changed.
+        InvalidCheckpointException: The checkpoint belongs to another trial, or the trial was changed.
     """
     trained = parts.trained
     for model, weights in zip(trained.models, _states(content, MODELS, trained.models, saved), strict=True):
@@ -164,7 +164,7 @@ def load_weights_into(models: Sequence[nn.Module], content: Mapping[str, Any], s
         saved: What it tells of itself.
 
     Raises:
-        InvalidCheckpointException: They are those of other models; nothing was loaded.
+        InvalidCheckpointException: They belong to other models. Nothing was loaded.
     """
     weights = _states(content, MODELS, models, saved)
     for model, state in zip(models, weights, strict=True):
@@ -179,7 +179,7 @@ def fitted_weights(model: nn.Module, weights: Mapping[str, Any]) -> dict[str, An
 
     Args:
         model: The model, which may be compiled.
-        weights: What was saved, also of a model within ``DistributedDataParallel``.
+        weights: The saved weights, even of a model within ``DistributedDataParallel``.
 
     Example:
         >>> fitted_weights(nn.Linear(1, 1, bias=False), {"module.weight": 1})

@@ -35,7 +35,7 @@ class BuildsLoaders(Protocol):
 class TrialData:
     """The loaders of a trial, as one process uses them; made by ``build``, which all processes have to call.
 
-    A validation draws with keys of its own, the same each time: how often it took place does not change a training.
+    A validation draws with its own keys, the same each time, so it does not change the training.
 
     Args:
         training: What is trained on; a ``DataLoader`` of this package is repeated, shared out and skipped into.
@@ -81,7 +81,7 @@ class TrialData:
 
         Args:
             trial: The trial.
-            checks: Whether loaders have to be those of this package, which can be resumed and shared out.
+            checks: Whether loaders have to come from this package, which can be resumed and sharded.
             rank: The number of this process.
             num_processes: The number of processes.
             seed: Decides the order of the samples, and keys their random draws; the same on all processes.

@@ -67,6 +67,6 @@ def batch_evaluation(trial: PyTorchTrial[Any]) -> Callable[[Any, int], Metrics]:
 
 
 def _overrides(trial: PyTorchTrial[Any], method: Callable[..., object]) -> bool:
-    """Whether a trial has another function, or callable of its own, under the name of a method of the base class."""
+    """Whether a trial has a different function, or its own callable, under the name of a method of the base class."""
     own = getattr(trial, method.__name__)
     return getattr(own, "__func__", own) is not method

@@ -51,7 +51,7 @@ class ValidationMetrics:
     Args:
         reducer: What ``evaluation_reducer`` returned.
         weigh_by_records: Let each batch count by its number of records in ``Reducer.AVG``, so that a metric means the
-            same on any number of processes. By default each batch counts alike.
+            same on any number of processes. By default, all batches count the same.
 
     Raises:
         InvalidExperimentException: ``reducer`` is neither a ``Reducer`` nor a dictionary of them.
