@@ -99,8 +99,8 @@ WRONG_STATES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     ),
     "no rate": (lambda state: state["param_groups"][0].pop("lr"), "param_groups.0.lr is missing"),
     "half of an entry": (without("exp_avg"), "state.0.exp_avg is missing"),
-    "an entry of nobody": (lambda state: state["state"].update({9: {}}), "state.9 is not that of a parameter"),
-    "no entry": (lambda state: state["state"].update({1: "x"}), "state.1 is not that of a parameter"),
+    "an entry of nobody": (lambda state: state["state"].update({9: {}}), "state.9 does not belong to a parameter"),
+    "no entry": (lambda state: state["state"].update({1: "x"}), "state.1 does not belong to a parameter"),
 }
 
 

@@ -284,7 +284,7 @@ def file_writer_of(writer: object) -> Any:
 def store_of_processes() -> Store:
     """The key-value store through which the processes have found each other; it works while they wait elsewhere.
 
-    A store of our own would need an address that all of them know.
+    A separate store would need an address that all of them know.
     """
     return cast("Store", _of_module("torch.distributed.distributed_c10d", "_get_default_store")())
 

@@ -64,7 +64,7 @@ def require_even_batches(accelerator: _accelerate.AcceleratorLike) -> None:
 
 
 def warn_of_ignored_settings(accelerator: _accelerate.AcceleratorLike) -> None:
-    """Warn of each setting that has no effect on a run.
+    """Warn about each setting that has no effect on a run.
 
     Args:
         accelerator: What ``Trainer._create_accelerator`` returned.

@@ -1,4 +1,4 @@
-"""What callbacks and helper functions may expect of a trainer, whichever trainer it is."""
+"""What callbacks and helper functions may expect of any trainer."""
 
 from __future__ import annotations
 

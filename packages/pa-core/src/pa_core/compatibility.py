@@ -114,7 +114,7 @@ def _is_set(variable: str) -> bool:
 
 
 def require_usable(accelerator: _accelerate.AcceleratorLike, arguments: dict[str, Any], model: nn.Module) -> None:
-    """Raise an error for an Accelerator or a model that a run could not use, and warn of settings that have no effect.
+    """Raise an error for an Accelerator or a model that a run cannot use; warn about settings without effect.
 
     Args:
         accelerator: The Accelerator of the trainer.

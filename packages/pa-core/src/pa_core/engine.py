@@ -1,4 +1,4 @@
-"""The engine: what every training loop stands on, whoever writes the loop."""
+"""The engine: the basis of every training loop, including custom ones."""
 
 from __future__ import annotations
 

@@ -333,7 +333,7 @@ class CallbackHandler(Generic[_TrainerT]):
         return bound
 
     def warn_of_unfired_events(self) -> None:
-        """Warn of each ``on_`` method that was never called by the end of a run."""
+        """Warn about each ``on_`` method that was never called by the end of a run."""
         for callback in self.callbacks:
             for name, nearest in _unknown_events(callback).items():
                 if name not in self._fired and (type(callback), name) not in self._warned:

@@ -78,7 +78,7 @@ def check_precision_and_device(mixed_precision: object, cpu: object) -> None:
         )
     if cpu is not None and not isinstance(cpu, bool):
         raise ArgumentTypeError(
-            "Cpu is not a bool.",
+            "The argument cpu is not a bool.",
             given=f"cpu={cpu!r}",
             expected="True, or None for the device that the script was launched on",
             do="Choose another device when launching; pass cpu=True for the CPU.",

@@ -37,7 +37,7 @@ _OF_OTHER_TRAINERS = MappingProxyType({
 def warn_of_misspelt_overrides(
     cls: type, trainer_class: type, private: Collection[str], events: Collection[str]
 ) -> None:
-    """Warn of methods of a new subclass that nothing calls, though their names say that the loop should.
+    """Warn about methods of a new subclass that nothing calls, though their names say that the loop should.
 
     A helper may have any name, so this is not an error.
 

@@ -1,6 +1,6 @@
 """Tensors that are split over processes: whether one is, and the piece of this process.
 
-Torch's modules for them are slow to import. Where nobody has imported them, nothing is split.
+Torch's modules for them are slow to import. If nobody has imported them, nothing is split.
 """
 
 from __future__ import annotations

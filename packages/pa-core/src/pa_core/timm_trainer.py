@@ -64,7 +64,7 @@ class TrainerWithTimmScheduler(Trainer[ModelT_co, BatchT, OutputT_co, TimmSchedu
             name = type(scheduler).__name__
             raise ConfigurationError(
                 "TrainerWithTimmScheduler steps schedulers that have the interface of timm's.",
-                given=f"{name}, which has not",
+                given=f"{name}, without one",
                 expected="a scheduler with step_update(num_updates) and step(epoch, metric)",
                 do="Use Trainer, which steps other schedulers.",
             )

@@ -982,7 +982,7 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
         return type(self).scheduler_step is not Trainer.scheduler_step
 
     def _prepare_model_optimizer_and_dataloaders(self) -> None:
-        """Place and wrap the model, and let accelerate split custom data loaders; optimizers stay what they are."""
+        """Place and wrap the model, and let accelerate split custom data loaders; optimizers stay unchanged."""
         compatibility.require_usable_model(self.model)
         self._shard(self.model)
         self._private_parts.put(self, "_wrapping", wrapping_for(self.model, self._accelerator))

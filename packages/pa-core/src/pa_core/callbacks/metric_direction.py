@@ -97,12 +97,12 @@ def resolve_direction(watch_metric: str, greater_is_better: bool) -> bool:
     """
     if greater_is_better is FALSE_BY_DEFAULT and direction_in_name(watch_metric):
         _warn_of_creation(
-            f"A lower {watch_metric} is taken for the better one, as greater_is_better is False by default. Pass "
+            f"A lower {watch_metric} counts as better, as greater_is_better is False by default. Pass "
             "greater_is_better=True, or greater_is_better=False if lower is better indeed."
         )
     if greater_is_better and is_loss(watch_metric):
         _warn_of_creation(
-            f"A higher {watch_metric} is taken for the better one, as greater_is_better=True. Of a loss a lower value "
+            f"A higher {watch_metric} counts as better, as greater_is_better=True. Of a loss a lower value "
             "is better: leave greater_is_better out."
         )
     return bool(greater_is_better)

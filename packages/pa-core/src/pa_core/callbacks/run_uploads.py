@@ -128,7 +128,7 @@ class RunUploads:
                 raise problem
 
     def tell_problems(self) -> None:
-        """Warn of the states that could not be sent, unless that is raised."""
+        """Warn about the states that could not be sent, unless that is raised."""
         if self._errors == "warn":
             self._warn(self._uploads.take_problems())
 

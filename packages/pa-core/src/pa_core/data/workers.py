@@ -87,7 +87,7 @@ def end_with_main_process(sigterm: _SigtermForMainProcess | None = None) -> None
 
     Torch's workers look for it themselves, but not while they have a batch to hand over that nobody takes any more. And
     they look for the process that forked them: under ``"forkserver"`` that is another one, and where the main process
-    was killed while a worker started, whichever process adopted it.
+    was killed while a worker started, no matter which process adopted it.
 
     Args:
         sigterm: What handles SIGTERM in this worker, and knows when it has to end in any case.

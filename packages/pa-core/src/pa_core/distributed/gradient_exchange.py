@@ -60,7 +60,7 @@ class GradientExchange:
             raise
         if not self._was_compared:
             self._compare(
-                "The step goes round the wrapper that exchanges gradients: the processes would train apart.",
+                "The step bypasses the wrapper that exchanges gradients: the processes would train apart.",
                 "In calculate_train_batch_loss, call self.model with gradients enabled, not self.get_model() or a part "
                 "of it; what another method needs goes through forward.",
             )

@@ -111,7 +111,7 @@ class Mailbox:
             return self._store.add(key, step)
 
     def signs_of_others(self) -> dict[int, Sign]:
-        """Return the last signs of life of the other processes by rank; of one that has given none, an empty one.
+        """Return the last heartbeats of the other processes by rank; of one that has given none, an empty one.
 
         Raises:
             OtherProcessError: The process that keeps them is gone.

@@ -18,7 +18,7 @@ def is_in_full_precision(loss: Tensor) -> bool:
     """Whether matrix products that led to a loss were computed in float32, and nothing in a smaller type.
 
     Autocast would have computed them in the smaller type. False where the graph does not tell: compiled functions and
-    functions of the user's own hide what they compute.
+    custom functions hide what they compute.
 
     Args:
         loss: The loss, with its graph.

@@ -140,7 +140,7 @@ class TrainedModel:
             raise mistakes.unusable_loss(loss)
 
     def check_precision(self, loss: Tensor) -> None:
-        """Warn of the first loss if the requested precision has no effect on it.
+        """Warn about the first loss if the requested precision has no effect on it.
 
         Args:
             loss: A loss with its graph.

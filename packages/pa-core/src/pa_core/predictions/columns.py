@@ -73,7 +73,7 @@ def plain_value(value: Any) -> Any:
     """Return a value of a column as Python's own: of tensors and arrays the numbers, of containers those inside.
 
     Args:
-        value: Anything; what is not known stays what it is.
+        value: Anything; what is not known stays unchanged.
     """
     if is_array(value):
         return value.tolist()

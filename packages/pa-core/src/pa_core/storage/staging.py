@@ -132,7 +132,7 @@ def leftovers(folder: Path, run: str | None) -> list[Path]:
 
 
 def replaced(folder: Path) -> list[Path]:
-    """Return old directories that were replaced and not deleted, whoever wrote them."""
+    """Return old directories that were replaced and not deleted, no matter who wrote them."""
     return [
         entry
         for entry in sorted(folder.iterdir())

@@ -88,7 +88,7 @@ class StateUploads:
             return self._changed.wait_for(lambda: self._sending is None, seconds)
 
     def take_problems(self) -> list[CheckpointError]:
-        """Return the errors that came up since the last call, except for states that were sent after all."""
+        """Return the errors that were raised since the last call, except for states that were sent after all."""
         with self._changed:
             problems, self._problems = self._problems, []
             return [problem for _, problem in problems]

@@ -65,7 +65,7 @@ def write_tensors(file: DigestingWriter, tensors: Mapping[str, Tensor]) -> None:
 
     Args:
         file: Open for writing.
-        tensors: By name; the dtypes are those of ``DTYPE_NAMES``.
+        tensors: By name; the dtypes are in ``DTYPE_NAMES``.
     """
     names, header = header_of(tensors)
     file.write(header)
@@ -77,7 +77,7 @@ def header_of(tensors: Mapping[str, Tensor]) -> tuple[list[str], bytes]:
     """Return the names of tensors in the order of a file that has them, and what comes before the first of them.
 
     Args:
-        tensors: By name; the dtypes are those of ``DTYPE_NAMES``. Nothing is read but their shapes and dtypes.
+        tensors: By name; the dtypes are in ``DTYPE_NAMES``. Nothing is read but their shapes and dtypes.
     """
     # the largest elements first, as the library does, so that every tensor is aligned in a mapped file
     ordered = sorted(tensors.items(), key=lambda item: -item[1].element_size())

@@ -14,8 +14,8 @@ __all__ = ["RunClock"]
 class RunClock:
     """How far a run has come, in each of the units that a metric can be plotted over.
 
-    The trainer advances it; whoever records a metric reads it. Time runs from the moment when the clock was
-    made or last reset, without the spans between ``stop`` and ``start``.
+    The trainer advances it; code that records a metric reads it. Time runs from the moment when the clock was made or
+    last reset, without the spans between ``stop`` and ``start``.
 
     Attributes:
         epoch: The current epoch, counted from 1.

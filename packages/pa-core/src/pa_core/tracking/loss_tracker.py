@@ -11,7 +11,7 @@ __all__ = ["LossTracker"]
 
 
 _EXACT_IN_DOUBLES = frozenset({torch.float32, torch.bfloat16, torch.float16})
-"""Such a loss times a number of samples is a double without being rounded, whichever instruction multiplies."""
+"""Such a loss times a number of samples is a double without being rounded, with any instruction."""
 
 
 class LossTracker:

@@ -317,7 +317,7 @@ class SavedRun:
         undo.enter_context(taken_over(target, state, what, self.path))
 
     def restore_callbacks(self, run: Snapshotable) -> None:
-        """Restore the states of callbacks; warn of callbacks without a state, and of states without a callback."""
+        """Restore the states of callbacks; warn about callbacks without a state, and states without a callback."""
         saved, is_sharded_run = dict(self._parts.callbacks), any(map(is_sharded_module, run.named_models().values()))
         for callback in _stateful(run.callback_handler.callbacks):
             name = _name(callback)

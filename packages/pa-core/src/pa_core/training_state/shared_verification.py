@@ -37,7 +37,7 @@ def verify_together(path: Path) -> SavedRun:
     Where it was saved in pieces, each process verifies its share of them. Any other state is verified here alone.
 
     Raises:
-        CheckpointError: It is damaged, whichever process has found that.
+        CheckpointError: It is damaged, no matter which process has found that.
         StateElsewhereError: A process does not have the same state at that path.
     """
     digest = digest_of_pieces(path)

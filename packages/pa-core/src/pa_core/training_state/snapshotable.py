@@ -1,4 +1,4 @@
-"""What training states read from a run and restore in it, whoever writes its loop."""
+"""What training states read from a run and restore in it, including a custom loop."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class Snapshots:
         self._hooks: list[Any] = []
 
     def trusts(self, optimizers: Collection[Optimizer]) -> bool:
-        """Whether tensors stay what they are until one of the optimizers makes a step.
+        """Whether tensors stay unchanged until one of the optimizers makes a step.
 
         Args:
             optimizers: Those that change the weights next.
