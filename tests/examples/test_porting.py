@@ -43,6 +43,8 @@ def test_a_page_shows_a_difference_and_the_numbers_of_all(kind: str) -> None:
     assert any(f"<!-- diff: {port.name} -->" in page for port in ports)
     for port in ports:
         assert f"`{port.name}.py`: " in page
+        for script in (port.original, port.port):
+            assert f"(../../examples/porting/{kind}/{script.name})" in page
 
 
 def test_a_difference_leaves_indentation_aside() -> None:
