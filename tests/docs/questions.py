@@ -158,8 +158,10 @@ QUESTIONS = (
         "metrics#metrics-of-torchmetrics",
         "bleu, rouge, generation metrics",
     ),
-    Question("How do I search hyperparameters?", "hyperparameters#optuna", "hyperparameter search"),
-    Question("How do I use YAML or Hydra?", "hyperparameters#hydra", "hydra"),
+    Question(
+        "How do I search hyperparameters?", "hyperparameters", "hyperparameter search, hyperparameter tuning, optuna"
+    ),
+    Question("How do I use YAML or Hydra?", "hyperparameters#hydra", "hydra, yaml, yaml config, config file"),
     Question("How do I cross-validate?", "hyperparameters#cross-validation-k-fold", "cross validation, k-fold"),
     Question(
         "How do I evaluate before training?",
