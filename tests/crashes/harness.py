@@ -233,7 +233,7 @@ def _is_explained(strike: Strike | None, ended: Ended, newest: SavedState | None
         configuration: How the script was called.
     """
     statuses = set(ended.statuses)
-    if ended.hangs or "is passed over" in ended.output:
+    if ended.hangs or "is skipped" in ended.output:
         return False
     if strike is None or not ended.is_hit:
         return statuses == {0}

@@ -175,11 +175,11 @@ def test_a_damaged_newer_state_does_not_make_another_run(tmp_path: Path) -> None
     content[-1] ^= 1
     weights.write_bytes(content)
     saving = SaveTrainingStateCallback(tmp_path, save_at_end=False, max_checkpoints=1)
-    with pytest.warns(UserWarning, match="step_6 is passed over"):
+    with pytest.warns(UserWarning, match="step_6 is skipped"):
         train_until(5, saving, resume_from=tmp_path)
     assert [name for name, _ in states_of(tmp_path)] == ["step_2", "step_4", "step_6"]
 
-    with pytest.warns(UserWarning, match="step_6 is passed over"):
+    with pytest.warns(UserWarning, match="step_6 is skipped"):
         train(make_trainer(SaveTrainingStateCallback(tmp_path)), resume_from=tmp_path)
     assert states_of(tmp_path) == [("step_2", 0), ("step_4", 0), ("step_6", 0), ("final", 0)]
 

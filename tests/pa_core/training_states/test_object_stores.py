@@ -148,7 +148,7 @@ def test_a_damaged_state_in_the_store_is_passed_over(tmp_path: Path) -> None:
         train(make_trainer(saving(tmp_path / "first", url), InterruptAt("on_optimizer_step_end", 8)))
     largest = max((tmp_path / "store" / "files").glob("*/*"), key=lambda path: (path.stat().st_mtime_ns, path.name))
     largest.write_bytes(largest.read_bytes()[:-1] + b"?")
-    with pytest.warns(UserWarning, match=r"step_6 in faulty://.* is passed over: .* other bytes"):
+    with pytest.warns(UserWarning, match=r"step_6 in faulty://.* is skipped: .* other bytes"):
         assert train(make_trainer(saving(tmp_path / "second", url)), resume_from=url) == expected
     assert sorted(StateStore(url).states(), key=lambda state: state.age)[-1].update == 21
 

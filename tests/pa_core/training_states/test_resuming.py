@@ -313,7 +313,7 @@ def test_a_damaged_state_is_passed_over_for_the_one_before_it(tmp_path: Path) ->
     content[-1] ^= 1
     tensors.write_bytes(content)
     resumed = make_trainer(saving(tmp_path), best=tmp_path / "best.pt")
-    with pytest.warns(UserWarning, match=rf"{newest.name} is passed over.*models\.safetensors"):
+    with pytest.warns(UserWarning, match=rf"{newest.name} is skipped.*models\.safetensors"):
         assert train(resumed, resume_from=tmp_path) == expected
 
     for record in StateFolder(tmp_path).records():
