@@ -73,8 +73,8 @@ def compute_over_processes(metrics: MetricCollection, earlier: Sequence[MetricSt
 
     Args:
         metrics: The metrics of this process.
-        earlier: States that belong to the same samples, the same ones on every process: those of the processes of an
-            interrupted run.
+        earlier: States that belong to the same samples, the same ones on every process: the states of the processes of
+            an interrupted run.
     """
     updates = [metric.update_count for _, metric in _walk(metrics)]
     if not earlier and all(others == updates for others in gather_objects(updates)):

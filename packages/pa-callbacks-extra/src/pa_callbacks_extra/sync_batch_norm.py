@@ -59,7 +59,7 @@ def normalise(
     """Normalise the part of a batch that this process has.
 
     The backward pass exchanges sums of gradients, if ``values`` need any: each process of the group must run it. As
-    everywhere in ``DistributedDataParallel``, the gradients of weight and bias are those of this process alone.
+    everywhere in ``DistributedDataParallel``, the gradients of weight and bias are of this process alone.
 
     Args:
         values: What the statistics were made of.

@@ -27,7 +27,7 @@ class ConvertSyncBatchNormCallback(TrainerCallback):
     own layers again, no matter how the run ended. During the run, layers keep their parameters, buffers, hooks and
     methods. On one process nothing is converted.
 
-    In evaluation mode nothing is exchanged. Layers without running statistics then normalise by the batch of their own
+    In evaluation mode nothing is exchanged. Layers without running statistics then normalise by the batch of one
     process, as torch's do.
 
     Every process has to call the model equally often in a training step. A ``StopTrainingError`` that only one process

@@ -35,8 +35,8 @@ class Participants:
     Every process must construct this; at first all of them take part.
 
     Args:
-        shares_group: Whether they exchange statistics in the process group that gradients are exchanged in. A group of
-            their own keeps the two apart, whatever order they come in; on an accelerator it would take memory.
+        shares_group: Whether they exchange statistics in the process group that gradients are exchanged in. A separate
+            group keeps the two apart in any order; on an accelerator it would take memory.
         is_left_out: Returns whether this process calls the model without taking part.
     """
 

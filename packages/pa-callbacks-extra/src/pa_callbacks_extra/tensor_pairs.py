@@ -101,7 +101,8 @@ class TensorPairs:
     def averages_in_place(self) -> AbstractContextManager[None]:
         """Within the context, the tensors of the model have the values of their averages.
 
-        Only those of a sharded model are copied, since its processes gather what is in the memory of their pieces.
+        Only the tensors of a sharded model are copied, since its processes gather what is in the memory of their
+        pieces.
         """
         return self._copied_in() if self._is_sharded else self._exchanged()
 
@@ -200,7 +201,7 @@ def _require_both_sharded(average: nn.Module, model: nn.Module) -> None:
 
 
 def _describe_tensors(module: nn.Module) -> dict[str, str]:
-    """Describe each tensor under each of its names, without its precision, which may be that of the average or not."""
+    """Describe each tensor under each of its names, without its precision, which may differ from the average's."""
     described: dict[str, str] = {}
     for tensor, names in _tensors_with_names(module):
         description = f"shape {tuple(tensor.shape)} on {tensor.device}"

@@ -33,7 +33,7 @@ class LayerGroup(NamedTuple):
     """The module that is the group; where the group has several, a container that holds them."""
 
     is_frozen: bool
-    """Whether it has frozen parameters and, but for those of batch norms that keep learning, no others."""
+    """Whether it has frozen parameters and, except for batch norms that keep learning, no others."""
 
 
 class Layer(NamedTuple):

@@ -69,7 +69,7 @@ def record_of(path: Path) -> FileRecord:
 
 
 def require_intact(folder: Path, records: Mapping[str, FileRecord], names: Iterable[str]) -> None:
-    """Refuse files that are not as they were written.
+    """Raise an error for files that are not as they were written.
 
     Args:
         folder: The checkpoint.
@@ -144,7 +144,7 @@ def find_folder(name: str | os.PathLike[str], checkpoint_dir: Path) -> Path:
 
 
 def _require_files(folder: Path) -> Path:
-    """Refuse a folder that has none of the files of a checkpoint."""
+    """Raise an error for a folder that has none of the files of a checkpoint."""
     if any((folder / name).exists() for name in (STATE, TRIAL_STATE, LOAD_DATA, METADATA)):
         return folder
     inside = newest_first(folder)

@@ -129,7 +129,7 @@ class Checkpoints:
         return saved.uuid
 
     def save(self) -> str:
-        """Save the trial as it is, and delete checkpoints that are not to be kept any longer.
+        """Save the trial as it is, and delete checkpoints that are not kept any longer.
 
         Returns:
             The name of the checkpoint.

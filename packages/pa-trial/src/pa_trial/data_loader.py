@@ -143,8 +143,8 @@ class DataLoader(Generic[_SampleT]):
     ) -> TorchDataLoader[Any]:
         """Return a loader of torch over a share of the batches.
 
-        The batches are repeated, then shared out, then skipped. So if the number of processes does not divide that
-        of the batches, a process gets other batches in the next epoch.
+        The batches are repeated, then shared out, then skipped. So if the number of processes does not divide the
+        number of batches, a process gets other batches in the next epoch.
 
         Args:
             repeat: Whether the batches are repeated without end.

@@ -166,7 +166,7 @@ def _seed(seed: int) -> None:
 
 
 def _warn_of_launch_settings() -> None:
-    """Warn of options of ``accelerate launch`` that a trial does not support."""
+    """Warn about options of ``accelerate launch`` that a trial does not support."""
     settings = os.environ
     if settings.get("ACCELERATE_MIXED_PRECISION", "no") != "no":
         warn_user(

@@ -1,4 +1,4 @@
-"""What may be wrapped, and when: the errors of trials that ask for what cannot work."""
+"""What may be wrapped, and when: the errors of trials that request what cannot work."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _SHOWN = 4
 
 
 def require_model(model: object) -> None:
-    """Refuse what is not a whole module.
+    """Raise an error for anything that is not a whole module.
 
     Raises:
         ArgumentTypeError: It is not a module.
@@ -67,7 +67,7 @@ def _is_sharded(model: nn.Module) -> InvalidExperimentException:
 
 
 def require_optimizer(optimizer: object) -> None:
-    """Refuse what is not an optimizer.
+    """Raise an error for anything that is not an optimizer.
 
     Raises:
         ArgumentTypeError: It is not.
@@ -83,7 +83,7 @@ def require_optimizer(optimizer: object) -> None:
 
 
 def check_backward_passes(number: int) -> None:
-    """Refuse a number of backward passes that cannot be.
+    """Raise an error for a number of backward passes that cannot be.
 
     Raises:
         InvalidExperimentException: It is less than 1.
@@ -98,12 +98,12 @@ def check_backward_passes(number: int) -> None:
 
 
 def warn_of_compression() -> None:
-    """Warn of ``fp16_compression``."""
+    """Warn about ``fp16_compression``."""
     warn_user("fp16_compression=True has no effect: gradients are exchanged in their own dtype. Leave it out.")
 
 
 def require_some(models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> None:
-    """Refuse to train without a model or an optimizer.
+    """Raise an error for training without a model or an optimizer.
 
     Raises:
         InvalidExperimentException: One of them is missing.
@@ -129,7 +129,7 @@ def loaded_to_be_looked_at() -> InvalidExperimentException:
 
 
 def require_initialized(model: nn.Module) -> None:
-    """Refuse lazy modules that have seen no batch: several processes cannot give each other what is not there yet.
+    """Raise an error for lazy modules that have seen no batch: processes cannot exchange what is not there yet.
 
     Raises:
         InvalidExperimentException: A parameter or a buffer has no shape.
@@ -166,7 +166,7 @@ def foreign_parameters(optimizer: Optimizer, models: Iterable[nn.Module]) -> lis
 
 
 def warn_of_foreign_parameters(foreign: Sequence[Tensor]) -> None:
-    """Warn of parameters that no checkpoint would have."""
+    """Warn about parameters that no checkpoint would have."""
     warn_user(
         f"An optimizer updates parameters that no wrapped model has: {_describe_shapes(foreign)}. Checkpoints do not "
         "contain them, so a resumed training starts them from scratch. Wrap the module that has them with "
@@ -175,7 +175,7 @@ def warn_of_foreign_parameters(foreign: Sequence[Tensor]) -> None:
 
 
 def warn_of_unwrapped_optimizer(optimizer: Optimizer) -> None:
-    """Warn of an optimizer whose state no checkpoint would have."""
+    """Warn about an optimizer whose state no checkpoint would have."""
     warn_user(
         f"step_optimizer() steps an optimizer that is not wrapped: {type(optimizer).__name__}. Checkpoints do not "
         "contain its state, so a resumed training starts it from scratch. Wrap it with context.wrap_optimizer()."

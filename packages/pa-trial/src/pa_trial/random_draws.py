@@ -65,7 +65,7 @@ class RngStates:
         """Have the RNGs continue from that moment.
 
         Args:
-            now: Their states as they are, which saves asking for them.
+            now: Their states as they are, which saves reading them.
         """
         random.setstate(self._python)
         torch.default_generator.set_state(torch.frombuffer(bytearray(self._torch), dtype=torch.uint8))

@@ -1,4 +1,4 @@
-"""Which of its own older checkpoints a training deletes."""
+"""Which of its older checkpoints a training deletes."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def capture(device: torch.device) -> dict[str, Any]:
 
 
 def check(states: Mapping[str, Any]) -> None:
-    """Refuse what ``restore`` could not restore; nothing is changed.
+    """Raise an error for anything that ``restore`` could not restore; nothing is changed.
 
     Args:
         states: What is said to be what ``capture`` returned.

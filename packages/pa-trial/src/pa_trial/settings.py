@@ -106,8 +106,8 @@ class ExperimentSettings:
     """Hyperparameters and experiment configuration, and what follows from them.
 
     Args:
-        hparams: Hyperparameters by name; None where there are none to ask for.
-        exp_conf: The experiment configuration; None where there is none to ask for.
+        hparams: Hyperparameters by name; None if there are none.
+        exp_conf: The experiment configuration; None if there is none.
         num_slots: The number of processes that a global batch is split over.
 
     Attributes:

@@ -14,7 +14,7 @@ __all__ = ["Throughput"]
 class Throughput:
     """Counts the records of the batches of a workload, as ``get_batch_length`` tells them, and its seconds.
 
-    Batches of a kind that the stock ``get_batch_length`` cannot count are no reason to fail: they count 0.
+    Batches of a kind that the stock ``get_batch_length`` cannot count do not fail: they count 0.
 
     Args:
         trial: The trial.

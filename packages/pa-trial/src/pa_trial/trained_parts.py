@@ -434,7 +434,7 @@ class TrainedParts:
             self._exchange_gradients(exchange)
 
     def _require_known(self, exchange: GradientExchange, optimizer: Optimizer) -> None:
-        """Refuse parameters that were given to an optimizer in the course of training and are not exchanged."""
+        """Raise an error for parameters that got an optimizer in the course of training and are not exchanged."""
         number = sum(len(group["params"]) for group in optimizer.param_groups)
         if self._num_checked.get(id(optimizer)) == number:
             return
@@ -444,7 +444,7 @@ class TrainedParts:
         self._num_checked[id(optimizer)] = number
 
     def _require_exchanged(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-        """Refuse a step with gradients of this process alone."""
+        """Raise an error for a step with gradients of this process alone."""
         if self._exchange is not None and self._exchange.is_pending(parameters_of(optimizer)):
             raise part_checks.gradients_not_exchanged()
 

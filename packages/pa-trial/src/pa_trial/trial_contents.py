@@ -85,7 +85,7 @@ def capture_process(parts: ContextParts) -> dict[str, Any]:
 
 
 def require_fit(parts: ContextParts, content: Mapping[str, Any], own: Mapping[str, Any], saved: SavedTrial) -> None:
-    """Refuse contents that this trial cannot continue from; nothing is changed.
+    """Raise an error for contents that this trial cannot continue from; nothing is changed.
 
     Args:
         parts: The parts of the trial's context.

@@ -15,7 +15,7 @@ __all__ = ["batch_evaluation", "check_trial", "evaluates_batches"]
 
 
 def check_trial(trial: object) -> None:
-    """Refuse what cannot be trained because it is not a trial, or validates in no way, or in two ways.
+    """Raise an error for anything that is not a trial, or that validates in no way, or in two ways.
 
     Args:
         trial: What was passed to the trainer.
