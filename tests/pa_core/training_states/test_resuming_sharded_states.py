@@ -171,7 +171,7 @@ def test_damage_that_one_process_finds_lets_all_fall_back(shared_tmp_path: Path,
         content = bytearray(damaged.read_bytes())
         content[-1] ^= 1
         damaged.write_bytes(content)
-    with pytest.warns(UserWarning, match=f"passed over.*{damaged.name}"):
+    with pytest.warns(UserWarning, match=f"skipped.*{damaged.name}"):
         saved = find_saved_run(shared_tmp_path)
     assert (saved.path, saved.position.updates) == (older, 2)
 
