@@ -115,7 +115,7 @@ def _describe_partial(value: functools.partial[Any], depth: int) -> str:
 
 
 def describe_arguments(arguments: Mapping[str, object]) -> dict[str, str]:
-    """Return what a run was requested.
+    """Return the settings that were requested for a run.
 
     Args:
         arguments: The values by name.

@@ -1,4 +1,4 @@
-"""What ``predict()`` was requested: the samples, their batches, and what is random in them."""
+"""The job of a call of ``predict()``: the samples, their batches, and what is random in them."""
 
 from __future__ import annotations
 
