@@ -53,7 +53,7 @@ class DistributedContext:
     """Collectives for coordinating work. For tensors during training, use torch's collectives.
 
     Values are pickled. All ranks must make the same calls in the same order; the ranks may be processes, or threads of
-    one process, each with its own context. The first call that needs connections makes them, over the
+    one process, each with its own context. The first call that needs connections makes them, over
     torch's process group if it has this size, or else over the connections of torchrun. Only if there is
     neither, the chief listens on ``pub_port + port_offset``. The six numbers are passed together; without them,
     this process is the only one.

@@ -119,7 +119,7 @@ def read_tensors(file: DigestingReader, size: int) -> dict[str, Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """What the header says of one tensor; begin and size are in bytes, from the begin of the data."""
+    """What the header says of one tensor; begin and size are in bytes, from the start of the data."""
 
     name: str
     dtype: torch.dtype
