@@ -4,7 +4,7 @@ The texts are paragraphs of Python's manual, which comes with Python, and their 
 is trained on them, and the tiny model made from a configuration; `--pretrained NAME` takes both from the hub instead.
 The curves, the settings and a table of the mistakes are one run, which `wandb sync` sends to an account.
 
-    pip install pa-core pa-callbacks-extra pa-schedulers transformers wandb
+    pip install transformers wandb
     python examples/classify_texts.py
     torchrun --nproc-per-node 2 examples/classify_texts.py
 

@@ -4,7 +4,7 @@ Each image shows one to four of scikit-learn's digits in different sizes. Its ta
 The detector has one stage and no anchors: each cell of a grid predicts which digit has its centre there, and its box.
 The loss is a mean over digits: with `num_items_in_batch`, each digit counts the same on any number of processes.
 
-    pip install pa-core scikit-learn
+    pip install scikit-learn
     python examples/detect_digits.py
     torchrun --nproc-per-node 2 examples/detect_digits.py
     accelerate launch --mixed_precision bf16 examples/detect_digits.py
@@ -15,7 +15,7 @@ A digit is found if a box of its class overlaps its own with an IoU of at least 
 """
 
 import argparse
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from sklearn.datasets import load_digits
@@ -25,7 +25,7 @@ from torch.utils.data import Dataset
 
 from pa_core import Trainer
 
-Target: TypeAlias = dict[str, Tensor]
+Target = dict[str, Tensor]
 SLOT, CELL = 12, 4  # pixels: an image has 3x3 slots for digits, and the detector's grid has 9x9 cells
 THRESHOLD = 0.5  # of the probability of a box, and of its IoU
 

@@ -4,7 +4,7 @@ A small convolutional network learns the digits 0 to 4; this stands for `pretrai
 Its new task is the digits 5 to 9, of which only a hundred are there to learn from. First the new head learns, with all
 else frozen. In each further stage, the next layer group below is unfrozen.
 
-    pip install pa-core pa-finetuning timm scikit-learn
+    pip install timm scikit-learn
     python examples/finetune_timm.py
     torchrun --nproc-per-node 2 examples/finetune_timm.py
     accelerate launch --mixed_precision bf16 examples/finetune_timm.py

@@ -4,7 +4,7 @@ Paragraphs of Python's manual, which comes with Python, are short and long. So b
 of a fixed number of paragraphs, and each update is the mean over its tokens, on any number of processes. The tiny model
 is made from a configuration, so that nothing is downloaded; `from_pretrained` would take its place.
 
-    pip install pa-core transformers
+    pip install transformers
     python examples/finetune_transformers.py
     torchrun --nproc-per-node 2 examples/finetune_transformers.py
     accelerate launch --mixed_precision bf16 examples/finetune_transformers.py

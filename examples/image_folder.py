@@ -4,7 +4,7 @@
 script writes first. MixUp makes a mixture of two out of each training image, with their probabilities as its target,
 which cross entropy takes as well as it takes classes. In evaluations, images and classes stay as they are.
 
-    pip install pa-core timm torchvision pillow scikit-learn
+    pip install timm torchvision pillow scikit-learn
     python examples/image_folder.py
     torchrun --nproc-per-node 2 examples/image_folder.py
     accelerate launch --mixed_precision bf16 examples/image_folder.py

@@ -5,12 +5,13 @@ of peft and the new head learn. Killed, or stopped with Ctrl-C, the same command
 All states share one file of the frozen weights, which is written once. At the end the adapters and the head are saved
 by themselves, as peft reads them.
 
-    pip install pa-core peft transformers scikit-learn
+    pip install peft transformers scikit-learn
     python examples/lora.py
     torchrun --nproc-per-node 2 examples/lora.py
     accelerate launch --mixed_precision bf16 examples/lora.py
 
-Delete outputs/lora to start over. The last two lines that it prints:
+Delete outputs/lora to start over. The last two lines that it prints, with a checksum that depends on the versions of
+torch and transformers:
 
     96.3% of new digits recognised; 38,154 of 439,188 parameters trained, saved in 156 kB
     The checksum of all weights is 2014909172

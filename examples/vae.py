@@ -4,7 +4,7 @@ The encoder gives each scanned digit a place in eight dimensions, with some nois
 After each evaluation two images go to the tracker: digits that were not trained on above what was drawn of them, and
 digits that nobody has written, drawn from random places.
 
-    pip install pa-core pa-callbacks-extra scikit-learn tensorboard
+    pip install scikit-learn tensorboard
     python examples/vae.py
     torchrun --nproc-per-node 2 examples/vae.py
     tensorboard --logdir outputs/vae

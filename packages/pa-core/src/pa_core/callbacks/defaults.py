@@ -55,6 +55,6 @@ def warn_of_none_by_default(callbacks: Collection[object]) -> None:
     if callbacks and not any(isinstance(one, DEFAULT_CALLBACKS) for one in callbacks):
         warn_user(
             "callbacks=[...] has replaced all default callbacks, which print, and end a run whose loss is NaN. To keep "
-            "them, pass callbacks=[..., *DEFAULT_CALLBACKS]; to do without, name those that you want, such as "
+            "them, pass callbacks=[*DEFAULT_CALLBACKS, ...]; to do without, name those that you want, such as "
             "TerminateOnNaNCallback."
         )
