@@ -18,7 +18,6 @@ The last lines that it prints:
 from __future__ import annotations
 
 import argparse
-from typing import TypeAlias
 
 import torch
 from sklearn.datasets import load_digits
@@ -30,7 +29,7 @@ from typing_extensions import override
 
 from pa_core import BatchOutput, Trainer
 
-Batch: TypeAlias = tuple[Tensor, Tensor]
+Batch = tuple[Tensor, Tensor]
 
 
 class DigitsTrainer(Trainer[nn.Module, Batch, BatchOutput]):
