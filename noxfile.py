@@ -139,8 +139,9 @@ class Distribution:
         return {self}.union(*(other.with_ours() for other in DISTRIBUTIONS if other.name in names))
 
     def tests(self) -> str:
-        """The folder of its tests."""
-        return f"tests/{self.name.replace('-', '_')}"
+        """The folder of its tests, which a library that needs nothing else of ours has itself."""
+        own = f"packages/{self.name}/tests"
+        return own if (ROOT / own).is_dir() else f"tests/{self.name.replace('-', '_')}"
 
     def source(self) -> str:
         """Its folder, with the extras that its tests need, if there are any: pip wants no empty brackets here."""
@@ -163,6 +164,7 @@ class Cell:
 
 
 DISTRIBUTIONS = (
+    Distribution("pa-checkpoint", "pa_checkpoint", extras=("fsspec",)),
     Distribution(
         "pa-core",
         "pa_core",
@@ -178,6 +180,9 @@ DISTRIBUTIONS = (
     Distribution("pa-compat", "pytorch_accelerated", extras=("examples",), test_requirements=("pandas",)),
 )
 BESIDE_OTHERS = (
+    "../packages/pa-checkpoint/tests/test_checkpoint.py",
+    "../packages/pa-checkpoint/tests/test_encoding.py",
+    "../packages/pa-checkpoint/tests/test_folder_lock.py",
     "pa_callbacks_extra",
     "pa_compat/test_samples.py",
     "pa_core/data/test_loaders.py",
@@ -191,8 +196,6 @@ BESIDE_OTHERS = (
     "pa_core/own_loops/test_full_precision.py",
     "pa_core/own_loops/test_run.py",
     "pa_core/sharding/test_shard_model.py",
-    "pa_core/storage/test_encoding.py",
-    "pa_core/storage/test_state.py",
     "pa_core/test_accelerator_settings.py",
     "pa_core/test_accumulation.py",
     "pa_core/test_checkpoint.py",
@@ -493,7 +496,7 @@ def ranks_that_differ(session: nox.Session) -> None:
 @nox.session
 def store_kills(session: nox.Session) -> None:
     """Kill 500 processes that save training states; after each, no completed save is lost."""
-    script = "tests/pa_core/storage/kills_during_saving.py"
+    script = "packages/pa-checkpoint/tests/kills_during_saving.py"
     everything(session).run("python", script, *(session.posargs or ["500"]), env=CPU)
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from pa_checkpoint._checkpoint import write_checkpoint
 from pa_core.storage import newest_valid
-from pa_core.storage.state import write_state
 from tests.crashes.configurations import Configuration
 from tests.crashes.harness import CrashLab, Run
 from tests.crashes.strikes import Strike
@@ -143,7 +143,7 @@ def _sees(
     assert state is not None
     assert not skipped
     change(state.parts)
-    write_state(state.path, state.parts, state.summary)
+    write_checkpoint(state.path, state.parts, state.summary)
 
     run.start(configuration)
 

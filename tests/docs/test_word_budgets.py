@@ -20,6 +20,7 @@ WORDS = {
     "migration": 850,
     "reference": 700,
     "package": 120,
+    "library": 200,
 }
 """How many words a page of each kind may have, as `wc -w` counts them."""
 
@@ -69,6 +70,7 @@ KINDS: dict[str, str | tuple[str, int]] = {
     "docs/why.md": "understanding",
     "examples/README.md": "reference",
     "packages/pa-callbacks-extra/README.md": "package",
+    "packages/pa-checkpoint/README.md": "library",
     "packages/pa-compat/README.md": "package",
     "packages/pa-core/README.md": "package",
     "packages/pa-finetuning/README.md": "package",

@@ -95,7 +95,7 @@ class Run:
 
 def names(folder: Path) -> list[str]:
     """What is in a folder; the first process may still be about to release it."""
-    return sorted(path.name for path in folder.iterdir() if path.name != ".in_use")
+    return sorted(path.name for path in folder.iterdir() if not path.name.startswith(".in_use"))
 
 
 @pytest.mark.runs_on("one_process", "two_ranks", "bf16")

@@ -42,7 +42,7 @@ def test_a_distribution_with_another_version_is_refused(copy: Copy) -> None:
     """A version that was not raised in one of six files is named."""
     copy.replace(copy.pyproject("pa-trial"), r'^version = ".*"', 'version = "0.0.9"')
     assert declared.versions(copy.repository) == [
-        f"pa-trial has version 0.0.9, pa-core has {VERSION}: all are released together"
+        f"pa-trial has version 0.0.9, pa-checkpoint has {VERSION}: all are released together"
     ]
 
 
@@ -161,14 +161,14 @@ def test_a_workflow_that_uploads_in_another_order_is_refused(copy: Copy) -> None
     """At no moment a distribution is on the package index without those that it requires."""
     copy.replace(".github/workflows/release.yml", "upload/pa-core/", "upload/pa-compat/")
     (problem,) = declared.upload_order(copy.repository)
-    assert problem.startswith(".github/workflows/release.yml uploads ['pa-compat', 'pa-finetuning'")
+    assert problem.startswith(".github/workflows/release.yml uploads ['pa-checkpoint', 'pa-finetuning', 'pa-compat'")
 
 
 def test_a_page_that_names_another_order_is_refused(copy: Copy) -> None:
     """RELEASING.md names the order that the requirements give."""
-    copy.replace("RELEASING.md", "^1. `pa-core`\n", "")
+    copy.replace("RELEASING.md", "^3. `pa-core`\n", "")
     (problem,) = declared.upload_order(copy.repository)
-    assert problem.startswith("RELEASING.md uploads ['pa-finetuning'")
+    assert problem.startswith("RELEASING.md uploads ['pa-checkpoint', 'pa-finetuning', 'pa-callbacks-extra'")
 
 
 def test_a_new_distribution_is_missed_in_the_workflow_the_page_and_the_changelog(copy: Copy) -> None:

@@ -14,6 +14,7 @@ from types import ModuleType
 SNAPSHOT = Path(__file__).with_name("api.txt")
 MODULES = (
     "pa_callbacks_extra",
+    "pa_checkpoint",
     "pa_core",
     "pa_core.callbacks",
     "pa_core.data",

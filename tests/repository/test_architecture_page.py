@@ -38,13 +38,17 @@ TEXTS = {
 """What the pages say of each package; a section begins with its name."""
 
 
+def _folders_of_tests(distribution: str) -> tuple[Path, Path]:
+    return ROOT / "packages" / distribution / "tests", ROOT / "tests" / distribution.replace("-", "_")
+
+
 def map_of(distribution: str) -> Map:
     """The map of the modules of a distribution."""
     package = "pytorch_accelerated" if distribution == "pa-compat" else distribution.replace("-", "_")
     return Map(
         TEXTS[package],
         ROOT / "packages" / distribution / "src" / package,
-        ROOT / "tests" / distribution.replace("-", "_"),
+        next(folder for folder in _folders_of_tests(distribution) if folder.exists()),
     )
 
 

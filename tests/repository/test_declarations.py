@@ -46,9 +46,17 @@ def _imported(folder: Path) -> set[str]:
     return names - sys.stdlib_module_names
 
 
-def test_there_are_six_distributions() -> None:
+def test_there_are_seven_distributions() -> None:
     """The checks below see all distributions."""
-    assert set(PROJECTS) == {"pa-callbacks-extra", "pa-compat", "pa-core", "pa-finetuning", "pa-schedulers", "pa-trial"}
+    assert set(PROJECTS) == {
+        "pa-callbacks-extra",
+        "pa-checkpoint",
+        "pa-compat",
+        "pa-core",
+        "pa-finetuning",
+        "pa-schedulers",
+        "pa-trial",
+    }
 
 
 @pytest.mark.parametrize("name", PROJECTS)

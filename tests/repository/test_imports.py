@@ -9,7 +9,15 @@ import pytest
 
 from tests.launching import Launch
 
-PACKAGES = ["pa_callbacks_extra", "pa_core", "pa_finetuning", "pa_schedulers", "pa_trial", "pytorch_accelerated"]
+PACKAGES = [
+    "pa_callbacks_extra",
+    "pa_checkpoint",
+    "pa_core",
+    "pa_finetuning",
+    "pa_schedulers",
+    "pa_trial",
+    "pytorch_accelerated",
+]
 TORCH_BRINGS = {"numpy"}
 """A module of it more, such as that of its types, takes a millisecond or two."""
 

@@ -84,7 +84,7 @@ def test_forms_ask_for_what_an_answer_needs() -> None:
 
 def test_the_changelog_names_the_versions_of_the_training_state_format() -> None:
     """A change of the format cannot be released without its line."""
-    manifest = ROOT / "packages" / "pa-core" / "src" / "pa_core" / "storage" / "manifest.py"
+    manifest = ROOT / "packages" / "pa-checkpoint" / "src" / "pa_checkpoint" / "_manifest.py"
     first, last = re.findall(r"^FIRST_VERSION, LAST_VERSION = (\d+), (\d+)$", manifest.read_text(), re.MULTILINE)[0]
     newest = (ROOT / "CHANGELOG.md").read_text().partition("### Training states")[2].partition("\n### ")[0]
     assert f"reads versions {first} and {last}" in newest or f"reads versions {first} to {last}" in newest

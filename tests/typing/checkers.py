@@ -19,6 +19,7 @@ from tests.launching import Launched, run_command
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = {
+    "pa-checkpoint": "pa_checkpoint",
     "pa-core": "pa_core",
     "pa-schedulers": "pa_schedulers",
     "pa-finetuning": "pa_finetuning",

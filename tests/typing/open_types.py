@@ -16,7 +16,15 @@ from functools import cached_property
 from pathlib import Path
 
 REASONS = Path(__file__).with_name("open_types.txt")
-PACKAGES = ("pa_core", "pa_schedulers", "pa_finetuning", "pa_callbacks_extra", "pa_trial", "pytorch_accelerated")
+PACKAGES = (
+    "pa_checkpoint",
+    "pa_core",
+    "pa_schedulers",
+    "pa_finetuning",
+    "pa_callbacks_extra",
+    "pa_trial",
+    "pytorch_accelerated",
+)
 _OPEN = {"Any", "object"}
 
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef

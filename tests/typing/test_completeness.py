@@ -13,7 +13,7 @@ from tests.typing.checkers import PACKAGES, Completeness, TypedEnvironment
 
 WITHOUT_TYPES = {
     "accelerate": {"pa_core/_accelerate.py"},
-    "fsspec": {"pa_core/files/places.py", "pa_core/storage/object_store.py"},
+    "fsspec": {"pa_core/files/places.py", "pa_checkpoint/_object_store.py"},
     "pyarrow": {"pa_core/files/parquet.py"},
     "tqdm": {"pa_core/_tqdm.py"},
 }

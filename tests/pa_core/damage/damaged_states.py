@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pa_checkpoint._checkpoint import write_checkpoint
+from pa_checkpoint._encoding import Encoded, encode
 from pa_core.storage import read_state
-from pa_core.storage.encoding import Encoded, encode
-from pa_core.storage.state import write_state
 
 MANIFEST, DOCUMENTS = "manifest.json", "state.json"
 EVERY = 97  # bytes between two lengths to which a file is cut
@@ -176,7 +176,7 @@ def reshaped(state: Path) -> Iterator[tuple[str, dict[str, Encoded]]]:
 
 def write_parts(state: Path, parts: dict[str, Encoded]) -> None:
     """Write a state with these parts, and the summary that it had."""
-    write_state(state, parts, read_state(state).summary)
+    write_checkpoint(state, parts, read_state(state).summary)
 
 
 def _wrong_tensors(tensor: Tensor) -> Iterator[tuple[str, Tensor]]:

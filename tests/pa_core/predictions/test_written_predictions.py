@@ -23,6 +23,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.utils.data import TensorDataset
 from typing_extensions import override
 
+from pa_checkpoint import _folder_lock as folder_lock
 from pa_core import (
     AnyTrainer,
     BatchOutputError,
@@ -35,7 +36,6 @@ from pa_core import (
     UnsupportedConfigurationError,
     gather_objects,
 )
-from pa_core.storage import folder_lock
 from tests.launching import Launch
 
 on_any_number_of_processes = pytest.mark.runs_on("one_process", "two_ranks")

@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from pa_checkpoint._encoding import encode
 from pa_core.errors import CheckpointError
-from pa_core.storage.encoding import encode
 from pa_core.storage.plain_values import ensure_plain
 
 

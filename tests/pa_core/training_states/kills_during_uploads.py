@@ -29,11 +29,12 @@ import torch
 import torch._dynamo  # pyright: ignore[reportUnusedImport]  # as above
 from typing_extensions import override
 
+from pa_checkpoint import _object_store as object_store
+from pa_checkpoint._remote_folder import RemoteCheckpoint, RemoteFolder
 from pa_core import AnyTrainer, SaveTrainingStateCallback, TrainerCallback
-from pa_core.storage import StateFolder, object_store
-from pa_core.storage.state_store import StateStore, StoredState
-from tests.pa_core.storage.faulty_store import KINDS, Faults, fault_rates, store_url, use_faults
+from pa_core.storage import StateFolder
 from tests.pa_core.training_states.small_runs import make_trainer, train
+from tests.support.faulty_store import KINDS, Faults, fault_rates, store_url, use_faults
 
 _RATE = 0.02
 _MOST_SECONDS = 0.6
@@ -81,14 +82,14 @@ class _Saving(SaveTrainingStateCallback):
 
 def run(folder: Path, machine: Path, board: Board, faults: Faults | None) -> None:
     """Run the script once, to its end."""
-    url, upload = store_url(folder / "store"), StateStore.upload
+    url, upload = store_url(folder / "store"), RemoteFolder.upload
 
-    def told(store: StateStore, directory: str | Path) -> StoredState:
+    def told(store: RemoteFolder, directory: str | Path) -> RemoteCheckpoint:
         state = upload(store, directory)
         board.sent.value = max(board.sent.value, state.update)
         return state
 
-    setattr(StateStore, "upload", told)  # noqa: B010  # a plain assignment is a type error
+    setattr(RemoteFolder, "upload", told)  # noqa: B010  # a plain assignment is a type error
     object_store.PAUSES = (0.0,) * 4
     use_faults(Faults() if faults is None else faults)
     saving = _Saving(machine, save_every_n_steps=2, max_checkpoints=2, asynchronous=True, upload_to=url)

@@ -28,11 +28,13 @@ import torch
 from torch import nn
 from typing_extensions import override
 
+from pa_checkpoint import _folder as state_folder
+from pa_checkpoint import _folder_lock as folder_lock
+from pa_checkpoint._checkpoint import write_checkpoint
+from pa_checkpoint._manifest import read_manifest
+from pa_checkpoint._staging import discard
 from pa_core import AnyTrainer, CheckpointError, FolderInUseError, SaveTrainingStateCallback, Trainer, TrainerCallback
-from pa_core.storage import StateFolder, folder_lock, newest_valid, state_folder
-from pa_core.storage.manifest import read_manifest
-from pa_core.storage.staging import discard
-from pa_core.storage.state import write_state
+from pa_core.storage import StateFolder, newest_valid
 from pa_core.testing import TinyClassifier, make_classification
 from pa_core.training_state import state_writer
 
@@ -85,7 +87,7 @@ def keep_diary(diary: Diary) -> None:
     """Have this process note down each state that it writes or removes."""
 
     def write(directory: str | Path, *arguments: Any, **options: Any) -> None:
-        write_state(directory, *arguments, **options)
+        write_checkpoint(directory, *arguments, **options)
         diary.note("wrote", Path(directory))
 
     def remove(directory: Path, run: str) -> None:

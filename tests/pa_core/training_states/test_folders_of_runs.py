@@ -13,6 +13,8 @@ import pytest
 import torch
 from typing_extensions import override
 
+from pa_checkpoint import _folder_lock as folder_lock
+from pa_checkpoint._folder_lock import FolderLock
 from pa_core import (
     AnyTrainer,
     CheckpointError,
@@ -25,8 +27,7 @@ from pa_core import (
     distributed,
     gather_objects,
 )
-from pa_core.storage import StateFolder, folder_lock, newest_valid
-from pa_core.storage.folder_lock import FolderLock
+from pa_core.storage import StateFolder, newest_valid
 from tests.pa_core.training_states.small_runs import DrawingDataset, InterruptAt, Interrupted, make_trainer, train
 
 
@@ -71,7 +72,7 @@ def test_a_folder_that_another_run_uses_is_refused_before_the_first_step(shared_
     states = shared_tmp_path / "states"
     states.mkdir(exist_ok=True)
     gather_objects(None)
-    other = FolderLock.acquire(states) if distributed.rank() == 0 else None
+    other = FolderLock(states) if distributed.rank() == 0 else None
     gather_objects(None)
     trainer = make_trainer(SaveTrainingStateCallback(states))
     with pytest.raises(FolderInUseError, match="Another run is using this folder"):
@@ -79,7 +80,7 @@ def test_a_folder_that_another_run_uses_is_refused_before_the_first_step(shared_
     assert trainer.num_updates_completed == 0
     gather_objects(None)
     if other is not None:
-        assert [entry.name for entry in states.iterdir()] == [".in_use"]
+        assert sorted(hidden(states)) == [".in_use", ".in_use_by"]
         other.release()
     gather_objects(None)
     train(make_trainer(SaveTrainingStateCallback(states)), num_epochs=1)
@@ -92,7 +93,7 @@ def test_a_folder_is_free_however_the_run_ends(tmp_path: Path) -> None:
     for error in (None, StopTrainingError(), OSError("a disk"), KeyboardInterrupt(), SystemExit(3)):
 
         def end(error: BaseException | None = error) -> None:
-            assert hidden(tmp_path) == [".in_use"]
+            assert sorted(hidden(tmp_path)) == [".in_use", ".in_use_by"]
             if error is not None:
                 raise error
 
@@ -107,7 +108,7 @@ def test_a_folder_is_free_however_the_run_ends(tmp_path: Path) -> None:
         try:
             with run:
                 for batch in run.batches():
-                    assert hidden(tmp_path) == [".in_use"]
+                    assert sorted(hidden(tmp_path)) == [".in_use", ".in_use_by"]
                     if fails:
                         raise Interrupted
                     run.backward(model(batch[0][:, 1:]).sum())

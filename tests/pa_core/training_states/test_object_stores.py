@@ -15,6 +15,9 @@ import pytest
 import torch
 from typing_extensions import override
 
+from pa_checkpoint._object_store import ObjectStore, ObjectStoreError
+from pa_checkpoint._remote_folder import RemoteFolder
+from pa_checkpoint._uploads import Uploads
 from pa_core import (
     AnyTrainer,
     CheckpointError,
@@ -26,12 +29,9 @@ from pa_core import (
     distributed,
 )
 from pa_core.storage import StateFolder
-from pa_core.storage.object_store import ObjectStore, ObjectStoreError
-from pa_core.storage.state_store import StateStore
-from pa_core.storage.state_uploads import StateUploads
 from pa_core.training_state import fetched_states
-from tests.pa_core.storage.faulty_store import Faults, FaultyFileSystem, Refused, store_url, use_faults
 from tests.pa_core.training_states.small_runs import InterruptAt, Interrupted, make_trainer, train
+from tests.support.faulty_store import Faults, FaultyFileSystem, Refused, store_url, use_faults
 
 if TYPE_CHECKING:
     from tests.launching import Launch
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 @pytest.fixture(autouse=True)
 def faults(monkeypatch: pytest.MonkeyPatch) -> Iterator[Faults]:
     """What goes wrong in the stores of a test: nothing, unless it says so; what fails is tried again at once."""
-    monkeypatch.setattr("pa_core.storage.object_store.PAUSES", (0.0,) * 3)
+    monkeypatch.setattr("pa_checkpoint._object_store.PAUSES", (0.0,) * 3)
     yield use_faults(Faults())
     use_faults(Faults())
 
@@ -53,7 +53,7 @@ def saving(folder: Path, url: str, **options: Any) -> SaveTrainingStateCallback:
 
 def updates_in(url: str) -> list[int]:
     """The updates after which the states in a store were saved, oldest first."""
-    return [state.update for state in StateStore(url).states()]
+    return [state.update for state in RemoteFolder(url).states()]
 
 
 def updates_on_disk(folder: Path) -> list[int]:
@@ -68,7 +68,7 @@ def test_a_run_continues_on_another_machine(shared_tmp_path: Path) -> None:
     expected = train(make_trainer())
     with pytest.raises(Interrupted):
         train(make_trainer(saving(shared_tmp_path / "first", url), InterruptAt("on_optimizer_step_end", 8)))
-    names = {state.key for state in StateStore(url).states()}
+    names = {state.key for state in RemoteFolder(url).states()}
     assert updates_in(url) == [3, 6]
 
     machine = shared_tmp_path / "second"
@@ -76,7 +76,7 @@ def test_a_run_continues_on_another_machine(shared_tmp_path: Path) -> None:
     assert train(trainer, resume_from=url, resume_missing="start") == expected
     assert trainer.resume_from == machine
     end = trainer.num_updates_completed
-    assert {state.key for state in StateStore(url).states()} == names
+    assert {state.key for state in RemoteFolder(url).states()} == names
     assert updates_in(url) == updates_on_disk(machine) == [end // 3 * 3, end]
 
 
@@ -150,7 +150,7 @@ def test_a_damaged_state_in_the_store_is_passed_over(tmp_path: Path) -> None:
     largest.write_bytes(largest.read_bytes()[:-1] + b"?")
     with pytest.warns(UserWarning, match=r"step_6 in faulty://.* is skipped: .* other bytes"):
         assert train(make_trainer(saving(tmp_path / "second", url)), resume_from=url) == expected
-    assert sorted(StateStore(url).states(), key=lambda state: state.age)[-1].update == 21
+    assert sorted(RemoteFolder(url).states(), key=lambda state: state.age)[-1].update == 21
 
 
 def test_one_state_of_a_store_is_loaded_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,7 +195,7 @@ def test_a_run_from_an_older_state_is_another_run(tmp_path: Path) -> None:
     shutil.copytree(tmp_path / "first" / "step_6", tmp_path / "second" / "step_6")
     train(make_trainer(saving(tmp_path / "second", url)), num_epochs=1, resume_from=tmp_path / "second")
     assert updates_in(url) == [6, 7, 7]
-    assert len({state.key for state in StateStore(url).states()}) == 2
+    assert len({state.key for state in RemoteFolder(url).states()}) == 2
 
 
 @pytest.mark.runs_on("one_process", "two_ranks")
@@ -243,13 +243,13 @@ def test_the_last_state_of_a_run_is_sent_again_before_the_run_ends(
     tmp_path: Path, faults: Faults, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A store that was away for a moment has it; nothing is warned of."""
-    retry = StateUploads.retry
+    retry = Uploads.retry
 
-    def come_back(uploads: StateUploads) -> None:
+    def come_back(uploads: Uploads) -> None:
         faults.broken = False
         retry(uploads)
 
-    monkeypatch.setattr(StateUploads, "retry", come_back)
+    monkeypatch.setattr(Uploads, "retry", come_back)
     callback = saving(tmp_path / "states", store_url(tmp_path / "store"), save_every_n_steps=None)
     train(make_trainer(LoseStoreFrom(faults, 5), callback), num_epochs=1)
     assert updates_in(store_url(tmp_path / "store")) == [7]
@@ -329,7 +329,7 @@ def test_each_machine_fetches_the_state_that_it_lacks(shared_tmp_path: Path, mon
     with pytest.raises(Interrupted):
         train(make_trainer(saving(states, url, max_checkpoints=None), InterruptAt("on_optimizer_step_end", 8)))
     if distributed.rank() == 0:
-        store = StateStore(url)
+        store = RemoteFolder(url)
         state = store.states()[-1]
         ObjectStore(url).remove(f"states/{state.object_name}")
     torch.distributed.barrier()

@@ -17,9 +17,9 @@ from typing_extensions import override
 from pa_core import AnyTrainer, CheckpointError, Trainer, TrainerCallback
 from pa_core.sharded_tensors import is_sharded
 from pa_core.training_state import find_saved_run
-from tests.pa_core.storage.sharded_states import split_state
 from tests.pa_core.training_states.small_runs import make_trainer, train
 from tests.support.sharded_models import sentences, sharded, tiny_transformer, whole_weights
+from tests.support.sharded_states import split_state
 
 
 class SaveAt(TrainerCallback):

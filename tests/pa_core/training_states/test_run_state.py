@@ -11,11 +11,11 @@ import torch
 from torch import nn
 from torch.optim import SGD, Adam
 
+from pa_checkpoint._checkpoint import write_checkpoint
+from pa_checkpoint._encoding import JsonScalar, encode
 from pa_core import CheckpointError, Trainer
 from pa_core.progress import Phase, Position
 from pa_core.storage import read_state
-from pa_core.storage.encoding import JsonScalar, encode
-from pa_core.storage.state import write_state
 from pa_core.testing import make_regression
 from pa_core.training_state import RunState, SavedRun, capture
 from tests.pa_core.training_states.several_models import TwoModels
@@ -45,7 +45,7 @@ def state_of(run: TwoModels) -> RunState:
 def save(run: TwoModels, state: RunState, directory: Path) -> None:
     """Write everything to a directory, as a run does."""
     parts = {**capture(run, state), "extras": {}}
-    write_state(directory, {name: encode(part, name) for name, part in parts.items()}, _SUMMARY)
+    write_checkpoint(directory, {name: encode(part, name) for name, part in parts.items()}, _SUMMARY)
 
 
 @pytest.fixture

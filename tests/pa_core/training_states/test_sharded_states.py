@@ -16,10 +16,10 @@ from torch.optim import SGD, AdamW
 from torch.utils.data import TensorDataset
 from typing_extensions import override
 
+from pa_checkpoint._manifest import read_manifest
 from pa_core import AnyTrainer, CheckpointError, SaveTrainingStateCallback, Trainer, TrainerCallback
 from pa_core.sharded_tensors import whole_tensor
 from pa_core.storage import StateFolder, read_state
-from pa_core.storage.manifest import read_manifest
 from tests.support.disks import full_disk
 from tests.support.sharded_models import sentences, sharded, tiny_transformer, whole_weights
 
@@ -169,7 +169,7 @@ def test_what_one_process_cannot_write_is_an_error_on_all(shared_tmp_path: Path,
     assert "Free some space" in caught.value.do
     assert caught.value.given.startswith("rank 1: ") == (rank == 1)
     dist.barrier()
-    assert [entry.name for entry in folder.iterdir() if entry.name != ".in_use"] == ["step_4"]
+    assert [entry.name for entry in folder.iterdir() if not entry.name.startswith(".in_use")] == ["step_4"]
     trainer.save_training_state(folder / "late", sequence=4)
     assert [record.problem for record in StateFolder(folder).records()] == [None, None]
 

@@ -628,7 +628,6 @@ class AnyTrainer(ABC):
                 ``create_optimizer_fn`` has not made the optimizer yet, whose state is to be loaded. Nothing was loaded.
         """
         self._accelerator.wait_for_everyone()
-        self._safe_points.finish_copying()
         trained = self._trained(load_optimizer, load_scheduler)
         # Not on the device of the run, which may have no room for everything a second time.
         content = checkpoint.read_checkpoint(
@@ -744,7 +743,6 @@ class AnyTrainer(ABC):
             CheckpointError: None is valid, or it belongs to another model or optimizer.
         """
         saved = training_state.find_saved_run(training_state.fetched(input_dir, {}, self.print))
-        self._safe_points.finish_copying()
         with asked_settings.not_asking(*self.named_optimizers().values()):
             saved.restore_training(self, self._accelerator.scaler)
         return {"current_epoch": saved.current_epoch, **saved.extras}

@@ -21,6 +21,7 @@ from torch import nn
 from torch.optim import Optimizer
 from typing_extensions import TypeIs
 
+from pa_checkpoint._checkpoint import is_checkpoint
 from pa_core import _accelerate
 from pa_core.errors import CheckpointError, ConfigurationError, StateNotFoundError
 from pa_core.sharded_tensors import is_sharded_module
@@ -30,7 +31,6 @@ from pa_core.state_dicts import without_frozen
 from pa_core.storage import atomic_write
 from pa_core.storage.accelerate_state import find_accelerate_state, refusal_of_accelerate_state
 from pa_core.storage.plain_values import ensure_plain
-from pa_core.storage.state import is_state
 from pa_core.storage.torch_file import find_damage
 from pa_core.types import StatefulScheduler
 
@@ -279,9 +279,11 @@ def _refusal_of_directory(path: Path) -> CheckpointError:
         return refusal_of_accelerate_state(foreign)
     return CheckpointError(
         "A directory is not a checkpoint file.",
-        given=f"{path}, {'a training state' if is_state(path) else 'a directory'}",
+        given=f"{path}, {'a training state' if is_checkpoint(path) else 'a directory'}",
         expected="a file that save_checkpoint wrote",
-        do=f"Load it with load_training_state({str(path)!r})." if is_state(path) else "Pass the path of a file in it.",
+        do=f"Load it with load_training_state({str(path)!r})."
+        if is_checkpoint(path)
+        else "Pass the path of a file in it.",
     )
 
 

@@ -600,7 +600,6 @@ class Engine(AnyTrainer):
     @contextmanager
     def _evaluating(self, place: Place = Place.EVALUATION) -> Generator[None]:
         """Within the context the model is the module without wrappers; means and modes of training come back."""
-        self._safe_points.finish_copying()  # callbacks may swap the weights for the time of an evaluation
         wrapped, losses_of_training, means_of_training = self.model, self._loss_tracker, self._step_means
         modes = [(module, module.training) for module in wrapped.modules()]
         self.model = unwrap_model(wrapped)

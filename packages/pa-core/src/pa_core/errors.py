@@ -10,9 +10,12 @@ Each error also derives from the built-in exception a Python user would catch fo
 from __future__ import annotations
 
 import errno
-from typing import Any
+from typing import Any, TypeGuard
 
 from typing_extensions import override
+
+import pa_checkpoint
+from pa_checkpoint import CheckpointError, FolderInUseError
 
 __all__ = [
     "ArgumentTypeError",
@@ -53,7 +56,7 @@ class StopTrainingError(Exception):
 
 
 class ExplainedError(Exception):
-    """Base of the errors below; catches all of them.
+    """Base of the errors of this module. A ``CheckpointError`` has the same four parts and is not one of them.
 
     All four parts are required, so that no message can leave the reader without a next step, and they are
     kept as attributes and in ``args``, so that the error survives the way back from another process.
@@ -238,24 +241,6 @@ class RanksDifferError(ExplainedError, ValueError):
     """
 
 
-class CheckpointError(ExplainedError, RuntimeError):
-    """A checkpoint cannot be written so that it loads again, or what is found on disk is not a whole one.
-
-    Example:
-        >>> issubclass(CheckpointError, RuntimeError)
-        True
-    """
-
-
-class FolderInUseError(CheckpointError):
-    """Another run, which is alive, saves its training states into the same folder.
-
-    Example:
-        >>> issubclass(FolderInUseError, CheckpointError)
-        True
-    """
-
-
 class StateNotFoundError(ExplainedError, FileNotFoundError):
     """There is no checkpoint or training state where one was to be read.
 
@@ -312,3 +297,14 @@ class MetricNotFoundError(ExplainedError, KeyError, ValueError):
         >>> issubclass(MetricNotFoundError, KeyError), issubclass(MetricNotFoundError, ValueError)
         (True, True)
     """
+
+
+def is_explained(
+    error: BaseException,
+) -> TypeGuard[ExplainedError | CheckpointError | pa_checkpoint.CheckpointNotFoundError]:
+    """Whether an error is one of ours, which has the four parts of an ``ExplainedError``.
+
+    Args:
+        error: Any error.
+    """
+    return isinstance(error, ExplainedError | CheckpointError | pa_checkpoint.CheckpointNotFoundError)

@@ -6,6 +6,8 @@ itself; ``pa_trial`` shows how.
 
 from __future__ import annotations
 
+from pa_checkpoint._folder_lock import FolderLock
+from pa_checkpoint._staging import discard, leftovers, publish, staged
 from pa_core._accelerate import ProcessState, process_state
 from pa_core._torch import (
     BUFFERS,
@@ -71,9 +73,7 @@ from pa_core.sharded_tensors import is_sharded, is_sharded_module, local_piece, 
 from pa_core.sharding.whole_states import split_like
 from pa_core.state_dicts import differences_of_weights, list_differences
 from pa_core.state_misfits import misfit_of_optimizer, misfit_of_scheduler, without_foreign_entries
-from pa_core.storage.folder_lock import FolderLock
 from pa_core.storage.plain_values import ensure_plain
-from pa_core.storage.staging import discard, leftovers, publish, staged
 from pa_core.storage.torch_file import find_damage
 from pa_core.training_state.model_state import SavedModel, capture_model, restore_models
 from pa_core.training_state.optimizer_state import load_state as load_optimizer_state

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from pa_core.batch_structure import describe_batch, lists_of_numbers
-from pa_core.errors import BatchMismatchError, ExplainedError
+from pa_core.errors import BatchMismatchError, is_explained
 
 __all__ = ["name_step"]
 
@@ -29,7 +29,7 @@ def name_step(error: Exception, step: str, batch: object, model: nn.Module) -> N
     """
     if isinstance(error, BatchMismatchError):
         error.name_step(step)
-    elif not isinstance(error, ExplainedError) and type(error).__module__ in _BUILT_IN:
+    elif not is_explained(error) and type(error).__module__ in _BUILT_IN:
         error.add_note(f"Raised in {step}, whose batch is {describe_batch(batch)}.")
         for key in lists_of_numbers(batch):
             error.add_note(

@@ -691,7 +691,6 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
             for epoch in self._resumption.remaining_epochs(self):
                 self._run_epoch(epoch)
         self._safe_points.leave()
-        self._safe_points.finish_copying()
         if self._agreement.stop is not None:  # perhaps in a step that not all processes have finished
             distributed.broadcast_buffers(self.model)
         self.training_run_end()
@@ -767,7 +766,6 @@ class Trainer(Engine, Generic[ModelT_co, BatchT, OutputT_co, SchedulerT]):
                 if self._is_at_last_update:
                     break
         self._safe_points.leave()
-        self._safe_points.finish_copying()
         self._call_hook(self.train_epoch_end)
         self._record_means("train_loss_epoch", count, requires_loss=True)
         self._record_shares()

@@ -7,13 +7,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
+from pa_checkpoint._object_store import url_of
+from pa_checkpoint._remote_folder import RemoteFolder
+from pa_checkpoint._uploads import Uploads
 from pa_core import distributed
 from pa_core.distributed.long_waits import wait_together
 from pa_core.errors import CheckpointError, ConfigurationError, TrainingPreempted
 from pa_core.storage import StateFolder
-from pa_core.storage.object_store import url_of
-from pa_core.storage.state_store import StateStore
-from pa_core.storage.state_uploads import StateUploads
 from pa_core.training_state.state_writer import raise_on_all
 from pa_core.user_warnings import warn_user
 
@@ -69,7 +69,7 @@ class RunUploads:
     def __init__(
         self, url: str, max_checkpoints: int | None, errors: Literal["warn", "raise"], say: Callable[[str], None]
     ) -> None:
-        self._uploads = StateUploads(StateStore(url), max_checkpoints)
+        self._uploads = Uploads(RemoteFolder(url), max_checkpoints)
         self._max_checkpoints = max_checkpoints
         self._errors = errors
         self._say = say

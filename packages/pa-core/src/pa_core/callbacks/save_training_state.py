@@ -43,8 +43,8 @@ class SaveTrainingStateCallback(TrainerCallback):
             States of other runs in the folder are never removed, even if this run has resumed from one of them.
         save_every_n_seconds: The number of seconds from one state to the next, by the clock of the first process.
         asynchronous: Whether the files are written while the training continues. The state is copied to host memory
-            first, which takes as much memory as the state. On a CPU the next optimizer step waits for the copy. An
-            error in writing is raised with the next state, or when the run ends.
+            first, which takes as much memory as the state. An error in writing is raised with the next state, or when
+            the run ends.
         stop_on_signals: Signals that announce preemption, such as ``("SIGTERM", "SIGUSR1")``. The run saves a state
             after the current update, or within an evaluation, and ``train()`` raises ``TrainingPreempted``, which ends
             a script with exit status 75. Further signals have no effect until the process has ended. The default leaves

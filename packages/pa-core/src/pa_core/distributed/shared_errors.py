@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
 from pa_core._torch import store_of_processes
-from pa_core.errors import ExplainedError
+from pa_core.errors import is_explained
 
 __all__ = ["show_once", "showing_errors_once", "store_of_processes"]
 
@@ -123,7 +123,7 @@ def _becomes_true(condition: Callable[[], bool], seconds: float) -> bool:
 
 
 def _text_to_compare(error: Exception) -> str:
-    if not isinstance(error, ExplainedError):
+    if not is_explained(error):
         return "".join(traceback.format_exception(error))
     places = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
     return repr((type(error), error.problem, error.expected, error.do, places))
@@ -131,7 +131,7 @@ def _text_to_compare(error: Exception) -> str:
 
 def _line(error: Exception) -> str:
     kind = f"{type(error).__module__}.{type(error).__qualname__}: the same error as on rank 0"
-    return f"{kind}; given here: {' '.join(error.given.split())}" if isinstance(error, ExplainedError) else kind
+    return f"{kind}; given here: {' '.join(error.given.split())}" if is_explained(error) else kind
 
 
 class _Hook:

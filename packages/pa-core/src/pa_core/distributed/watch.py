@@ -15,7 +15,7 @@ from pa_core.distributed.collectives import num_processes
 from pa_core.distributed.heartbeat import Heartbeat, WatchedRun
 from pa_core.distributed.sign_of_life import Place, Sign
 from pa_core.distributed.stuck_processes import describe_signs
-from pa_core.errors import ConfigurationError, ExplainedError, OtherProcessError
+from pa_core.errors import ConfigurationError, OtherProcessError, is_explained
 from pa_core.progress import Progress
 
 __all__ = ["DEFAULT_MAX_WAIT_SECONDS", "Place", "RunWatch"]
@@ -116,7 +116,7 @@ class RunWatch:
             yield
         except BaseException as error:
             heartbeat = self._heartbeat
-            lost = None if isinstance(error, ExplainedError) else _LOST.search(str(error))
+            lost = None if is_explained(error) else _LOST.search(str(error))
             if heartbeat is None:
                 raise
             if lost is None:

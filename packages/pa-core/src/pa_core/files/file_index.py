@@ -16,8 +16,8 @@ from urllib.parse import quote
 import numpy as np
 from numpy.typing import NDArray
 
+from pa_checkpoint._atomic_file import atomic_write
 from pa_core.files.places import Stamp, is_url
-from pa_core.storage.atomic_file import atomic_write
 
 __all__ = ["Arrays", "IndexFolder"]
 

@@ -389,7 +389,6 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
         with suppress(StopTrainingError), self._agreement.together():
             pass  # a process that left the loop alone must not end as if the run were complete
         self._safe_points.leave()
-        self._safe_points.finish_copying()
         self.callback_handler.call_event(TrainerCallback.on_training_run_end, self)
         self._reach_end()
         self._safe_points.settle()
@@ -630,7 +629,6 @@ class Run(Engine, Generic[ModelT_co, BatchT]):
     def _finish_training(self, count: BatchCount | None) -> None:
         """Record the means of the training of an epoch, and call its last event."""
         self._safe_points.leave()
-        self._safe_points.finish_copying()
         self._training = "over"
         self._stop_requests.open_update()
         self._training_batches.end_epoch()

@@ -12,12 +12,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, Final, Literal, cast
 
+from pa_checkpoint._atomic_file import atomic_write, sync_folder
+from pa_checkpoint._folder_lock import FolderLock
+from pa_checkpoint._regular_file import open_regular_file
 from pa_core.distributed.collectives import gather_objects, rank
 from pa_core.errors import CheckpointError, ConfigurationError, ExplainedError, FolderInUseError
 from pa_core.predictions.pieces import Pieces
-from pa_core.storage.atomic_file import atomic_write, sync_folder
-from pa_core.storage.folder_lock import FolderLock
-from pa_core.storage.regular_file import open_regular_file
 
 __all__ = ["PieceFolder"]
 
@@ -66,7 +66,7 @@ class PieceFolder:
         if rank() == 0:
             try:
                 found = self._open(identity, others, say)
-            except (ExplainedError, OSError) as problem:
+            except (ExplainedError, CheckpointError, OSError) as problem:
                 error = problem
         found, error = gather_objects((found, error))[0]
         if error is not None:
@@ -122,7 +122,7 @@ class PieceFolder:
 
     def _acquire(self, say: Callable[[str], object]) -> FolderLock:
         try:
-            return FolderLock.acquire(self.folder, say)
+            return FolderLock(self.folder, say)
         except FolderInUseError as error:
             raise FolderInUseError(
                 "Another run is writing these predictions.",

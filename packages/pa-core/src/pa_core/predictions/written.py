@@ -9,6 +9,7 @@ from typing import Any, BinaryIO, Literal, cast
 import torch
 from torch import Tensor
 
+from pa_checkpoint._atomic_file import atomic_write
 from pa_core.distributed.collectives import num_processes, rank
 from pa_core.distributed.long_waits import do_while_others_wait
 from pa_core.distributed.mailbox import Arrivals
@@ -20,7 +21,6 @@ from pa_core.predictions.piece_folder import PieceFolder
 from pa_core.predictions.pieces import Pieces
 from pa_core.predictions.types import PredictionWriter
 from pa_core.run_config import check_count
-from pa_core.storage.atomic_file import atomic_write
 
 __all__ = ["Writing", "require_nothing_to_write"]
 

@@ -8,10 +8,10 @@ from typing import Any, TypeGuard, cast
 from torch import Tensor
 from torch.optim import Optimizer
 
+from pa_checkpoint._sharded_tensor import StoredTensor
+from pa_checkpoint._stored_values import resolved
 from pa_core.optimizer_parameters import parameters_of
 from pa_core.sharded_tensors import is_sharded
-from pa_core.storage.sharded_tensor import StoredTensor
-from pa_core.storage.stored_values import resolved
 
 __all__ = ["split_like_parameters"]
 

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pa_checkpoint._tensor_file import DTYPE_NAMES, bytes_of, header_of
 from pa_core import _accelerate
 from pa_core.errors import ConfigurationError
 from pa_core.sharding.gathering import gathering
 from pa_core.state_dicts import without_frozen
-from pa_core.storage.tensor_file import DTYPE_NAMES, bytes_of, header_of
 
 __all__ = ["WeightExport"]
 

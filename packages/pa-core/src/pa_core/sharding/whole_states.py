@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from pa_checkpoint._sharded_tensor import StoredTensor
 from pa_core.sharded_tensors import is_sharded
-from pa_core.storage.sharded_tensor import StoredTensor
 
 __all__ = ["load_whole_weights", "split_like"]
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
+from pa_checkpoint._manifest import has_manifest
 from pa_core.errors import CheckpointError
-from pa_core.storage.manifest import has_manifest
 
 __all__ = ["find_accelerate_state", "refusal_of_accelerate_state"]
 

@@ -8,8 +8,8 @@ from typing import cast
 
 import torch
 
+from pa_checkpoint._encoding import CONTAINERS, MAX_DEPTH, SINGLE_VALUES, TENSORS, advice_for
 from pa_core.errors import CheckpointError
-from pa_core.storage.encoding import CONTAINERS, MAX_DEPTH, SINGLE_VALUES, TENSORS, advice_for
 
 __all__ = ["ensure_plain"]
 
@@ -38,7 +38,7 @@ def ensure_plain(obj: object, where: str) -> None:
         >>> ensure_plain({"metrics": [0.5, len]}, "checkpoint_kwargs")
         Traceback (most recent call last):
         ...
-        pa_core.errors.CheckpointError: This entry could be saved, but not safely loaded again.
+        pa_checkpoint.CheckpointError: This entry could be saved, but not safely loaded again.
           given:    checkpoint_kwargs['metrics'][1]: builtin_function_or_method <built-in function len>
           ...
     """

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple, TypeAlias, cast
 
 from torch import Tensor, nn
 
+from pa_checkpoint._encoding import decode, encode
 from pa_core.errors import CheckpointError, ConfigurationError
-from pa_core.storage.encoding import decode, encode
 
 __all__ = ["Kept", "MetricValue", "as_number", "numbers_of_mapping", "recordable"]
 

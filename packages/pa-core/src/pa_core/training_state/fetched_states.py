@@ -11,15 +11,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol, runtime_checkable
 
+from pa_checkpoint._checkpoint import check_files
+from pa_checkpoint._manifest import read_manifest
+from pa_checkpoint._object_store import ObjectStoreError, url_of
+from pa_checkpoint._remote_folder import RemoteCheckpoint, RemoteFolder, verified_digest
+from pa_checkpoint._staging import discard, key_of, located
 from pa_core import _accelerate, distributed
 from pa_core.distributed.long_waits import do_while_others_wait
 from pa_core.errors import CheckpointError, StateNotFoundError
 from pa_core.storage import Skipped, StateFolder, StateRecord
-from pa_core.storage.manifest import read_manifest
-from pa_core.storage.object_store import ObjectStoreError, url_of
-from pa_core.storage.staging import discard, key_of, located
-from pa_core.storage.state import check_files
-from pa_core.storage.state_store import StateStore, StoredState, verified_digest
 from pa_core.user_warnings import warn_user
 
 __all__ = ["fetched", "folder_of", "homes_of"]
@@ -116,7 +116,7 @@ class _Choice(NamedTuple):
     path: Path | None = None
     digest: str = ""
     url: str = ""
-    state: StoredState | None = None
+    state: RemoteCheckpoint | None = None
     skipped: Sequence[Skipped] = ()
 
 
@@ -149,19 +149,19 @@ def _choose(url: str, folder: Path, say: Callable[[str], None]) -> _Choice:
     return _Choice()
 
 
-def _open(url: str) -> tuple[StateStore, list[StoredState]]:
+def _open(url: str) -> tuple[RemoteFolder, list[RemoteCheckpoint]]:
     """Open a store and list its states; or the one of a single state, and list this one."""
-    store = StateStore(url)
+    store = RemoteFolder(url)
     if states := store.states():
         return store, states
     above, _, name = url.rpartition("/")
     if above.endswith("/"):
         return store, []
-    named = [state for state in StateStore(above).states() if state.name == name]
-    return (StateStore(above), named) if named else (store, [])
+    named = [state for state in RemoteFolder(above).states() if state.name == name]
+    return (RemoteFolder(above), named) if named else (store, [])
 
 
-def _newest_local(folder: Path, store: StateStore, states: Iterable[StoredState]) -> StateRecord | None:
+def _newest_local(folder: Path, store: RemoteFolder, states: Iterable[RemoteCheckpoint]) -> StateRecord | None:
     """Return the newest valid state in the folder that is of a run which the store knows."""
     records = [record for record in StateFolder(folder).records() if record.problem is None]
     keys = {state.key for state in states}
@@ -174,7 +174,7 @@ def _newest_local(folder: Path, store: StateStore, states: Iterable[StoredState]
     return None
 
 
-def _bring(store: StateStore, state: StoredState, folder: Path, say: Callable[[str], None]) -> Path:
+def _bring(store: RemoteFolder, state: RemoteCheckpoint, folder: Path, say: Callable[[str], None]) -> Path:
     """Have a state in the folder, and return its path."""
     digest = store.digest(state)
     for record in StateFolder(folder).records():
@@ -184,7 +184,7 @@ def _bring(store: StateStore, state: StoredState, folder: Path, say: Callable[[s
     return _download(store, state, folder)
 
 
-def _download(store: StateStore, state: StoredState, folder: Path) -> Path:
+def _download(store: RemoteFolder, state: RemoteCheckpoint, folder: Path) -> Path:
     if folder.parent != _cache():
         return store.download(state, folder)
     _make_private(folder)
@@ -205,14 +205,14 @@ def _fetch_elsewhere(choice: _Choice, path: Path) -> None:
 
         def send() -> None:
             nonlocal state
-            state = StateStore(choice.url).upload(path)
+            state = RemoteFolder(choice.url).upload(path)
 
         _raise_first(do_while_others_wait(send if distributed.rank() == 0 else None))
         state = distributed.gather_objects(state)[0]
 
     def fetch() -> None:
         if state is not None:
-            _download(StateStore(choice.url), state, path.parent)
+            _download(RemoteFolder(choice.url), state, path.parent)
 
     # One process of each machine, and then those that do not see the disk of that one.
     for is_my_turn in (_accelerate.process_state().is_local_main_process, True):

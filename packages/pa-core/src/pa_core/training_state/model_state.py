@@ -10,11 +10,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from pa_checkpoint._sharded_tensor import StoredTensor
+from pa_checkpoint._stored_values import resolved
 from pa_core.errors import CheckpointError
 from pa_core.sharded_tensors import is_sharded
 from pa_core.state_dicts import differences_of_weights, list_differences
-from pa_core.storage.sharded_tensor import StoredTensor
-from pa_core.storage.stored_values import resolved
 
 __all__ = [
     "SavedModel",

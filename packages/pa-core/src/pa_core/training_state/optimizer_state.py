@@ -10,12 +10,12 @@ from typing import Any, cast
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from pa_checkpoint._sharded_tensor import StoredTensor
 from pa_core._torch import NESTED_SCHEDULERS
 from pa_core.errors import CheckpointError
 from pa_core.optimizer_parameters import parameters_of
 from pa_core.sharding.optimizer_state import split_like_parameters
 from pa_core.state_misfits import misfit_of_optimizer
-from pa_core.storage.sharded_tensor import StoredTensor
 from pa_core.types import StatefulScheduler
 
 __all__ = [

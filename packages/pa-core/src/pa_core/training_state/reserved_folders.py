@@ -7,12 +7,12 @@ import tempfile
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
+from pa_checkpoint._checkpoint import open_checkpoint
+from pa_checkpoint._folder_lock import FolderLock
+from pa_checkpoint._remote_folder import RemoteFolder
 from pa_core import distributed
 from pa_core.errors import CheckpointError
 from pa_core.storage import StateFolder, StateRecord
-from pa_core.storage.folder_lock import FolderLock
-from pa_core.storage.state import open_state
-from pa_core.storage.state_store import StateStore
 
 __all__ = ["ReservedFolders", "continues_run", "newest_state"]
 
@@ -23,7 +23,7 @@ class ReservedFolders:
     def __init__(self) -> None:
         self._locks: dict[Path, FolderLock] = {}
         self.paths: list[Path] = []
-        self.stores: list[StateStore] = []
+        self.stores: list[RemoteFolder] = []
 
     def reserve(self, folder: Path, say: Callable[[str], object], upload_to: str | None = None) -> None:
         """Make a folder, see that it can be written to, and acquire it for this run.
@@ -43,9 +43,9 @@ class ReservedFolders:
         if distributed.rank() == 0:
             folder.mkdir(parents=True, exist_ok=True)
             tempfile.TemporaryFile(dir=folder).close()
-            self._locks[folder] = FolderLock.acquire(folder, say)
+            self._locks[folder] = FolderLock(folder, say)
             if upload_to is not None:
-                store = StateStore(upload_to)
+                store = RemoteFolder(upload_to)
                 store.check()
                 self.stores.append(store)
         self.paths.append(folder)
@@ -72,7 +72,7 @@ class ReservedFolders:
         self.paths.clear()
 
 
-def continues_run(state: Path, run: str, folders: Collection[Path], stores: Iterable[StateStore] = ()) -> bool:
+def continues_run(state: Path, run: str, folders: Collection[Path], stores: Iterable[RemoteFolder] = ()) -> bool:
     """Whether a run that resumes from a state continues the one that saved it, rather than branching off from it.
 
     It does where the state is in one of the folders, and neither these nor the object stores to which their states are
@@ -123,7 +123,7 @@ def _is_later(record: StateRecord, own: StateRecord, is_beside: bool) -> bool:
 
 def _is_valid(state: Path) -> bool:
     try:
-        open_state(state)
+        open_checkpoint(state)
     except CheckpointError:
         return False
     return True

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from pa_checkpoint._folder import Folder, is_name_of_state
 from pa_core.errors import CheckpointError
 from pa_core.progress import Phase, Position
-from pa_core.storage.state_folder import StateFolder, is_name_of_state
 
 __all__ = ["describe_missing", "describe_neighbours", "describe_start"]
 
@@ -59,7 +59,7 @@ def describe_neighbours(path: str | Path) -> str:
     """
     folder = Path(path).parent
     try:
-        records = [record for record in StateFolder(folder).records() if record.problem is None]
+        records = [record for record in Folder(folder).records() if record.problem is None]
     except CheckpointError:
         return ""
     names = [record.path.name for record in records if is_name_of_state(record.path.name)]

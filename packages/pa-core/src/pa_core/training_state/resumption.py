@@ -9,6 +9,9 @@ from typing import Any, Literal, NamedTuple, overload
 
 import torch
 
+from pa_checkpoint._checkpoint import open_checkpoint
+from pa_checkpoint._folder import newest_readable
+from pa_checkpoint._remote_folder import RemoteFolder
 from pa_core import distributed
 from pa_core.data.custom_loader import innermost, is_keyed, length_of, set_epoch
 from pa_core.data.given_order import has_plain_order
@@ -17,9 +20,6 @@ from pa_core.errors import CheckpointError, ConfigurationError, StateNotFoundErr
 from pa_core.progress import Phase, Progress
 from pa_core.storage import Skipped
 from pa_core.storage.accelerate_state import find_accelerate_state, refusal_of_accelerate_state
-from pa_core.storage.state import open_state
-from pa_core.storage.state_folder import newest_readable
-from pa_core.storage.state_store import StateStore
 from pa_core.training_state import asked_settings
 from pa_core.training_state.fetched_states import fetched, homes_of
 from pa_core.training_state.lengthened_schedule import with_schedule_lengths
@@ -98,7 +98,7 @@ class Resumption:
             self.seed = self.saved.seed
             self.choose_name([self.saved.path.parent])
 
-    def choose_name(self, folders: Collection[Path], stores: Collection[StateStore] = ()) -> None:
+    def choose_name(self, folders: Collection[Path], stores: Collection[RemoteFolder] = ()) -> None:
         """Keep the name of the saved run where this one continues it; a run that branches off has its own name.
 
         So neither ever takes the states of the other for its own. The name matters on the first process.
@@ -416,7 +416,7 @@ def _newest_of_rank_zero(path: Path) -> _Found:
 def _read_on_all(path: Path, digest: str) -> SavedRun:
     """Read, on a process other than the first one, the state that this one has chosen."""
     try:
-        saved = SavedRun(open_state(path))
+        saved = SavedRun(open_checkpoint(path))
     except (OSError, CheckpointError) as error:
         reason = f"{error.problem} {error.given}" if isinstance(error, CheckpointError) else str(error)
         _raise_if_one_differs(reason)

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from pa_checkpoint._encoding import Encoded, decode, encode
 from pa_core.errors import CheckpointError
 from pa_core.optimizer_parameters import parameters_of
 from pa_core.state_dicts import missing_methods
 from pa_core.state_misfits import has_own_form
-from pa_core.storage.encoding import Encoded, decode, encode
 from pa_core.training_state.optimizer_state import load_state
 from pa_core.user_warnings import warn_user
 

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from pa_checkpoint._stored_values import resolved
 from pa_core import distributed
 from pa_core.errors import CheckpointError
 from pa_core.progress import Phase, Position
@@ -21,7 +22,6 @@ from pa_core.sharded_tensors import is_sharded_module
 from pa_core.state_dicts import supports_state_dict
 from pa_core.state_misfits import misfit_of_scheduler, without_foreign_entries
 from pa_core.storage import State
-from pa_core.storage.stored_values import resolved
 from pa_core.training_state.extension import Extension
 from pa_core.training_state.model_state import (
     SavedModel,

@@ -29,7 +29,6 @@ from pa_core.training_state.snapshotable import ResumableRun
 from pa_core.training_state.state_writer import StateRequest, StateWriter, raise_on_all
 from pa_core.training_state.unsaved_attributes import UnsavedAttributes
 from pa_core.types import SupportsStateDict
-from pa_core.user_warnings import warn_user
 
 __all__ = ["CallEvent", "EvaluationInterrupted", "RunParts", "SafePoints"]
 
@@ -121,7 +120,7 @@ class SafePoints:
         self.unchecked_optimizers: set[str] = set()
         self._unsaved: UnsavedAttributes | None = None
         self._folders = ReservedFolders()
-        self._writer = StateWriter(self._folders, self._ask_again)
+        self._writer = StateWriter(self._folders)
         self._run = parts
         self._has_trained = False
         self._phase: Phase | None = None
@@ -190,7 +189,7 @@ class SafePoints:
         if is_preempted:
             call(TrainerCallback.on_preemption)
         if self._writer.has_requests:
-            self._save_requested(phase, run, call, goes_on=not is_preempted)
+            self._save_requested(phase, run, call)
         if is_preempted:
             self.settle()
             raise TrainingPreempted
@@ -206,10 +205,6 @@ class SafePoints:
         self.ended_by = type(exception)
         if self._phase is not None:
             self._rng_state = capture_rng_state(device)
-
-    def finish_copying(self) -> None:
-        """Complete what is copied for a state in the background, before something may change the weights."""
-        self._writer.finish_copying()
 
     def settle(self) -> None:
         """Wait for a state that is written in the background, and see that the folders are still this run's.
@@ -366,7 +361,7 @@ class SafePoints:
         self._require_training()
         phase = self._require_phase()
         self._writer.request(request)
-        self._save_requested(phase, run, call, goes_on=False)
+        self._save_requested(phase, run, call)
 
     def check(self, run: ResumableRun) -> None:
         """Raise an error for anything that cannot be saved; optimizers are checked again after their first update.
@@ -409,26 +404,17 @@ class SafePoints:
                 do="Call save_checkpoint() to save a model that was not trained here.",
             )
 
-    def _save_requested(self, phase: Phase, run: ResumableRun, call: CallEvent, *, goes_on: bool) -> None:
+    def _save_requested(self, phase: Phase, run: ResumableRun, call: CallEvent) -> None:
         if phase is not Phase.COMPLETE:
             with self._run.agreement.together():
                 call(TrainerCallback.on_training_state_save)
         position = self._run.progress.position(phase if self._interrupted is None else self._interrupted.phase)
         if self._interrupted is not None:
             position = replace(position, eval_sets=self._interrupted.eval_sets)
-        steppers = run.named_optimizers().values() if goes_on and phase is not Phase.COMPLETE else ()
         parts = capture(run, self._describe(run, position))
         if self._unsaved is not None and distributed.rank() == 0:
             self._unsaved.warn(run, parts)
-        self._writer.write(parts, position, self._run.resumption.name, steppers)
-
-    def _ask_again(self) -> None:
-        """Have another state saved for one that is lost."""
-        warn_user(
-            "A training state is not saved: weights changed between an update and the next optimizer step, while they "
-            "were copied. Another one is saved after the next update, and from now on the run waits for each copy."
-        )
-        self._run.agreement.save.is_asked = True
+        self._writer.write(parts, position, self._run.resumption.name)
 
     def _describe(self, run: ResumableRun, position: Position) -> RunState:
         parts, resumption = self._run, self._run.resumption

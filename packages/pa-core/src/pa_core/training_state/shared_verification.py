@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pa_checkpoint._checkpoint import Share, digest_of_pieces, open_checkpoint
 from pa_core import distributed
 from pa_core.errors import CheckpointError
-from pa_core.storage.state import Share, digest_of_pieces, open_state
 from pa_core.training_state.run_state import SavedRun
 
 __all__ = ["StateElsewhereError", "help_to_verify", "verify_together"]
@@ -42,7 +42,7 @@ def verify_together(path: Path) -> SavedRun:
     """
     digest = digest_of_pieces(path)
     if digest is None:
-        return SavedRun(open_state(path))
+        return SavedRun(open_checkpoint(path))
     candidate = _Candidate(path, digest)
     distributed.gather_objects(candidate)
     saved, findings = _verify(candidate)
@@ -52,7 +52,7 @@ def verify_together(path: Path) -> SavedRun:
     for finding in findings:
         if finding.damage is not None:
             raise finding.damage
-    return saved or SavedRun(open_state(path))
+    return saved or SavedRun(open_checkpoint(path))
 
 
 def help_to_verify() -> tuple[Any, SavedRun | None]:
@@ -73,7 +73,7 @@ def _verify(candidate: _Candidate) -> tuple[SavedRun | None, list[_Finding]]:
     saved, finding = None, _Finding()
     try:
         share = Share(distributed.rank(), distributed.num_processes())
-        state = open_state(candidate.path, share=share)
+        state = open_checkpoint(candidate.path, share=share)
         if state.digest == candidate.digest:
             saved = SavedRun(state)
         else:

@@ -9,9 +9,9 @@ from typing import Any, cast
 
 from torch import nn
 
+from pa_checkpoint._stored_values import resolved
 from pa_core.errors import CheckpointError, ExplainedError, StopTrainingError
 from pa_core.state_dicts import differences_of_weights, list_differences
-from pa_core.storage.stored_values import resolved
 from pa_core.types import SupportsStateDict
 
 __all__ = ["refusals_explained", "taken_over"]
@@ -30,7 +30,7 @@ def refusals_explained(what: str, path: Path | None = None) -> Generator[None]:
     """
     try:
         yield
-    except (ExplainedError, StopTrainingError):
+    except (ExplainedError, CheckpointError, StopTrainingError):
         raise
     except Exception as error:
         state = f"{path or 'a training state'}, with a state of {what}"

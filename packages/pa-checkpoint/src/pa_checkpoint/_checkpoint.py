@@ -1,0 +1,488 @@
+"""One training state: a directory that is either whole or absent."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import shutil
+import stat
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+from torch import Tensor
+from typing_extensions import TypeVar
+
+from pa_checkpoint._digested_file import DigestingReader, DigestingWriter
+from pa_checkpoint._encoding import Encoded, JsonScalar, JsonValue, decode, encode
+from pa_checkpoint._entries import damage
+from pa_checkpoint._errors import CheckpointError
+from pa_checkpoint._manifest import (
+    FIRST_VERSION,
+    LAST_VERSION,
+    MANIFEST,
+    FileEntry,
+    Manifest,
+    check_summary,
+    has_manifest,
+    manifest_text,
+    read_manifest,
+)
+from pa_checkpoint._piece_file import PieceFile, is_piece_file
+from pa_checkpoint._piece_places import document_with_places, find_moved_pieces
+from pa_checkpoint._pieces import file_of_pieces
+from pa_checkpoint._shared_write import ShareOfFirst
+from pa_checkpoint._staging import find, located, publish, staged
+from pa_checkpoint._stored_values import resolved
+from pa_checkpoint._tensor_file import read_tensors, write_tensors
+from pa_checkpoint._unchanged import LinkableFiles
+
+__all__ = [
+    "CONSTANT",
+    "DOCUMENTS",
+    "TENSORS",
+    "Checkpoint",
+    "Share",
+    "check_files",
+    "digest_of_pieces",
+    "is_checkpoint",
+    "load",
+    "open_checkpoint",
+    "read_checkpoint",
+    "write_checkpoint",
+    "write_pieces",
+]
+
+DOCUMENTS = "state.json"
+TENSORS = ".safetensors"
+CONSTANT = ".constant"
+
+_BLOCK = 1 << 22  # bytes that are read at a time
+
+_ContentT = TypeVar("_ContentT")
+
+
+class Share(NamedTuple):
+    """The files that one of several processes verifies, so that each is verified once."""
+
+    process: int = 0
+    processes: int = 1
+
+    def of(self, files: Sequence[str]) -> Sequence[str]:
+        """Return the ones of this process."""
+        return files[self.process :: self.processes]
+
+
+_ALL = Share()
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What ``read_checkpoint`` found.
+
+    Attributes:
+        path: The directory, as it was passed.
+        summary: What the writer said about the state: ``run``, ``sequence``, ``update``, ``epoch`` and
+            ``complete`` at least.
+        parts: The values by their names; tensors are on the CPU, writable, and independent of the files. Those that
+            several processes have saved in pieces are whole.
+        digest: The SHA-256 digest of the manifest, which is another one where anything in the state is.
+
+    Example:
+        >>> import tempfile, torch
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> path = Path(folder.name, "state")
+        >>> summary = {"run": "first", "sequence": 1, "update": 480, "epoch": 2, "complete": False}
+        >>> write_checkpoint(path, {"model": {"weight": torch.ones(2)}, "position": {"samples": 96}}, summary)
+        >>> state = read_checkpoint(path)
+        >>> state.parts, state.summary["update"]
+        ({'model': {'weight': tensor([1., 1.])}, 'position': {'samples': 96}}, 480)
+        >>> sorted(file.name for file in path.iterdir())
+        ['manifest.json', 'model.safetensors', 'state.json']
+        >>> folder.cleanup()
+    """
+
+    path: Path
+    summary: dict[str, JsonScalar]
+    parts: dict[str, Any]
+    digest: str
+
+    def __getitem__(self, name: str) -> Any:
+        """Return a part by its name."""
+        return self.parts[name]
+
+
+def write_checkpoint(
+    directory: str | Path,
+    parts: Mapping[str, object] | Mapping[str, Encoded],
+    summary: Mapping[str, JsonScalar],
+    *,
+    constant: Collection[str] = (),
+    linkable: LinkableFiles | None = None,
+    share: ShareOfFirst | None = None,
+) -> None:
+    """Write a training state, whole or not at all.
+
+    It is written to a hidden folder next to its place, reaches the disk, and takes its place in one step. If anything
+    fails, including a full disk or an interrupt, the existing state stays. May run in its own thread while the training
+    continues, if nothing changes the tensors meanwhile.
+
+    Args:
+        directory: Its path, which may be free, an empty folder, or a state, which is then replaced: at every
+            instant ``read_checkpoint`` finds the old or the new one. Missing folders above it are made.
+        parts: Values, or what ``encode`` made of them, by names that are identifiers. Tensors on an accelerator
+            come to the host one at a time.
+        summary: What can be known about the state without reading it: ``run``, ``sequence``, ``update``, ``epoch``
+            and ``complete`` at least.
+        constant: The names of tensors that get separate files, for the files of an earlier state in the same folder to
+            be linked where they are equal.
+        linkable: What is known about these files; None for nothing.
+        share: What this process does where others write the state with it, each with ``write_pieces``.
+
+    Raises:
+        CheckpointError: Something else is at the path, a value cannot be stored, or the disk is full.
+        OtherProcessError: Another process that writes a part of the state is gone.
+    """
+    target = Path(os.path.realpath(directory))
+    check_summary(summary)
+    _check_names(parts)
+    encoded = {name: value if isinstance(value, Encoded) else encode(value, name) for name, value in parts.items()}
+    run = str(summary.get("run", ""))
+    try:
+        _check_place(target)
+        linked = LinkableFiles() if linkable is None else linkable
+        constants = _Constant(frozenset(constant), linked, target.parent)
+        share = ShareOfFirst() if share is None else share
+        with staged(target, run) as folder, share.in_folder(folder):
+            files = _write_tensor_files(folder, encoded, share.rank, constants)
+            files |= share.files_of_others(folder)
+            _write_index(folder, encoded, files, summary)
+            publish(folder, target, run)
+    except OSError as error:
+        raise _cannot_write(target, error) from error
+
+
+def write_pieces(
+    folder: Path, parts: Mapping[str, Encoded], rank: int, constant: Collection[str], linkable: LinkableFiles
+) -> dict[str, FileEntry]:
+    """Write what this process has of a checkpoint that the first process publishes, and return what is in which file.
+
+    Args:
+        folder: The folder that the first process has made.
+        parts: What ``encode`` made of its parts, by name, without the tensors that the first process writes.
+        rank: The rank of this process.
+        constant: As for ``write_checkpoint``.
+        linkable: As for ``write_checkpoint``.
+
+    Raises:
+        CheckpointError: The pieces could not be written.
+    """
+    try:
+        return _write_tensor_files(folder, parts, rank, _Constant(frozenset(constant), linkable, folder.parent))
+    except OSError as error:
+        raise _cannot_write(folder, error) from error
+
+
+def load(path: str | Path, *, verify: bool = True, lazy: bool = False) -> Checkpoint:
+    """Read a checkpoint without running any code from it.
+
+    Args:
+        path: Its directory.
+        verify: Whether every file is compared with its digest. The manifest and the sizes always are.
+        lazy: Whether tensors that several processes have saved in pieces stay on disk, each as a ``StoredTensor``,
+            from which each process reads what it has of it. Otherwise they are put together, in memory for all of it.
+
+    Raises:
+        CheckpointError: There is no checkpoint, it is damaged, or it was written in a newer format.
+    """
+    return open_checkpoint(path, verify=verify) if lazy else read_checkpoint(path, verify=verify)
+
+
+def read_checkpoint(directory: str | Path, *, verify: bool = True) -> Checkpoint:
+    """Read a training state without running any code from it.
+
+    Tensors that were saved in pieces are put together: it takes memory for all of them.
+
+    Args:
+        directory: Its path.
+        verify: Whether every file is compared with its digest. The manifest and the sizes always are.
+
+    Raises:
+        CheckpointError: There is no state, it is damaged, or it was written in a newer format.
+    """
+    state = open_checkpoint(directory, verify=verify)
+    return replace(state, parts=resolved(state.parts))
+
+
+def open_checkpoint(directory: str | Path, *, verify: bool = True, share: Share = _ALL) -> Checkpoint:
+    """Read a training state but for what was saved in pieces, of which there is a ``StoredTensor`` for each tensor.
+
+    Args:
+        directory: Its path.
+        verify: As for ``read_checkpoint``.
+        share: Which files of pieces are verified.
+
+    Raises:
+        CheckpointError: As ``read_checkpoint``.
+    """
+    path = Path(directory)
+    found = find(path)
+    while True:
+        try:
+            return _read_folder(path, found.path, share, verify=verify)
+        except (CheckpointError, OSError) as error:
+            before, found = found, find(path)
+            if found == before and isinstance(error, OSError):
+                raise damage(path, str(error)) from error
+            if found == before:
+                raise
+        # it was replaced by another one while it was read
+
+
+def digest_of_pieces(directory: str | Path) -> str | None:
+    """Return the digest of a state that was saved in pieces; None for any other state, and where there is none.
+
+    Args:
+        directory: Its path.
+    """
+    try:
+        manifest = read_manifest(located(Path(directory)))
+    except CheckpointError:
+        return None
+    return manifest.digest if any(map(is_piece_file, manifest.files)) else None
+
+
+def is_checkpoint(path: str | Path) -> bool:
+    """Whether there is a training state at the path, whole or damaged."""
+    return has_manifest(located(Path(path)))
+
+
+def check_files(folder: Path, manifest: Manifest) -> None:
+    """Compare what is in the folder with what the manifest lists, by name and size.
+
+    Raises:
+        CheckpointError: A file is missing, has another size, or does not belong there. Hidden files, which file
+            managers and network file systems leave behind, do not matter.
+    """
+    for name, entry in manifest.files.items():
+        if not name or name != Path(name).name or "\0" in name or name == os.pardir:
+            raise damage(folder / MANIFEST, f"a file called {name!r}", "names of files in the folder of the state")
+        try:
+            found = (folder / name).stat()
+        except OSError as error:
+            raise damage(folder / name, f"nothing ({error.strerror})", f"a file of {entry.bytes} bytes") from error
+        if not stat.S_ISREG(found.st_mode):
+            raise damage(folder / name, "not a regular file", f"a file of {entry.bytes} bytes")
+        if found.st_size != entry.bytes:
+            raise damage(folder / name, f"{found.st_size} bytes", f"{entry.bytes} bytes")
+    for path in sorted(folder.iterdir()):
+        if path.name not in manifest.files and path.name != MANIFEST and not path.name.startswith("."):
+            raise damage(path, "something that does not belong to the state", f"{MANIFEST} and what it lists")
+
+
+def _read_folder(path: Path, folder: Path, share: Share, *, verify: bool) -> Checkpoint:
+    if not folder.is_dir():
+        raise CheckpointError(
+            "There is no training state.",
+            given=f"{path}, {'a file' if folder.exists() else 'where nothing is'}",
+            expected="the directory of a training state",
+            do="Check the path.",
+        )
+    manifest = read_manifest(folder)
+    check_files(folder, manifest)
+
+    def read(name: str, reader: Callable[[DigestingReader, int], _ContentT]) -> _ContentT:
+        return _read_file(folder / name, manifest.files[name], reader, verify=verify)
+
+    pieces = {
+        name: PieceFile(folder / name, manifest.files[name].bytes) for name in manifest.files if is_piece_file(name)
+    }
+    documents = read(DOCUMENTS, _read_documents)
+    parts: dict[str, Any] = {}
+    for name, document in documents.items():
+        tensors: dict[str, Tensor] = {}
+        for file_name in (name + TENSORS, name + CONSTANT + TENSORS):
+            tensors |= read(file_name, read_tensors) if file_name in manifest.files else {}
+        try:
+            parts[name] = decode(document, tensors, pieces, where=name)
+        except CheckpointError as error:
+            raise damage(folder / DOCUMENTS, error.given, error.expected) from error
+    for name in share.of(sorted(pieces)):
+        if verify:
+            read(name, _pass_over)
+        pieces[name].check()
+    return Checkpoint(path, manifest.summary, parts, manifest.digest)
+
+
+def _pass_over(file: DigestingReader, size: int) -> None:
+    """Read a file for its digest alone."""
+    buffer = memoryview(bytearray(min(size, _BLOCK)))
+    while file.read_into(buffer):
+        pass
+
+
+def _read_documents(file: DigestingReader, size: int) -> dict[str, JsonValue]:
+    documents: object = json.loads(file.read(size))
+    if not isinstance(documents, dict):
+        message = f"a {type(documents).__name__} instead of an object"
+        raise ValueError(message)
+    return cast("dict[str, JsonValue]", documents)
+
+
+def _read_file(
+    path: Path, entry: FileEntry, reader: Callable[[DigestingReader, int], _ContentT], *, verify: bool
+) -> _ContentT:
+    try:
+        with path.open("rb") as opened:
+            file = DigestingReader(opened, verify=verify)
+            content = reader(file, entry.bytes)
+    except (OSError, ValueError, RecursionError) as error:
+        raise damage(path, str(error)) from error
+    if verify and file.sha256 != entry.sha256:
+        raise damage(path, f"the SHA-256 digest {file.sha256}", f"the digest {entry.sha256}")
+    return content
+
+
+@dataclass(frozen=True, slots=True)
+class _Constant:
+    """The tensors that may be linked: their names, and where to."""
+
+    names: frozenset[str]
+    linkable: LinkableFiles
+    folder: Path
+
+
+def _write_tensor_files(
+    folder: Path, parts: Mapping[str, Encoded], rank: int, constant: _Constant
+) -> dict[str, FileEntry]:
+    """Write the tensors of each part, and the pieces that this process has, and return what is in which file."""
+    files: dict[str, FileEntry] = {}
+    for name, part in parts.items():
+        _write_or_link(folder / (name + TENSORS), folder / (name + CONSTANT + TENSORS), part.tensors, constant, files)
+        if pieces := part.pieces_written_here():
+            constant_file = folder / file_of_pieces(name, rank, constant=True)
+            _write_or_link(folder / file_of_pieces(name, rank), constant_file, pieces, constant, files)
+    return files
+
+
+def _write_or_link(
+    path: Path, constant_path: Path, tensors: Mapping[str, Tensor], constant: _Constant, files: dict[str, FileEntry]
+) -> None:
+    linked = _link_or_write(constant_path, tensors, constant, files)
+    written = {name: tensor for name, tensor in tensors.items() if name not in linked}
+    if written:
+        files[path.name] = _write_file(path, partial(write_tensors, tensors=written))
+
+
+def _write_index(
+    folder: Path, parts: Mapping[str, Encoded], files: dict[str, FileEntry], summary: Mapping[str, JsonScalar]
+) -> None:
+    """Write what tells where everything is, the manifest last."""
+    documents: dict[str, JsonValue] = {}
+    for name, part in parts.items():
+        documents[name] = document_with_places(part.document, find_moved_pieces(folder, name, part, files))
+    is_sharded = any(part.pieces for part in parts.values())
+    has_constants = any(name.endswith(CONSTANT + TENSORS) for name in files)
+    files[DOCUMENTS] = _write_file(folder / DOCUMENTS, partial(_write_documents, documents=documents))
+    version = LAST_VERSION if is_sharded or has_constants else FIRST_VERSION
+    text = manifest_text(summary, files, version)
+    _write_file(folder / MANIFEST, lambda file: file.write(text))
+
+
+def _link_or_write(
+    path: Path, tensors: Mapping[str, Tensor], constant: _Constant, files: dict[str, FileEntry]
+) -> Collection[str]:
+    """Share a file of constant tensors with an earlier state, or write it.
+
+    Returns:
+        The names of the tensors that are in it.
+    """
+    linkable = constant.linkable
+    linked = linkable.select(path.name, tensors, constant.names)
+    entry = linkable.link(path, linked, constant.folder) if linked else None
+    if linked and entry is None:
+        linked = linkable.leave_out_changed(path.name, linked)
+        if linked:
+            entry = _write_file(path, partial(write_tensors, tensors=linked))
+            linkable.note(path, entry)
+    if entry is not None:
+        files[path.name] = entry
+    return linked
+
+
+def _write_documents(file: DigestingWriter, documents: Mapping[str, JsonValue]) -> None:
+    """One JSON object, with a line for each part."""
+    opening = "{"
+    for name, document in documents.items():
+        text = json.dumps(document, ensure_ascii=False, allow_nan=False)
+        file.write(f'{opening}\n"{name}": {text}'.encode())
+        opening = ","
+    file.write(b"\n}\n" if documents else b"{}\n")
+
+
+def _write_file(path: Path, write: Callable[[DigestingWriter], None]) -> FileEntry:
+    """Have a file reach the disk."""
+    with path.open("xb") as opened:
+        file = DigestingWriter(opened)
+        write(file)
+        opened.flush()
+        os.fsync(opened.fileno())
+    return FileEntry(file.size, file.sha256)
+
+
+def _check_names(names: Iterable[str]) -> None:
+    seen: set[str] = set()
+    for name in names:
+        if not (name.isascii() and name.isidentifier()) or name.lower() in seen:
+            raise CheckpointError(
+                "A part of a training state needs a unique name that can be part of a file name.",
+                given=repr(name),
+                expected="an identifier of ASCII letters, which differs from the others in more than upper case",
+                do="Rename the part.",
+            )
+        seen.add(name.lower())
+
+
+def _check_place(target: Path) -> None:
+    if is_checkpoint(target) or not target.exists():
+        return
+    if not target.is_dir() or any(target.iterdir()):
+        raise CheckpointError(
+            "There is something else where a training state is to be written.",
+            given=f"{target}, a {'folder that is not a training state' if target.is_dir() else 'file'}",
+            expected="a free path, an empty folder or a training state, which is then replaced",
+            do="Choose another path, or move away what is there.",
+        )
+
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
+
+
+def _cannot_write(target: Path, error: OSError) -> CheckpointError:
+    if error.errno in _FULL:
+        expected, do = (
+            "room for one more state than are kept",
+            "Free some space, or keep fewer states.",
+        )
+    elif error.errno in _FORBIDDEN:
+        expected, do = "a folder that this process may write to", "Choose another folder, or change its permissions."
+    else:
+        expected, do = "a disk that takes it", "See whether the disk is in order, or choose another folder."
+    return CheckpointError(
+        "The training state could not be written; nothing that was there before is lost.",
+        given=f"{target}{_free_space(target)}: {error}",
+        expected=expected,
+        do=do,
+    )
+
+
+def _free_space(target: Path) -> str:
+    for folder in target.parents:
+        with contextlib.suppress(OSError):  # the folder does not exist, or may not be looked at
+            return f", on a disk with {shutil.disk_usage(folder).free:,} free bytes"
+    return ""

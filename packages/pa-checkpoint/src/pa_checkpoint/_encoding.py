@@ -1,0 +1,544 @@
+"""Values as JSON and tensors, so that they can be stored and come back exactly, without unpickling anything."""
+
+from __future__ import annotations
+
+import base64
+import collections
+import math
+import reprlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, Union, cast
+
+import torch
+from torch import Tensor, nn
+
+from pa_checkpoint._errors import CheckpointError
+from pa_checkpoint._piece_file import PieceFile
+from pa_checkpoint._pieces import PieceLayout, ShardedPiece, UnknownLayoutError
+from pa_checkpoint._sharded_tensor import StoredPiece, StoredTensor
+from pa_checkpoint._tensor_file import DTYPES
+from pa_checkpoint._tensor_memory import (
+    is_storable,
+    memory_of,
+    memory_of_piece,
+    recorded_strides,
+    size_of_gaps,
+    with_strides,
+)
+from pa_checkpoint._torch import is_sharded, local_piece
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+    from torch.distributed.tensor import DTensor
+
+__all__ = [
+    "CONTAINERS",
+    "MAX_DEPTH",
+    "SINGLE_VALUES",
+    "TENSORS",
+    "Encoded",
+    "JsonScalar",
+    "JsonValue",
+    "advice_for",
+    "decode",
+    "encode",
+]
+
+JsonScalar: TypeAlias = bool | int | float | str | None
+JsonValue: TypeAlias = Union[JsonScalar, "list[JsonValue]", "dict[str, JsonValue]"]
+
+MAX_DEPTH = 100
+"""Of nested containers: JSON and pickle go down recursively, and Python's stack ends somewhere below a thousand."""
+_DEEPEST = 3 * MAX_DEPTH  # a pair of a dictionary is in a list of its own, and that in another one
+_EXACT_IN_ANY_JSON = 2**53  # up to here, tools whose numbers are doubles read integers as they are
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A value in two parts: a document for a JSON file, and the tensors that it mentions by name.
+
+    Attributes:
+        document: Holds no object of the encoded value, so later changes of that do not reach it.
+        tensors: The tensors themselves, detached and not copied. A name is the path to the first place where the
+            tensor was found.
+        pieces: What this process has of tensors that are sharded over processes, by such names.
+
+    Example:
+        >>> encoded = encode({"weight": torch.ones(2), "step": (3, 0.5)}, "model")
+        >>> encoded.document
+        {'weight': {'$tensor': 'model/weight'}, 'step': {'$tuple': [3, 0.5]}}
+        >>> encoded.tensors
+        {'model/weight': tensor([1., 1.])}
+    """
+
+    document: JsonValue
+    tensors: dict[str, Tensor]
+    pieces: dict[str, ShardedPiece] = field(default_factory=dict[str, ShardedPiece])
+
+    def pieces_written_here(self) -> dict[str, Tensor]:
+        """Return the pieces that this process writes, by name."""
+        return {name: piece.tensor for name, piece in self.pieces.items() if piece.is_written_here}
+
+    def all_tensors(self) -> dict[str, Tensor]:
+        """Return the tensors and the pieces that this process writes, by name."""
+        return {**self.tensors, **self.pieces_written_here()}
+
+    def without_tensors(self) -> Encoded:
+        """Return what each process but the first writes of a state that several write together: pieces alone."""
+        return Encoded(self.document, {}, self.pieces)
+
+    def with_copies(self, copies: Mapping[str, Tensor]) -> Encoded:
+        """Return the same with copies in the place of what this process writes.
+
+        Args:
+            copies: One for each of ``all_tensors()``, by name.
+        """
+        pieces = {name: replace(piece, tensor=copies.get(name, piece.tensor)) for name, piece in self.pieces.items()}
+        return Encoded(self.document, {name: copies[name] for name in self.tensors}, pieces)
+
+
+def encode(value: object, where: str) -> Encoded:
+    """Take a value apart into a JSON document and tensors; ``decode`` builds it again, exactly.
+
+    Accepted are None, booleans, numbers, strings, bytes, torch's sizes, dtypes and devices, tensors and parameters,
+    numpy's arrays and numbers, and lists, tuples, sets and dictionaries (also ``OrderedDict`` and ``Counter``) of
+    all these. Of a tensor its values, dtype, shape and strides are kept: a parameter and what requires a gradient
+    become plain tensors. Tensors with the same memory and layout, such as tied weights, are stored once and come
+    back as one. A number of numpy becomes Python's. Where elements of a tensor share memory, as after ``expand``,
+    each gets its own.
+
+    Of a sharded tensor, this process contributes its piece, and the document says which process has which. All
+    processes must encode the same values then, in the same order; none waits for another. A ``DTensor`` that each
+    process has as a whole is stored as a plain tensor.
+
+    Args:
+        value: What is to be stored.
+        where: What the caller calls it: the first part of the tensors' names and of the path in a message.
+
+    Raises:
+        CheckpointError: Something in ``value`` cannot be stored; the first such entry is named.
+
+    Example:
+        >>> encode({"metrics": [0.5, len]}, "history")
+        Traceback (most recent call last):
+        ...
+        pa_checkpoint.CheckpointError: This entry cannot be stored in a training state.
+          given:    history['metrics'][1]: builtin_function_or_method <built-in function len>
+          ...
+    """
+    encoder = _Encoder(where)
+    return Encoded(encoder.encode(value, _Place(where, where)), encoder.tensors, encoder.pieces)
+
+
+class _Place(NamedTuple):
+    """Where in the value something was found."""
+
+    shown: str
+    """As Python would reach it, for messages."""
+    name: str
+    """As a path, for the names of tensors."""
+
+    def item(self, key: object) -> _Place:
+        step = key if isinstance(key, str) else repr(key)
+        return _Place(f"{self.shown}[{key!r}]", f"{self.name}/{step}")
+
+    def attribute(self, name: str) -> _Place:
+        return _Place(f"{self.shown}.{name}", f"{self.name}.{name}")
+
+    def key(self) -> _Place:
+        return _Place(f"{self.shown}, a key of it", self.name)
+
+    def refusal(self, found: str, do: str) -> CheckpointError:
+        return CheckpointError(
+            "This entry cannot be stored in a training state.",
+            given=f"{self.shown}: {found}",
+            expected="tensors, arrays, numbers, strings, and dictionaries, lists, tuples and sets of them",
+            do=do,
+        )
+
+
+class _Encoder:
+    """One walk through a value that collects its tensors."""
+
+    def __init__(self, part: str) -> None:
+        self.tensors: dict[str, Tensor] = {}
+        self.pieces: dict[str, ShardedPiece] = {}
+        self._part = part
+        self._layout = PieceLayout()
+        self._names: dict[Hashable, str] = {}
+        self._open: set[int] = set()
+
+    def encode(self, value: object, place: _Place) -> JsonValue:
+        kind = type(value)
+        if kind in SINGLE_VALUES:
+            return SINGLE_VALUES[kind](value)
+        if kind in TENSORS:
+            return self._tensor("$tensor", cast("Tensor", value), place)
+        if is_sharded(value):
+            return self._sharded(value, place)
+        if kind.__module__ == "numpy":
+            return self._numpy(value, kind, place)
+        if kind not in CONTAINERS:
+            raise place.refusal(f"{kind.__qualname__} {reprlib.repr(value)}", advice_for(kind))
+        if id(value) in self._open:
+            raise place.refusal(f"a {kind.__qualname__} that contains itself", "Store it without the cycle.")
+        if len(self._open) == MAX_DEPTH:
+            raise place.refusal(f"something nested {MAX_DEPTH} levels deep", "Store it less deeply nested.")
+        self._open.add(id(value))
+        document = self._container(kind, value, place)
+        self._open.remove(id(value))
+        return document
+
+    def _container(self, kind: type, value: object, place: _Place) -> JsonValue:
+        if kind is list:
+            return self._items(cast("list[object]", value), place)
+        if kind is tuple:
+            return {"$tuple": self._items(cast("tuple[object, ...]", value), place)}
+        if kind is set:
+            return {"$set": [self._key(item, place) for item in cast("set[object]", value)]}
+        mapping = cast("Mapping[object, object]", value)
+        if kind is dict and all(type(key) is str and _is_plain_key(key) for key in mapping):
+            return {cast("str", key): self._item(key, item, place) for key, item in mapping.items()}
+        pairs: list[JsonValue] = [
+            [self._key(key, place), self._item(key, item, place)] for key, item in mapping.items()
+        ]
+        document: dict[str, JsonValue] = {CONTAINERS[kind]: pairs}
+        attributes: dict[str, JsonValue] = {
+            name: self.encode(attribute, place.attribute(name))
+            for name, attribute in getattr(value, "__dict__", {}).items()
+            if name != "__orig_class__"  # what OrderedDict[str, int]() leaves behind
+        }
+        if attributes:
+            document["attributes"] = attributes
+        return document
+
+    def _items(self, items: Iterable[object], place: _Place) -> list[JsonValue]:
+        return [self._item(index, item, place) for index, item in enumerate(items)]
+
+    def _item(self, key: object, item: object, place: _Place) -> JsonValue:
+        kind = type(item)  # single values need no place: long lists of numbers are common
+        return SINGLE_VALUES[kind](item) if kind in SINGLE_VALUES else self.encode(item, place.item(key))
+
+    def _key(self, key: object, place: _Place) -> JsonValue:
+        if isinstance(key, Tensor):
+            raise place.key().refusal("a tensor", "Use numbers or strings as keys, and a list instead of a set.")
+        return self.encode(key, place.key())
+
+    def _tensor(self, tag: str, tensor: Tensor, place: _Place) -> JsonValue:
+        _require_storable(tensor, place)
+        memory = memory_of(tensor)
+        if memory not in self._names:
+            self._names[memory] = self._free_name(place)
+            stored = tensor.detach().resolve_conj().resolve_neg()
+            self.tensors[self._names[memory]] = torch.view_as_real(stored) if stored.is_complex() else stored
+        document: dict[str, JsonValue] = {tag: self._names[memory]}
+        if tensor.is_complex():
+            document["complex"] = True
+        strides = recorded_strides(tensor)
+        if strides is not None:
+            document["strides"] = list(strides)
+        return document
+
+    def _sharded(self, tensor: DTensor, place: _Place) -> JsonValue:
+        if all(placement.is_replicate() for placement in tensor.placements):
+            return self._tensor("$tensor", local_piece(tensor.detach()), place)
+        local = local_piece(tensor.detach())
+        _require_storable(local, place)
+        if local.is_complex():
+            raise place.refusal("a sharded complex tensor", "Store its torch.view_as_real(), which can be sharded.")
+        memory = memory_of_piece(local, tensor.shape)
+        if memory not in self._names:
+            try:
+                piece = self._layout.plan(tensor)
+            except UnknownLayoutError as error:
+                found = f"a DTensor with the placements {tuple(tensor.placements)}: {error}"
+                raise place.refusal(found, "Store its .full_tensor(), which every process must call.") from error
+            self._names[memory] = self._free_name(place)
+            self.pieces[self._names[memory]] = piece
+        name = self._names[memory]
+        return {"$sharded": name, **self.pieces[name].described(self._part)}
+
+    def _free_name(self, place: _Place) -> str:
+        name = wanted = place.name.encode("utf-8", "backslashreplace").decode()
+        while name in self.tensors or name in self.pieces or name == "__metadata__":  # safetensors keeps that one
+            name = f"{wanted}#{len(self.tensors) + len(self.pieces)}"
+        return name
+
+    def _numpy(self, value: Any, kind: type, place: _Place) -> JsonValue:
+        import numpy as np
+
+        if kind is np.ndarray:
+            # what is read-only, or has strides that tensors cannot have, is copied
+            array = value if value.flags.writeable and value.flags.forc else value.copy()
+            try:
+                tensor: Tensor = torch.from_numpy(array)  # pyright: ignore[reportUnknownMemberType]  # torch does not annotate its argument
+            except (TypeError, ValueError) as error:  # of dtypes and byte orders that torch does not have
+                raise place.refusal(f"an array of {value.dtype}", "Convert it with .astype or .tolist().") from error
+            return self._tensor("$ndarray", tensor, place)
+        number: object = value.item() if np.generic in kind.__mro__ else value
+        if type(number) not in SINGLE_VALUES:
+            raise place.refusal(f"{kind.__qualname__} {reprlib.repr(value)}", advice_for(kind))
+        return SINGLE_VALUES[type(number)](number)
+
+
+def _require_storable(tensor: Tensor, place: _Place) -> None:
+    if not is_storable(tensor):
+        found = f"a tensor of dtype {tensor.dtype}, layout {tensor.layout} on {tensor.device}"
+        raise place.refusal(found, "Store it as dense tensors of the usual dtypes, with .view(torch.uint8) say.")
+
+
+def _int(value: int) -> JsonValue:
+    return value if abs(value) <= _EXACT_IN_ANY_JSON else {"$int": hex(value)}
+
+
+def _float(value: float) -> JsonValue:
+    return value if math.isfinite(value) else {"$float": str(value)}
+
+
+def _str(value: str) -> JsonValue:
+    if _is_plain_text(value):
+        return value
+    return {"$str": base64.b64encode(value.encode("utf-8", "surrogatepass")).decode()}
+
+
+SINGLE_VALUES: Mapping[type, Callable[[Any], JsonValue]] = {
+    type(None): lambda value: value,
+    bool: lambda value: value,
+    int: _int,
+    float: _float,
+    complex: lambda value: {"$complex": [_float(value.real), _float(value.imag)]},
+    str: _str,
+    bytes: lambda value: {"$bytes": base64.b64encode(value).decode()},
+    torch.Size: lambda value: {"$size": list(value)},
+    torch.dtype: lambda value: {"$dtype": str(value).removeprefix("torch.")},
+    torch.device: lambda value: {"$device": str(value)},
+}
+"""By exact type, how each is written: what a subclass adds would be lost."""
+
+TENSORS = frozenset({Tensor, nn.Parameter})
+"""The types whose values are stored as tensors, again exact ones."""
+
+CONTAINERS: Mapping[type, str] = {
+    list: "",
+    tuple: "$tuple",
+    set: "$set",
+    dict: "$dict",
+    collections.OrderedDict: "$ordered_dict",
+    collections.Counter: "$counter",
+}
+"""By exact type, the name that each has in a document."""
+
+
+def _is_plain_text(text: str) -> bool:
+    """Whether it can be written as UTF-8; halves of surrogate pairs cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _is_plain_key(key: str) -> bool:
+    return not key.startswith("$") and _is_plain_text(key)
+
+
+def advice_for(kind: type) -> str:
+    """Return what to do about a value of a type that cannot be stored."""
+    if issubclass(kind, Tensor):
+        return (
+            f"Store a plain tensor made of the {kind.__qualname__}, such as .full_tensor() or .to_local() of a DTensor."
+        )
+    if issubclass(kind, dict | list | tuple | set | frozenset | str | int | float | bytearray):
+        return f"Convert the {kind.__qualname__} to one of these types."
+    return "Store what it can be made of again: its state_dict(), its arguments or its name."
+
+
+def decode(
+    document: JsonValue,
+    tensors: Mapping[str, Tensor],
+    files: Mapping[str, PieceFile] = MappingProxyType({}),
+    *,
+    where: str = "document",
+) -> Any:
+    """Rebuild what ``encode`` took apart.
+
+    What is built takes memory in proportion to the document and the tensors, no matter what the document says.
+
+    Args:
+        document: ``Encoded.document``.
+        tensors: The tensors of the document by name; they become part of what is returned, uncopied except where
+            the original had other strides.
+        files: The files of pieces by name. What is in them stays there: the document has a ``StoredTensor`` for each
+            tensor that was saved in pieces.
+        where: What the caller calls it: the first part of the path in a message.
+
+    Raises:
+        CheckpointError: The document is not one that ``encode`` makes, or mentions a tensor that is not there.
+
+    Example:
+        >>> decode({"$tuple": [3, {"$tensor": "model/weight"}]}, {"model/weight": torch.ones(2)})
+        (3, tensor([1., 1.]))
+    """
+    decoder = _Decoder(tensors, files)
+    try:
+        return decoder.decode(document)
+    except Exception as error:  # what a wrong document does is not limited to some kinds of errors
+        reason = f"no {error}" if isinstance(error, KeyError) else str(error)
+        raise CheckpointError(
+            "The document of a training state cannot be read.",
+            given=f"{'.'.join((where, *decoder.path))}, which raised {type(error).__name__}: {reason}",
+            expected="a document in the format of this version",
+            do="Use another state, or the version of pa-core that wrote this one.",
+        ) from error
+
+
+_ROOM_FOR_GAPS = 1 << 20
+"""Bytes of memory between elements that a document may request, in addition to four times the bytes of its tensors."""
+
+_WITHOUT_PARTS = frozenset({bool, int, float, str, type(None)})
+
+
+class _Decoder:
+    """One walk through a document.
+
+    Attributes:
+        path: The names that lead to what is being read; after an error, to what is wrong.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor], files: Mapping[str, PieceFile]) -> None:
+        self.path: list[str] = []
+        self._tensors = tensors
+        self._files = files
+        self._built: dict[str, Tensor] = {}
+        self._stored: dict[str, StoredTensor] = {}
+        self._room_for_gaps = _ROOM_FOR_GAPS + 4 * sum(tensor.nbytes for tensor in tensors.values())
+
+    def decode(self, document: JsonValue) -> Any:
+        if isinstance(document, list):
+            return self._items(enumerate(document))
+        if not isinstance(document, dict):
+            return document
+        tag = next(iter(document), "")
+        if not tag.startswith("$"):
+            return dict(zip(document, self._items(document.items()), strict=True))
+        self._require_entries(tag, document)
+        content: Any = document[tag]
+        if tag in _FROM_TENSOR or tag == "$sharded":
+            stored = tag == "$sharded"
+            return self._sharded(content, document) if stored else _FROM_TENSOR[tag](self._tensor(content, document))
+        if tag in _FROM_ITEMS:
+            if not isinstance(content, list):
+                message = f"{tag} with a {type(content).__name__} instead of a list"
+                raise TypeError(message)
+            value = _FROM_ITEMS[tag](self._items(enumerate(cast("list[JsonValue]", content))))
+            self._set_attributes(value, cast("Mapping[str, JsonValue]", document.get("attributes", {})))
+            return value
+        return _FROM_TEXT[tag](content)
+
+    def _items(self, items: Iterable[tuple[object, JsonValue]]) -> list[Any]:
+        values: list[Any] = []
+        for key, item in items:
+            if type(item) in _WITHOUT_PARTS:  # long lists of numbers are common
+                values.append(item)
+                continue
+            if len(self.path) == _DEEPEST:
+                message = f"something nested {_DEEPEST} levels deep"
+                raise ValueError(message)
+            self.path.append(str(key))
+            values.append(self.decode(item))
+            self.path.pop()
+        return values
+
+    @staticmethod
+    def _require_entries(tag: str, document: Mapping[str, JsonValue]) -> None:
+        known = {tag, *_FURTHER_ENTRIES.get(tag, ())}
+        if not document.keys() <= known:
+            message = f"{tag} with {', '.join(sorted(document.keys() - known))}"
+            raise ValueError(message)
+
+    def _set_attributes(self, value: object, attributes: Mapping[str, JsonValue]) -> None:
+        for name, attribute in zip(attributes, self._items(attributes.items()), strict=True):
+            if hasattr(type(value), name):
+                message = f"an attribute with the name of {type(value).__name__}.{name}"
+                raise ValueError(message)
+            setattr(value, name, attribute)
+
+    def _tensor(self, name: str, document: Mapping[str, JsonValue]) -> Tensor:
+        """The tensor of that name, the same object for each mention."""
+        if name not in self._built:
+            tensor = self._tensors[name]
+            if document.get("complex"):
+                tensor = torch.view_as_complex(tensor)
+            if "strides" in document:
+                tensor = self._with_strides(tensor, document["strides"])
+            self._built[name] = tensor
+        return self._built[name]
+
+    def _sharded(self, name: str, document: Mapping[str, Any]) -> StoredTensor:
+        """The tensor of that name, whose values stay in the files; the same object for each mention."""
+        if name not in self._stored:
+            dtype = DTYPES[document["dtype"]]
+            pieces: list[StoredPiece] = []
+            for one in document["pieces"]:
+                offsets, shape = torch.Size(one["offsets"]), torch.Size(one["shape"])
+                pieces.append(StoredPiece(offsets, shape, self._files[one["file"]].piece(name, dtype, shape)))
+            self._stored[name] = StoredTensor(document["shape"], dtype, pieces)
+        return self._stored[name]
+
+    def _with_strides(self, tensor: Tensor, strides: JsonValue) -> Tensor:
+        """Give a tensor its strides, or keep the usual ones where the gaps take more memory than there is room for."""
+        wanted = cast("list[int]", strides)
+        gaps = size_of_gaps(tensor, wanted)
+        if gaps > self._room_for_gaps:
+            return tensor
+        self._room_for_gaps -= gaps
+        return with_strides(tensor, tuple(wanted))
+
+
+def _bytes(text: str) -> bytes:
+    return base64.b64decode(text, validate=True)
+
+
+def _dtype(name: str) -> torch.dtype:
+    dtype: object = vars(torch)[name]  # getattr would import modules that have the name
+    if not isinstance(dtype, torch.dtype):
+        message = f"torch.{name} is not a dtype"
+        raise TypeError(message)
+    return dtype
+
+
+_FURTHER_ENTRIES = {
+    "$tensor": ("complex", "strides"),
+    "$ndarray": ("complex", "strides"),
+    "$sharded": ("dtype", "shape", "pieces"),
+    "$ordered_dict": ("attributes",),
+    "$counter": ("attributes",),
+}
+"""By the tag of an object, what else it may have."""
+
+_FROM_TENSOR: dict[str, Callable[[Tensor], Any]] = {
+    "$tensor": lambda tensor: tensor,
+    "$ndarray": lambda tensor: tensor.numpy(),
+}
+
+_FROM_ITEMS: dict[str, Callable[[list[Any]], Any]] = {
+    "$tuple": tuple,
+    "$set": set,
+    "$size": torch.Size,
+    "$complex": lambda parts: complex(*parts),
+    "$dict": dict,
+    "$ordered_dict": collections.OrderedDict,
+    "$counter": lambda pairs: collections.Counter(dict(pairs)),
+}
+
+_FROM_TEXT: dict[str, Callable[[str], Any]] = {
+    "$int": lambda text: int(text, 16),
+    "$float": float,
+    "$str": lambda text: _bytes(text).decode("utf-8", "surrogatepass"),
+    "$bytes": _bytes,
+    "$dtype": _dtype,
+    "$device": torch.device,
+}

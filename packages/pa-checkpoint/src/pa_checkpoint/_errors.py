@@ -1,0 +1,77 @@
+"""Errors that tell what was given, what was expected and what to do."""
+
+from __future__ import annotations
+
+import errno
+from typing import Any
+
+from typing_extensions import override
+
+__all__ = ["CheckpointError", "CheckpointNotFoundError", "FolderInUseError", "InvalidArgumentError"]
+
+
+class _Explained(Exception):
+    def __init__(self, problem: str, given: str, expected: str, do: str) -> None:
+        super().__init__(problem, given, expected, do)
+        self.problem = problem
+        self.given = given
+        self.expected = expected
+        self.do = do
+
+    @override
+    def __str__(self) -> str:
+        return f"{self.problem}\n  given:    {self.given}\n  expected: {self.expected}\n  do:       {self.do}"
+
+
+class CheckpointError(_Explained, RuntimeError):
+    """A checkpoint cannot be written so that it loads again, or the one on disk is not whole.
+
+    Args:
+        problem: One sentence that says what is wrong.
+        given: What was found.
+        expected: What would have been right.
+        do: What the reader can do about it.
+
+    Example:
+        >>> print(CheckpointError("The bag is empty.", given="0 apples", expected="some", do="Buy an apple."))
+        The bag is empty.
+          given:    0 apples
+          expected: some
+          do:       Buy an apple.
+    """
+
+    __module__ = "pa_checkpoint"  # tracebacks name what one imports
+
+
+class InvalidArgumentError(_Explained, ValueError):
+    """An argument has a value that cannot work."""
+
+
+class FolderInUseError(CheckpointError):
+    """Another process, which is alive, saves its checkpoints into the same folder.
+
+    Example:
+        >>> issubclass(FolderInUseError, CheckpointError)
+        True
+    """
+
+    __module__ = "pa_checkpoint"  # tracebacks name what one imports
+
+
+class CheckpointNotFoundError(_Explained, FileNotFoundError):
+    """There is no checkpoint where one was to be read.
+
+    Example:
+        >>> issubclass(CheckpointNotFoundError, FileNotFoundError)
+        True
+    """
+
+    __module__ = "pa_checkpoint"  # tracebacks name what one imports
+
+    def __init__(self, problem: str, given: str, expected: str, do: str) -> None:
+        super().__init__(problem, given, expected, do)
+        # OSError takes several arguments for a number, a text and the name of a file.
+        self.args: tuple[Any, ...] = (problem, given, expected, do)
+        self.errno: int | None = errno.ENOENT
+        self.strerror: str | None = problem
+        self.filename: str | None = None

@@ -1,0 +1,445 @@
+"""A folder with the training states of a run, or of several."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import warnings
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar, cast
+
+from pa_checkpoint._checkpoint import (
+    DOCUMENTS,
+    TENSORS,
+    Checkpoint,
+    check_files,
+    is_checkpoint,
+    open_checkpoint,
+    read_checkpoint,
+)
+from pa_checkpoint._errors import CheckpointError, InvalidArgumentError
+from pa_checkpoint._manifest import MANIFEST, read_manifest
+from pa_checkpoint._staging import discard, leftovers, located, replaced, shown_path
+
+__all__ = [
+    "CheckpointInfo",
+    "Folder",
+    "Skipped",
+    "is_name_of_state",
+    "newest_readable",
+    "newest_valid",
+    "states_to_remove",
+]
+
+_ReadT = TypeVar("_ReadT")
+
+_NAME = re.compile(r"(?:epoch_\d+|step_(?P<update>\d+)|final)(?:_\d+)?")
+_NAME_WITH_SEQUENCE = re.compile(r"state_(?P<sequence>\d+)_update_(?P<update>\d+)")  # of earlier versions
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """A state that was skipped, and why.
+
+    Attributes:
+        path: Its directory.
+        reason: What is wrong with it.
+
+    Example:
+        >>> print(Skipped(Path("step_480"), "model.safetensors: 96 bytes instead of 128"))
+        Skipped(path=...Path('step_480'), reason='model.safetensors: 96 bytes instead of 128')
+    """
+
+    path: Path
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointInfo:
+    """What a folder's listing tells about one state.
+
+    Attributes:
+        path: Its directory.
+        sequence: Its place in the order in which the states of the folder were written; 0 where that cannot be known.
+        run: The run that wrote it; empty where that cannot be known.
+        update: The optimizer updates made before it was written.
+        epoch: The epoch in which it was written.
+        complete: Whether the run had come to its end.
+        problem: What is wrong with it, found by a check of the manifest and of the sizes of the files; None for a
+            state in which that check found nothing.
+
+    Example:
+        >>> record = CheckpointInfo(Path("states/step_480"), 12, "first", 480, 3, False, None)
+        >>> "valid" if record.problem is None else record.problem
+        'valid'
+    """
+
+    path: Path
+    sequence: int
+    run: str
+    update: int
+    epoch: int
+    complete: bool
+    problem: str | None
+
+
+class Folder:
+    """A folder that holds training states, one directory each.
+
+    Its states are ordered by their sequence, which counts the states that were written to the folder, so the
+    newest one is known without a clock.
+
+    Args:
+        path: The folder; it need not exist before the first state is written.
+
+    Example:
+        >>> import tempfile
+        >>> from pa_checkpoint._checkpoint import write_checkpoint
+        >>> temporary = tempfile.TemporaryDirectory()
+        >>> folder = Folder(temporary.name)
+        >>> for update in (100, 200, 300):
+        ...     summary = {"run": "first", "sequence": folder.next_sequence(), "epoch": 1, "complete": False}
+        ...     path = folder.path_for(f"step_{update}", run="first")
+        ...     write_checkpoint(path, {"position": update}, {**summary, "update": update})
+        >>> [record.path.name for record in folder.records()]
+        ['step_100', 'step_200', 'step_300']
+        >>> removed = folder.apply_retention(max_checkpoints=1, run="first")
+        >>> newest_valid(temporary.name)[0].parts
+        {'position': 300}
+        >>> temporary.cleanup()
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path: Path = Path(path)
+
+    def newest(self) -> Checkpoint | None:
+        """Read the newest checkpoint that verifies completely; None if there is none. A warning names damaged ones.
+
+        Raises:
+            CheckpointError: The folder cannot be read.
+        """
+        found, skipped = newest_valid(self.path)
+        for one in skipped:
+            warnings.warn(f"Skipping the checkpoint {one.path}: {one.reason}", stacklevel=2)
+        return found
+
+    def keep(self, newest: int, run: str = "", unless: Collection[Path] = ()) -> list[CheckpointInfo]:
+        """Remove all but the newest valid checkpoints of a run and return what was removed.
+
+        No half-removed checkpoint is ever found. Symbolic links neither count nor are removed, no matter what they
+        point to. While there is no valid checkpoint, nothing is removed.
+
+        Args:
+            newest: How many valid checkpoints stay, at least 1.
+            run: The ``"run"`` in their summaries; checkpoints of other runs stay.
+            unless: Checkpoints that are still needed, which stay for now.
+
+        Raises:
+            ValueError: ``newest`` is less than 1.
+            CheckpointError: Some checkpoints cannot be removed; the others are.
+        """
+        return self.apply_retention(newest, run, unless)
+
+    def records(self) -> list[CheckpointInfo]:
+        """List the states, oldest first, with the problems that manifests and file sizes reveal.
+
+        Where the manifest of a state is damaged, its place is unknown; it is listed last, as it may be the newest.
+        Only states and the remains of states are listed.
+
+        Raises:
+            CheckpointError: The folder cannot be read.
+        """
+        if not self.path.exists():
+            return []
+        try:
+            paths = {path for entry in self.path.iterdir() if (path := shown_path(entry)) is not None}
+        except OSError as error:
+            raise CheckpointError(
+                "The folder of training states cannot be read.",
+                given=str(error),
+                expected="a folder",
+                do="Check the path and its permissions.",
+            ) from error
+        return sorted((_record(path) for path in paths if _may_be_state(path)), key=_age)
+
+    def next_sequence(self) -> int:
+        """Return 1 more than the highest sequence in the folder, or 1.
+
+        A state that is still being written does not count yet, so call this when the write before has ended.
+        """
+        return 1 + max((record.sequence for record in self.records()), default=0)
+
+    def path_for(self, name: str, run: str) -> Path:
+        """Return where a state of a run goes, so that it replaces none of another run, and nothing else.
+
+        Args:
+            name: What it is to be called, such as ``epoch_5``, ``step_5000`` or ``final``.
+            run: The run that writes it, which may have a state of that name already.
+
+        Returns:
+            The path of that name or, where something else is there, of one with a number appended: ``epoch_5_2``.
+        """
+        names = itertools.chain([name], (f"{name}_{number}" for number in itertools.count(2)))
+        paths = (self.path / one for one in names)
+        return next(path for path in paths if not os.path.lexists(located(path)) or self._is_state_of(run, path))
+
+    def apply_retention(self, max_checkpoints: int, run: str, keep: Collection[Path] = ()) -> list[CheckpointInfo]:
+        """Remove what ``states_to_remove`` chooses and return it; no half-removed state is ever found.
+
+        Symbolic links are neither counted nor removed, no matter what they point to.
+
+        Args:
+            max_checkpoints: How many valid states of the run stay, at least 1.
+            run: The run whose states may be removed.
+            keep: States that are still needed, which stay for now.
+
+        Raises:
+            InvalidArgumentError: ``max_checkpoints`` is less than 1.
+            CheckpointError: Some states cannot be removed; the others are.
+        """
+        records = [record for record in self.records() if not record.path.is_symlink()]
+        chosen = states_to_remove(records, max_checkpoints, run)
+        removed = [record for record in chosen if record.path not in keep]
+        self._remove([located(record.path) for record in removed], run)
+        return removed
+
+    def remove_leftovers(self, run: str | None = None) -> None:
+        """Remove what the run, or another one whose process is gone, left half-written, and what is half removed.
+
+        Args:
+            run: The run that writes to the folder, of which no write may be in progress; its own old states that were
+                replaced go as well. If None, no run writes to it, and the old states of all runs are removed.
+
+        Raises:
+            CheckpointError: Something cannot be removed; the rest is.
+        """
+        if self.path.is_dir():
+            old = [directory for directory in replaced(self.path) if run is None or _record(directory).run == run]
+            self._remove([*old, *leftovers(self.path, run)], run or "")
+
+    def _is_state_of(self, run: str, path: Path) -> bool:
+        return not path.is_symlink() and _record(path).run == run
+
+    def _remove(self, directories: Iterable[Path], run: str) -> None:
+        problems: list[OSError] = []
+        for directory in directories:
+            try:
+                discard(directory, run)
+            except FileNotFoundError:
+                continue  # another process was faster
+            except OSError as error:
+                problems.append(error)
+        if problems:
+            raise CheckpointError(
+                "Training states that are no longer needed could not be removed.",
+                given=f"in {self.path}: {'; '.join(map(str, problems))}",
+                expected="a folder whose content this process may change",
+                do="Remove them yourself, or change the permissions of the folder.",
+            ) from problems[0]
+
+
+def newest_valid(path: str | Path) -> tuple[Checkpoint | None, list[Skipped]]:
+    """Read the newest state that verifies completely.
+
+    Args:
+        path: One state, or a folder of states, of which the one with the highest sequence is tried first.
+
+    Returns:
+        The state, None where none is valid, and those that were skipped, newest first. Both are empty where there is
+        nothing at all.
+
+    Raises:
+        CheckpointError: There is a file at the path, or a folder that cannot be read.
+    """
+    return newest_readable(path, read_checkpoint)
+
+
+def newest_readable(path: str | Path, read: Callable[[Path], _ReadT]) -> tuple[_ReadT | None, list[Skipped]]:
+    """Return what a function makes of the newest state that it can read.
+
+    Args:
+        path: As for ``newest_valid``.
+        read: Reads the state at a path. One for which it raises a ``CheckpointError`` is skipped.
+
+    Returns:
+        As ``newest_valid``, with what was read in the place of the state.
+
+    Raises:
+        CheckpointError: As ``newest_valid``.
+    """
+    for _ in range(_LOOKS):
+        try:
+            return _newest_readable_now(Path(path), read)
+        except _StateIsGoneError:
+            continue
+    return None, []
+
+
+class _StateIsGoneError(Exception):
+    """A state was removed while it was read: its run, which is alive, has saved newer ones."""
+
+
+_LOOKS = 10
+
+
+def _newest_readable_now(path: Path, read: Callable[[Path], _ReadT]) -> tuple[_ReadT | None, list[Skipped]]:
+    """Read the newest state of those that are listed at this moment.
+
+    Raises:
+        _StateIsGoneError: One of them is not there any more.
+    """
+    is_checkpoint = _may_be_state(path)
+    records = [] if is_checkpoint else Folder(path).records()
+    candidates = [record.path for record in reversed(records)]
+    if is_checkpoint or (not candidates and any(os.path.lexists(path / name) for name in (MANIFEST, DOCUMENTS))):
+        candidates = [path]  # one state, or what is left of one
+    skipped: list[Skipped] = []
+    for number, candidate in enumerate(candidates):
+        try:
+            state = read(candidate)
+        except CheckpointError as error:
+            if records and not located(candidate).exists():
+                raise _StateIsGoneError from error
+            skipped.append(Skipped(candidate, _reason(error)))
+        else:
+            older = list(reversed(records))[number + 1 :]
+            return state, [*skipped, *_damaged_of_unknown_age(older, records)]
+    return None, skipped
+
+
+def _damaged_of_unknown_age(older: Iterable[CheckpointInfo], records: Sequence[CheckpointInfo]) -> list[Skipped]:
+    """Those that only seem to be older than the newest valid state, if the manifests belong to other states."""
+    places = Counter((record.run, record.sequence) for record in records if not record.path.is_symlink())
+    skipped: list[Skipped] = []
+    for record in older:
+        is_alone = places[record.run, record.sequence] < 2  # noqa: PLR2004  # one state has one place
+        if not record.path.is_symlink() and not (is_alone and _name_confirms_place(record)):
+            try:
+                open_checkpoint(record.path)
+            except CheckpointError as error:
+                skipped.append(Skipped(record.path, _reason(error)))
+    return skipped
+
+
+def _name_confirms_place(record: CheckpointInfo) -> bool:
+    """Whether the name of a state says the same as its manifest, or nothing and all files are as large as it says."""
+    named = _NAME_WITH_SEQUENCE.fullmatch(record.path.name) or _NAME.fullmatch(record.path.name)
+    update = None if named is None else named["update"]
+    return record.problem is None if update is None else int(update) == record.update
+
+
+def is_name_of_state(name: str) -> bool:
+    """Whether a run calls its states so; a script may give them any other name.
+
+    Example:
+        >>> [name for name in ("epoch_5", "step_480", "final_2", "best", "tmp8x2") if is_name_of_state(name)]
+        ['epoch_5', 'step_480', 'final_2']
+    """
+    return (_NAME.fullmatch(name) or _NAME_WITH_SEQUENCE.fullmatch(name)) is not None
+
+
+def _may_be_state(path: Path) -> bool:
+    """Whether this is a state, or a folder with the name of one that may have been one."""
+    if is_checkpoint(path):
+        return True
+    folder = located(path)
+    if not folder.is_dir():
+        return False
+    if _NAME_WITH_SEQUENCE.fullmatch(path.name) is not None or _has_files_of_state(folder):
+        return True
+    return _NAME.fullmatch(path.name) is not None and _may_be_remains(folder)
+
+
+def _has_files_of_state(folder: Path) -> bool:
+    """Whether it looks like a state whose manifest is damaged or missing, no matter what it is called."""
+    try:
+        if not (folder / DOCUMENTS).exists():  # of a folder that is somebody else's, the files may be many
+            return False
+        names = {entry.name for entry in folder.iterdir()}
+    except OSError:  # it may not be looked at
+        return False
+    return MANIFEST in names or any(name.endswith(TENSORS) for name in names)
+
+
+def _may_be_remains(folder: Path) -> bool:
+    """Whether this may be what is left of a state, not a folder of another program with the same name."""
+    try:
+        return (folder / DOCUMENTS).exists() or not any(folder.iterdir())
+    except OSError:  # it may not be looked at
+        return True
+
+
+def _record(path: Path) -> CheckpointInfo:
+    """What can be known of a state without reading its tensors; where the manifest is damaged, from its name."""
+    directory = located(path)
+    named = _NAME_WITH_SEQUENCE.fullmatch(path.name) or _NAME.fullmatch(path.name)
+    numbers = {} if named is None else named.groupdict()
+    sequence, update = (int(numbers.get(name) or 0) for name in ("sequence", "update"))
+    try:
+        manifest = read_manifest(directory)
+    except CheckpointError as error:
+        return CheckpointInfo(path, sequence, "", update, 0, complete=False, problem=_reason(error))
+    try:
+        check_files(directory, manifest)
+        problem = None
+    except (CheckpointError, OSError) as error:
+        problem = _reason(error)
+    summary = manifest.summary
+    return CheckpointInfo(
+        path=path,
+        sequence=cast("int", summary.get("sequence", 0)),
+        run=cast("str", summary.get("run", "")),
+        update=cast("int", summary.get("update", 0)),
+        epoch=cast("int", summary.get("epoch", 0)),
+        complete=cast("bool", summary.get("complete", False)),
+        problem=problem,
+    )
+
+
+def _reason(error: Exception) -> str:
+    if not isinstance(error, CheckpointError):
+        return str(error)
+    return f"{error.problem} {error.given} instead of {error.expected}"
+
+
+def _age(record: CheckpointInfo) -> tuple[bool, int, int, str]:
+    """The key that sorts states from oldest to newest, without a clock. One that may be the newest comes last."""
+    is_unknown = not record.run and record.sequence == 0
+    return is_unknown, record.sequence, record.update, record.path.name
+
+
+def states_to_remove(records: Iterable[CheckpointInfo], max_checkpoints: int, run: str) -> list[CheckpointInfo]:
+    """Choose the states of a run that are no longer needed, oldest first.
+
+    The newest ``max_checkpoints`` valid states of the run stay, and so do all states of other runs. Invalid states do
+    not count; invalid ones of the run that are older than all valid ones that stay are removed as well. While the run
+    has no valid state, nothing goes.
+
+    Args:
+        records: The states of one folder, in any order.
+        max_checkpoints: How many valid states of the run stay, at least 1.
+        run: The run whose states may be removed.
+
+    Raises:
+        InvalidArgumentError: ``max_checkpoints`` is less than 1.
+
+    Example:
+        >>> from pathlib import Path
+        >>> records = [CheckpointInfo(Path(f"state_{n}"), n, "first", n * 10, 1, False, None) for n in range(5)]
+        >>> [record.sequence for record in states_to_remove(records, 2, "first")]
+        [0, 1, 2]
+    """
+    if max_checkpoints < 1:
+        raise InvalidArgumentError(
+            "At least one training state has to stay.",
+            given=f"max_checkpoints={max_checkpoints}",
+            expected="an integer of at least 1",
+            do="Pass how many states are to be kept.",
+        )
+    own = sorted((record for record in records if record.run == run), key=_age)
+    kept = [record for record in own if record.problem is None][-max_checkpoints:]
+    return [record for record in own if kept and _age(record) < _age(kept[0])]

@@ -1,0 +1,175 @@
+"""The manifest of a training state: what it is, which files belong to it, and how to see that they are whole."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+import reprlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pa_checkpoint._encoding import JsonScalar
+from pa_checkpoint._entries import Entry, damage
+from pa_checkpoint._errors import CheckpointError
+from pa_checkpoint._regular_file import open_regular_file
+
+__all__ = [
+    "FIRST_VERSION",
+    "LAST_VERSION",
+    "MANIFEST",
+    "FileEntry",
+    "Manifest",
+    "check_summary",
+    "has_manifest",
+    "manifest_text",
+    "read_manifest",
+]
+
+MANIFEST = "manifest.json"
+_FORMAT = "pa-core training state"
+FIRST_VERSION, LAST_VERSION = 1, 2
+"""The versions of the format: in the second one, a part may have several files of tensors."""
+_ZEROS = b"0" * 64
+_DIGEST = re.compile("[0-9a-f]{64}")
+_ENOUGH_TO_RECOGNIZE = 4096
+
+_KNOWN = {"run": str, "sequence": int, "update": int, "epoch": int, "complete": bool}
+
+
+@dataclass(frozen=True, slots=True)
+class FileEntry:
+    """What the manifest says of a file: its size in bytes, and its SHA-256 digest in hexadecimal."""
+
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What the manifest of a state says.
+
+    Attributes:
+        summary: What the writer said about the state.
+        files: The other files by name.
+        digest: The SHA-256 digest by which the manifest is verified. It is the digest of the state: it depends on the
+            digests of all files.
+    """
+
+    summary: dict[str, JsonScalar]
+    files: dict[str, FileEntry]
+    digest: str
+
+
+def check_summary(summary: Mapping[str, JsonScalar]) -> None:
+    """Raise an error for a summary that JSON cannot hold, or whose known entries have other types.
+
+    Raises:
+        CheckpointError: It names the entry.
+    """
+    wrong = [f"{name}={value!r}" for name, value in summary.items() if not _fits(name, value)]
+    if wrong:
+        raise CheckpointError(
+            "The summary of a checkpoint cannot be stored.",
+            given=", ".join(wrong),
+            expected="finite numbers and strings; run: str, sequence, update and epoch: int, complete: bool",
+            do="Convert these entries.",
+        )
+
+
+def _fits(name: str, value: object) -> bool:
+    kinds = (_KNOWN[name],) if name in _KNOWN else (bool, int, float, str, type(None))
+    return type(value) in kinds and not (type(value) is float and not math.isfinite(value))
+
+
+def manifest_text(summary: Mapping[str, JsonScalar], files: Mapping[str, FileEntry], version: int) -> bytes:
+    """Return the content of the manifest, which ends with the digest of itself with zeros for the digest.
+
+    Args:
+        summary: What the writer says about the state.
+        files: The other files by name.
+        version: The lowest version of the format that has what is in the files.
+    """
+    content = {
+        "format": _FORMAT,
+        "version": version,
+        "summary": dict(summary),
+        "files": {name: {"bytes": entry.bytes, "sha256": entry.sha256} for name, entry in files.items()},
+        "manifest_sha256": _ZEROS.decode(),
+    }
+    text = json.dumps(content, indent=2, allow_nan=False).encode() + b"\n"
+    return text.replace(_ZEROS, _sha256(text))
+
+
+def read_manifest(directory: Path) -> Manifest:
+    """Read and verify the manifest of a state.
+
+    Raises:
+        CheckpointError: There is none, a byte of it is not as it was written, it does not have what a manifest has, or
+            it is of a newer version.
+    """
+    path = directory / MANIFEST
+    try:
+        with open_regular_file(path) as file:
+            text = file.read()
+        content = Entry(path, "", json.loads(text))
+    except FileNotFoundError:
+        raise damage(path, "nothing") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise damage(path, f"text: reading it raised {type(error).__name__}: {error}") from error
+    digest = content.at("manifest_sha256").text()
+    written = digest.encode(errors="replace")
+    if not _DIGEST.fullmatch(digest) or text.count(written) != 1 or _sha256(text.replace(written, _ZEROS)) != written:
+        raise damage(path, f"a file for which its digest {digest[: len(_ZEROS)]} is wrong")
+    name = content.at("format").text()
+    if name != _FORMAT:
+        raise damage(path, f"the format {reprlib.repr(name)}", f"the format {_FORMAT!r}")
+    version = content.at("version").count(least=1)
+    if version > LAST_VERSION:
+        raise _newer_version(directory, version)
+    return Manifest(_summary(content.at("summary")), content.at("files").each(_file_entry), digest)
+
+
+def _summary(content: Entry) -> dict[str, JsonScalar]:
+    for name, kind in _KNOWN.items():
+        entry = content.find(name)
+        if entry is not None:
+            entry.count() if kind is int else entry.one_of(kind)
+    return content.each(_scalar)
+
+
+def _scalar(entry: Entry) -> JsonScalar:
+    if type(entry.value) is float:
+        return entry.number()
+    return entry.one_of(bool, int, str, type(None))
+
+
+def _file_entry(entry: Entry) -> FileEntry:
+    digest = entry.at("sha256")
+    if not _DIGEST.fullmatch(digest.text()):
+        raise digest.wrong("a SHA-256 digest in hexadecimal")
+    return FileEntry(entry.at("bytes").count(), digest.text())
+
+
+def _newer_version(directory: Path, version: object) -> CheckpointError:
+    return CheckpointError(
+        "The training state was written in a newer format than this version of pa-core can read.",
+        given=f"{directory} in version {version} of the format",
+        expected=f"version {LAST_VERSION} or lower",
+        do="Install the version of pa-core that wrote it, or a newer one.",
+    )
+
+
+def has_manifest(directory: Path) -> bool:
+    """Whether the directory has a pa-core manifest, valid or not."""
+    try:
+        with open_regular_file(directory / MANIFEST) as file:
+            return _FORMAT.encode() in file.read(_ENOUGH_TO_RECOGNIZE)
+    except OSError:
+        return False
+
+
+def _sha256(content: bytes) -> bytes:
+    return hashlib.sha256(content).hexdigest().encode()

@@ -1,0 +1,325 @@
+"""Objects in a store that fsspec knows, such as S3: sent and fetched whole, tried again where that helps."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import posixpath
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol, TypeVar, cast
+
+from pa_checkpoint._errors import CheckpointError, InvalidArgumentError
+
+__all__ = ["ObjectStore", "ObjectStoreError", "sha256_of", "url_of"]
+
+_ResultT = TypeVar("_ResultT")
+
+_URL = re.compile(r"[A-Za-z][\w+.-]+(::[A-Za-z][\w+.-]+)*://.+")
+_URL_AS_PATH = re.compile(r"[A-Za-z][\w+.-]+:/.+")
+PAUSES: tuple[float, ...] = (0.5, 1.0, 2.0, 4.0)
+"""The seconds before each further attempt at something that failed."""
+_BLOCK = 1 << 22
+_MOST_READ = 1 << 26
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class ObjectStoreError(CheckpointError):
+    """An operation on an object store failed, even after retries.
+
+    Example:
+        >>> issubclass(ObjectStoreError, CheckpointError)
+        True
+    """
+
+
+class _NoBucketError(Exception):
+    """There is nothing in which a folder could be."""
+
+
+class _OtherSizeError(Exception):
+    """An object in the store is not as large as it should be."""
+
+
+class _OtherBytesError(Exception):
+    """What came is not what was sent; it may have been damaged on its way."""
+
+
+_HOPELESS = (PermissionError, ImportError, NotImplementedError, _NoBucketError, _OtherSizeError)
+
+
+class _FileSystem(Protocol):
+    """What is used of fsspec, which has no types."""
+
+    def invalidate_cache(self) -> None: ...
+    def ls(self, path: str, detail: bool) -> list[dict[str, Any]]: ...
+    def info(self, path: str) -> dict[str, Any]: ...
+    def mkdir(self, path: str, create_parents: bool) -> None: ...
+    def put_file(self, lpath: str, rpath: str) -> object: ...
+    def get_file(self, rpath: str, lpath: str) -> object: ...
+    def cat_file(self, path: str) -> bytes: ...
+    def pipe_file(self, path: str, value: bytes) -> object: ...
+    def rm_file(self, path: str) -> object: ...
+
+
+def url_of(place: str | Path) -> str | None:
+    """Return the URL of a place in an object store, without slashes at its end; None for a local path.
+
+    Raises:
+        InvalidArgumentError: It is a URL that was made a ``Path``, which takes a slash away.
+
+    Example:
+        >>> url_of("s3://bucket/states/"), url_of("states")
+        ('s3://bucket/states', None)
+    """
+    if isinstance(place, str):
+        return place.rstrip("/") if _URL.fullmatch(place) else None
+    if _URL_AS_PATH.fullmatch(str(place)) and not place.drive:
+        raise InvalidArgumentError(
+            "A URL was made a Path, which takes one of its slashes away.",
+            given=repr(place),
+            expected="a URL as a string, or the path of a local folder",
+            do=f"Pass it as a string: {str(place).replace(':/', '://', 1)!r}.",
+        )
+    return None
+
+
+class ObjectStore:
+    """A folder in an object store, with objects by their names, which are paths within the folder.
+
+    What fails is tried again, with pauses in between, unless that is hopeless. An object that was sent is looked at:
+    one that is not there in its full size is sent again.
+
+    Args:
+        url: Its URL, of a kind that fsspec knows.
+
+    Example:
+        >>> store = ObjectStore("memory://bucket/first")
+        >>> store.send_bytes(b"what is in it", "states/one")
+        >>> store.sizes("states"), store.read("states/one")
+        ({'one': 13}, b'what is in it')
+        >>> store.remove("states/one")
+        >>> store.sizes("states")
+        {}
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url: str = url.rstrip("/")
+        self._opened: tuple[_FileSystem, str] | None = None
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        """Return the sizes of the objects in a folder, by their names; empty where there is no such folder.
+
+        Raises:
+            ObjectStoreError: The store cannot be queried.
+        """
+
+        def look(files: _FileSystem, path: str) -> dict[str, int]:
+            try:
+                entries = files.ls(path, detail=True)
+            except (FileNotFoundError, NotADirectoryError):
+                return {}
+            return {
+                str(entry["name"]).rstrip("/").rpartition("/")[2]: int(entry["size"] or 0)
+                for entry in entries
+                if entry.get("type") != "directory"
+            }
+
+        return self._persistently(folder, look)
+
+    def size(self, name: str) -> int | None:
+        """Return the size of an object; None if it is not there.
+
+        Raises:
+            ObjectStoreError: The store cannot be queried.
+        """
+        return self._persistently(name, _size)
+
+    def send(self, file: Path, name: str) -> None:
+        """Have the content of a file in an object.
+
+        Raises:
+            ObjectStoreError: It cannot be sent.
+            OSError: The file cannot be read.
+        """
+        size = file.stat().st_size
+        self._send(name, size, lambda files, path: files.put_file(str(file), path))
+
+    def send_bytes(self, content: bytes, name: str) -> None:
+        """Have some bytes in an object.
+
+        Raises:
+            ObjectStoreError: They cannot be sent.
+        """
+        self._send(name, len(content), lambda files, path: files.pipe_file(path, content))
+
+    def read(self, name: str) -> bytes:
+        """Return the content of a small object.
+
+        Raises:
+            FileNotFoundError: There is none of this name.
+            CheckpointError: It is not small, or cannot be read, which is an ``ObjectStoreError``.
+        """
+
+        def read(files: _FileSystem, path: str) -> bytes:
+            size = _size(files, path)
+            if size is None:
+                raise FileNotFoundError(path)
+            if size > _MOST_READ:
+                message = f"{size} bytes instead of a few"
+                raise _OtherSizeError(message)
+            content = files.cat_file(path)
+            if len(content) != size:
+                message = f"{len(content)} of {size} bytes"
+                raise OSError(message)
+            return content
+
+        return self._persistently(name, read)
+
+    def fetch(self, name: str, file: Path, size: int, sha256: str) -> None:
+        """Have the content of an object in a file, exactly as it was sent.
+
+        Args:
+            name: The object.
+            file: The file, which is written.
+            size: The bytes that it has.
+            sha256: Their digest.
+
+        Raises:
+            FileNotFoundError: There is none of this name.
+            OSError: The local disk is full.
+            CheckpointError: It has other bytes, or cannot be read, which is an ``ObjectStoreError``.
+        """
+
+        def fetch(files: _FileSystem, path: str) -> None:
+            there = _size(files, path)
+            if there is None:
+                raise FileNotFoundError(path)
+            if there != size:
+                message = f"{there} bytes instead of {size}"
+                raise _OtherSizeError(message)
+            files.get_file(path, str(file))
+            if sha256_of(file) != sha256:
+                message = f"other bytes than those with the SHA-256 digest {sha256}"
+                raise _OtherBytesError(message)
+
+        self._persistently(name, fetch)
+
+    def remove(self, name: str) -> None:
+        """Remove an object, or nothing if there is none of this name.
+
+        Raises:
+            ObjectStoreError: It cannot be removed.
+        """
+
+        def remove(files: _FileSystem, path: str) -> None:
+            try:
+                files.rm_file(path)
+            except FileNotFoundError:
+                return
+
+        self._persistently(name, remove)
+
+    def _send(self, name: str, size: int, write: Callable[[_FileSystem, str], object]) -> None:
+        def send(files: _FileSystem, path: str) -> None:
+            try:
+                write(files, path)
+            except FileNotFoundError:
+                _make_folder(files, posixpath.dirname(path))
+                write(files, path)
+            files.invalidate_cache()
+            there = _size(files, path)
+            if there != size:
+                message = f"{'nothing' if there is None else f'{there} bytes'} instead of {size} bytes that were sent"
+                raise OSError(message)
+
+        self._persistently(name, send)
+
+    def _persistently(self, name: str, action: Callable[[_FileSystem, str], _ResultT]) -> _ResultT:
+        """Do something, again if it fails.
+
+        Raises:
+            FileNotFoundError: What the action raised.
+            OSError: The local disk is full.
+            CheckpointError: All attempts failed, or the first one did in a way that will not change. It is an
+                ``ObjectStoreError`` unless an object is damaged.
+        """
+        files, root = self._open()
+        for pause in (*PAUSES, None):
+            try:
+                files.invalidate_cache()
+                return action(files, f"{root}/{name}")
+            except FileNotFoundError:
+                raise
+            except Exception as error:  # what the libraries of the stores raise has no common base
+                if isinstance(error, OSError) and error.errno in _FULL:
+                    raise
+                if pause is None or isinstance(error, _HOPELESS):
+                    raise self._explained(name, error) from error
+                time.sleep(pause)
+        raise AssertionError("the last attempt returns or raises")
+
+    def _open(self) -> tuple[_FileSystem, str]:
+        if self._opened is None:
+            try:
+                from fsspec.core import url_to_fs  # pyright: ignore[reportUnknownVariableType]  # it has no types
+
+                files, root = cast("tuple[_FileSystem, str]", url_to_fs(self.url))
+            except Exception as error:  # as below
+                raise self._explained("", error) from error
+            self._opened = files, root.rstrip("/")
+        return self._opened
+
+    def _explained(self, name: str, error: Exception) -> CheckpointError:
+        place = f"{self.url}/{name}".rstrip("/")
+        if isinstance(error, (_OtherSizeError, _OtherBytesError)):
+            return CheckpointError(
+                "An object in the store is damaged.",
+                given=f"{place}: {error}",
+                expected="what was sent",
+                do="Use another state, such as the one before it.",
+            )
+        if isinstance(error, ImportError):
+            expected, do = "fsspec, and its package for such URLs", "Install pa-core[fsspec], and s3fs for s3://."
+        elif isinstance(error, PermissionError):
+            expected = "an object store in which this process may list, read, write and remove objects"
+            do = "See whether the credentials are there, and what they allow."
+        elif isinstance(error, (_NoBucketError, ValueError)):
+            expected, do = "a URL that fsspec knows, of a bucket that is there", "Check the URL."
+        else:
+            expected, do = "an answer within some attempts", "See whether the store can be reached from this machine."
+        kind = "" if isinstance(error, _NoBucketError) else f"{type(error).__name__}: "
+        return ObjectStoreError("An operation on the object store failed.", f"{place}: {kind}{error}", expected, do)
+
+
+def _size(files: _FileSystem, path: str) -> int | None:
+    try:
+        return int(files.info(path)["size"] or 0)
+    except FileNotFoundError:
+        return None
+
+
+def _make_folder(files: _FileSystem, folder: str) -> None:
+    """Make a folder where folders are made, and what it is in; never a bucket."""
+    try:
+        files.mkdir(folder, create_parents=False)
+    except FileExistsError:
+        return
+    except FileNotFoundError:
+        parent = posixpath.dirname(folder)
+        if not parent.strip("/") or "/" not in parent:
+            message = "there is no such bucket"
+            raise _NoBucketError(message) from None
+        _make_folder(files, parent)
+        files.mkdir(folder, create_parents=False)
+
+
+def sha256_of(file: Path) -> str:
+    """Return the SHA-256 digest of a file."""
+    sha256 = hashlib.sha256()
+    with file.open("rb") as opened:
+        while block := opened.read(_BLOCK):
+            sha256.update(block)
+    return sha256.hexdigest()

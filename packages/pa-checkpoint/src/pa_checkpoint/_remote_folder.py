@@ -1,0 +1,451 @@
+"""Training states in an object store: files under their digests, each once, and the manifest of a state last.
+
+Of each run, a file is there once no matter how many states need it, and is not sent again. A state is there when its
+manifest is::
+
+    states/SEQUENCE_UPDATE_KEY_NAME.json    the manifest of the state called NAME, byte for byte
+    files/KEY/SHA256                        a file of one state or of several
+    writers/KEY/NUMBER_TOKEN                who has sent states of the run; the one with the highest number still does
+
+KEY stands for the run. No object is ever changed, so it does not matter which of two requests comes first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import socket
+import tempfile
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+from urllib.parse import quote, unquote
+
+from pa_checkpoint._atomic_file import sync_file
+from pa_checkpoint._checkpoint import check_files
+from pa_checkpoint._entries import damage
+from pa_checkpoint._errors import CheckpointError, CheckpointNotFoundError
+from pa_checkpoint._folder import CheckpointInfo, Folder, states_to_remove
+from pa_checkpoint._manifest import MANIFEST, FileEntry, Manifest, read_manifest
+from pa_checkpoint._object_store import ObjectStore, ObjectStoreError, sha256_of
+from pa_checkpoint._staging import Found, find, key_of, located, publish, staged
+
+__all__ = ["RemoteCheckpoint", "RemoteFolder", "verified_digest"]
+
+_STATES, _FILES, _WRITERS = "states", "files", "writers"
+_STATE = re.compile(r"(?P<sequence>\d+)_(?P<update>\d+)_(?P<key>[0-9a-f]{12})_(?P<name>.+)\.json")
+_WRITER = re.compile(r"(\d+)_[0-9a-f]+")
+
+_READS_OF_DAMAGED = 4
+
+SECONDS_TO_SETTLE = 60.0
+"""How long what no state needs is left alone: a listing may not show yet the state that needs it."""
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteCheckpoint:
+    """A training state in an object store, as its name tells.
+
+    Attributes:
+        object_name: The name of its manifest.
+        sequence: Its place in the order in which the states of the folder were written.
+        update: The optimizer updates made before it was written.
+        key: What stands for the run that wrote it.
+        name: What its directory is called on disk.
+
+    Example:
+        >>> RemoteCheckpoint("000000012_480_5f0c5f0c5f0c_step_480.json", 12, 480, "5f0c5f0c5f0c", "step_480").age
+        (12, 480)
+    """
+
+    object_name: str
+    sequence: int
+    update: int
+    key: str
+    name: str
+
+    @property
+    def age(self) -> tuple[int, int]:
+        """What sorts states from oldest to newest, without a clock."""
+        return self.sequence, self.update
+
+    def is_of(self, run: str) -> bool:
+        """Whether it was written by the run of this name."""
+        return self.key == key_of(run)
+
+
+class RemoteFolder:
+    """Training states in a folder of an object store, of one run or of several.
+
+    Args:
+        url: The folder, as a URL of a kind that fsspec knows.
+
+    Example:
+        >>> import tempfile
+        >>> from pa_checkpoint._checkpoint import read_checkpoint, write_checkpoint
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> store = RemoteFolder("memory://bucket/states")
+        >>> for update in (100, 200, 300):
+        ...     summary = {"run": "first", "sequence": update, "update": update, "epoch": 1, "complete": False}
+        ...     path = Path(folder.name, f"step_{update}")
+        ...     write_checkpoint(path, {"position": update}, summary)
+        ...     uploaded = store.upload(path)
+        >>> removed = store.apply_retention(2, run="first")
+        >>> [state.name for state in store.states()]
+        ['step_200', 'step_300']
+        >>> path = store.download(store.states()[-1], Path(folder.name, "elsewhere"))
+        >>> path.name, read_checkpoint(path).parts
+        ('step_300', {'position': 300})
+        >>> folder.cleanup()
+    """
+
+    def __init__(self, url: str) -> None:
+        self._store = ObjectStore(url)
+        self._writers: dict[str, str] = {}
+        self._manifests: dict[str, Manifest] = {}
+        self._unneeded: dict[str, float] = {}
+
+    @property
+    def url(self) -> str:
+        """The folder."""
+        return self._store.url
+
+    # What is there
+
+    def states(self) -> list[RemoteCheckpoint]:
+        """List the states, oldest first.
+
+        Raises:
+            ObjectStoreError: The store cannot be asked.
+        """
+        found = (_state(name) for name in self._store.sizes(_STATES))
+        return sorted((state for state in found if state is not None), key=lambda state: (state.age, state.name))
+
+    def has_run(self, run: str) -> bool:
+        """Whether states of a run were sent here, or begun to be.
+
+        Raises:
+            ObjectStoreError: The store cannot be asked.
+        """
+        return bool(self._store.sizes(f"{_WRITERS}/{key_of(run)}"))
+
+    def has_later(self, run: str, sequence: int, update: int) -> bool:
+        """Whether a state of a run is here that was written later than one of this sequence and update.
+
+        States whose files are not all there do not count.
+
+        Raises:
+            ObjectStoreError: The store cannot be asked.
+        """
+        key = key_of(run)
+        later = [state for state in self.states() if state.key == key and state.age > (sequence, update)]
+        sizes = self._store.sizes(f"{_FILES}/{key}") if later else {}
+        records = (self._record(state, run, sizes) for state in later)
+        return any(record is not None and record.problem is None for record in records)
+
+    def next_sequence(self) -> int:
+        """Return 1 more than the highest sequence of a state here, or 1.
+
+        Raises:
+            ObjectStoreError: The store cannot be asked.
+        """
+        return 1 + max((state.sequence for state in self.states()), default=0)
+
+    def digest(self, state: RemoteCheckpoint) -> str:
+        """Return the digest of a state, as ``read_checkpoint`` does.
+
+        Raises:
+            CheckpointError: Its manifest is not there, or damaged, or the store cannot be queried.
+        """
+        return self._read(state).digest
+
+    # Sending
+
+    def check(self) -> None:
+        """See that objects can be written, read, listed and removed.
+
+        Raises:
+            ObjectStoreError: They cannot.
+        """
+        name, content = f"{_WRITERS}/probe_{secrets.token_hex(4)}", b"written, read and removed by a run that starts"
+        self._store.send_bytes(content, name)
+        self._store.sizes(_STATES)
+        self._store.read(name)
+        self._store.remove(name)
+
+    def upload(self, directory: str | Path) -> RemoteCheckpoint:
+        """Send a state, without the files that are there already, and its manifest last.
+
+        The first state of a run that this object sends makes other processes that send states of the run end doing so.
+
+        Args:
+            directory: The state.
+
+        Returns:
+            What it is in the store.
+
+        Raises:
+            CheckpointNotFoundError: It was replaced or removed meanwhile.
+            CheckpointError: It is not there or damaged, another process sends states of the run by now, or the store
+                cannot be reached.
+            OSError: The state cannot be read.
+        """
+        path = Path(directory)
+        found = find(path)
+        manifest = read_manifest(found.path)
+        check_files(found.path, manifest)
+        key = key_of(str(manifest.summary.get("run", "")))
+        self._require_to_be_writer(key)
+        for name, entry in manifest.files.items():
+            blob = f"{_FILES}/{key}/{entry.sha256}"
+            if self._store.size(blob) != entry.bytes:
+                self._store.send(found.path / name, blob)
+                self._require_same(path, found, blob)
+        self._require_to_be_writer(key)
+        name = _object_name(path.name, manifest)
+        self._store.send(found.path / MANIFEST, f"{_STATES}/{name}")
+        self._require_same(path, found, f"{_STATES}/{name}")
+        self._manifests[name] = manifest
+        return cast("RemoteCheckpoint", _state(name))
+
+    def _require_same(self, state: Path, found: Found, sent: str) -> None:
+        """Take back what was sent if another state is there by now, which it may belong to."""
+        if find(state) != found:
+            self._store.remove(sent)
+            raise CheckpointNotFoundError(
+                "The training state was replaced or removed while it was sent.",
+                given=str(state),
+                expected="a state that stays until it is sent",
+                do="Send the one that is there now.",
+            )
+
+    def _require_to_be_writer(self, key: str) -> None:
+        folder = f"{_WRITERS}/{key}"
+        numbers = {name: int(match[1]) for name in self._store.sizes(folder) if (match := _WRITER.fullmatch(name))}
+        if key not in self._writers:
+            self._writers[key] = f"{1 + max(numbers.values(), default=0):06d}_{secrets.token_hex(4)}"
+            text = f"{socket.gethostname()} {time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())}\n"
+            self._store.send_bytes(text.encode(), f"{folder}/{self._writers[key]}")
+            for name in numbers:
+                self._store.remove(f"{folder}/{name}")
+            return
+        newest = max(numbers, default="")
+        if newest > self._writers[key]:
+            raise CheckpointError(
+                "Another process sends training states of this run to the object store by now.",
+                given=f"{self.url}, where {self._store.read(f'{folder}/{newest}').decode(errors='replace').strip()} "
+                "was the last to begin",
+                expected="one process at a time that continues a run",
+                do="End this process, or the other one.",
+            )
+
+    # Removing
+
+    def apply_retention(self, max_checkpoints: int, run: str) -> list[RemoteCheckpoint]:
+        """Remove the states of a run but the newest ones that are whole, and the files that none of the others needs.
+
+        Of states with the same name, only the newest whole one counts, as in a folder.
+        States of other runs, and their files, stay. Only the process that sends the states of the run may call this.
+
+        Args:
+            max_checkpoints: How many states stay, at least 1.
+            run: The run.
+
+        Returns:
+            What was removed.
+
+        Raises:
+            InvalidArgumentError: ``max_checkpoints`` is less than 1.
+            CheckpointError: Another process sends states of the run by now, or the store cannot be queried.
+        """
+        key = key_of(run)
+        self._require_to_be_writer(key)
+        own = {state.object_name: state for state in self.states() if state.key == key}
+        sizes = self._store.sizes(f"{_FILES}/{key}")
+        records = [record for state in own.values() if (record := self._record(state, run, sizes)) is not None]
+        replaced = _replaced(own, records)
+        remaining = [record for record in records if own[record.path.name] not in replaced]
+        removed = [*replaced, *(own[one.path.name] for one in states_to_remove(remaining, max_checkpoints, run))]
+        for state in removed:
+            self._store.remove(f"{_STATES}/{state.object_name}")
+        given_up = {
+            entry.sha256
+            for state in removed
+            if (manifest := self._manifests.pop(state.object_name, None)) is not None
+            for entry in manifest.files.values()
+        }
+        self._remove_unneeded(key, sizes, given_up)
+        return removed
+
+    def _record(self, state: RemoteCheckpoint, run: str, sizes: Mapping[str, int]) -> CheckpointInfo | None:
+        """What is known of a state; None of one that was removed, and is still listed."""
+        try:
+            files = self._read(state).files.values()
+            problem = None if all(sizes.get(entry.sha256) == entry.bytes for entry in files) else "a file is missing"
+        except CheckpointNotFoundError:
+            return None
+        except ObjectStoreError:
+            raise
+        except CheckpointError as error:
+            problem = error.given
+        path = Path(state.object_name)
+        return CheckpointInfo(path, state.sequence, run, state.update, epoch=0, complete=False, problem=problem)
+
+    def _remove_unneeded(self, key: str, files: Collection[str], given_up: Collection[str]) -> None:
+        """Remove files that no state needs: files of removed states, and half-sent files.
+
+        The latter waits: it may belong to a state that is not listed yet.
+        """
+        # Listed anew, with what this process has sent, whether it is listed or not.
+        states = {state.object_name: state for state in self.states() if state.key == key}
+        needed = {entry.sha256 for name in self._manifests for entry in self._manifests[name].files.values()}
+        for state in states.values():
+            try:
+                needed |= {entry.sha256 for entry in self._read(state).files.values()}
+            except CheckpointNotFoundError:  # it was removed, and is still listed
+                continue
+            except ObjectStoreError:
+                raise
+            except CheckpointError:  # which files it needs cannot be known as long as it is there
+                return
+        now = time.monotonic()
+        self._unneeded = {name: self._unneeded.get(name, now) for name in set(files) - needed}
+        for name, since in sorted(self._unneeded.items()):
+            if name in given_up or now - since >= SECONDS_TO_SETTLE:
+                self._store.remove(f"{_FILES}/{key}/{name}")
+
+    # Fetching
+
+    def download(self, state: RemoteCheckpoint, folder: str | Path) -> Path:
+        """Fetch a state into a folder, where it is the same as it was on the disk from which it was sent.
+
+        Args:
+            state: The state.
+            folder: The folder, made if it is missing; a state of the same run and name is replaced.
+
+        Returns:
+            Its directory.
+
+        Raises:
+            CheckpointError: It is not there any more, or damaged, or the store cannot be queried, or the disk is full.
+        """
+        manifest = self._read(state)
+        run = str(manifest.summary.get("run", ""))
+        target = Folder(os.path.realpath(folder)).path_for(state.name, run)
+        try:
+            with staged(target, run) as staging:
+                for name, entry in manifest.files.items():
+                    self._fetch(f"{_FILES}/{state.key}/{entry.sha256}", staging / _plain(name, self._url(state)), entry)
+                check_files(staging, self._read_into(staging, state))
+                publish(staging, target, run)
+        except CheckpointNotFoundError:
+            raise
+        except OSError as error:
+            raise CheckpointError(
+                "A training state could not be downloaded to the disk.",
+                given=f"{target}: {error}",
+                expected="a folder that this process may write to, with room for the state",
+                do="Free some space, or choose another folder.",
+            ) from error
+        return target
+
+    def _fetch(self, name: str, file: Path, entry: FileEntry) -> None:
+        try:
+            self._store.fetch(name, file, entry.bytes, entry.sha256)
+        except FileNotFoundError as error:
+            raise damage(Path(file.name), f"nothing at {self.url}/{name}", f"{entry.bytes} bytes") from error
+        sync_file(file)
+
+    def _read(self, state: RemoteCheckpoint) -> Manifest:
+        """Return what the manifest of a state says.
+
+        Raises:
+            CheckpointNotFoundError: It is not there any more.
+            CheckpointError: It is damaged, or the store cannot be queried.
+        """
+        if state.object_name not in self._manifests:
+            self._manifests[state.object_name] = self._read_anew(state)
+        return self._manifests[state.object_name]
+
+    def _read_anew(self, state: RemoteCheckpoint) -> Manifest:
+        with tempfile.TemporaryDirectory() as temporary:
+            manifest = self._read_into(Path(temporary), state)
+        if _object_name(state.name, manifest) != state.object_name:
+            raise damage(Path(state.object_name), "the manifest of another state")
+        return manifest
+
+    def _read_into(self, folder: Path, state: RemoteCheckpoint) -> Manifest:
+        """Have the manifest of a state in a folder; one that is damaged may have been damaged on its way."""
+        for _ in range(_READS_OF_DAMAGED - 1):
+            self._write_manifest(state, folder)
+            with contextlib.suppress(CheckpointError):
+                return read_manifest(folder)
+        self._write_manifest(state, folder)
+        return read_manifest(folder)
+
+    def _write_manifest(self, state: RemoteCheckpoint, folder: Path) -> None:
+        try:
+            text = self._store.read(f"{_STATES}/{state.object_name}")
+        except FileNotFoundError as error:
+            raise CheckpointNotFoundError(
+                "The training state is not in the object store any more.",
+                given=self._url(state),
+                expected="a state that was there when its folder was listed",
+                do="Use a newer one.",
+            ) from error
+        (folder / MANIFEST).write_bytes(text)
+        sync_file(folder / MANIFEST)
+
+    def _url(self, state: RemoteCheckpoint) -> str:
+        return f"{self.url}/{_STATES}/{state.object_name}"
+
+
+def verified_digest(directory: Path) -> str:
+    """Return the digest of a state on the disk, once each of its files is compared with its own.
+
+    Raises:
+        CheckpointError: It is not there, or damaged.
+    """
+    folder = located(directory)
+    try:
+        manifest = read_manifest(folder)
+        check_files(folder, manifest)
+        for name, entry in manifest.files.items():
+            if (found := sha256_of(folder / name)) != entry.sha256:
+                raise damage(folder / name, f"the SHA-256 digest {found}", f"the digest {entry.sha256}")
+    except OSError as error:
+        raise damage(folder, str(error)) from error
+    return manifest.digest
+
+
+def _replaced(states: Mapping[str, RemoteCheckpoint], records: Sequence[CheckpointInfo]) -> list[RemoteCheckpoint]:
+    """Return the states with the name of a later whole one; both arguments have the oldest first."""
+    whole = [states[record.path.name] for record in records if record.problem is None]
+    newest = {state.name: state for state in whole}
+    found = [states[record.path.name] for record in records]
+    return [state for state in found if state.age < newest.get(state.name, state).age]
+
+
+def _state(object_name: str) -> RemoteCheckpoint | None:
+    match = _STATE.fullmatch(object_name)
+    if match is None:
+        return None
+    return RemoteCheckpoint(
+        object_name, int(match["sequence"]), int(match["update"]), match["key"], unquote(match["name"])
+    )
+
+
+def _object_name(name: str, manifest: Manifest) -> str:
+    summary = manifest.summary
+    return f"{summary['sequence']:09}_{summary['update']}_{key_of(str(summary['run']))}_{quote(name, safe='')}.json"
+
+
+def _plain(name: str, source: str) -> str:
+    """A name that leads nowhere else than into the folder."""
+    if name != Path(name).name or name in ("", os.pardir):
+        raise damage(Path(source), f"a file called {name!r}", "names of files in the folder of the state")
+    return name

@@ -1,0 +1,196 @@
+"""Files of tensors in the format of safetensors, written and read without a second copy of the tensors.
+
+The library itself builds the whole file in memory before it writes a byte of it, so it could not write in the
+background; its ``load_file`` reads what is written here.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from pa_checkpoint._digested_file import DigestingReader, DigestingWriter
+
+__all__ = [
+    "DTYPES",
+    "DTYPE_NAMES",
+    "Header",
+    "MalformedFileError",
+    "TensorEntry",
+    "bytes_of",
+    "header_of",
+    "read_header",
+    "read_tensors",
+    "write_tensors",
+]
+
+DTYPE_NAMES = {
+    torch.bool: "BOOL",
+    torch.uint8: "U8",
+    torch.int8: "I8",
+    torch.uint16: "U16",
+    torch.int16: "I16",
+    torch.uint32: "U32",
+    torch.int32: "I32",
+    torch.uint64: "U64",
+    torch.int64: "I64",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e4m3fnuz: "F8_E4M3FNUZ",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.float8_e5m2fnuz: "F8_E5M2FNUZ",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float32: "F32",
+    torch.float64: "F64",
+}
+DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
+
+_METADATA = "__metadata__"
+_MOST_DIMENSIONS, _MOST_ELEMENTS = 64, 2**60  # of what torch can address; a tensor without elements has any shape
+_ALIGNMENT = 8  # bytes: the data begin at a multiple of the largest element
+
+
+class MalformedFileError(ValueError):
+    """The bytes are not a tensor file; says in a few words why."""
+
+
+def write_tensors(file: DigestingWriter, tensors: Mapping[str, Tensor]) -> None:
+    """Write tensors, one after the other; those on an accelerator come to the host one at a time.
+
+    Args:
+        file: Open for writing.
+        tensors: By name; the dtypes are in ``DTYPE_NAMES``.
+    """
+    names, header = header_of(tensors)
+    file.write(header)
+    for name in names:
+        file.write(bytes_of(tensors[name]))
+
+
+def header_of(tensors: Mapping[str, Tensor]) -> tuple[list[str], bytes]:
+    """Return the names of tensors in the order of a file that has them, and what comes before the first of them.
+
+    Args:
+        tensors: By name; the dtypes are in ``DTYPE_NAMES``. Nothing is read but their shapes and dtypes.
+    """
+    # the largest elements first, as the library does, so that every tensor is aligned in a mapped file
+    ordered = sorted(tensors.items(), key=lambda item: -item[1].element_size())
+    header: dict[str, object] = {_METADATA: {"format": "pt"}}
+    end = 0
+    for name, tensor in ordered:
+        begin, end = end, end + tensor.numel() * tensor.element_size()
+        dtype = DTYPE_NAMES[tensor.dtype]
+        header[name] = {"dtype": dtype, "shape": list(tensor.shape), "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % _ALIGNMENT)
+    return [name for name, _ in ordered], len(text).to_bytes(8, "little") + text
+
+
+def bytes_of(tensor: Tensor) -> memoryview:
+    """Return the bytes that a file has of a tensor, in its memory where it is contiguous and on the CPU."""
+    return _memory_of(tensor.detach().to("cpu").contiguous()) if tensor.numel() else memoryview(b"")
+
+
+def read_tensors(file: DigestingReader, size: int) -> dict[str, Tensor]:
+    """Read a whole file into tensors on the CPU.
+
+    Args:
+        file: Open for reading, at its beginning.
+        size: The bytes that it has; nothing larger is ever allocated for it.
+
+    Raises:
+        MalformedFileError: It is not a tensor file.
+    """
+    tensors: dict[str, Tensor] = {}
+    for entry in read_header(file, size).entries.values():
+        tensor = torch.empty(entry.shape, dtype=entry.dtype, device="cpu")
+        if entry.size and file.read_into(_memory_of(tensor)) < entry.size:
+            message = f"an end within the tensor {entry.name}"
+            raise MalformedFileError(message)
+        tensors[entry.name] = tensor
+    return tensors
+
+
+@dataclass(frozen=True, slots=True)
+class TensorEntry:
+    """What the header says of one tensor; begin and size are in bytes, from the start of the data."""
+
+    name: str
+    dtype: torch.dtype
+    shape: list[int]
+    begin: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """The tensors of a file by name, in the order of their data, and the byte of the file at which these begin."""
+
+    entries: dict[str, TensorEntry]
+    data_begin: int
+
+
+def read_header(file: DigestingReader, size: int) -> Header:
+    """Read what a file says of its tensors.
+
+    Args:
+        file: Open for reading, at its beginning; afterwards it is where the data begin.
+        size: The bytes that it has.
+
+    Raises:
+        MalformedFileError: It is not a tensor file.
+    """
+    length = int.from_bytes(file.read(8), "little")
+    if length > size - 8:
+        message = f"a header of {length} bytes in a file of {size}"
+        raise MalformedFileError(message)
+    entries = _parse_header(file.read(length), size - 8 - length)
+    return Header({entry.name: entry for entry in entries}, 8 + length)
+
+
+def _parse_header(text: bytes, data_size: int) -> list[TensorEntry]:
+    """Return the entries in the order of their data, which fill the file without gaps."""
+    try:
+        header = cast("dict[str, dict[str, Any]]", json.loads(text))
+        entries = sorted(
+            (_parse_entry(name, fields) for name, fields in header.items() if name != _METADATA),
+            key=lambda entry: (entry.begin, entry.size),
+        )
+    except MalformedFileError:
+        raise
+    except Exception as error:  # what wrong JSON does is not limited to some kinds of errors
+        message = f"a header: reading it raised {type(error).__name__}: {error}"
+        raise MalformedFileError(message) from error
+    position = 0
+    for entry in entries:
+        if entry.begin != position:
+            message = f"the tensor {entry.name} at byte {entry.begin} of the data, not {position}"
+            raise MalformedFileError(message)
+        position += entry.size
+    if position != data_size:
+        message = f"tensors of {position} bytes in a file with {data_size}"
+        raise MalformedFileError(message)
+    return entries
+
+
+def _parse_entry(name: str, fields: dict[str, Any]) -> TensorEntry:
+    dtype = DTYPES[fields["dtype"]]
+    shape: list[int] = fields["shape"]
+    begin, end = cast("list[int]", fields["data_offsets"])
+    are_counts = all(type(number) is int and number >= 0 for number in (*shape, begin, end))
+    fits = are_counts and len(shape) <= _MOST_DIMENSIONS and math.prod(filter(None, shape)) <= _MOST_ELEMENTS
+    if not fits or end - begin != math.prod(shape) * dtype.itemsize:
+        message = f"the tensor {name} of shape {shape} and dtype {fields['dtype']} from byte {begin} to {end}"
+        raise MalformedFileError(message)
+    return TensorEntry(name, dtype, shape, begin, end - begin)
+
+
+def _memory_of(tensor: Tensor) -> memoryview:
+    """The memory of a contiguous tensor on the CPU that is not empty."""
+    return memoryview(cast("Any", tensor.reshape(-1).view(torch.uint8).numpy()))

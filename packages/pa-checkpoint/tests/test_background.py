@@ -1,0 +1,158 @@
+"""Writing while something else goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pa_checkpoint import CheckpointError
+from pa_checkpoint._background import BackgroundWriter
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from types import FrameType
+
+    from tests.launching import Launch
+
+
+def _threads() -> int:
+    return sum(thread.name.startswith("pa_checkpoint") for thread in threading.enumerate())
+
+
+def _wait(go: threading.Event) -> None:
+    assert go.wait(10)
+
+
+def _fail() -> None:
+    raise CheckpointError("The disk is full.", given="0 bytes", expected="more", do="Free some space.")
+
+
+def test_there_is_a_thread_only_while_a_job_runs() -> None:
+    """Who never saves in the background has no thread for it, and nobody has one that waits."""
+    writer, go = BackgroundWriter(), threading.Event()
+    writer.wait()
+    assert _threads() == 0
+
+    writer.submit(partial(_wait, go))
+    assert _threads() == 1
+    go.set()
+    writer.wait()
+    assert _threads() == 0
+
+
+def test_jobs_run_one_after_the_other() -> None:
+    """The next job waits for the one before, so at most one write is going on."""
+    writer, log = BackgroundWriter(), list[str]()
+
+    def job(number: int) -> None:
+        log.append(f"begin {number}")
+        time.sleep(0.01)
+        log.append(f"end {number}")
+
+    for number in range(3):
+        writer.submit(partial(job, number))
+    writer.wait()
+
+    assert log == [f"{event} {number}" for number in range(3) for event in ("begin", "end")]
+
+
+class InterruptAt:
+    """Sends what Ctrl-C does, before a line of what starts a job."""
+
+    def __init__(self, line: int) -> None:
+        self._lines_left = line
+
+    def __call__(self, frame: FrameType, event: str, _argument: object) -> InterruptAt | None:
+        """Count the lines, and go on to trace."""
+        if not frame.f_code.co_filename.endswith(("background.py", "threading.py")):
+            return None
+        if event == "line":
+            self._lines_left -= 1
+            if self._lines_left == 0:
+                os.kill(os.getpid(), signal.SIGINT)
+        return self
+
+
+def test_an_interrupt_while_a_job_starts_leaves_nothing_half_done() -> None:
+    """Wherever it comes, the job then runs once, or not at all, and the writer goes on to work."""
+    outcomes: list[list[str]] = []
+    tracing_before = sys.gettrace()
+    while not outcomes or "not interrupted" not in outcomes[-1]:
+        writer, done = BackgroundWriter(), list[str]()
+        sys.settrace(InterruptAt(len(outcomes) + 1))
+        try:
+            writer.submit(partial(done.append, "first"))
+            done.append("not interrupted")
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(tracing_before)
+        writer.wait()
+        writer.submit(partial(done.append, "second"))
+        writer.wait()
+        outcomes.append(done)
+    assert len(outcomes) > 20
+    assert all(outcome in (["second"], ["first", "second"]) for outcome in outcomes[:-1])
+
+
+def test_a_failure_is_told_once() -> None:
+    """By wait, or by the next submit, which then starts nothing."""
+    writer, done = BackgroundWriter(), list[int]()
+
+    writer.submit(_fail)
+    with pytest.raises(CheckpointError, match="full"):
+        writer.wait()
+    writer.wait()
+
+    writer.submit(_fail)
+    with pytest.raises(CheckpointError, match="full"):
+        writer.submit(lambda: done.append(1))
+    writer.wait()
+    assert done == []
+
+    writer.submit(lambda: done.append(2))
+    writer.wait()
+    assert done == [2]
+
+
+def test_the_end_of_the_program_waits_for_the_write(launch: Launch, tmp_path: Path) -> None:
+    """What is being written is completed, a failure that nobody was told of is printed, another one is not."""
+    script = """
+import sys, time
+import torch
+from pa_checkpoint._background import BackgroundWriter
+from pa_checkpoint._checkpoint import write_checkpoint
+
+def write():
+    time.sleep(0.5)
+    summary = {"run": "first", "sequence": 1, "update": 1, "epoch": 1, "complete": False}
+    write_checkpoint(sys.argv[1], {"model": torch.ones(1000)}, summary)
+
+def fail(text):
+    time.sleep(0.1)
+    raise OSError(text)
+
+writer, failing, told = BackgroundWriter(), BackgroundWriter(), BackgroundWriter()
+told.submit(lambda: fail("This was told."))
+try:
+    told.wait()
+except OSError:
+    pass
+writer.submit(write)
+failing.submit(lambda: fail("Nobody was told."))
+print("the program ends")
+"""
+    launched = launch(script, str(tmp_path / "state"))
+
+    assert launched.status == 0
+    assert (tmp_path / "state" / "manifest.json").exists()
+    assert "the program ends" in launched.output
+    assert "OSError: Nobody was told." in launched.output
+    assert "This was told." not in launched.output

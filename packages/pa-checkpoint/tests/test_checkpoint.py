@@ -1,0 +1,617 @@
+"""Directories of training states: whole or absent, verified when read, and readable by others."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import itertools
+import json
+import os
+import pickle
+import shutil
+import threading
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+from typing_extensions import override
+
+from pa_checkpoint import CheckpointError
+from pa_checkpoint._checkpoint import is_checkpoint, read_checkpoint, write_checkpoint
+from pa_checkpoint._encoding import JsonScalar, encode
+from pa_checkpoint._folder import Folder
+
+if TYPE_CHECKING:
+    from tests.launching import Launch
+
+_FAILING_DISKS = Path(__file__).with_name("failing_disks.py")
+
+
+def _summary(update: int = 1, **others: JsonScalar) -> dict[str, JsonScalar]:
+    return {"run": "first", "sequence": 1, "update": update, "epoch": 1, "complete": False, **others}
+
+
+def _parts(update: int = 1) -> dict[str, Any]:
+    weight = torch.arange(12.0).reshape(3, 4) * update
+    return {
+        "model": {"weight": weight, "tied": weight, "count": torch.tensor(update)},
+        "optimizer": {"state": {0: {"exp_avg": weight + 1, "step": torch.tensor(2.0)}}, "lr": 0.1},
+        "history": [("loss", float("nan")), {1: update}],
+    }
+
+
+def _write(path: Path, update: int = 1) -> None:
+    write_checkpoint(path, _parts(update), _summary(update))
+
+
+def _updates(path: Path) -> tuple[object, object]:
+    """The update in the summary, and that in the parts: equal in a state that is whole."""
+    state = read_checkpoint(path)
+    return state.summary["update"], state.parts["history"][1][1]
+
+
+def _names(folder: Path) -> list[str]:
+    return sorted(entry.name for entry in folder.iterdir())
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    """Values and summary come back; tensors can be written to, and outlive the files."""
+    path = tmp_path / "a" / "b" / "state"
+    write_checkpoint(str(path), _parts(), _summary(note="x", loss=0.5, best=None))
+
+    state = read_checkpoint(str(path))
+    shutil.rmtree(path)
+
+    assert state.path == path
+    assert state.summary == _summary(note="x", loss=0.5, best=None)
+    assert list(state.parts) == ["model", "optimizer", "history"]
+    assert state.parts["model"]["weight"].equal(torch.arange(12.0).reshape(3, 4))
+    assert state.parts["model"]["weight"] is state.parts["model"]["tied"]
+    assert state.parts["optimizer"]["state"][0]["step"] == 2
+    assert state.parts["model"]["weight"].mul_(2).sum() == 132
+    assert _names(path.parent) == []
+
+
+def test_parts_may_be_encoded_beforehand(tmp_path: Path) -> None:
+    """A snapshot that was taken earlier is written as it is."""
+    parts = _parts()
+    write_checkpoint(tmp_path / "state", {name: encode(value, name) for name, value in parts.items()}, _summary())
+
+    assert read_checkpoint(tmp_path / "state").parts["optimizer"]["lr"] == 0.1
+
+
+def test_a_state_may_have_no_tensors_and_no_parts(tmp_path: Path) -> None:
+    """Only what is there needs a file."""
+    write_checkpoint(tmp_path / "values", {"position": {"samples": 3}}, _summary())
+    write_checkpoint(tmp_path / "nothing", {}, _summary())
+
+    assert _names(tmp_path / "values") == ["manifest.json", "state.json"]
+    assert read_checkpoint(tmp_path / "values").parts == {"position": {"samples": 3}}
+    assert read_checkpoint(tmp_path / "nothing").parts == {}
+
+
+def test_the_library_reads_the_tensor_files(tmp_path: Path) -> None:
+    """Each part with tensors is a file of safetensors, whatever the dtypes and layouts."""
+    dtypes = [
+        torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float8_e4m3fn,
+        torch.float8_e5m2, torch.float16, torch.bfloat16, torch.float32, torch.float64,
+    ]  # fmt: skip
+    tensors = {str(dtype): torch.ones(2, 3).to(dtype) for dtype in dtypes}
+    tensors |= {"scalar": torch.tensor(3), "empty": torch.empty(0, 2), "transposed": torch.arange(6.0).view(2, 3).T}
+    tensors |= {"ünïcödé 'name'": torch.ones(1)}
+    write_checkpoint(tmp_path / "state", {"model": tensors, "other": torch.ones(1)}, _summary())
+
+    path = tmp_path / "state" / "model.safetensors"
+    loaded = load_file(path)
+
+    assert loaded.keys() == {f"model/{name}" for name in tensors}
+    for name, tensor in tensors.items():
+        assert loaded[f"model/{name}"].dtype == tensor.dtype
+        assert loaded[f"model/{name}"].double().equal(tensor.double())
+    assert load_file(tmp_path / "state" / "other.safetensors")["other"] == 1
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+    begins = {name: header[name]["data_offsets"][0] for name in loaded}
+    assert size % 8 == 0
+    assert all(begins[name] % tensor.element_size() == 0 for name, tensor in loaded.items()), "not aligned"
+
+
+def test_a_state_can_be_verified_with_other_tools(tmp_path: Path) -> None:
+    """The way that the documentation shows needs nothing of ours, and sees damage."""
+    _write(tmp_path / "state")
+    page = Path(__file__).parents[3] / "docs" / "maintainers" / "training-state-format.md"
+    shown: dict[str, Any] = {}
+    exec(page.read_text().split("```python\n")[1].split("```")[0], shown)
+
+    manifest = shown["verify"](tmp_path / "state")
+    (tmp_path / "state" / "state.json").write_bytes(b"{}")
+
+    assert (manifest["format"], manifest["version"]) == ("pa-core training state", 1)
+    assert manifest["summary"] == _summary()
+    assert sorted(manifest["files"]) == ["model.safetensors", "optimizer.safetensors", "state.json"]
+    with pytest.raises(AssertionError):
+        shown["verify"](tmp_path / "state")
+
+
+@pytest.fixture(scope="module")
+def damaged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A state to be damaged and repaired by each test."""
+    path = tmp_path_factory.mktemp("damaged") / "state"
+    _write(path)
+    return path
+
+
+_FILES = ["manifest.json", "model.safetensors", "optimizer.safetensors", "state.json"]
+
+
+def _expect_damage(path: Path, name: str) -> None:
+    with pytest.raises(CheckpointError, match="damaged") as caught:
+        read_checkpoint(path)
+    assert str(path / name) in caught.value.given
+
+
+@pytest.mark.parametrize("name", _FILES)
+def test_a_flipped_bit_in_any_byte_is_seen(damaged: Path, name: str) -> None:
+    """Whichever byte of whichever file changed, the state is refused, and the file is named."""
+    whole = (damaged / name).read_bytes()
+    for position in range(len(whole)):
+        changed = bytearray(whole)
+        changed[position] ^= 1 << position % 8
+        (damaged / name).write_bytes(changed)
+        _expect_damage(damaged, name)
+    (damaged / name).write_bytes(whole)
+    read_checkpoint(damaged)
+
+
+@pytest.mark.parametrize("name", _FILES)
+def test_a_file_of_another_length_is_seen(damaged: Path, name: str) -> None:
+    """Truncated anywhere, or with something appended, the file is named, also without digests."""
+    whole = (damaged / name).read_bytes()
+    for length in [*range(0, len(whole), 7), len(whole) - 1]:
+        (damaged / name).write_bytes(whole[:length])
+        _expect_damage(damaged, name)
+        with pytest.raises(CheckpointError, match="damaged"):
+            read_checkpoint(damaged, verify=False)
+    (damaged / name).write_bytes(whole + b"\n")
+    _expect_damage(damaged, name)
+    (damaged / name).write_bytes(whole)
+    read_checkpoint(damaged)
+
+
+@pytest.mark.parametrize("name", _FILES)
+def test_a_missing_file_is_seen(damaged: Path, name: str) -> None:
+    """The file that is not there is named."""
+    moved = damaged.parent / name
+    (damaged / name).rename(moved)
+    _expect_damage(damaged, name)
+    moved.rename(damaged / name)
+
+
+def test_an_additional_file_is_seen(damaged: Path) -> None:
+    """What does not belong there is named; hidden files, which file managers leave behind, do no harm."""
+    (damaged / ".DS_Store").touch()
+    read_checkpoint(damaged)
+
+    (damaged / "other.safetensors").touch()
+    _expect_damage(damaged, "other.safetensors")
+    (damaged / "other.safetensors").unlink()
+
+
+def test_without_digests_only_sizes_are_compared(damaged: Path) -> None:
+    """``verify=False`` is for states whose digests were verified a moment ago."""
+    whole = (damaged / "model.safetensors").read_bytes()
+    (damaged / "model.safetensors").write_bytes(whole[:-1] + b"\x00")
+
+    assert read_checkpoint(damaged, verify=False).parts["optimizer"]["lr"] == 0.1
+    _expect_damage(damaged, "model.safetensors")
+    (damaged / "model.safetensors").write_bytes(whole)
+
+
+def _with_digest(manifest: dict[str, Any]) -> bytes:
+    manifest["manifest_sha256"] = "0" * 64
+    text = json.dumps(manifest).encode()
+    return text.replace(b"0" * 64, hashlib.sha256(text).hexdigest().encode())
+
+
+def _with_files_of(path: Path, changes: dict[str, Any]) -> None:
+    """Write a manifest that fits the files as they are now: what somebody could do who wants to be believed."""
+    manifest = json.loads((path / "manifest.json").read_bytes())
+    for name, entry in manifest["files"].items():
+        content = (path / name).read_bytes()
+        entry.update(bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
+    (path / "manifest.json").write_bytes(_with_digest(manifest | changes))
+
+
+def test_a_newer_format_is_refused_by_name(tmp_path: Path) -> None:
+    """A state of a later version of the format says so, instead of looking damaged."""
+    _write(tmp_path / "state")
+    _with_files_of(tmp_path / "state", {"version": 3})
+
+    with pytest.raises(CheckpointError, match="newer format") as caught:
+        read_checkpoint(tmp_path / "state")
+
+    assert "version 3" in caught.value.given
+    assert "Install the version of pa-core" in caught.value.do
+
+
+def test_another_format_is_refused(tmp_path: Path) -> None:
+    """A manifest of something else is none."""
+    _write(tmp_path / "state")
+    _with_files_of(tmp_path / "state", {"format": "recipe"})
+
+    with pytest.raises(CheckpointError, match="the format 'recipe'"):
+        read_checkpoint(tmp_path / "state")
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({"version": "1"}, "version is '1'"),
+        ({"summary": {"run": 1}}, "summary.run is 1"),
+        ({"summary": _summary() | {"sequence": "first"}}, "summary.sequence is 'first'"),
+        ({"summary": _summary() | {"sequence": -1}}, "summary.sequence is -1"),
+        ({"summary": _summary() | {"note": [1, 2]}}, "summary.note is a list of 2 entries"),
+        ({"files": []}, "files is a list of 0 entries"),
+        ({"files": {"state.json": {"bytes": 10}}}, "files.state.json.sha256 is missing"),
+        ({"files": {"state.json": {"bytes": 1.5, "sha256": "1" * 64}}}, "files.state.json.bytes is 1.5"),
+    ],
+)
+def test_a_manifest_that_is_written_wrong_is_refused_by_the_path(
+    tmp_path: Path, changes: dict[str, Any], found: str
+) -> None:
+    """Also where its digest is right, and also for a folder's listing, which names the state and goes on."""
+    _write(tmp_path / "state")
+    path = tmp_path / "state" / "manifest.json"
+    path.write_bytes(_with_digest(json.loads(path.read_bytes()) | changes))
+
+    with pytest.raises(CheckpointError, match="damaged") as caught:
+        read_checkpoint(tmp_path / "state")
+    assert caught.value.given == f"{path}: {found}"
+    (record,) = Folder(tmp_path).records()
+    assert found in str(record.problem)
+
+
+def test_documents_of_another_kind_are_refused(tmp_path: Path) -> None:
+    """A list in place of the documents, with a manifest that fits, is refused like any other damage."""
+    _write(tmp_path / "state")
+    (tmp_path / "state" / "state.json").write_bytes(b"[]")
+    _with_files_of(tmp_path / "state", {})
+
+    _expect_damage(tmp_path / "state", "state.json")
+
+
+class _Poison:
+    """Something that leaves a trace when it is unpickled."""
+
+    def __init__(self, trace: Path) -> None:
+        self.trace = trace
+
+    @override
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[Path]]:
+        return Path.touch, (self.trace,)
+
+
+@pytest.mark.parametrize("name", _FILES)
+@pytest.mark.parametrize("save", [pickle.dump, torch.save])
+def test_a_pickle_is_never_run(tmp_path: Path, name: str, save: Callable[..., None]) -> None:
+    """A poisoned pickle in place of any file, with a manifest that fits, is refused and not run."""
+    trace, path = tmp_path / "trace", tmp_path / "state"
+    pickle.loads(pickle.dumps(_Poison(trace)))
+    assert trace.exists(), "the poison works"
+    trace.unlink()
+    _write(path)
+    with (path / name).open("wb") as file:
+        save(_Poison(trace), file)
+    if name != "manifest.json":
+        _with_files_of(path, {})
+
+    _expect_damage(path, name)
+    write_checkpoint(tmp_path / "other", {"x": pickle.dumps(_Poison(trace))}, _summary())
+    assert isinstance(read_checkpoint(tmp_path / "other").parts["x"], bytes)
+
+    assert not trace.exists()
+
+
+@given(
+    content=st.binary(max_size=200)
+    | st.binary(max_size=200).map(lambda tail: (len(tail) // 2).to_bytes(8, "little") + tail)
+)
+def test_any_bytes_in_place_of_a_tensor_file_are_one_kind_of_error(
+    tmp_path_factory: pytest.TempPathFactory, content: bytes
+) -> None:
+    """A file that is none, with a manifest that fits, is refused like any other damage."""
+    path = tmp_path_factory.getbasetemp() / "any_bytes"
+    if not path.exists():
+        _write(path)
+    (path / "model.safetensors").write_bytes(content)
+    _with_files_of(path, {})
+
+    with pytest.raises(CheckpointError):
+        read_checkpoint(path)
+
+
+_WRONG_HEADERS: list[dict[str, Any]] = [
+    {"model/weight": {"dtype": "F32", "shape": [1], "data_offsets": [4, 8]}},
+    {"model/weight": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}},
+    {"model/weight": {"dtype": "F32", "shape": [-1, -1], "data_offsets": [0, 4]}},
+    {"model/weight": {"dtype": "F32", "shape": [10**18], "data_offsets": [0, 4 * 10**18]}},
+    {"model/weight": {"dtype": "F32", "shape": [0, 2**62, 2**62], "data_offsets": [0, 0]}},
+    {"model/weight": {"dtype": "F32", "shape": [1] * 65, "data_offsets": [0, 4]}},
+    {"model/weight": {"dtype": "F32", "shape": [1.0], "data_offsets": [0, 4]}},
+    {"model/weight": {"dtype": "F32", "shape": [True], "data_offsets": [0, 4]}},
+    {"model/weight": {"dtype": "F32", "shape": ["1"], "data_offsets": [0, 4]}},
+    {"model/weight": {"dtype": "F32", "shape": 1, "data_offsets": [0, 4]}},
+    {"model/weight": {"dtype": ["F32"], "shape": [1], "data_offsets": [0, 4]}},
+    {"model/weight": {"dtype": "F33", "shape": [1], "data_offsets": [0, 4]}},
+    {"model/weight": {"dtype": "F32", "data_offsets": [0, 4]}},
+    {"model/weight": []},
+    {"another": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}},
+]
+
+
+@pytest.mark.parametrize("header", _WRONG_HEADERS)
+def test_a_wrong_header_of_a_tensor_file_is_refused(tmp_path: Path, header: dict[str, Any]) -> None:
+    """Nothing is allocated for sizes that the file does not have, and no gap or overlap is read."""
+    write_checkpoint(tmp_path / "state", {"model": {"weight": torch.ones(1)}}, _summary())
+    text = json.dumps(header).encode()
+    content = len(text).to_bytes(8, "little") + text + b"\x00" * 4
+    (tmp_path / "state" / "model.safetensors").write_bytes(content)
+    _with_files_of(tmp_path / "state", {})
+
+    with pytest.raises(CheckpointError):
+        read_checkpoint(tmp_path / "state")
+
+
+def test_a_state_is_replaced_by_a_whole_one(tmp_path: Path) -> None:
+    """Under the same path there is always one state, and nothing is left beside it."""
+    for update in (1, 2, 3):
+        _write(tmp_path / "state", update)
+
+    assert _updates(tmp_path / "state") == (3, 3)
+    assert _names(tmp_path) == ["state"]
+
+
+def test_an_empty_folder_is_taken(tmp_path: Path) -> None:
+    """A folder that was made for the state is no obstacle."""
+    (tmp_path / "state").mkdir()
+    _write(tmp_path / "state")
+
+    assert _updates(tmp_path / "state") == (1, 1)
+    assert _names(tmp_path) == ["state"]
+
+
+def test_the_state_that_was_set_aside_is_found(tmp_path: Path) -> None:
+    """After a crash between setting the old state aside and publishing the new one, the old one is there."""
+    path = tmp_path / "state"
+    _write(path, 1)
+    path.rename(tmp_path / ".state.set_aside")
+
+    assert is_checkpoint(path)
+    assert _updates(path) == (1, 1)
+
+    _write(path, 2)
+    assert _updates(path) == (2, 2)
+    assert _names(tmp_path) == ["state"]
+
+
+def test_a_crash_before_the_old_state_was_removed_does_no_harm(tmp_path: Path) -> None:
+    """Where both are there, the new state is read, and the old one goes with the next write."""
+    path = tmp_path / "state"
+    _write(path, 1)
+    path.rename(tmp_path / ".state.set_aside")
+    shutil.copytree(tmp_path / ".state.set_aside", tmp_path / "copy")
+    _write(path, 2)
+    (tmp_path / "copy").rename(tmp_path / ".state.set_aside")
+
+    assert _updates(path) == (2, 2)
+    _write(path, 3)
+    assert _updates(path) == (3, 3)
+    assert _names(tmp_path) == ["state"]
+
+
+@contextlib.contextmanager
+def _failing_at(step: int, error: BaseException) -> Generator[list[str]]:
+    """Let the call to the system with this number fail; list the calls."""
+    calls: list[str] = []
+
+    def failing(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            calls.append(name)
+            if len(calls) == step:
+                raise error
+            return function(*arguments, **options)
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patched:
+        for name in ("mkdir", "fsync", "rename", "unlink", "rmdir"):
+            patched.setattr(os, name, failing(name, getattr(os, name)))
+        yield calls
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EIO, "Input/output error"), KeyboardInterrupt()])
+def test_whatever_fails_the_old_or_the_new_state_is_there(tmp_path: Path, error: BaseException) -> None:
+    """Each call to the system fails once: the state under the path is whole, and what is left over can be removed."""
+    path = tmp_path / "state"
+    _write(path, 1)
+    found: list[str] = []
+    for step in itertools.count(1):
+        with (
+            _failing_at(step, error) as calls,
+            contextlib.suppress(CheckpointError, KeyboardInterrupt),
+        ):
+            _write(path, 2)
+        if len(calls) < step:
+            break
+        assert path.is_dir(), "what was set aside was not put back"
+        assert _updates(path) in {(1, 1), (2, 2)}
+        found.append(f"{calls[step - 1]}: {_updates(path)[0]}")
+        _write(path, 1)
+        Folder(tmp_path).remove_leftovers("first")
+        assert _names(tmp_path) == ["state"]
+    assert {"mkdir: 1", "fsync: 1", "rename: 1", "fsync: 2", "unlink: 2", "rmdir: 2"} <= set(found)
+
+
+def test_content_reaches_the_disk_before_it_takes_the_name(tmp_path: Path) -> None:
+    """The order that survives a power cut: four files, their folder, the name, the folder above."""
+    with _failing_at(0, OSError()) as calls:
+        _write(tmp_path / "state", 1)
+    assert calls == ["mkdir", "mkdir", *["fsync"] * 5, "rename", "fsync"]
+
+    with _failing_at(0, OSError()) as calls:
+        _write(tmp_path / "state", 2)
+    replacing = ["mkdir", "mkdir", *["fsync"] * 5, "rename", "rename", "fsync"]
+    removing = ["rename", *["unlink"] * 4, "rmdir"]
+    assert calls == replacing + removing
+
+
+def test_a_reader_finds_a_whole_state_while_it_is_replaced(tmp_path: Path) -> None:
+    """Who reads while the state is replaced again and again reads one of them."""
+    path = tmp_path / "state"
+    _write(path, 1)
+    end = threading.Event()
+
+    def write() -> None:
+        update = 1
+        while not end.is_set():
+            update += 1
+            _write(path, update)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    found: set[tuple[object, object]] = set()
+    try:
+        while len(found) < 10:
+            found.add(_updates(path))
+    finally:
+        end.set()
+        writer.join()
+
+    assert all(first == second for first, second in found)
+    assert _names(tmp_path) == ["state"]
+
+
+def test_a_link_stays_and_its_target_is_replaced(tmp_path: Path) -> None:
+    """A link from the project to a large disk keeps its meaning."""
+    (tmp_path / "disk").mkdir()
+    link = tmp_path / "state"
+    link.symlink_to(tmp_path / "disk" / "state")
+
+    _write(link, 1)
+    _write(link, 2)
+
+    assert link.is_symlink()
+    assert _updates(tmp_path / "disk" / "state") == _updates(link) == (2, 2)
+
+
+def test_something_else_is_never_replaced(tmp_path: Path) -> None:
+    """A file, a folder of the user's, and one with a manifest of something else stay as they are."""
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "notes.txt").write_text("x")
+    (tmp_path / "extension").mkdir()
+    (tmp_path / "extension" / "manifest.json").write_text('{"format": "web extension"}')
+
+    for name, found in [("file", "a file"), ("folder", "not a training state"), ("extension", "not a training state")]:
+        with pytest.raises(CheckpointError, match="something else") as caught:
+            _write(tmp_path / name)
+        assert found in caught.value.given
+        assert not is_checkpoint(tmp_path / name)
+    with pytest.raises(CheckpointError, match="could not be written"):
+        _write(tmp_path / "file" / "state")
+    assert (tmp_path / "file").read_text() == (tmp_path / "folder" / "notes.txt").read_text() == "x"
+
+
+def test_a_path_without_a_state_says_so(tmp_path: Path) -> None:
+    """Nothing, a file, and a folder without a state are three different answers."""
+    (tmp_path / "file").write_text("x")
+
+    with pytest.raises(CheckpointError, match="where nothing is"):
+        read_checkpoint(tmp_path / "nothing")
+    with pytest.raises(CheckpointError, match="file, a file"):
+        read_checkpoint(tmp_path / "file")
+    with pytest.raises(CheckpointError, match=r"manifest\.json: nothing"):
+        read_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("parts", "given"),
+    [
+        ({"a/b": 1}, "'a/b'"),
+        ({"": 1}, "''"),
+        ({"naïve": 1}, "'naïve'"),
+        ({"model": 1, "Model": 2}, "'Model'"),
+        ({"model": {"layer": len}}, "model['layer']"),
+    ],
+)
+def test_what_cannot_be_a_part_is_refused_before_anything_is_written(
+    tmp_path: Path, parts: dict[str, object], given: str
+) -> None:
+    """Names become names of files on every system, and values must be storable."""
+    with pytest.raises(CheckpointError) as caught:
+        write_checkpoint(tmp_path / "state", parts, _summary())
+
+    assert given in caught.value.given
+    assert _names(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "given"),
+    [
+        ({"run": 3}, "run=3"),
+        ({"update": 1.5}, "update=1.5"),
+        ({"complete": 1}, "complete=1"),
+        ({"loss": float("nan")}, "loss=nan"),
+        ({"losses": [1]}, "losses=[1]"),
+    ],
+)
+def test_a_summary_that_cannot_be_relied_on_is_refused(tmp_path: Path, change: dict[str, Any], given: str) -> None:
+    """What a listing of states needs is there, with its type."""
+    with pytest.raises(CheckpointError) as caught:
+        write_checkpoint(tmp_path / "state", {}, _summary() | change)
+    assert given in caught.value.given
+
+
+def test_a_disk_that_fails_costs_nothing(launch: Launch) -> None:
+    """Full at any byte, or forbidden: the old state stays, nothing is left over, and the error says what to do."""
+    launched = launch(_FAILING_DISKS)
+
+    assert launched.status == 0
+    assert "limited files: 2" in launched.output
+    assert "full disk: " in launched.output
+    assert "forbidden folder: 2" in launched.output
+    assert "unreadable state: 2" in launched.output
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="Linux tells the peak of the memory of a program")
+def test_writing_needs_no_second_copy_of_the_tensors(launch: Launch, tmp_path: Path) -> None:
+    """Whoever trains a model that just fits into memory can save it, and load it into as much again."""
+    script = """
+import re, sys
+import torch
+from pa_checkpoint._checkpoint import read_checkpoint
+from pa_checkpoint._checkpoint import write_checkpoint
+
+def peak():
+    return int(re.search(r"VmHWM:\\s+([0-9]+) kB", open("/proc/self/status").read())[1]) // 1024
+
+parts = {"model": {number: torch.ones(5_000_000) for number in range(8)}}
+summary = {"run": "first", "sequence": 1, "update": 1, "epoch": 1, "complete": False}
+write_checkpoint(sys.argv[1], {"model": torch.ones(3)}, summary)
+before = peak()
+write_checkpoint(sys.argv[1], parts, summary)
+print("written with", peak() - before, "MiB more")
+assert peak() - before < 30
+before = peak()
+state = read_checkpoint(sys.argv[1])
+print("read with", peak() - before, "MiB more")
+assert peak() - before < 160 + 30
+"""
+    assert launch(script, str(tmp_path / "state"), fresh=True).status == 0  # its memory is its own

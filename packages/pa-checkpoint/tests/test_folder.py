@@ -1,0 +1,277 @@
+"""Folders with many training states: listing, finding the newest valid one, removing old ones."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from pa_checkpoint._checkpoint import write_checkpoint
+from pa_checkpoint._encoding import JsonScalar
+from pa_checkpoint._errors import CheckpointError, InvalidArgumentError
+from pa_checkpoint._folder import CheckpointInfo, Folder, newest_valid
+from pa_checkpoint._staging import used
+
+
+def _write(path: Path, sequence: int, update: int, run: str = "first") -> Path:
+    place: dict[str, JsonScalar] = {"update": update, "epoch": 1 + update // 10, "complete": update > 90}
+    parts = {"model": {"weight": torch.full((10,), float(update))}}
+    write_checkpoint(path, parts, {"run": run, "sequence": sequence, **place})
+    return path
+
+
+def _save(folder: Folder, updates: Sequence[int], run: str = "first") -> list[Path]:
+    return [_write(folder.path_for(f"step_{update}", run), folder.next_sequence(), update, run) for update in updates]
+
+
+def _damage(path: Path) -> None:
+    file = path / "model.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+
+
+def _found(path: Path | str) -> tuple[object, list[str]]:
+    """The update of the newest valid state, and the names of those that were passed over."""
+    state, skipped = newest_valid(path)
+    if state is not None:
+        assert state.parts["model"]["weight"][0] == state.summary["update"]
+    return state and state.summary["update"], [entry.path.name for entry in skipped]
+
+
+def _names(folder: Path) -> list[str]:
+    return sorted(entry.name for entry in folder.iterdir())
+
+
+def test_states_are_listed_in_the_order_of_writing(tmp_path: Path) -> None:
+    """Oldest first, whatever the updates, the names and the clocks say."""
+    folder = Folder(tmp_path / "states")
+    assert folder.records() == []
+
+    first, second = _save(folder, [80, 95])
+    _write(tmp_path / "states" / "after a look back", 3, 20, "second")
+    os.utime(second, (0, 0))
+
+    assert folder.records() == [
+        CheckpointInfo(first, 1, "first", 80, 9, complete=False, problem=None),
+        CheckpointInfo(second, 2, "first", 95, 10, complete=True, problem=None),
+        CheckpointInfo(folder.path / "after a look back", 3, "second", 20, 3, complete=False, problem=None),
+    ]
+    assert folder.next_sequence() == 4
+
+
+def test_a_state_replaces_none_of_another_run_and_nothing_else(tmp_path: Path) -> None:
+    """It gets a number behind its name then; a state of its own run is replaced."""
+    folder = Folder(tmp_path)
+    (first,) = _save(folder, [10], "first")
+    (second,) = _save(folder, [10], "second")
+    assert _names(tmp_path) == [first.name, second.name] == ["step_10", "step_10_2"]
+    assert _save(folder, [10], "second") == [second]
+    assert [(record.run, record.sequence) for record in folder.records()] == [("first", 1), ("second", 3)]
+
+    (tmp_path / "final").write_text("a note")
+    (tmp_path / "final_2").mkdir()
+    (tmp_path / "final_2" / "web.html").touch()
+    assert folder.path_for("final", "first") == tmp_path / "final_3"
+    (second / "manifest.json").write_text("{}")
+    assert folder.path_for("step_10", "second") == tmp_path / "step_10_3"
+
+
+def test_states_with_the_names_of_earlier_versions_are_in_their_place(tmp_path: Path) -> None:
+    """Their order is that of the manifests, and where one is damaged, that of the name."""
+    folder = Folder(tmp_path)
+    for sequence, update in ((3, 10), (11, 40)):
+        _write(tmp_path / f"state_{sequence:06d}_update_{update}", sequence, update)
+    _save(folder, [60, 70])
+    (tmp_path / "state_000011_update_40" / "manifest.json").unlink()
+    assert [record.sequence for record in folder.records()] == [3, 11, 12, 13]
+    assert _found(tmp_path) == (70, [])
+    _damage(tmp_path / "step_70")
+    _damage(tmp_path / "step_60")
+    assert _found(tmp_path) == (10, ["step_70", "step_60", "state_000011_update_40"])
+    removed = folder.apply_retention(2, "first")
+    assert [record.path.name for record in removed] == ["state_000003_update_10"]
+
+
+def test_what_is_no_state_is_not_listed(tmp_path: Path) -> None:
+    """Logs, files, hidden folders and what merely looks alike are none of them, and hide none."""
+    folder = Folder(tmp_path)
+    _save(folder, [10])
+    (tmp_path / "state.json").touch()
+    (tmp_path / "web").mkdir()
+    (tmp_path / "web" / "manifest.json").write_text("{}")
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "config.yaml").touch()
+    (tmp_path / "epoch_3").mkdir()
+    (tmp_path / "epoch_3" / "pytorch_model.bin").touch()
+    shutil.copytree(tmp_path / "step_10", tmp_path / ".staging.0123456789ab.cdef")
+
+    assert [record.update for record in folder.records()] == [10]
+    assert _found(tmp_path) == (10, [])
+
+
+def test_folders_of_somebody_else_are_not_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dataset of a million files beside the states costs a look at its folder."""
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images" / "0.png").touch()
+    listed: list[Path] = []
+    original = Path.iterdir
+
+    def noted(folder: Path) -> Iterator[Path]:
+        listed.append(folder)
+        return original(folder)
+
+    monkeypatch.setattr(Path, "iterdir", noted)
+    assert Folder(tmp_path).records() == []
+    assert listed == [tmp_path]
+
+
+def test_a_listing_names_what_is_wrong(tmp_path: Path) -> None:
+    """Missing and truncated files are seen without reading tensors; where the manifest is gone, so is the place."""
+    folder = Folder(tmp_path)
+    paths = _save(folder, [10, 20, 30, 40])
+    (paths[0] / "manifest.json").unlink()
+    (paths[1] / "model.safetensors").write_bytes(b"")
+    (paths[2] / "manifest.json").write_bytes(b"{}")
+    shutil.rmtree(paths[3])
+    paths[3].mkdir()
+
+    records = folder.records()
+
+    assert [(record.sequence, record.update) for record in records] == [(2, 20), (0, 10), (0, 30), (0, 40)]
+    assert [record.run for record in records] == ["first", "", "", ""]
+    for record, file in zip(records, ("model", "manifest", "manifest", "manifest"), strict=True):
+        assert record.problem is not None
+        assert file in record.problem
+    assert folder.next_sequence() == 3
+
+
+def test_the_newest_valid_state_is_found(tmp_path: Path) -> None:
+    """Damaged states are passed over, newest first, each with its reason; also those that may be the newest."""
+    folder = Folder(tmp_path)
+    paths = _save(folder, [10, 20, 30, 40])
+    assert _found(tmp_path) == (40, [])
+
+    _damage(paths[3])
+    (paths[2] / "manifest.json").unlink()
+
+    assert _found(str(tmp_path)) == (20, [paths[2].name, paths[3].name])
+    _, skipped = newest_valid(tmp_path)
+    assert "manifest.json" in skipped[0].reason
+    assert "model.safetensors" in skipped[1].reason
+    assert "digest" in skipped[1].reason
+
+    _damage(paths[1])
+    _damage(paths[0])
+    assert _found(tmp_path) == (None, [paths[index].name for index in (2, 3, 1, 0)])
+
+
+def test_one_state_is_found_by_its_own_path(tmp_path: Path) -> None:
+    """A path to a state is that state or nothing: no other is taken for it."""
+    first, second = _save(Folder(tmp_path), [10, 20])
+    assert _found(first) == (10, [])
+
+    _damage(first)
+    assert _found(first) == (None, [first.name])
+    (second / "manifest.json").unlink()
+    assert _found(second) == (None, [second.name])
+    second.rename(tmp_path / "best")
+    assert _found(tmp_path / "best") == (None, ["best"])
+
+
+def test_nothing_is_found_where_nothing_is(tmp_path: Path) -> None:
+    """A new run finds no state and no reason to stop; a file is no folder of states."""
+    assert newest_valid(tmp_path / "nothing") == (None, [])
+    assert newest_valid(tmp_path) == (None, [])
+    (tmp_path / "model.pt").touch()
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        newest_valid(tmp_path / "model.pt")
+
+
+def test_a_state_that_was_set_aside_counts(tmp_path: Path) -> None:
+    """After a crash in the middle of replacing a state, the old one is listed and found under its name."""
+    folder = Folder(tmp_path)
+    (path,) = _save(folder, [10])
+    path.rename(tmp_path / f".{path.name}.set_aside")
+
+    assert [(record.path, record.update) for record in folder.records()] == [(path, 10)]
+    assert _found(tmp_path) == _found(path) == (10, [])
+    folder.remove_leftovers("first")
+    assert _found(tmp_path) == (10, [])
+
+    _save(folder, [20])
+    assert [record.path for record in folder.apply_retention(1, "first")] == [path]
+    assert _names(tmp_path) == ["step_20"]
+
+
+def test_retention_keeps_the_newest_valid_states(tmp_path: Path) -> None:
+    """A damaged state does not count, and the states of another run stay."""
+    folder = Folder(tmp_path)
+    _save(folder, [10], "second")
+    paths = _save(folder, [20, 30, 40, 50])
+    (paths[3] / "model.safetensors").unlink()
+
+    removed = folder.apply_retention(2, "first")
+
+    assert [record.path for record in removed] == [paths[0]]
+    assert [record.update for record in folder.records()] == [10, 30, 40, 50]
+    assert folder.apply_retention(2, "first") == []
+    assert _found(tmp_path) == (40, [paths[3].name])
+    with pytest.raises(InvalidArgumentError):
+        folder.apply_retention(0, "first")
+
+
+def test_a_removal_that_stops_halfway_leaves_no_half_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A state has gone from view before its first file is deleted, and the rest goes later."""
+    folder = Folder(tmp_path)
+    _save(folder, [10, 20])
+
+    def fail(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "rmtree", fail)
+        with pytest.raises(CheckpointError, match="could not be removed"):
+            folder.apply_retention(1, "first")
+
+    assert [record.update for record in folder.records()] == [20]
+    assert len(_names(tmp_path)) == 2
+    folder.remove_leftovers("first")
+    assert _names(tmp_path) == ["step_20"]
+
+
+def test_what_another_run_is_writing_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As long as its process lives; what nobody will ever finish is removed, whoever began it."""
+    folder = Folder(tmp_path / "states")
+    folder.remove_leftovers("first")
+
+    def die(descriptor: int) -> None:
+        raise MemoryError(descriptor)
+
+    def survive(path: Path, *, ignore_errors: bool) -> None:
+        assert path.exists()
+        assert ignore_errors
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", die)
+        patched.setattr(shutil, "rmtree", survive)  # as if it were killed before it can clean up
+        for run in ("first", "second"):
+            with pytest.raises(MemoryError):
+                _save(folder, [10], run)
+    assert len(_names(folder.path)) == 2
+    assert all(name.startswith(".staging.") for name in _names(folder.path))
+
+    with contextlib.ExitStack() as writing:
+        for name in _names(folder.path):
+            writing.enter_context(used(folder.path / name))
+        folder.remove_leftovers("first")
+        assert len(_names(folder.path)) == 1
+        folder.remove_leftovers("third")
+        assert len(_names(folder.path)) == 1
+    folder.remove_leftovers("third")
+    assert _names(folder.path) == []

@@ -1,0 +1,330 @@
+"""Training states in an object store: what is sent, what stays, and what comes back whatever goes wrong."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import random
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from pa_checkpoint import CheckpointError, CheckpointNotFoundError
+from pa_checkpoint import _remote_folder as state_store
+from pa_checkpoint._checkpoint import read_checkpoint, write_checkpoint
+from pa_checkpoint._encoding import JsonScalar
+from pa_checkpoint._errors import InvalidArgumentError
+from pa_checkpoint._manifest import manifest_text, read_manifest
+from pa_checkpoint._object_store import ObjectStore, ObjectStoreError, url_of
+from pa_checkpoint._remote_folder import RemoteFolder
+from tests.support.faulty_store import KINDS, Faults, fault_rates, store_url, use_faults
+
+
+@pytest.fixture
+def faults() -> Iterator[Faults]:
+    """What goes wrong in the stores of a test: nothing, unless it says so."""
+    yield use_faults(Faults())
+    use_faults(Faults())
+
+
+@pytest.fixture(autouse=True)
+def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What fails is tried again at once."""
+    monkeypatch.setattr("pa_checkpoint._object_store.PAUSES", (0.0,) * 8)
+
+
+def save(folder: Path, update: int, run: str = "first", trained: float | None = None) -> Path:
+    """Save a state of which one part is as in all others, and another one is not, unless its value is given."""
+    frozen, weight = torch.arange(100.0), torch.full((10,), float(update) if trained is None else trained)
+    path = folder / f"step_{update}"
+    summary: dict[str, JsonScalar] = {
+        "run": run,
+        "sequence": update,
+        "update": update * 10,
+        "epoch": 1,
+        "complete": False,
+    }
+    write_checkpoint(path, {"frozen": {"base": frozen}, "trained": {"weight": weight}, "position": update}, summary)
+    return path
+
+
+def blobs(store: Path) -> set[str]:
+    """The names of all files in a store."""
+    return {path.name for path in store.glob("files/*/*") if not path.name.startswith(".")}
+
+
+def test_what_is_there_is_not_sent_again_and_the_manifest_is_sent_last(tmp_path: Path, faults: Faults) -> None:
+    """A second state sends its changed files only; a state is seen once all of its files are there."""
+    store = RemoteFolder(store_url(tmp_path / "store"))
+    for update, num_files in ((1, 3), (2, 2)):  # with the documents
+        faults.sent.clear()
+        path = save(tmp_path / "states", update)
+        store.upload(path)
+        *files, manifest = [name for name in faults.sent if name.endswith(".json") or len(name) == 64]
+        assert len(files) == num_files
+        assert manifest.endswith(f"step_{update}.json")
+    assert [state.name for state in store.states()] == ["step_1", "step_2"]
+
+    faults.sent.clear()
+    store.upload(tmp_path / "states" / "step_2")
+    assert len(faults.sent) == 1  # the manifest
+
+
+def test_a_state_comes_back_byte_for_byte(tmp_path: Path, faults: Faults) -> None:
+    """What is downloaded is the directory that was sent, whatever its name."""
+    path = save(tmp_path / "states", 7).rename(tmp_path / "states" / "a name/of%its own".replace("/", " "))
+    RemoteFolder(store_url(tmp_path / "store")).upload(path)
+    (state,) = RemoteFolder(store_url(tmp_path / "store")).states()
+    fetched = RemoteFolder(store_url(tmp_path / "store")).download(state, tmp_path / "elsewhere")
+    assert fetched.name == path.name
+    assert {file.name: file.read_bytes() for file in fetched.iterdir()} == {
+        file.name: file.read_bytes() for file in path.iterdir()
+    }
+
+
+@pytest.mark.parametrize("damage", ["flipped", "truncated", "missing", "manifest flipped", "manifest of another"])
+def test_a_damaged_state_is_refused(tmp_path: Path, faults: Faults, damage: str) -> None:
+    """Nothing is left on the disk of a state that is not as it was sent."""
+    store = RemoteFolder(store_url(tmp_path / "store"))
+    (first, second) = (save(tmp_path / "states", update) for update in (1, 2))
+    store.upload(first)
+    state = store.upload(second)
+    manifest = tmp_path / "store" / "states" / state.object_name
+    digest = json.loads(manifest.read_text())["files"]["trained.safetensors"]["sha256"]
+    (target,) = (tmp_path / "store" / "files").glob(f"*/{digest}")
+    if damage == "missing":
+        target.unlink()
+    elif damage == "manifest of another":
+        shutil.copyfile(manifest.with_name(next(one for one in sorted(manifest.parent.iterdir())).name), manifest)
+    else:
+        target = manifest if damage == "manifest flipped" else target
+        content = bytearray(target.read_bytes())
+        content[-10] ^= 1
+        target.write_bytes(content[:-5] if damage == "truncated" else content)
+    fresh = RemoteFolder(store.url)
+    with pytest.raises(CheckpointError):
+        fresh.download(fresh.states()[-1], tmp_path / "elsewhere")
+    assert [*(tmp_path / "elsewhere").glob("*")] == []
+
+
+def test_files_of_a_manifest_lead_nowhere_else(tmp_path: Path, faults: Faults) -> None:
+    """Whoever can write to the store can write nowhere else."""
+    store = RemoteFolder(store_url(tmp_path / "store"))
+    path = save(tmp_path / "states", 1)
+    manifest = read_manifest(path)
+    files = {("../../outside" if name == "state.json" else name): entry for name, entry in manifest.files.items()}
+    state = store.upload(path)
+    (tmp_path / "store" / "states" / state.object_name).write_bytes(manifest_text(manifest.summary, files, version=1))
+    fresh = RemoteFolder(store.url)
+    with pytest.raises(CheckpointError, match="outside"):
+        fresh.download(fresh.states()[-1], tmp_path / "elsewhere")
+    assert not (tmp_path / "outside").exists()
+
+
+def test_the_newest_states_of_a_run_stay_and_all_of_other_runs(tmp_path: Path, faults: Faults) -> None:
+    """Files go with the last state that needs them; every state that is left comes back."""
+    other, store = RemoteFolder(store_url(tmp_path / "store")), RemoteFolder(store_url(tmp_path / "store"))
+    other.upload(save(tmp_path / "other", 1, run="other"))
+    for update in range(2, 6):
+        store.upload(save(tmp_path / "states", update))
+        store.apply_retention(2, "first")
+    assert [state.name for state in store.states()] == ["step_1", "step_4", "step_5"]
+    assert len(blobs(tmp_path / "store")) == 1 + 4 + 2  # the base of both runs is the same file, once in each run
+    for state in store.states():
+        assert read_checkpoint(store.download(state, tmp_path / "elsewhere")).parts["position"] == int(state.name[5:])
+
+
+def test_a_state_that_lacks_a_file_does_not_count_as_one_that_stays(tmp_path: Path, faults: Faults) -> None:
+    """The newest whole ones stay."""
+    store = RemoteFolder(store_url(tmp_path / "store"))
+    for update in range(1, 4):
+        store.upload(save(tmp_path / "states", update))
+    newest = tmp_path / "store" / "states" / store.states()[-1].object_name
+    digest = json.loads(newest.read_text())["files"]["trained.safetensors"]["sha256"]
+    next((tmp_path / "store" / "files").glob(f"*/{digest}")).unlink()
+    store.apply_retention(1, "first")
+    assert [state.name for state in store.states()] == ["step_2", "step_3"]
+
+
+def test_a_state_that_is_saved_again_under_its_name_counts_once(tmp_path: Path, faults: Faults) -> None:
+    """As on the disk, where it takes the place of the one before: a preempted run often saves an update twice."""
+    store = RemoteFolder(store_url(tmp_path / "store"))
+    for update in range(1, 4):
+        store.upload(save(tmp_path / "states", update))
+    again: dict[str, JsonScalar] = {"run": "first", "sequence": 4, "update": 30, "epoch": 1, "complete": False}
+    write_checkpoint(tmp_path / "states" / "step_3", {"position": 4}, again)
+    store.upload(tmp_path / "states" / "step_3")
+    store.apply_retention(2, "first")
+    assert [(state.name, state.sequence) for state in store.states()] == [("step_2", 2), ("step_3", 4)]
+    fetched = [read_checkpoint(store.download(state, tmp_path / "elsewhere")) for state in store.states()]
+    assert [state.parts["position"] for state in fetched] == [2, 4]
+
+
+def test_what_was_left_half_sent_goes_after_a_while(
+    tmp_path: Path, faults: Faults, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not at once: the state that needs it may not be listed yet."""
+    store = RemoteFolder(store_url(tmp_path / "store"))
+    store.upload(save(tmp_path / "states", 1))
+    state = store.upload(save(tmp_path / "states", 2))
+    (tmp_path / "store" / "states" / state.object_name).unlink()  # as if the process had been killed before
+    again = RemoteFolder(store_url(tmp_path / "store"))
+    again.upload(save(tmp_path / "states", 3))
+    again.apply_retention(1, "first")
+    assert len(blobs(tmp_path / "store")) == 3 + 2
+    monkeypatch.setattr(state_store, "SECONDS_TO_SETTLE", 0.0)
+    again.apply_retention(1, "first")
+    assert len(blobs(tmp_path / "store")) == 3
+
+
+def test_a_listing_that_lags_costs_no_file_that_a_state_needs(tmp_path: Path, faults: Faults) -> None:
+    """A state is whole though neither its files nor it are listed yet, and those that were removed still are."""
+    faults.listing_lag = 12
+    store = RemoteFolder(store_url(tmp_path / "store"))
+    for update in range(1, 12):
+        store.upload(save(tmp_path / "states", update))
+        store.apply_retention(1, "first")
+        faults.listing_lag, lag = 0, faults.listing_lag
+        newest = store.states()[-1]
+        assert newest.name == f"step_{update}"
+        store.download(newest, tmp_path / "elsewhere")
+        faults.listing_lag = lag
+    faults.listing_lag = 0
+    store.apply_retention(1, "first")
+    assert [state.name for state in store.states()] == ["step_11"]
+
+
+def test_the_process_that_begins_last_is_the_one_that_sends(tmp_path: Path, faults: Faults) -> None:
+    """One that was believed dead sends no more states of the run, and removes none."""
+    before, after = (RemoteFolder(store_url(tmp_path / "store")) for _ in range(2))
+    before.upload(save(tmp_path / "states", 1))
+    after.upload(save(tmp_path / "states", 2))
+    with pytest.raises(CheckpointError, match="Another process sends training states of this run"):
+        before.upload(save(tmp_path / "states", 3))
+    with pytest.raises(CheckpointError, match="Another process"):
+        before.apply_retention(1, "first")
+    assert [state.name for state in after.states()] == ["step_1", "step_2"]
+
+
+def test_a_state_that_is_replaced_meanwhile_is_not_mixed_with_its_successor(tmp_path: Path, faults: Faults) -> None:
+    """Not even where the files have the same sizes."""
+    store = RemoteFolder(store_url(tmp_path / "store"))
+    path = save(tmp_path / "states", 1)
+    content = {file.name: file.read_bytes() for file in path.iterdir()}
+
+    def replace(*_: object) -> bytes:
+        if path.stat().st_ino == inode:
+            save(tmp_path / "states" / "new", 2).parent.joinpath("step_2").rename(tmp_path / "states" / "fresh")
+            path.rename(tmp_path / "states" / "old")
+            (tmp_path / "states" / "fresh").rename(path)
+        return content["manifest.json"]
+
+    inode = path.stat().st_ino
+    send = store._store.send  # pyright: ignore[reportPrivateUsage]  # no other way to be between two requests
+
+    def send_late(file: Path, name: str) -> None:
+        replace()
+        send(file, name)
+
+    store._store.send = send_late  # type: ignore[method-assign]  # pyright: ignore[reportPrivateUsage]  # as above
+    with pytest.raises(CheckpointNotFoundError, match="replaced or removed while it was sent"):
+        store.upload(path)
+    assert store.states() == []
+    assert blobs(tmp_path / "store") == set()
+
+
+def test_a_file_that_is_needed_again_stays_though_the_state_that_needs_it_is_not_listed_yet(
+    tmp_path: Path, faults: Faults
+) -> None:
+    """What this process has sent is not forgotten."""
+    store = RemoteFolder(store_url(tmp_path / "store"))
+    for update, trained in ((1, 1.0), (2, 2.0), (3, 1.0)):
+        faults.listing_lag = 100 if update == 3 else 0
+        if update == 3:
+            faults.changed.clear()
+        store.upload(save(tmp_path / "states", update, trained=trained))
+    assert [state.name for state in store.apply_retention(1, "first")] == ["step_1"]
+    faults.listing_lag = 0
+    store.download(store.states()[-1], tmp_path / "elsewhere")
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "all of them"])
+def test_what_was_sent_comes_back_whatever_goes_wrong(tmp_path: Path, kind: str) -> None:
+    """With one request in eight failing in some way, each state that was sent is found, or a newer one."""
+    kinds = KINDS if kind == "all of them" else (kind,)
+    rate = 0.04 if kind == "all of them" else 0.12
+    faults = use_faults(Faults(fault_rates(kinds, rate), random.Random(7), listing_lag=5))
+    sent, found = 0, 0
+    for start in range(3):
+        store = RemoteFolder(store_url(tmp_path / "store"))  # on another machine, with another folder
+        for update in range(4 * start + 1, 4 * start + 5):
+            store.upload(save(tmp_path / f"states_{start}", update))
+            store.apply_retention(2, "first")
+            sent = update
+        faults.listing_lag = 0  # time passes
+        machine = RemoteFolder(store_url(tmp_path / "store"))
+        for state in reversed(machine.states()):
+            try:
+                found = read_checkpoint(machine.download(state, tmp_path / f"machine_{start}")).parts["position"]
+            except (CheckpointError, CheckpointNotFoundError):
+                continue
+            break
+        assert found == sent
+        faults.listing_lag = 5
+    assert faults.happened
+    use_faults(Faults())
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("nosuchkind://bucket/states", "Check the URL"),
+        ("s3://bucket/states", "Install pa-core[fsspec], and s3fs"),
+    ],
+)
+def test_a_store_that_cannot_be_opened_is_explained(url: str, words: str) -> None:
+    """The error says what to install or to correct."""
+    if url.startswith("s3:") and importlib.util.find_spec("s3fs") is not None:
+        pytest.skip("s3fs is installed")
+    with pytest.raises(ObjectStoreError, match="object store") as caught:
+        RemoteFolder(url).check()
+    assert words in caught.value.do
+
+
+def test_a_store_that_refuses_is_explained(tmp_path: Path, faults: Faults, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is forbidden is not tried again; what may pass is, and the error says what came of it."""
+    faults.broken = True
+    with pytest.raises(ObjectStoreError, match="Refused: try again later"):
+        RemoteFolder(store_url(tmp_path / "store")).check()
+    assert faults.asked == 9
+
+    def forbid(*_: object, **__: object) -> None:
+        faults.asked += 1
+        raise PermissionError("not yours")
+
+    faults.asked = 0
+    monkeypatch.setattr("tests.support.faulty_store.FaultyFileSystem.pipe_file", forbid)
+    with pytest.raises(ObjectStoreError, match="credentials"):
+        RemoteFolder(store_url(tmp_path / "store")).check()
+    assert faults.asked == 1
+
+
+def test_an_object_store_is_any_file_system_of_fsspec(tmp_path: Path) -> None:
+    """Folders that are missing are made, in file systems that have any."""
+    store = ObjectStore(f"file://{tmp_path}/not/there/yet")
+    store.send_bytes(b"content", "files/one")
+    assert store.sizes("files") == {"one": 7}
+    store.remove("files/one")
+    assert store.sizes("files") == {}
+
+
+def test_urls_are_told_from_paths() -> None:
+    """A local path stays one; a URL that was made a path is refused with what to pass."""
+    assert [url_of(place) for place in ("states", "/a/b:c", "C:/states", "C:\\states", Path("states"))] == [None] * 5
+    assert url_of("gs://bucket/states/") == "gs://bucket/states"
+    assert url_of("simplecache::s3://bucket") == "simplecache::s3://bucket"
+    with pytest.raises(InvalidArgumentError, match="'s3://bucket/states'"):
+        url_of(Path("s3://bucket/states"))

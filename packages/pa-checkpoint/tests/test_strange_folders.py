@@ -1,0 +1,225 @@
+"""Folders of states in which there is something that no run has written: links, pipes, foreign files, other names."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pa_checkpoint import CheckpointError
+from pa_checkpoint._checkpoint import read_checkpoint, write_checkpoint
+from pa_checkpoint._encoding import JsonScalar
+from pa_checkpoint._folder import Folder, newest_valid
+
+
+def save(path: Path, update: int, run: str = "first") -> Path:
+    """Write a small state, the last one of its folder; all of them have files of the same sizes."""
+    sequence = Folder(path.parent).next_sequence()
+    place: dict[str, JsonScalar] = {"update": update, "epoch": 1, "complete": False}
+    parts = {"model": {"weight": torch.full((10,), float(update))}, "position": update}
+    write_checkpoint(path, parts, {"run": run, "sequence": sequence, **place})
+    return path
+
+
+def found(path: Path) -> tuple[Any, list[str]]:
+    """The update of the newest valid state, and the names of those that were passed over."""
+    state, skipped = newest_valid(path)
+    return state and state.summary["update"], [entry.path.name for entry in skipped]
+
+
+def list_another_file(state: Path, name: str) -> None:
+    """Add an empty file to a manifest, and give it the digest that belongs to it."""
+    path = state / "manifest.json"
+    content = json.loads(path.read_text())
+    content["files"][name] = {"bytes": 0, "sha256": hashlib.sha256(b"").hexdigest()}
+    content["manifest_sha256"] = "0" * 64
+    text = json.dumps(content, indent=2).encode() + b"\n"
+    path.write_bytes(text.replace(b"0" * 64, hashlib.sha256(text).hexdigest().encode()))
+
+
+@pytest.mark.parametrize("damage", ["truncated", "missing", "flipped", "empty"])
+def test_a_state_with_a_name_of_ones_own_and_a_damaged_manifest_is_named(tmp_path: Path, damage: str) -> None:
+    """It may be the newest one: it is neither invisible, nor hidden by an older one that is taken."""
+    save(tmp_path / "before", 10)
+    manifest = save(tmp_path / "best so far", 20) / "manifest.json"
+    content = manifest.read_bytes()
+    match damage:
+        case "truncated":
+            manifest.write_bytes(content[:20])
+        case "missing":
+            manifest.unlink()
+        case "flipped":
+            manifest.write_bytes(content.replace(b"pa-core training", b"pa-core\x00training"))
+        case _:
+            manifest.write_bytes(b"")
+    assert found(tmp_path) == (10, ["best so far"])
+
+    shutil.rmtree(tmp_path / "before")
+    assert found(tmp_path) == (None, ["best so far"])
+
+
+@pytest.mark.parametrize("names", [("step_10", "step_20", "step_30"), ("early", "late", "latest")])
+def test_a_manifest_of_another_state_is_noticed(tmp_path: Path, names: tuple[str, str, str]) -> None:
+    """The state that it has replaced would pass for an old one that nobody needs to look at."""
+    states = [save(tmp_path / name, 10 * number) for number, name in enumerate(names, 1)]
+    shutil.copy(states[0] / "manifest.json", states[2] / "manifest.json")
+    assert found(tmp_path) == (20, [names[2]])
+
+
+def test_a_manifest_of_a_state_that_is_gone_is_noticed(tmp_path: Path) -> None:
+    """By the name of the state, or by the sizes of its files."""
+    old, _, by_name = (save(tmp_path / f"step_{update}", update) for update in (10, 20, 30))
+    by_size = save(tmp_path / "latest", 40)
+    shutil.copy(old / "manifest.json", by_name / "manifest.json")
+    shutil.copy(old / "manifest.json", by_size / "manifest.json")
+    (by_size / "state.json").write_bytes(b" " + (by_size / "state.json").read_bytes())
+    shutil.rmtree(old)
+    assert found(tmp_path)[0] == 20
+    assert set(found(tmp_path)[1]) == {"step_30", "latest"}
+
+
+def test_a_copy_of_a_state_is_as_good_as_the_state(tmp_path: Path) -> None:
+    """Two that have the same place are looked at more closely, not refused."""
+    shutil.copytree(save(tmp_path / "step_10", 10), tmp_path / "copy")
+    save(tmp_path / "step_20", 20)
+    assert found(tmp_path) == (20, [])
+
+
+def test_a_symbolic_link_neither_counts_nor_goes(tmp_path: Path) -> None:
+    """Neither the link nor what it points to is removed, and it takes the place of no state that stays."""
+    states = tmp_path / "states"
+    moved = save(tmp_path / "other disk" / "step_10", 10)
+    states.mkdir()
+    (states / "step_10").symlink_to(moved)
+    for update in (20, 30, 40):
+        save(states / f"step_{update}", update)
+    (states / "latest").symlink_to("step_40")
+    (states / "nowhere").symlink_to("gone")
+    (states / "loop").symlink_to("loop")
+
+    folder = Folder(states)
+    assert [record.path.name for record in folder.apply_retention(2, "first")] == ["step_20"]
+    assert sorted(path.name for path in states.iterdir()) == [
+        "latest",
+        "loop",
+        "nowhere",
+        "step_10",
+        "step_30",
+        "step_40",
+    ]
+    assert read_checkpoint(moved).summary["update"] == 10
+    assert found(states) == (40, [])
+    assert folder.path_for("step_10", "first") == states / "step_10_2"
+    assert folder.path_for("nowhere", "first") == states / "nowhere_2"
+
+
+def test_what_only_looks_like_a_leftover_is_left_alone(tmp_path: Path) -> None:
+    """Files, links and folders of others with such names end no run, and what they point to stays."""
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "kept").touch()
+    folder = Folder(tmp_path / "states")
+    save(folder.path / "step_10", 10)
+    (folder.path / ".staging").touch()
+    (folder.path / ".staging.file").touch()
+    (folder.path / f".staging.{'0' * 12}.0123abcd").touch()
+    (folder.path / ".staging.notes").mkdir()
+    (folder.path / f".removed.{'0' * 12}.0123abcd").symlink_to(outside)
+    (folder.path / ".step_10.set_aside").symlink_to(outside)
+    before = sorted(folder.path.iterdir())
+
+    folder.remove_leftovers("first")
+    assert sorted(folder.path.iterdir()) == before
+    assert (outside / "kept").exists()
+
+
+def test_what_another_run_had_begun_to_remove_goes(tmp_path: Path) -> None:
+    """It was to go in any case, and its run may never be started again."""
+    folder = Folder(tmp_path)
+    save(tmp_path / "step_10", 10, run="other").rename(tmp_path / f".removed.{'0' * 12}.0123abcd")
+    folder.remove_leftovers("first")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_state_that_cannot_be_removed_keeps_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All the others go, and the error names the one."""
+    folder = Folder(tmp_path)
+    for update in (10, 20, 30, 40):
+        save(tmp_path / f"step_{update}", update)
+    rename = Path.rename
+
+    def fail(path: Path, target: Path) -> Path:
+        if path.name == "step_10":
+            raise PermissionError(13, "Permission denied", str(path))
+        return rename(path, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "rename", fail)
+        with pytest.raises(CheckpointError, match=r"could not be removed[\s\S]*step_10"):
+            folder.apply_retention(1, "first")
+    assert [record.update for record in folder.records()] == [10, 40]
+
+
+@pytest.mark.parametrize("name", ["../outside.safetensors", "/etc/hostname", "..", "", "a\x00b"])
+def test_names_in_a_manifest_reach_nothing_outside_the_state(tmp_path: Path, name: str) -> None:
+    """A file that is not in the folder of the state is not even looked at."""
+    (tmp_path / "outside.safetensors").write_bytes(b"")
+    state = save(tmp_path / "state", 10)
+    list_another_file(state, name)
+    with pytest.raises(CheckpointError, match=r"manifest\.json"):
+        read_checkpoint(state)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no such things")
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("file", ["manifest.json", "state.json", "model.safetensors"])
+@pytest.mark.parametrize("kind", ["FIFO", "loop", "device"])
+def test_what_is_not_a_file_is_damage(tmp_path: Path, file: str, kind: str) -> None:
+    """No pipe is waited on, no device read, no loop followed; the state before is found."""
+    save(tmp_path / "step_10", 10)
+    path = save(tmp_path / "step_20", 20) / file
+    path.unlink()
+    if kind == "FIFO":
+        os.mkfifo(path)
+    else:
+        path.symlink_to(file if kind == "loop" else "/dev/zero")
+    assert found(tmp_path) == (10, ["step_20"])
+    with pytest.raises(CheckpointError, match=file):
+        read_checkpoint(path.parent)
+
+
+@pytest.mark.parametrize("name", ["loop", "step_20"])
+def test_a_link_to_itself_is_not_a_state(tmp_path: Path, name: str) -> None:
+    """It is read as what it is, nothing."""
+    save(tmp_path / "step_10", 10)
+    (tmp_path / name).symlink_to(name)
+    assert found(tmp_path) == (10, [])
+    with pytest.raises(CheckpointError, match="There is no training state"):
+        read_checkpoint(tmp_path / name)
+    assert newest_valid(tmp_path / name) == (None, [])
+
+
+def test_a_state_that_is_removed_while_it_is_read_is_looked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run that has removed it has saved a newer one, which is found; an older one is not taken in its place."""
+    for update in (10, 20):
+        save(tmp_path / f"step_{update}", update)
+    opened = Path.open
+
+    def replace(path: Path, *arguments: Any, **options: Any) -> Any:
+        if path == tmp_path / "step_20" / "state.json":
+            monkeypatch.undo()
+            save(tmp_path / "step_30", 30)
+            shutil.rmtree(tmp_path / "step_20")
+        return opened(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "open", replace)
+    assert found(tmp_path) == (30, [])
