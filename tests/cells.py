@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import cast
+from typing import TYPE_CHECKING, cast
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,11 @@ def observe() -> Cell:
     """
     import torch
     import torch.distributed as dist
+
+    if importlib.util.find_spec("accelerate") is None:  # a library beneath it is tested
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            dist.init_process_group("gloo")
+        return _observed(torch.get_default_dtype())
     from accelerate import Accelerator
 
     dtypes: list[torch.dtype] = []
@@ -47,11 +56,18 @@ def observe() -> Cell:
     model = cast("torch.nn.Module", Accelerator().prepare_model(torch.nn.Sequential(layer)))
     model(torch.zeros(1, 2))
     forget_accelerate_state()
+    return _observed(dtypes[0])
+
+
+def _observed(dtype: torch.dtype) -> Cell:
+    import torch
+    import torch.distributed as dist
+
     if not dist.is_initialized():
-        return Cell(ranks=1, backend=None, dtype=str(dtypes[0]))
+        return Cell(ranks=1, backend=None, dtype=str(dtype))
     ranks = torch.ones(1)
     dist.all_reduce(ranks)
-    return Cell(ranks=int(ranks.item()), backend=dist.get_backend(), dtype=str(dtypes[0]))
+    return Cell(ranks=int(ranks.item()), backend=dist.get_backend(), dtype=str(dtype))
 
 
 def forget_accelerate_state() -> None:

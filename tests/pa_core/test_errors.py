@@ -21,7 +21,7 @@ from pa_core.errors import (
     UnsupportedConfigurationError,
 )
 
-BUILT_IN_BASES: list[tuple[type[ExplainedError], type[Exception]]] = [
+BUILT_IN_BASES: list[tuple[type[ExplainedError | CheckpointError], type[Exception]]] = [
     (BatchOutputError, TypeError),
     (CheckpointError, RuntimeError),
     (ConfigurationError, ValueError),
@@ -34,14 +34,16 @@ BUILT_IN_BASES: list[tuple[type[ExplainedError], type[Exception]]] = [
 
 
 @pytest.mark.parametrize(("error", "built_in"), BUILT_IN_BASES)
-def test_errors_are_caught_as_the_built_in_exception(error: type[ExplainedError], built_in: type[Exception]) -> None:
+def test_errors_are_caught_as_the_built_in_exception(
+    error: type[ExplainedError | CheckpointError], built_in: type[Exception]
+) -> None:
     """Code that catches Python's own exception for a mistake catches ours."""
     with pytest.raises(built_in):
         raise error("Wrong.", given="a", expected="b", do="Do c.")
 
 
 @pytest.mark.parametrize("error", [error for error, _ in BUILT_IN_BASES])
-def test_the_text_has_every_part_on_a_line_of_its_own(error: type[ExplainedError]) -> None:
+def test_the_text_has_every_part_on_a_line_of_its_own(error: type[ExplainedError | CheckpointError]) -> None:
     """The printed error says what is wrong, what was given, what was expected and what to do."""
     text = str(error("It's wrong.", given="a 'quoted' value", expected="b", do="Do c."))
 
@@ -54,7 +56,7 @@ def test_the_text_has_every_part_on_a_line_of_its_own(error: type[ExplainedError
 
 
 @pytest.mark.parametrize("error", [error for error, _ in BUILT_IN_BASES])
-def test_errors_come_back_whole_from_another_process(error: type[ExplainedError]) -> None:
+def test_errors_come_back_whole_from_another_process(error: type[ExplainedError | CheckpointError]) -> None:
     """An error that is pickled or copied keeps its type, its text and its parts."""
     original = error("Wrong.", given="a", expected="b", do="Do c.")
 

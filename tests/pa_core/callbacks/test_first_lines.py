@@ -128,7 +128,7 @@ def test_a_list_without_any_default_callback_is_warned_of(tmp_path: Path) -> Non
     model = nn.Linear(4, 1)
     optimizer = SGD(model.parameters(), lr=0.1)
     best = SaveBestModelCallback(tmp_path / "best.pt")
-    with pytest.warns(UserWarning, match=r"callbacks=\[\.\.\., \*DEFAULT_CALLBACKS\]") as warned:
+    with pytest.warns(UserWarning, match=r"callbacks=\[\*DEFAULT_CALLBACKS, \.\.\.\]") as warned:
         Trainer(model, nn.MSELoss(), optimizer, callbacks=[best])
     assert [one.filename for one in warned] == [__file__]
     with warnings.catch_warnings():

@@ -13,7 +13,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, cast
 
-from pa_checkpoint._atomic_file import atomic_write
 from pa_checkpoint._errors import CheckpointError, FolderInUseError
 
 __all__ = ["LOCK", "OWNER", "FolderLock"]
@@ -57,6 +56,7 @@ class FolderLock:
         self._folder = Path(folder)
         self._path = self._folder / LOCK
         _require_file(self._path)
+        _require_file(self._folder / OWNER)
         from filelock import FileLock
 
         self._lock = FileLock(self._path, thread_local=False)
@@ -135,7 +135,7 @@ class FolderLock:
         return True
 
     def _write_owner(self) -> None:
-        atomic_write(self._folder / OWNER, lambda file: file.write(json.dumps(self._owner).encode()))
+        (self._folder / OWNER).write_text(json.dumps(self._owner))  # a kill in the middle leaves nothing else behind
 
 
 def _described(folder: Path) -> str:
