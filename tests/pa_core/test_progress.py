@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from pa_checkpoint._entries import Entry
 from pa_core.progress import Phase, Position, Progress
 from pa_core.tracking import RunClock
+from pa_core.training_state.entries import Entry
 from pa_core.training_state.saved_parts import read_position
 
 

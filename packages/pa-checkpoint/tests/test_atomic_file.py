@@ -15,8 +15,7 @@ from typing import BinaryIO
 import pytest
 import torch
 
-from pa_checkpoint import CheckpointError
-from pa_checkpoint._atomic_file import atomic_write
+from pa_checkpoint import CheckpointError, atomic_write
 
 
 def _write(content: bytes) -> Callable[[BinaryIO], object]:

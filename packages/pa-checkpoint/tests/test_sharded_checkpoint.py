@@ -11,10 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from pa_checkpoint import CheckpointError
+from pa_checkpoint import CheckpointError, StoredTensor
 from pa_checkpoint._checkpoint import Share, open_checkpoint, read_checkpoint
 from pa_checkpoint._folder import newest_valid
-from pa_checkpoint._sharded_tensor import StoredTensor
 from tests.support.sharded_states import described, files_of, write_sharded_state
 
 WEIGHT = torch.arange(15.0).view(5, 3)

@@ -13,8 +13,8 @@ import pytest
 import torch
 from typing_extensions import override
 
+from pa_checkpoint import FolderLock
 from pa_checkpoint import _folder_lock as folder_lock
-from pa_checkpoint._folder_lock import FolderLock
 from pa_core import (
     AnyTrainer,
     CheckpointError,

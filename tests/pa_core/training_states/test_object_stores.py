@@ -15,8 +15,8 @@ import pytest
 import torch
 from typing_extensions import override
 
+from pa_checkpoint import RemoteFolder
 from pa_checkpoint._object_store import ObjectStore, ObjectStoreError
-from pa_checkpoint._remote_folder import RemoteFolder
 from pa_checkpoint._uploads import Uploads
 from pa_core import (
     AnyTrainer,

@@ -19,8 +19,7 @@ from typing_extensions import TypeVar
 
 from pa_checkpoint._digested_file import DigestingReader, DigestingWriter
 from pa_checkpoint._encoding import Encoded, JsonScalar, JsonValue, decode, encode
-from pa_checkpoint._entries import damage
-from pa_checkpoint._errors import CheckpointError
+from pa_checkpoint._errors import CheckpointError, damage
 from pa_checkpoint._manifest import (
     FIRST_VERSION,
     LAST_VERSION,
@@ -35,9 +34,9 @@ from pa_checkpoint._manifest import (
 from pa_checkpoint._piece_file import PieceFile, is_piece_file
 from pa_checkpoint._piece_places import document_with_places, find_moved_pieces
 from pa_checkpoint._pieces import file_of_pieces
+from pa_checkpoint._sharded_tensor import StoredTensor
 from pa_checkpoint._shared_write import ShareOfFirst
 from pa_checkpoint._staging import find, located, publish, staged
-from pa_checkpoint._stored_values import resolved
 from pa_checkpoint._tensor_file import read_tensors, write_tensors
 from pa_checkpoint._unchanged import LinkableFiles
 
@@ -215,7 +214,7 @@ def read_checkpoint(directory: str | Path, *, verify: bool = True) -> Checkpoint
         CheckpointError: There is no state, it is damaged, or it was written in a newer format.
     """
     state = open_checkpoint(directory, verify=verify)
-    return replace(state, parts=resolved(state.parts))
+    return replace(state, parts=StoredTensor.resolve(state.parts))
 
 
 def open_checkpoint(directory: str | Path, *, verify: bool = True, share: Share = _ALL) -> Checkpoint:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import errno
+from pathlib import Path
 from typing import Any
 
 from typing_extensions import override
 
-__all__ = ["CheckpointError", "CheckpointNotFoundError", "FolderInUseError", "InvalidArgumentError"]
+__all__ = ["CheckpointError", "CheckpointNotFoundError", "FolderInUseError", "InvalidArgumentError", "damage"]
 
 
 class _Explained(Exception):
@@ -75,3 +76,19 @@ class CheckpointNotFoundError(_Explained, FileNotFoundError):
         self.errno: int | None = errno.ENOENT
         self.strerror: str | None = problem
         self.filename: str | None = None
+
+
+def damage(path: Path, found: str, expected: str = "what was written") -> CheckpointError:
+    """Return the error for a file that is not as the manifest, or the format, says.
+
+    Args:
+        path: The file.
+        found: What is in it.
+        expected: What should be.
+    """
+    return CheckpointError(
+        "The training state is damaged.",
+        given=f"{path}: {found}",
+        expected=expected,
+        do="Use another state, such as the one before it.",
+    )

@@ -10,10 +10,10 @@ import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pa_checkpoint._encoding import JsonScalar
-from pa_checkpoint._entries import Entry, damage
-from pa_checkpoint._errors import CheckpointError
+from pa_checkpoint._errors import CheckpointError, damage
 from pa_checkpoint._regular_file import open_regular_file
 
 __all__ = [
@@ -45,6 +45,10 @@ class FileEntry:
 
     bytes: int
     sha256: str
+
+    def is_possible(self) -> bool:
+        """Whether a file can have this size and digest."""
+        return type(self.bytes) is int and self.bytes >= 0 and _DIGEST.fullmatch(self.sha256) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +85,8 @@ def check_summary(summary: Mapping[str, JsonScalar]) -> None:
 
 def _fits(name: str, value: object) -> bool:
     kinds = (_KNOWN[name],) if name in _KNOWN else (bool, int, float, str, type(None))
+    if isinstance(value, int | float) and name in _KNOWN and value < 0:
+        return False
     return type(value) in kinds and not (type(value) is float and not math.isfinite(value))
 
 
@@ -114,43 +120,35 @@ def read_manifest(directory: Path) -> Manifest:
     try:
         with open_regular_file(path) as file:
             text = file.read()
-        content = Entry(path, "", json.loads(text))
+        content: Any = json.loads(text)
     except FileNotFoundError:
         raise damage(path, "nothing") from None
     except (OSError, ValueError, RecursionError) as error:
         raise damage(path, f"text: reading it raised {type(error).__name__}: {error}") from error
-    digest = content.at("manifest_sha256").text()
+    digest = str(content.get("manifest_sha256")) if isinstance(content, dict) else ""
     written = digest.encode(errors="replace")
     if not _DIGEST.fullmatch(digest) or text.count(written) != 1 or _sha256(text.replace(written, _ZEROS)) != written:
         raise damage(path, f"a file for which its digest {digest[: len(_ZEROS)]} is wrong")
-    name = content.at("format").text()
-    if name != _FORMAT:
-        raise damage(path, f"the format {reprlib.repr(name)}", f"the format {_FORMAT!r}")
-    version = content.at("version").count(least=1)
-    if version > LAST_VERSION:
-        raise _newer_version(directory, version)
-    return Manifest(_summary(content.at("summary")), content.at("files").each(_file_entry), digest)
+    if content.get("format") != _FORMAT:
+        raise damage(path, f"the format {reprlib.repr(content.get('format'))}", f"the format {_FORMAT!r}")
+    try:
+        if content["version"] > LAST_VERSION:
+            raise _newer_version(directory, content["version"])
+        return _from_dict(content, digest)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:  # of what no version has written
+        raise damage(path, f"a wrong entry ({type(error).__name__}: {error})", "entries as they are written") from error
 
 
-def _summary(content: Entry) -> dict[str, JsonScalar]:
-    for name, kind in _KNOWN.items():
-        entry = content.find(name)
-        if entry is not None:
-            entry.count() if kind is int else entry.one_of(kind)
-    return content.each(_scalar)
-
-
-def _scalar(entry: Entry) -> JsonScalar:
-    if type(entry.value) is float:
-        return entry.number()
-    return entry.one_of(bool, int, str, type(None))
-
-
-def _file_entry(entry: Entry) -> FileEntry:
-    digest = entry.at("sha256")
-    if not _DIGEST.fullmatch(digest.text()):
-        raise digest.wrong("a SHA-256 digest in hexadecimal")
-    return FileEntry(entry.at("bytes").count(), digest.text())
+def _from_dict(content: dict[str, Any], digest: str) -> Manifest:
+    summary, files = content["summary"], content["files"]
+    if wrong := [name for name, value in summary.items() if not _fits(name, value)]:
+        message = f"summary.{wrong[0]} is {reprlib.repr(summary[wrong[0]])}"
+        raise ValueError(message)
+    entries = {name: FileEntry(entry["bytes"], entry["sha256"]) for name, entry in files.items()}
+    if wrong := [name for name, entry in entries.items() if not entry.is_possible()]:
+        message = f"files.{wrong[0]} is {files[wrong[0]]}"
+        raise ValueError(message)
+    return Manifest(summary, entries, digest)
 
 
 def _newer_version(directory: Path, version: object) -> CheckpointError:

@@ -27,8 +27,7 @@ from urllib.parse import quote, unquote
 
 from pa_checkpoint._atomic_file import sync_file
 from pa_checkpoint._checkpoint import check_files
-from pa_checkpoint._entries import damage
-from pa_checkpoint._errors import CheckpointError, CheckpointNotFoundError
+from pa_checkpoint._errors import CheckpointError, CheckpointNotFoundError, damage
 from pa_checkpoint._folder import CheckpointInfo, Folder, states_to_remove
 from pa_checkpoint._manifest import MANIFEST, FileEntry, Manifest, read_manifest
 from pa_checkpoint._object_store import ObjectStore, ObjectStoreError, sha256_of

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -90,6 +90,21 @@ class StoredTensor:
             return tensor
         whole = StoredPiece((0,) * tensor.dim(), tuple(tensor.shape), _InMemory(tensor))
         return cls(tensor.shape, tensor.dtype, [whole])
+
+    @staticmethod
+    def resolve(value: Any, like: object = None) -> Any:
+        """Return a value that was read lazily, with tensors in the place of stored ones.
+
+        Args:
+            value: A part of a checkpoint, or something in it; its dictionaries are changed.
+            like: The value that an object has now in its place. Where that has a tensor that is sharded, the saved one
+                is sharded in the same way, be it stored or whole. All others are whole.
+
+        Example:
+            >>> StoredTensor.resolve({"weights": [StoredTensor.of(torch.ones(2))], "step": 3})
+            {'weights': [tensor([1., 1.])], 'step': 3}
+        """
+        return _Resolving().resolve(value, like)
 
     def example(self) -> Tensor:
         """Return a tensor of the same shape and dtype that takes no memory, to be compared with others."""
@@ -186,3 +201,51 @@ def _chunks(tensor: DTensor) -> list[ChunkStorageMetadata]:
     """What this process has of a tensor, in the terms of torch's checkpoint engine."""
     checkpointable: Any = tensor  # torch does not annotate the method
     return cast("list[ChunkStorageMetadata]", checkpointable.__create_chunk_list__())
+
+
+_WITHOUT_PARTS = frozenset({bool, int, float, str, type(None)})  # long lists of numbers are common
+
+
+class _Resolving:
+    """One walk through a value."""
+
+    def __init__(self) -> None:
+        self._tensors: dict[tuple[int, int], tuple[object, object, Tensor]] = {}
+
+    def resolve(self, value: object, own: object) -> Any:
+        if isinstance(value, StoredTensor | Tensor):
+            return self._tensor(value, own)
+        if isinstance(value, dict):
+            self._mapping(cast("dict[object, Any]", value), own)
+        elif type(value) is list:
+            return self._items(cast("list[object]", value), own)
+        elif type(value) is tuple:
+            return tuple(self._items(cast("tuple[object, ...]", value), own))
+        return cast("Any", value)
+
+    def _mapping(self, mapping: dict[object, Any], own: object) -> None:
+        counterparts = cast("Mapping[object, object]", own if isinstance(own, Mapping) else {})
+        for key, item in mapping.items():
+            mapping[key] = self.resolve(item, counterparts.get(key))
+        for name, attribute in getattr(mapping, "__dict__", {}).items():  # of an OrderedDict
+            setattr(mapping, name, self.resolve(attribute, None))
+
+    def _items(self, items: Sequence[object], own: object) -> list[Any]:
+        counterparts = cast("Sequence[object]", own) if isinstance(own, list | tuple) else ()
+        is_alike = len(counterparts) == len(items)
+        return [
+            item if type(item) in _WITHOUT_PARTS else self.resolve(item, counterparts[index] if is_alike else None)
+            for index, item in enumerate(items)
+        ]
+
+    def _tensor(self, value: Tensor | StoredTensor, own: object) -> Tensor:
+        """What is mentioned several times comes back as one tensor."""
+        parameter = own if is_sharded(own) and own.shape == value.shape else None
+        if isinstance(value, Tensor) and parameter is None:
+            return value
+        key = id(value), id(parameter)
+        if key not in self._tensors:
+            stored = StoredTensor.of(value)
+            made = stored.whole() if parameter is None else stored.like(parameter)
+            self._tensors[key] = value, parameter, made  # no other object gets the number of one that is kept here
+        return self._tensors[key][-1]

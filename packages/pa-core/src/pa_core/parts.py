@@ -6,7 +6,7 @@ itself; ``pa_trial`` shows how.
 
 from __future__ import annotations
 
-from pa_checkpoint._folder_lock import FolderLock
+from pa_checkpoint import FolderLock
 from pa_checkpoint._staging import discard, leftovers, publish, staged
 from pa_core._accelerate import ProcessState, process_state
 from pa_core._torch import (

@@ -7,8 +7,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
+from pa_checkpoint import RemoteFolder
 from pa_checkpoint._object_store import url_of
-from pa_checkpoint._remote_folder import RemoteFolder
 from pa_checkpoint._uploads import Uploads
 from pa_core import distributed
 from pa_core.distributed.long_waits import wait_together

@@ -16,7 +16,7 @@ from urllib.parse import quote
 import numpy as np
 from numpy.typing import NDArray
 
-from pa_checkpoint._atomic_file import atomic_write
+from pa_checkpoint import atomic_write
 from pa_core.files.places import Stamp, is_url
 
 __all__ = ["Arrays", "IndexFolder"]

@@ -12,8 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, Final, Literal, cast
 
+from pa_checkpoint import FolderLock
 from pa_checkpoint._atomic_file import atomic_write, sync_folder
-from pa_checkpoint._folder_lock import FolderLock
 from pa_checkpoint._regular_file import open_regular_file
 from pa_core.distributed.collectives import gather_objects, rank
 from pa_core.errors import CheckpointError, ConfigurationError, ExplainedError, FolderInUseError

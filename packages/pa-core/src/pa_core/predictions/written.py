@@ -9,7 +9,7 @@ from typing import Any, BinaryIO, Literal, cast
 import torch
 from torch import Tensor
 
-from pa_checkpoint._atomic_file import atomic_write
+from pa_checkpoint import atomic_write
 from pa_core.distributed.collectives import num_processes, rank
 from pa_core.distributed.long_waits import do_while_others_wait
 from pa_core.distributed.mailbox import Arrivals

@@ -8,8 +8,7 @@ from typing import Any, TypeGuard, cast
 from torch import Tensor
 from torch.optim import Optimizer
 
-from pa_checkpoint._sharded_tensor import StoredTensor
-from pa_checkpoint._stored_values import resolved
+from pa_checkpoint import StoredTensor
 from pa_core.optimizer_parameters import parameters_of
 from pa_core.sharded_tensors import is_sharded
 
@@ -29,14 +28,14 @@ def split_like_parameters(state: Mapping[str, Any], optimizer: Optimizer) -> dic
     parameters = list(parameters_of(optimizer))
     if not isinstance(entries, Mapping) or len(numbers) != len(parameters):  # a form of its own
         is_split = any(map(is_sharded, parameters))
-        own_form: dict[str, Any] = resolved(dict(state), optimizer.state_dict() if is_split else None)
+        own_form: dict[str, Any] = StoredTensor.resolve(dict(state), optimizer.state_dict() if is_split else None)
         return own_form
     by_number = dict(zip(numbers, parameters, strict=True))
     split = {
         number: _split_entries(by_number.get(number), of_parameter)
         for number, of_parameter in cast("Mapping[object, object]", entries).items()
     }
-    return {**{name: resolved(value) for name, value in state.items() if name != "state"}, "state": split}
+    return {**{name: StoredTensor.resolve(value) for name, value in state.items() if name != "state"}, "state": split}
 
 
 def _numbers(groups: object) -> list[object]:
@@ -52,9 +51,11 @@ def _numbers(groups: object) -> list[object]:
 
 def _split_entries(parameter: Tensor | None, entries: object) -> Any:
     if parameter is None or not isinstance(entries, Mapping):
-        return resolved(entries)
+        return StoredTensor.resolve(entries)
     return {
-        name: StoredTensor.of(value).like(parameter) if _is_split_with(value, parameter) else resolved(value)
+        name: StoredTensor.of(value).like(parameter)
+        if _is_split_with(value, parameter)
+        else StoredTensor.resolve(value)
         for name, value in cast("Mapping[str, object]", entries).items()
     }
 

@@ -10,8 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from pa_checkpoint._sharded_tensor import StoredTensor
-from pa_checkpoint._stored_values import resolved
+from pa_checkpoint import StoredTensor
 from pa_core.errors import CheckpointError
 from pa_core.sharded_tensors import is_sharded
 from pa_core.state_dicts import differences_of_weights, list_differences
@@ -112,7 +111,7 @@ def _read(weights: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:
     own, read = model.state_dict(), dict(weights)
     for name, value in weights.items():
         if name.endswith(_EXTRA_STATE):
-            read[name] = resolved(value)
+            read[name] = StoredTensor.resolve(value)
         elif isinstance(value, StoredTensor) or is_sharded(own[name]):
             StoredTensor.of(value).read_into(own[name])
             read[name] = own[name]
@@ -133,7 +132,7 @@ def _load_extra_states(models: Sequence[nn.Module], weights: Sequence[Mapping[st
     """Load what modules have returned from ``get_extra_state``: all of it or, if one raises an error, none."""
     before: list[tuple[nn.Module, dict[str, Any]]] = []
     for model, of_model in zip(models, weights, strict=True):
-        extra = {name: resolved(value) for name, value in of_model.items() if name.endswith(_EXTRA_STATE)}
+        extra = {name: StoredTensor.resolve(value) for name, value in of_model.items() if name.endswith(_EXTRA_STATE)}
         if not extra:
             continue
         own = model.state_dict()

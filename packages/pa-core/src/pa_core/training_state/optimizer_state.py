@@ -10,7 +10,7 @@ from typing import Any, cast
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from pa_checkpoint._sharded_tensor import StoredTensor
+from pa_checkpoint import StoredTensor
 from pa_core._torch import NESTED_SCHEDULERS
 from pa_core.errors import CheckpointError
 from pa_core.optimizer_parameters import parameters_of

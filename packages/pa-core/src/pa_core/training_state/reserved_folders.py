@@ -7,9 +7,8 @@ import tempfile
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
+from pa_checkpoint import FolderLock, RemoteFolder
 from pa_checkpoint._checkpoint import open_checkpoint
-from pa_checkpoint._folder_lock import FolderLock
-from pa_checkpoint._remote_folder import RemoteFolder
 from pa_core import distributed
 from pa_core.errors import CheckpointError
 from pa_core.storage import StateFolder, StateRecord

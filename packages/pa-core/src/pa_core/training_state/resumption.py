@@ -9,9 +9,9 @@ from typing import Any, Literal, NamedTuple, overload
 
 import torch
 
+from pa_checkpoint import RemoteFolder
 from pa_checkpoint._checkpoint import open_checkpoint
 from pa_checkpoint._folder import newest_readable
-from pa_checkpoint._remote_folder import RemoteFolder
 from pa_core import distributed
 from pa_core.data.custom_loader import innermost, is_keyed, length_of, set_epoch
 from pa_core.data.given_order import has_plain_order

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from pa_checkpoint._stored_values import resolved
+from pa_checkpoint import StoredTensor
 from pa_core import distributed
 from pa_core.errors import CheckpointError
 from pa_core.progress import Phase, Position
@@ -324,7 +324,7 @@ class SavedRun:
             if name in saved:
                 with refusals_explained(f"the callback {name}", self.path):
                     own = callback.state_dict() if is_sharded_run else None
-                    callback.load_state_dict(resolved(saved.pop(name), own))
+                    callback.load_state_dict(StoredTensor.resolve(saved.pop(name), own))
             else:
                 warn_user(f"The callback {name} has no state in {self.path}, and starts over.")
         for name in saved:

@@ -9,16 +9,15 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor
 
+from pa_checkpoint import StoredTensor
 from pa_checkpoint._checkpoint import DOCUMENTS
-from pa_checkpoint._entries import Entry
-from pa_checkpoint._sharded_tensor import StoredTensor
-from pa_checkpoint._stored_values import resolved
 from pa_core.errors import CheckpointError
 from pa_core.orders.epoch_order import ALGORITHMS
 from pa_core.progress import Phase, Position
 from pa_core.rng import check_rng_state
 from pa_core.storage import State
 from pa_core.tracking import InMemoryRunHistory
+from pa_core.training_state.entries import Entry
 from pa_core.training_state.extension import Extension
 from pa_core.training_state.model_state import SavedModel
 from pa_core.training_state.optimizer_state import SavedOptimizer
@@ -139,7 +138,7 @@ def read_parts(state: State) -> SavedParts:
         objects=parts.at("objects").all(_object),
         run=_settings(parts.at("run")),
         processes=parts.at("ranks").all(_process),
-        extras=resolved(parts.at("extras").mapping()),
+        extras=StoredTensor.resolve(parts.at("extras").mapping()),
     )
     _require_agreement(parts, state.summary, read)
     return read

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from torch import nn
 
-from pa_checkpoint._stored_values import resolved
+from pa_checkpoint import StoredTensor
 from pa_core.errors import CheckpointError, ExplainedError, StopTrainingError
 from pa_core.state_dicts import differences_of_weights, list_differences
 from pa_core.types import SupportsStateDict
@@ -57,7 +57,7 @@ def taken_over(target: SupportsStateDict, state: Any, what: str, path: Path) -> 
     """
     named = f"{what}, {type(target).__name__}"
     own = target.state_dict()
-    state = resolved(state, own)
+    state = StoredTensor.resolve(state, own)
     if isinstance(target, nn.Module):
         _require_fitting_weights(target, state, named, path)
     before = _kept(own)

@@ -10,29 +10,13 @@ from typing import TypeVar, cast
 
 from torch import Tensor
 
-from pa_checkpoint._errors import CheckpointError
+from pa_checkpoint import CheckpointError
 
-__all__ = ["Entry", "damage"]
+__all__ = ["Entry"]
 
 _T = TypeVar("_T")
 _MOST = 2**63 - 1
 """The highest count that columns of a history, and numbers of torch, can hold."""
-
-
-def damage(path: Path, found: str, expected: str = "what was written") -> CheckpointError:
-    """Return the error for a file that is not as the manifest, or the format, says.
-
-    Args:
-        path: The file.
-        found: What is in it.
-        expected: What should be.
-    """
-    return CheckpointError(
-        "The training state is damaged.",
-        given=f"{path}: {found}",
-        expected=expected,
-        do="Use another state, such as the one before it.",
-    )
 
 
 class Entry:
@@ -70,13 +54,13 @@ class Entry:
             expected: What it should be.
             found: What it is; by default, it is shown.
         """
-        return damage(self.file, f"{self.path or 'the content'} is {found or _shown(self.value)}", expected)
+        return _damage(self.file, f"{self.path or 'the content'} is {found or _shown(self.value)}", expected)
 
     def at(self, name: str) -> Entry:
         """Return an entry of this mapping."""
         entry = self.find(name)
         if entry is None:
-            raise damage(self.file, f"{self._path_of(name)} is missing", "an entry of that name")
+            raise _damage(self.file, f"{self._path_of(name)} is missing", "an entry of that name")
         return entry
 
     def find(self, name: str) -> Entry | None:
@@ -185,3 +169,12 @@ def _shown(value: object) -> str:
         kind, size = type(cast("object", value)), len(cast("list[object]", value))
         return f"{_NAMES.get(kind, f'a {kind.__name__}')} of {size} {'entry' if size == 1 else 'entries'}"
     return reprlib.repr(value)
+
+
+def _damage(file: Path, found: str, expected: str) -> CheckpointError:
+    return CheckpointError(
+        "The training state is damaged.",
+        given=f"{file}: {found}",
+        expected=expected,
+        do="Use another state, such as the one before it.",
+    )
