@@ -30,7 +30,7 @@ def test_the_notebook_trains_and_shows_what_it_found(tmp_path: Path) -> None:
     assert any("image/png" in one.get("data", {}) for one in second.outputs)
     (share,) = re.findall(r"^([\d.]+)% of 297 digits recognised$", outputs_of(last), re.MULTILINE)
     assert float(share) > 90
-    assert outputs_of(last).count("it is") == 3
+    assert outputs_of(last).count("predicted") == 3
 
 
 def test_the_notebook_is_stored_without_outputs() -> None:

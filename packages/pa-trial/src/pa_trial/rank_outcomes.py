@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
-from pa_core import ExplainedError, OtherProcessError
+from pa_core import CheckpointError, ExplainedError, OtherProcessError
 from pa_core.distributed import gather_objects, num_processes, rank
 from pa_trial.errors import InvalidHP
 
@@ -18,7 +18,7 @@ class _Failure(NamedTuple):
     """What another process is told of an exception, which may not survive the way itself."""
 
     text: str
-    error: ExplainedError | InvalidHP | None
+    error: ExplainedError | CheckpointError | InvalidHP | None
 
 
 def of_each_rank(compute: Callable[[], _T], doing: str) -> list[_T]:
@@ -37,7 +37,7 @@ def of_each_rank(compute: Callable[[], _T], doing: str) -> list[_T]:
     try:
         outcome: _T | _Failure = compute()
     except Exception as error:
-        explained = error if isinstance(error, (ExplainedError, InvalidHP)) else None
+        explained = error if isinstance(error, (ExplainedError, CheckpointError, InvalidHP)) else None
         gather_objects(_Failure(f"{type(error).__name__}: {error}", explained))
         raise
     values: list[_T] = []
