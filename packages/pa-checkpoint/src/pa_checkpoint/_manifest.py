@@ -10,7 +10,7 @@ import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from pa_checkpoint._encoding import JsonScalar
 from pa_checkpoint._errors import CheckpointError, damage
@@ -120,12 +120,13 @@ def read_manifest(directory: Path) -> Manifest:
     try:
         with open_regular_file(path) as file:
             text = file.read()
-        content: Any = json.loads(text)
+        loaded: object = json.loads(text)
     except FileNotFoundError:
         raise damage(path, "nothing") from None
     except (OSError, ValueError, RecursionError) as error:
         raise damage(path, f"text: reading it raised {type(error).__name__}: {error}") from error
-    digest = str(content.get("manifest_sha256")) if isinstance(content, dict) else ""
+    content = cast("dict[str, Any]", loaded) if isinstance(loaded, dict) else {}
+    digest = str(content.get("manifest_sha256"))
     written = digest.encode(errors="replace")
     if not _DIGEST.fullmatch(digest) or text.count(written) != 1 or _sha256(text.replace(written, _ZEROS)) != written:
         raise damage(path, f"a file for which its digest {digest[: len(_ZEROS)]} is wrong")
