@@ -3,6 +3,7 @@
 A page is run from top to bottom in a fresh folder. In these comments, each on a line of its own before a block:
 
 - ``<!-- file: NAME -->``: the block is the content of a file, whatever its language.
+- ``<!-- same results -->``: losses and the like in the output, those with three decimals, are nearly those shown.
 - ``<!-- new script -->``: the blocks from here on are a program of their own, in the same folder.
 - ``<!-- raises: ERROR -->``: the python block ends with this error; a text block after it shows the message.
 - ``<!-- exits: STATUS -->``: the last command of the console block ends with this status instead of 0.
@@ -49,7 +50,7 @@ RUN = {"console", "pycon", "python"}
 _DRAWN = {"eval-rst", "include", "toctree"}
 _FENCE = re.compile(r"(?P<indent> *)(?P<fence>`{3,}|~{3,}|:{3,})(?P<info>.*)")
 _COMMENT = re.compile(r" *<!-- (.*) -->")
-_DIRECTIVE = re.compile(r"(diff|exits|file|needs|not run|raises|tested by): (\S.*)|(new script)")
+_DIRECTIVE = re.compile(r"(diff|exits|file|needs|not run|raises|tested by): (\S.*)|(new script|same results)")
 _OF_THE_PAGE = re.compile(r"page tested by: .*|.*, written by .*|end")
 
 

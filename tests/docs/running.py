@@ -40,6 +40,7 @@ class Step:
     shown: str | None = None
     raises: str = ""
     status: int = 0
+    same_results: bool = False
 
     def problem(self, printed: str, result: dict[str, Any]) -> str:
         """What is otherwise than the page says."""
@@ -50,7 +51,7 @@ class Step:
             return f"{self.raises} was not raised, but {error or 'nothing'}"
         if result.get("status", 0) != self.status:
             return f"it ended with the exit status {result['status']} instead of {self.status}:\n{printed}"
-        if self.shown is not None and differs(printed + error, self.shown):
+        if self.shown is not None and differs(printed + error, self.shown, same_results=self.same_results):
             return f"it printed\n{printed}{error}\ninstead of\n{self.shown}"
         return ""
 
@@ -125,7 +126,10 @@ def _steps(script: Script) -> Iterator[Step]:
             yield from _commands(block)
         elif is_run(block):
             shown = after.code if after and after.language == "text" and not _is_apart(after) else None
-            yield Step(block.language, block.code, block.line, shown=shown, raises=block.says("raises"))
+            same = "same results" in (block.comments if shown is None or after is None else after.comments)
+            yield Step(
+                block.language, block.code, block.line, shown=shown, raises=block.says("raises"), same_results=same
+            )
 
 
 def _is_apart(block: Block) -> bool:
@@ -145,7 +149,8 @@ def _commands(block: Block) -> Iterator[Step]:
     for place, (number, command, output) in enumerate(commands, start=1):
         status = int(block.says("exits") or 0) if place == len(commands) else 0
         shown = "\n".join(output) if "".join(output).strip() else None
-        yield Step("console", command, number, shown=shown, status=status)
+        same = "same results" in block.comments
+        yield Step("console", command, number, shown=shown, status=status, same_results=same)
 
 
 def _write_programs(folder: Path) -> None:

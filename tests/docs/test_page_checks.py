@@ -144,3 +144,18 @@ def test_numbers_and_dots_stand_for_what_differs(printed: str, shown: str) -> No
 def test_other_words_lines_and_columns_are_differences(printed: str, shown: str) -> None:
     """What a reader would miss, or find in addition, is not passed over."""
     assert differs(printed, shown)
+
+
+@pytest.mark.parametrize(
+    ("printed", "shown", "is_stale"),
+    [
+        ("loss 0.326", "loss 0.327", False),
+        ("loss 0.326", "loss 0.204", True),
+        ("    2  *0.9153  0.003      6,195  0.250 s", "    2  *0.9150  0.003      9,195  1.250 s", False),
+        ("    2  *0.9153  0.003      6,195  0.25 s", "    2  *0.9153  0.004      6,195  0.25 s", True),
+        ("epoch 1\nepoch 2\nloss 0.5000", "...\nloss 0.5001", False),
+    ],
+)
+def test_results_that_a_page_promises_are_compared(printed: str, shown: str, is_stale: bool) -> None:
+    """Where a page says so, a reader gets the losses that it shows, up to rounding; times are nobody's promise."""
+    assert differs(printed, shown, same_results=True) == is_stale
