@@ -247,7 +247,9 @@ FULL_MATRIX = [
 def quickstart(session: nox.Session) -> None:
     """Train the example: a small network on real scanned digits, in seconds on a CPU."""
     environment = Environment(session, "quickstart")
-    environment.install("--editable", f"{PACKAGES / 'pa-core'}[examples]")
+    environment.install(
+        "--editable", str(PACKAGES / "pa-checkpoint"), "--editable", f"{PACKAGES / 'pa-core'}[examples]"
+    )
     environment.run("python", "examples/train_digits.py", *session.posargs)
 
 
