@@ -1,4 +1,4 @@
-"""The lines in the READMEs that install can."""
+"""The lines in the READMEs and on the pages that install can."""
 
 from __future__ import annotations
 
@@ -30,3 +30,15 @@ def test_a_line_that_installs_from_a_checkout_names_all_that_is_needed(readme: P
             assert named.union(*map(required_siblings, named)) == named, line
     if readme.parent != ROOT:
         assert re.search(rf"\./packages/({readme.parent.name}\b|\*)", lines[0])
+
+
+def test_the_lines_of_the_pages_that_install_from_a_checkout_name_all_that_is_needed() -> None:
+    """As above, for a reader who is somewhere else than in the checkout."""
+    pages = "".join(page.read_text() for page in (ROOT / "docs").rglob("*.md"))
+    lines = re.findall(r"pip install .*/packages/.*", pages)
+    assert len(lines) > 5
+    for line in lines:
+        braces = re.search(r"packages/pa-\{([a-z,]+)\}", line)
+        inside = [] if braces is None else braces[1].split(",")
+        named = {*re.findall(r"packages/(pa-[a-z-]*[a-z])", line), *(f"pa-{name}" for name in inside)}
+        assert "/packages/*" in line or named.union(*map(required_siblings, named)) == named, line
