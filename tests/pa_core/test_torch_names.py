@@ -255,14 +255,6 @@ def test_file_writer_of(tmp_path: Path) -> None:
     writer.close()
 
 
-def test_local_shape_and_offset() -> None:
-    """The piece of each process follows from the shape alone."""
-    from torch.distributed.tensor import Shard
-
-    found = [names.local_shape_and_offset((5, 2), (2,), (rank,), (Shard(0),)) for rank in range(2)]
-    assert found == [((3, 2), (0, 0)), ((2, 2), (3, 0))]
-
-
 @pytest.mark.runs_on("two_ranks")
 def test_store_of_processes() -> None:
     """What one process writes, the other one reads."""

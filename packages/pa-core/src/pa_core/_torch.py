@@ -53,7 +53,6 @@ __all__ = [
     "ignored_by_ddp",
     "is_compiled_in_place",
     "is_unscaled",
-    "local_shape_and_offset",
     "map_tensors",
     "non_persistent_buffers",
     "note_dtypes",
@@ -351,21 +350,6 @@ def prepare_exchange(wrapper: nn.Module, outputs: list[Tensor]) -> None:
     reducer = _private(wrapper, "reducer")
     _private(reducer, "_rebuild_buckets")()
     _private(reducer, "prepare_for_backward")(outputs)
-
-
-def local_shape_and_offset(
-    shape: tuple[int, ...], mesh_shape: tuple[int, ...], coordinate: tuple[int, ...], placements: tuple[Any, ...]
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return shape and offsets of a process's piece of a tensor; torch tells only the present process's own.
-
-    Args:
-        shape: The shape of the whole tensor.
-        mesh_shape: The shape of the mesh.
-        coordinate: Where the process is in it.
-        placements: How each dimension of the mesh splits the tensor.
-    """
-    compute = _of_module("torch.distributed.tensor._utils", "_compute_local_shape_and_global_offset")
-    return cast("tuple[Any, Any]", compute(shape, mesh_shape, list(coordinate), placements))
 
 
 def _sharding_state(module: nn.Module) -> Any:
