@@ -81,25 +81,24 @@ _ALL = Share()
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What ``read_checkpoint`` found.
+    """A checkpoint that ``load`` has read; ``checkpoint[name]`` is a part of it.
 
     Attributes:
         path: The directory, as it was passed.
-        summary: What the writer said about the state: ``run``, ``sequence``, ``update``, ``epoch`` and
-            ``complete`` at least.
+        summary: What the writer said about the checkpoint; at least ``sequence``, its place in the order of its folder.
         parts: The values by their names; tensors are on the CPU, writable, and independent of the files. Those that
             several processes have saved in pieces are whole.
         digest: The SHA-256 digest of the manifest, which is another one where anything in the state is.
 
     Example:
         >>> import tempfile, torch
+        >>> from pa_checkpoint import save
         >>> folder = tempfile.TemporaryDirectory()
-        >>> path = Path(folder.name, "state")
-        >>> summary = {"run": "first", "sequence": 1, "update": 480, "epoch": 2, "complete": False}
-        >>> write_checkpoint(path, {"model": {"weight": torch.ones(2)}, "position": {"samples": 96}}, summary)
-        >>> state = read_checkpoint(path)
-        >>> state.parts, state.summary["update"]
-        ({'model': {'weight': tensor([1., 1.])}, 'position': {'samples': 96}}, 480)
+        >>> path = Path(folder.name, "step_480")
+        >>> save(path, {"model": {"weight": torch.ones(2)}, "position": {"samples": 96}}, summary={"update": 480})
+        >>> checkpoint = load(path)
+        >>> checkpoint["model"], checkpoint["position"], checkpoint.summary
+        ({'weight': tensor([1., 1.])}, {'samples': 96}, {'update': 480, 'sequence': 1})
         >>> sorted(file.name for file in path.iterdir())
         ['manifest.json', 'model.safetensors', 'state.json']
         >>> folder.cleanup()
@@ -135,8 +134,7 @@ def write_checkpoint(
             instant ``read_checkpoint`` finds the old or the new one. Missing folders above it are made.
         parts: Values, or what ``encode`` made of them, by names that are identifiers. Tensors on an accelerator
             come to the host one at a time.
-        summary: What can be known about the state without reading it: ``run``, ``sequence``, ``update``, ``epoch``
-            and ``complete`` at least.
+        summary: What can be known about the state without reading it.
         constant: The names of tensors that get separate files, for the files of an earlier state in the same folder to
             be linked where they are equal.
         linkable: What is known about these files; None for nothing.

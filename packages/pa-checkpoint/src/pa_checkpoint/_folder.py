@@ -98,18 +98,16 @@ class Folder:
 
     Example:
         >>> import tempfile
-        >>> from pa_checkpoint._checkpoint import write_checkpoint
+        >>> from pa_checkpoint import save
         >>> temporary = tempfile.TemporaryDirectory()
         >>> folder = Folder(temporary.name)
         >>> for update in (100, 200, 300):
-        ...     summary = {"run": "first", "sequence": folder.next_sequence(), "epoch": 1, "complete": False}
-        ...     path = folder.path_for(f"step_{update}", run="first")
-        ...     write_checkpoint(path, {"position": update}, {**summary, "update": update})
+        ...     save(folder.path / f"step_{update}", {"position": update})
         >>> [record.path.name for record in folder.records()]
         ['step_100', 'step_200', 'step_300']
-        >>> removed = folder.apply_retention(max_checkpoints=1, run="first")
-        >>> newest_valid(temporary.name)[0].parts
-        {'position': 300}
+        >>> removed = folder.keep(newest=1)
+        >>> folder.newest()["position"]
+        300
         >>> temporary.cleanup()
     """
 

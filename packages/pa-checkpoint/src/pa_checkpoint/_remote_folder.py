@@ -85,20 +85,19 @@ class RemoteFolder:
 
     Example:
         >>> import tempfile
-        >>> from pa_checkpoint._checkpoint import read_checkpoint, write_checkpoint
+        >>> from pa_checkpoint import load, save
         >>> folder = tempfile.TemporaryDirectory()
         >>> store = RemoteFolder("memory://bucket/states")
         >>> for update in (100, 200, 300):
-        ...     summary = {"run": "first", "sequence": update, "update": update, "epoch": 1, "complete": False}
         ...     path = Path(folder.name, f"step_{update}")
-        ...     write_checkpoint(path, {"position": update}, summary)
+        ...     save(path, {"position": update}, summary={"run": "first", "update": update})
         ...     uploaded = store.upload(path)
         >>> removed = store.apply_retention(2, run="first")
         >>> [state.name for state in store.states()]
         ['step_200', 'step_300']
         >>> path = store.download(store.states()[-1], Path(folder.name, "elsewhere"))
-        >>> path.name, read_checkpoint(path).parts
-        ('step_300', {'position': 300})
+        >>> path.name, load(path)["position"]
+        ('step_300', 300)
         >>> folder.cleanup()
     """
 
