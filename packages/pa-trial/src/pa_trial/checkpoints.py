@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import uuid4
 
 from pa_core import CheckpointError, RanksDifferError
@@ -22,7 +22,6 @@ from pa_trial.checkpoint_files import (
     FileRecord,
     find_folder,
     name_of_rank,
-    newest_first,
     record_of,
     require_intact,
     write_json,
@@ -35,6 +34,7 @@ from pa_trial.plain_files import read_torch_file, write_torch_file
 from pa_trial.rank_outcomes import from_chief, of_each_rank, on_each_rank
 from pa_trial.retention import delete_superseded
 from pa_trial.saved_trial import Ancestor, Metadata, SavedTrial, read_metadata, read_saved_trial, trial_state_of
+from pa_trial.trial import PyTorchTrial
 from pa_trial.trial_contents import (
     capture_process,
     capture_trial,
@@ -43,10 +43,7 @@ from pa_trial.trial_contents import (
     take_over,
 )
 
-if TYPE_CHECKING:
-    from pa_trial.trial import PyTorchTrial
-
-__all__ = ["Checkpoints", "find_newest", "read_saved"]
+__all__ = ["Checkpoints", "read_saved"]
 
 
 class Checkpoints:
@@ -278,29 +275,6 @@ def read_saved(folder: Path, rank: int, *, trust_pickle: bool = False, for_weigh
     of_rank = [name_of_rank(rank)] if 0 < rank < metadata.num_processes and not for_weights else []
     require_intact(folder, metadata.files, [STATE, TRIAL_STATE, LOAD_DATA, *of_rank])
     return read_saved_trial(folder, metadata)
-
-
-def find_newest(checkpoint_dir: Path) -> str | None:
-    """Return the name of the newest checkpoint in a folder that is intact; every process must call this.
-
-    Damaged checkpoints are skipped with a warning. Determined's checkpoints do not count.
-
-    Args:
-        checkpoint_dir: The folder.
-    """
-    return from_chief(lambda: _newest(checkpoint_dir.absolute()), "looking for the newest checkpoint")
-
-
-def _newest(checkpoint_dir: Path) -> str | None:
-    for folder in newest_first(checkpoint_dir):
-        try:
-            metadata = read_metadata(folder)
-            require_intact(folder, metadata.files, metadata.files)
-        except InvalidCheckpointException as error:
-            warn_user(f"{folder} is skipped: {error.given}.")
-        else:
-            return folder.name
-    return None
 
 
 def _require_as_many_processes(saved: SavedTrial, num_processes: int) -> None:

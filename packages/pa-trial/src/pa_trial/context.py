@@ -16,7 +16,6 @@ from torch.profiler import profile
 from pa_core import ConfigurationError, UnsupportedConfigurationError
 from pa_core.distributed import num_processes
 from pa_trial.apex import refuse_apex
-from pa_trial.checkpoints import find_newest
 from pa_trial.context_parts import ClosedParts, ContextParts, closed_error
 from pa_trial.distributed_context import DistributedContext
 from pa_trial.errors import InternalException, InvalidExperimentException, UsageError
@@ -27,6 +26,7 @@ from pa_trial.processes import connect_processes
 from pa_trial.profiler import make_profiler
 from pa_trial.progress import TrialProgress
 from pa_trial.reducer import MetricReducer
+from pa_trial.saved_trial import find_newest
 from pa_trial.settings import ExperimentSettings, RunSettings, default_checkpoint_dir, is_whole
 from pa_trial.tensorboard import TensorBoard
 from pa_trial.to_device import DeviceMover
@@ -246,7 +246,7 @@ class PyTorchTrialContext:
         Returns:
             The same reducer; for a function, a reducer with the method ``update(value)``.
         """
-        return self._parts.reducers.wrap(reducer, name, for_training, for_validation)
+        return self._reducers().wrap(reducer, name, for_training, for_validation)
 
     def configure_apex_amp(
         self,
@@ -553,6 +553,9 @@ class PyTorchTrialContext:
                 do="Start the script with torchrun, and let init() find the processes.",
             )
         return self._parts
+
+    def _reducers(self) -> MetricReducers:
+        return self._parts.reducers
 
     def _use_amp(self) -> None:
         self._parts.trained.use_amp()

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import Any, Protocol, TypeVar, overload
 
-from pa_trial.metric_reducers import CallableReducer
+from pa_trial.metric_reducers import CallableReducer, MetricReducers
 from pa_trial.reducer import MetricReducer
-
-if TYPE_CHECKING:
-    from pa_trial.context import PyTorchTrialContext
 
 _ReducerT = TypeVar("_ReducerT", bound=MetricReducer)
 
 __all__ = ["PyTorchExperimentalContext"]
+
+
+class _Parent(Protocol):
+    """What it needs of a ``PyTorchTrialContext``."""
+
+    def _use_amp(self) -> None: ...
+    def _reducers(self) -> MetricReducers: ...
 
 
 class PyTorchExperimentalContext:
@@ -34,7 +38,7 @@ class PyTorchExperimentalContext:
         False
     """
 
-    def __init__(self, parent: PyTorchTrialContext) -> None:
+    def __init__(self, parent: _Parent) -> None:
         self._parent = parent
         self.moves_batches: bool = True
         self.checks_reproducibility: bool = True
@@ -86,4 +90,5 @@ class PyTorchExperimentalContext:
             for_training: See ``reducer``.
             for_validation: See ``reducer``.
         """
-        return self._parent.wrap_reducer(reducer, name, for_training, for_validation)
+        reducers = self._parent._reducers()  # pyright: ignore[reportPrivateUsage]  # as above
+        return reducers.wrap(reducer, name, for_training, for_validation)

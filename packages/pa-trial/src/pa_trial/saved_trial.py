@@ -12,17 +12,22 @@ from typing import Any, TypeVar, cast
 
 import torch
 
+from pa_core.parts import warn_user
 from pa_trial.checkpoint_files import (
     METADATA,
     TRIAL_STATE,
     FileRecord,
     damaged,
     digest_of_document,
+    newest_first,
     read_json,
+    require_intact,
 )
+from pa_trial.errors import InvalidCheckpointException
 from pa_trial.progress import TrialProgress
+from pa_trial.rank_outcomes import from_chief
 
-__all__ = ["Ancestor", "Metadata", "SavedTrial", "read_metadata", "read_saved_trial"]
+__all__ = ["Ancestor", "Metadata", "SavedTrial", "find_newest", "read_metadata", "read_saved_trial"]
 
 _T = TypeVar("_T")
 
@@ -195,6 +200,29 @@ def read_saved_trial(folder: Path, metadata: Metadata) -> SavedTrial:
         aggregation_frequency=state.get("aggregation_frequency", int),
         metadata=metadata,
     )
+
+
+def find_newest(checkpoint_dir: Path) -> str | None:
+    """Return the name of the newest checkpoint in a folder that is intact; every process must call this.
+
+    Damaged checkpoints are skipped with a warning. Determined's checkpoints do not count.
+
+    Args:
+        checkpoint_dir: The folder.
+    """
+    return from_chief(lambda: _newest(checkpoint_dir.absolute()), "looking for the newest checkpoint")
+
+
+def _newest(checkpoint_dir: Path) -> str | None:
+    for folder in newest_first(checkpoint_dir):
+        try:
+            metadata = read_metadata(folder)
+            require_intact(folder, metadata.files, metadata.files)
+        except InvalidCheckpointException as error:
+            warn_user(f"{folder} is skipped: {error.given}.")
+        else:
+            return folder.name
+    return None
 
 
 class _Entries:
