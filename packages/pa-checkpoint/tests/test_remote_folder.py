@@ -16,9 +16,8 @@ from pa_checkpoint import CheckpointError, CheckpointNotFoundError
 from pa_checkpoint import _remote_folder as state_store
 from pa_checkpoint._checkpoint import read_checkpoint, write_checkpoint
 from pa_checkpoint._encoding import JsonScalar
-from pa_checkpoint._errors import InvalidArgumentError
 from pa_checkpoint._manifest import manifest_text, read_manifest
-from pa_checkpoint._object_store import ObjectStore, ObjectStoreError, url_of
+from pa_checkpoint._object_store import ObjectStore, ObjectStoreError
 from pa_checkpoint._remote_folder import RemoteFolder
 from tests.support.faulty_store import KINDS, Faults, fault_rates, store_url, use_faults
 
@@ -319,12 +318,3 @@ def test_an_object_store_is_any_file_system_of_fsspec(tmp_path: Path) -> None:
     assert store.sizes("files") == {"one": 7}
     store.remove("files/one")
     assert store.sizes("files") == {}
-
-
-def test_urls_are_told_from_paths() -> None:
-    """A local path stays one; a URL that was made a path is refused with what to pass."""
-    assert [url_of(place) for place in ("states", "/a/b:c", "C:/states", "C:\\states", Path("states"))] == [None] * 5
-    assert url_of("gs://bucket/states/") == "gs://bucket/states"
-    assert url_of("simplecache::s3://bucket") == "simplecache::s3://bucket"
-    with pytest.raises(InvalidArgumentError, match="'s3://bucket/states'"):
-        url_of(Path("s3://bucket/states"))

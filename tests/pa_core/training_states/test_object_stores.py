@@ -17,7 +17,6 @@ from typing_extensions import override
 
 from pa_checkpoint import RemoteFolder
 from pa_checkpoint._object_store import ObjectStore, ObjectStoreError
-from pa_checkpoint._uploads import Uploads
 from pa_core import (
     AnyTrainer,
     CheckpointError,
@@ -28,6 +27,7 @@ from pa_core import (
     TrainingPreempted,
     distributed,
 )
+from pa_core.callbacks.uploads import Uploads
 from pa_core.storage import StateFolder
 from pa_core.training_state import fetched_states
 from tests.pa_core.training_states.small_runs import InterruptAt, Interrupted, make_trainer, train

@@ -5,20 +5,17 @@ from __future__ import annotations
 import errno
 import hashlib
 import posixpath
-import re
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
 
-from pa_checkpoint._errors import CheckpointError, InvalidArgumentError
+from pa_checkpoint._errors import CheckpointError
 
-__all__ = ["ObjectStore", "ObjectStoreError", "sha256_of", "url_of"]
+__all__ = ["ObjectStore", "ObjectStoreError", "sha256_of"]
 
 _ResultT = TypeVar("_ResultT")
 
-_URL = re.compile(r"[A-Za-z][\w+.-]+(::[A-Za-z][\w+.-]+)*://.+")
-_URL_AS_PATH = re.compile(r"[A-Za-z][\w+.-]+:/.+")
 PAUSES: tuple[float, ...] = (0.5, 1.0, 2.0, 4.0)
 """The seconds before each further attempt at something that failed."""
 _BLOCK = 1 << 22
@@ -62,28 +59,6 @@ class _FileSystem(Protocol):
     def cat_file(self, path: str) -> bytes: ...
     def pipe_file(self, path: str, value: bytes) -> object: ...
     def rm_file(self, path: str) -> object: ...
-
-
-def url_of(place: str | Path) -> str | None:
-    """Return the URL of a place in an object store, without slashes at its end; None for a local path.
-
-    Raises:
-        InvalidArgumentError: It is a URL that was made a ``Path``, which takes a slash away.
-
-    Example:
-        >>> url_of("s3://bucket/states/"), url_of("states")
-        ('s3://bucket/states', None)
-    """
-    if isinstance(place, str):
-        return place.rstrip("/") if _URL.fullmatch(place) else None
-    if _URL_AS_PATH.fullmatch(str(place)) and not place.drive:
-        raise InvalidArgumentError(
-            "A URL was made a Path, which takes one of its slashes away.",
-            given=repr(place),
-            expected="a URL as a string, or the path of a local folder",
-            do=f"Pass it as a string: {str(place).replace(':/', '://', 1)!r}.",
-        )
-    return None
 
 
 class ObjectStore:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import torch
 from typing_extensions import override
 
-from pa_checkpoint._atomic_file import require_writable
 from pa_core.any_trainer import AnyTrainer
 from pa_core.callbacks.best_metric import BestMetric, require_watchable, watched_value
 from pa_core.callbacks.metric_direction import FALSE_BY_DEFAULT, resolve_direction
@@ -170,8 +170,8 @@ class SaveBestModelCallback(TrainerCallback):
         problem: CheckpointError | None = None
         if trainer.is_local_main_process and not trainer.was_complete:
             try:
-                require_writable(self.path)
-            except (CheckpointError, OSError) as error:
+                _try_to_write(self.path.resolve())
+            except OSError as error:
                 problem = CheckpointError(
                     f"{type(self).__name__} cannot save a model.",
                     given=f"save_path={str(self.save_path)!r}: {error}",
@@ -203,6 +203,13 @@ class SaveBestModelCallback(TrainerCallback):
                 do="The model has the weights of the last update. Give each run its own save_path, or "
                 "pass load_saved_checkpoint=False.",
             )
+
+
+def _try_to_write(path: Path) -> None:
+    if path.exists() and not path.is_file():
+        raise OSError(f"it is a {'folder' if path.is_dir() else 'device or pipe'}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    tempfile.TemporaryFile(dir=path.parent).close()
 
 
 def _names_of_trained(trainer: AnyTrainer) -> set[str]:

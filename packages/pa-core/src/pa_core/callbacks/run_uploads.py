@@ -8,12 +8,12 @@ from types import TracebackType
 from typing import Literal, Self
 
 from pa_checkpoint import RemoteFolder
-from pa_checkpoint._object_store import url_of
-from pa_checkpoint._uploads import Uploads
 from pa_core import distributed
+from pa_core.callbacks.uploads import Uploads
 from pa_core.distributed.long_waits import wait_together
 from pa_core.errors import CheckpointError, ConfigurationError, TrainingPreempted
 from pa_core.storage import StateFolder
+from pa_core.storage.urls import url_of
 from pa_core.training_state.state_writer import raise_on_all
 from pa_core.user_warnings import warn_user
 

@@ -12,9 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, Final, Literal, cast
 
-from pa_checkpoint import FolderLock
-from pa_checkpoint._atomic_file import atomic_write, sync_folder
-from pa_checkpoint._regular_file import open_regular_file
+from pa_checkpoint import FolderLock, atomic_write
 from pa_core.distributed.collectives import gather_objects, rank
 from pa_core.errors import CheckpointError, ConfigurationError, ExplainedError, FolderInUseError
 from pa_core.predictions.pieces import Pieces
@@ -147,7 +145,7 @@ class PieceFolder:
 
     def _digest(self, name: str, path: Path) -> str:
         start = len(self._identity).to_bytes(8, "little") + self._identity + name.encode()
-        with open_regular_file(path) as file:
+        with path.open("rb") as file:
             return hashlib.file_digest(file, lambda: hashlib.sha256(start)).hexdigest()
 
     def write(self, number: int, writer: Callable[[BinaryIO], object]) -> None:
@@ -161,7 +159,6 @@ class PieceFolder:
         unfinished = self.folder / f".{name}.tmp"
         atomic_write(unfinished, writer)
         unfinished.replace(self.folder / f"{name}.{self._digest(name, unfinished)}")
-        sync_folder(self.folder)
 
     def verified_paths(self) -> list[Path]:
         """Return where all pieces are, in order.
@@ -207,11 +204,12 @@ def _not_as_written(piece: Path, found: str) -> CheckpointError:
 
 def _read_identity(path: Path) -> dict[str, str] | None:
     """What the pieces of a folder are predictions of; None where nothing says so."""
-    try:
-        with open_regular_file(path) as file:
-            identity: object = json.load(file)
-    except FileNotFoundError:
+    if not path.exists():
         return None
+    if not path.is_file():
+        raise _no_identity(path, "not a regular file")
+    try:
+        identity: object = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         raise _no_identity(path, f"{type(error).__name__}: {error}") from error
     shown = reprlib.repr(identity)

@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from pa_checkpoint._tensor_file import DTYPE_NAMES, bytes_of, header_of
 from pa_core import _accelerate
 from pa_core.errors import ConfigurationError
 from pa_core.sharding.gathering import gathering
@@ -41,8 +41,9 @@ class WeightExport:
         self._tensors = _tied_ones_once(without_frozen(state) if trainable_only else state)
         described = {name: _described(one) for name, one in self._tensors.items()}
         by_file, self._index = _accelerate.files_of_export(described, max_shard_size)
-        headers = {file: header_of({name: described[name] for name in names}) for file, names in by_file.items()}
-        self._files: dict[str, tuple[list[str], bytes]] = headers
+        self._files: dict[str, tuple[list[str], bytes]] = {
+            file: _header({name: described[name] for name in names}) for file, names in by_file.items()
+        }
 
     @contextmanager
     def gathering(self) -> Generator[Iterator[Tensor]]:
@@ -65,13 +66,13 @@ class WeightExport:
             with (folder / file).open("wb") as stream:
                 stream.write(header)
                 for _ in names:
-                    stream.write(bytes_of(next(whole)))
+                    stream.write(_bytes(next(whole)))
         if self._index is not None:
             (folder / "model.safetensors.index.json").write_text(json.dumps(self._index, indent=2, sort_keys=True))
 
 
 def _tied_ones_once(state: dict[str, Any]) -> dict[str, Tensor]:
-    other = [name for name, value in state.items() if not isinstance(value, Tensor) or value.dtype not in DTYPE_NAMES]
+    other = [name for name, value in state.items() if not isinstance(value, Tensor) or _dtype_name(value) is None]
     if other:
         raise ConfigurationError(
             "Something in the state of the model has no place in a safetensors file.",
@@ -86,3 +87,34 @@ def _tied_ones_once(state: dict[str, Any]) -> dict[str, Tensor]:
 def _described(tensor: Tensor) -> Tensor:
     """A tensor of the same kind that has no memory."""
     return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+
+
+def _header(tensors: dict[str, Tensor]) -> tuple[list[str], bytes]:
+    """Return the names of tensors in the order of a safetensors file, and what comes before the first of them."""
+    # the largest elements first, as the library does, so that every tensor is aligned in a mapped file
+    ordered = sorted(tensors.items(), key=lambda item: -item[1].element_size())
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, tensor in ordered:
+        begin, end = end, end + tensor.nbytes
+        header[name] = {"dtype": _dtype_name(tensor), "shape": list(tensor.shape), "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return [name for name, _ in ordered], len(text).to_bytes(8, "little") + text
+
+
+def _dtype_name(tensor: Tensor) -> str | None:
+    """What the format calls the dtype of a real tensor, as the library writes it; None for any other."""
+    if tensor.is_complex():
+        return None
+    try:
+        file = safetensors.torch.save({"empty": torch.empty(0, dtype=tensor.dtype)})
+    except (KeyError, RuntimeError):
+        return None
+    return str(json.loads(file[8:])["empty"]["dtype"])
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    on_host = tensor.detach().to("cpu").contiguous()
+    array: Any = on_host.reshape(-1).view(torch.uint8).numpy()
+    return memoryview(array) if tensor.numel() else memoryview(b"")

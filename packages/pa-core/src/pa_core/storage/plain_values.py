@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import collections
 import reprlib
 from collections.abc import Iterable, Mapping
 from typing import cast
 
 import torch
+from torch import Tensor, nn
 
-from pa_checkpoint._encoding import CONTAINERS, MAX_DEPTH, SINGLE_VALUES, TENSORS, advice_for
 from pa_core.errors import CheckpointError
 
 __all__ = ["ensure_plain"]
 
-# By exact type: what a training state holds, torch.load(weights_only=True) builds again too, and these two as well. A
-# subclass would need its class unpickled.
-_SINGLE_VALUES = frozenset({*SINGLE_VALUES, bytearray, torch.layout})
+# By exact type: a subclass would need its class unpickled.
+_SINGLE_VALUES = frozenset({type(None), bool, int, float, complex, str, bytes, bytearray}) | {
+    torch.Size,
+    torch.dtype,
+    torch.device,
+    torch.layout,
+}
+_TENSORS = frozenset({Tensor, nn.Parameter})
+_CONTAINERS = frozenset({list, tuple, set, dict, collections.OrderedDict, collections.Counter})
+_MAX_DEPTH = 100  # pickle goes down recursively, and Python's stack ends somewhere below a thousand
 
 
 def ensure_plain(obj: object, where: str) -> None:
@@ -60,13 +68,13 @@ class _PlainWalk:
             return
         self._seen.add(id(value))
         kind = type(value)
-        if depth == MAX_DEPTH:
+        if depth == _MAX_DEPTH:
             raise _refusal(where, f"something nested {depth} levels deep", "Store it less deeply nested.")
-        if kind in CONTAINERS and issubclass(kind, dict):
+        if kind in _CONTAINERS and issubclass(kind, dict):
             self._check_mapping(cast("Mapping[object, object]", value), where, depth + 1)
-        elif kind in CONTAINERS:
+        elif kind in _CONTAINERS:
             self._check_sequence(cast("Iterable[object]", value), where, depth + 1)
-        elif kind not in TENSORS:
+        elif kind not in _TENSORS:
             if kind not in self._allowed_by_user:
                 raise _refusal(where, f"{kind.__qualname__} {reprlib.repr(value)}", _advice(kind))
             return
@@ -103,4 +111,10 @@ def _refusal(where: str, found: str, advice: str) -> CheckpointError:
 def _advice(kind: type) -> str:
     if kind.__module__ == "numpy":  # which training states can hold
         return "Store .item() of a numpy number, and torch.from_numpy(...) of an array."
-    return advice_for(kind)
+    if issubclass(kind, Tensor):
+        return (
+            f"Store a plain tensor made of the {kind.__qualname__}, such as .full_tensor() or .to_local() of a DTensor."
+        )
+    if issubclass(kind, dict | list | tuple | set | frozenset | str | int | float):
+        return f"Convert the {kind.__qualname__} to one of these types."
+    return "Store what it can be made of again: its state_dict(), its arguments or its name."

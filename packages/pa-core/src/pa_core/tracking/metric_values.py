@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from numbers import Integral, Real
 from typing import Any, NamedTuple, TypeAlias, cast
 
+import numpy as np
 from torch import Tensor, nn
 
-from pa_checkpoint._encoding import decode, encode
+from pa_checkpoint import Writer
 from pa_core.errors import CheckpointError, ConfigurationError
 
 __all__ = ["Kept", "MetricValue", "as_number", "numbers_of_mapping", "recordable"]
@@ -49,7 +51,7 @@ def recordable(name: str, value: object) -> MetricValue | Kept:
     if isinstance(value, defaultdict):
         value = dict(cast("defaultdict[object, object]", value))  # what makes its missing values is not plain
     try:
-        encoded = encode(value, name)
+        Writer.check({name: value})
     except CheckpointError as error:
         raise ConfigurationError(
             f"The value for the metric {name!r} cannot be recorded.",
@@ -57,7 +59,7 @@ def recordable(name: str, value: object) -> MetricValue | Kept:
             expected="a number, a string, a tensor, an array, or lists, tuples, sets and dictionaries of them",
             do="Record what is to be read of it: a number, such as float(...), a string, or several in a dictionary.",
         ) from error
-    return Kept(decode(encoded.document, {path: tensor.clone() for path, tensor in encoded.tensors.items()}))
+    return Kept(_copy(value))
 
 
 def as_number(value: object) -> float | None:
@@ -96,6 +98,17 @@ def numbers_of_mapping(name: str, value: object) -> Iterator[tuple[str, MetricVa
                 yield f"{name}_{key}", cast("MetricValue", item)
             else:
                 yield from numbers_of_mapping(f"{name}_{key}", item)
+
+
+def _copy(value: Any) -> Any:
+    kind: Any = type(value)
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    if issubclass(kind, dict):
+        return kind({key: _copy(item) for key, item in value.items()})
+    if issubclass(kind, list | tuple | set):
+        return kind(map(_copy, value))
+    return value.item() if isinstance(value, np.generic) else copy.copy(value)
 
 
 def _is_number(value: object) -> bool:

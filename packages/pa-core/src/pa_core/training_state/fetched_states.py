@@ -13,13 +13,14 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 from pa_checkpoint._checkpoint import check_files
 from pa_checkpoint._manifest import read_manifest
-from pa_checkpoint._object_store import ObjectStoreError, url_of
+from pa_checkpoint._object_store import ObjectStoreError
 from pa_checkpoint._remote_folder import RemoteCheckpoint, RemoteFolder, verified_digest
 from pa_checkpoint._staging import discard, key_of, located
 from pa_core import _accelerate, distributed
 from pa_core.distributed.long_waits import do_while_others_wait
 from pa_core.errors import CheckpointError, StateNotFoundError
 from pa_core.storage import Skipped, StateFolder, StateRecord
+from pa_core.storage.urls import url_of
 from pa_core.user_warnings import warn_user
 
 __all__ = ["fetched", "folder_of", "homes_of"]

@@ -7,8 +7,7 @@ import tempfile
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
-from pa_checkpoint import FolderLock, RemoteFolder
-from pa_checkpoint._checkpoint import open_checkpoint
+from pa_checkpoint import FolderLock, RemoteFolder, load
 from pa_core import distributed
 from pa_core.errors import CheckpointError
 from pa_core.storage import StateFolder, StateRecord
@@ -122,7 +121,7 @@ def _is_later(record: StateRecord, own: StateRecord, is_beside: bool) -> bool:
 
 def _is_valid(state: Path) -> bool:
     try:
-        open_checkpoint(state)
+        load(state, lazy=True)
     except CheckpointError:
         return False
     return True

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
-from pa_checkpoint._folder import Folder, is_name_of_state
+from pa_checkpoint import Folder
 from pa_core.errors import CheckpointError
 from pa_core.progress import Phase, Position
 
 __all__ = ["describe_missing", "describe_neighbours", "describe_start"]
 
 _SHOWN_STATES = 5
+_NAME = re.compile(r"(?:(?:epoch|step)_\d+|final)(?:_\d+)?|state_\d+_update_\d+")  # the last one of earlier versions
 
 
 def describe_start(path: Path, position: Position, *, has_other_data: bool = False) -> str:
@@ -62,7 +64,7 @@ def describe_neighbours(path: str | Path) -> str:
         records = [record for record in Folder(folder).records() if record.problem is None]
     except CheckpointError:
         return ""
-    names = [record.path.name for record in records if is_name_of_state(record.path.name)]
+    names = [record.path.name for record in records if _NAME.fullmatch(record.path.name)]
     if not names:
         return ""
     more = f"{len(names) - _SHOWN_STATES} older ones, " if len(names) > _SHOWN_STATES else ""

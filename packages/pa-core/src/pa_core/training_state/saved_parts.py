@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from pa_checkpoint import StoredTensor
-from pa_checkpoint._checkpoint import DOCUMENTS
 from pa_core.errors import CheckpointError
 from pa_core.orders.epoch_order import ALGORITHMS
 from pa_core.progress import Phase, Position
@@ -127,7 +126,7 @@ def read_parts(state: State) -> SavedParts:
     Raises:
         CheckpointError: An entry is missing or is another one than a run saves; its path is in the message.
     """
-    parts = Entry(state.path / DOCUMENTS, "", state.parts)
+    parts = Entry(state.path / "state.json", "", state.parts)
     read = SavedParts(
         models=parts.at("models").each(_model),
         optimizers=parts.at("optimizers").each(_optimizer),

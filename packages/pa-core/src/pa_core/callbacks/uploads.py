@@ -5,8 +5,7 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-from pa_checkpoint._errors import CheckpointError, CheckpointNotFoundError
-from pa_checkpoint._remote_folder import RemoteFolder
+from pa_checkpoint import CheckpointError, CheckpointNotFoundError, RemoteFolder
 
 __all__ = ["Uploads"]
 
@@ -22,13 +21,12 @@ class Uploads:
 
     Example:
         >>> import tempfile
-        >>> from pa_checkpoint._checkpoint import write_checkpoint
+        >>> from pa_checkpoint import save
         >>> folder = tempfile.TemporaryDirectory()
         >>> uploads = Uploads(RemoteFolder("memory://bucket/uploads"), max_checkpoints=1)
         >>> for update in (100, 200):
-        ...     summary = {"run": "first", "sequence": update, "update": update, "epoch": 1, "complete": False}
         ...     path = Path(folder.name, f"step_{update}")
-        ...     write_checkpoint(path, {"position": update}, summary)
+        ...     save(path, {"position": update}, summary={"run": "first", "update": update})
         ...     uploads.add(path, "first")
         >>> uploads.wait(), uploads.take_problems()
         (True, [])
@@ -67,7 +65,7 @@ class Uploads:
             if self._sending is None:
                 self._sending = self._waiting.pop(0)
                 # A daemon: who gives up waiting wants the process to end.
-                threading.Thread(target=self._send_all, name="pa_checkpoint state uploads", daemon=True).start()
+                threading.Thread(target=self._send_all, name="pa_core state uploads", daemon=True).start()
 
     def retry(self) -> None:
         """Have the newest state sent again if that failed, and none was added since."""
