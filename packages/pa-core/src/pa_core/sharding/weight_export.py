@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
 import torch
 from torch import Tensor, nn
 
@@ -105,6 +104,8 @@ def _header(tensors: dict[str, Tensor]) -> tuple[list[str], bytes]:
 
 def _dtype_name(tensor: Tensor) -> str | None:
     """What the format calls the dtype of a real tensor, as the library writes it; None for any other."""
+    import safetensors.torch
+
     if tensor.is_complex():
         return None
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from numbers import Integral, Real
 from typing import Any, NamedTuple, TypeAlias, cast
 
@@ -101,14 +101,15 @@ def numbers_of_mapping(name: str, value: object) -> Iterator[tuple[str, MetricVa
 
 
 def _copy(value: Any) -> Any:
-    kind: Any = type(value)
-    if isinstance(value, Tensor):
+    kind: type[object] = type(value)
+    build: Callable[[Any], Any] = kind
+    if issubclass(kind, Tensor):
         return value.detach().clone()
     if issubclass(kind, dict):
-        return kind({key: _copy(item) for key, item in value.items()})
+        return build({key: _copy(item) for key, item in value.items()})
     if issubclass(kind, list | tuple | set):
-        return kind(map(_copy, value))
-    return value.item() if isinstance(value, np.generic) else copy.copy(value)
+        return build([_copy(item) for item in value])
+    return value.item() if issubclass(kind, np.generic) else copy.copy(value)
 
 
 def _is_number(value: object) -> bool:
