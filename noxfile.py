@@ -165,6 +165,7 @@ class Cell:
 
 DISTRIBUTIONS = (
     Distribution("pa-checkpoint", "pa_checkpoint", extras=("fsspec",)),
+    Distribution("pa-data", "pa_data", extras=("fsspec", "parquet")),
     Distribution(
         "pa-core",
         "pa_core",
@@ -183,16 +184,16 @@ BESIDE_OTHERS = (
     "../packages/pa-checkpoint/tests/test_checkpoint.py",
     "../packages/pa-checkpoint/tests/test_encoding.py",
     "../packages/pa-checkpoint/tests/test_folder_lock.py",
+    "../packages/pa-data/tests/test_file_index.py",
+    "../packages/pa-data/tests/test_parquet.py",
+    "../packages/pa-data/tests/test_stores.py",
+    "../packages/pa-data/tests/test_tar_samples.py",
     "pa_callbacks_extra",
     "pa_compat/test_samples.py",
     "pa_core/data/test_loaders.py",
     "pa_core/data/test_replaced_samplers.py",
     "pa_core/data/test_split_sampler.py",
     "pa_core/distributed/test_gradient_exchange.py",
-    "pa_core/files/test_file_index.py",
-    "pa_core/files/test_parquet.py",
-    "pa_core/files/test_stores.py",
-    "pa_core/files/test_tar_samples.py",
     "pa_core/own_loops/test_full_precision.py",
     "pa_core/own_loops/test_run.py",
     "pa_core/sharding/test_shard_model.py",
@@ -236,10 +237,11 @@ SHORT_MATRIX = [
     *(nox.param((one,), ONE_PROCESS, id=f"{one.name}, {ONE_PROCESS.name}") for one in DISTRIBUTIONS),
     *(nox.param(DISTRIBUTIONS, cell, id=f"together, {cell.name}") for cell in CELLS[:3]),
 ]
+LIBRARIES = tuple((one,) for one in DISTRIBUTIONS[:2])
 FULL_MATRIX = [
     nox.param(tested, cell, id=f"{tested[0].name if len(tested) == 1 else 'together'}, {cell.name}")
     for tested in (*((one,) for one in DISTRIBUTIONS), DISTRIBUTIONS)
-    for cell in (CELLS[:2] if tested == (DISTRIBUTIONS[0],) else CELLS)  # precision means nothing to pa-checkpoint
+    for cell in (CELLS[:2] if tested in LIBRARIES else CELLS)  # precision means nothing to them
 ]
 
 
@@ -248,7 +250,7 @@ def quickstart(session: nox.Session) -> None:
     """Train the example: a small network on real scanned digits, in seconds on a CPU."""
     environment = Environment(session, "quickstart")
     environment.install(
-        "--editable", str(PACKAGES / "pa-checkpoint"), "--editable", f"{PACKAGES / 'pa-core'}[examples]"
+        *(f"--editable={PACKAGES / name}" for name in ("pa-checkpoint", "pa-data", "pa-core[examples]"))
     )
     environment.run("python", "examples/train_digits.py", *session.posargs)
 
@@ -310,7 +312,8 @@ def types(session: nox.Session) -> None:
     """Check the types of packages, tests, examples and this file (mypy --strict, pyright strict)."""
     environment = beside_strangers(session)  # which examples import
     environment.install(*LINT_TOOLS, *TYPE_TOOLS, *DOCS_TOOLS)
-    sources = [f"packages/{one.name}/src" for one in DISTRIBUTIONS] + ["packages/pa-checkpoint/tests"]
+    sources = [f"packages/{one.name}/src" for one in DISTRIBUTIONS]
+    sources += [f"packages/{one.name}/tests" for (one,) in LIBRARIES]
     environment.run_side_by_side(
         ["pyright", "--pythonpath", str(environment.interpreter)],
         ["mypy", *sources, "tests", "benchmarks", "examples", "tools", "docs", "noxfile.py"],

@@ -71,6 +71,7 @@ KINDS: dict[str, str | tuple[str, int]] = {
     "examples/README.md": "reference",
     "packages/pa-callbacks-extra/README.md": "package",
     "packages/pa-checkpoint/README.md": "library",
+    "packages/pa-data/README.md": "library",
     "packages/pa-compat/README.md": "package",
     "packages/pa-core/README.md": "package",
     "packages/pa-finetuning/README.md": "package",

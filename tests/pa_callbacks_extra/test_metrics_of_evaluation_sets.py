@@ -15,7 +15,7 @@ from typing_extensions import override
 from pa_callbacks_extra import EarlyStoppingCallback, ModelEmaCallback, TorchMetricsCallback
 from pa_core import AnyTrainer, ConfigurationError, EvaluationSet, StepBasedEvaluationCallback, Trainer, TrainerCallback
 from pa_core.testing import TinyClassifier, make_classification
-from tests.pa_core.good_run import assert_explained
+from tests.support.explained import assert_explained
 
 TRAIN, VAL, OOD = make_classification(16), make_classification(12, seed=1), make_classification(10, seed=2)
 SETS: dict[str, Any] = {"val": VAL, "ood": EvaluationSet(OOD, every_n_epochs=2)}

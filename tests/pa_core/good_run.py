@@ -64,17 +64,6 @@ def train(trainer: Trainer[Any], *, epochs: int = 2, data: Any = TRAIN_DATA, **k
     trainer.train(data, epochs, **arguments)
 
 
-def assert_explained(error: BaseException, *words: str) -> None:
-    """The text has all three parts, and names what matters."""
-    text = str(error)
-    for part in ("given", "expected"):
-        assert part in text.lower()
-    _, _, instruction = text.partition("do:") if "do:" in text else text.partition("Expected")[-1].partition(". ")
-    assert len(instruction.strip()) > 10
-    for word in words:
-        assert word in text
-
-
 def assert_no_bar_is_open() -> None:
     """Nothing will be drawn over what the user prints next."""
     open_bars: Any = vars(tqdm)["_instances"]

@@ -15,7 +15,8 @@ from typing_extensions import override
 
 from pa_core import CheckpointError, Trainer
 from pa_core.testing import TinyClassifier
-from tests.pa_core.good_run import assert_explained, assert_still_works, make_trainer, train
+from tests.pa_core.good_run import assert_still_works, make_trainer, train
+from tests.support.explained import assert_explained
 
 Net: TypeAlias = "Trainer[TinyClassifier]"
 

@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from pa_core import ConfigurationError, Trainer
 from pa_core.testing import TinyClassifier, make_classification
-from tests.pa_core.good_run import assert_explained
+from tests.support.explained import assert_explained
 
 DATA = make_classification(20)
 

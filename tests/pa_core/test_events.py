@@ -21,7 +21,8 @@ from pa_core import (
 )
 from pa_core.events import EVENT_NAMES
 from pa_core.testing import RecordingCallback, TinyClassifier, make_regression
-from tests.pa_core.good_run import EVAL_DATA, assert_explained, assert_still_works, make_trainer, train
+from tests.pa_core.good_run import EVAL_DATA, assert_still_works, make_trainer, train
+from tests.support.explained import assert_explained
 
 calls: list[tuple[object, ...]] = []
 

@@ -32,12 +32,12 @@ from tests.pa_core.good_run import (
     EVAL_DATA,
     TRAIN_DATA,
     Permissive,
-    assert_explained,
     assert_no_bar_is_open,
     assert_still_works,
     make_trainer,
     train,
 )
+from tests.support.explained import assert_explained
 
 EMPTY = TensorDataset(torch.empty(0, 4), torch.empty(0, dtype=torch.long))
 

@@ -15,7 +15,16 @@ from tools.release.built import build_twice, contents, differences
 from tools.release.trial import Installer, install_in_order
 
 ROOT = Path(__file__).parents[2]
-ORDER = ["pa-checkpoint", "pa-finetuning", "pa-core", "pa-callbacks-extra", "pa-schedulers", "pa-trial", "pa-compat"]
+ORDER = [
+    "pa-checkpoint",
+    "pa-data",
+    "pa-finetuning",
+    "pa-core",
+    "pa-callbacks-extra",
+    "pa-schedulers",
+    "pa-trial",
+    "pa-compat",
+]
 LEFT_OUT = ("pa-callbacks-extra", "pa-compat", "pa-schedulers", "pa-trial")
 
 

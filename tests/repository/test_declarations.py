@@ -46,11 +46,12 @@ def _imported(folder: Path) -> set[str]:
     return names - sys.stdlib_module_names
 
 
-def test_there_are_seven_distributions() -> None:
+def test_there_are_eight_distributions() -> None:
     """The checks below see all distributions."""
     assert set(PROJECTS) == {
         "pa-callbacks-extra",
         "pa-checkpoint",
+        "pa-data",
         "pa-compat",
         "pa-core",
         "pa-finetuning",

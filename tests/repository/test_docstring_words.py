@@ -36,8 +36,8 @@ ADVICE = {
 """Patterns of whole words, in capitals or not, and what to write."""
 
 EXCEPTIONS = {
-    ("pass over", "pa_core/orders/passes.py"): "a pass over a source, a noun",
-    ("passes over", "pa_core/errors.py"): "passes over the data, a noun",
+    ("pass over", "pa_data/orders/_passes.py"): "a pass over a source, a noun",
+    ("passes over", "pa_data/errors.py"): "passes over the data, a noun",
     ("passes over", "pa_core/own_loop/mistakes.py"): "backward passes over a batch, a noun",
     ("passes over", "pa_core/own_loop/update.py"): "passes over a batch, a noun",
 }

@@ -12,6 +12,7 @@ from tests.launching import Launch
 PACKAGES = [
     "pa_callbacks_extra",
     "pa_checkpoint",
+    "pa_data",
     "pa_core",
     "pa_finetuning",
     "pa_schedulers",

@@ -20,6 +20,7 @@ from tests.launching import Launched, run_command
 ROOT = Path(__file__).parents[2]
 PACKAGES = {
     "pa-checkpoint": "pa_checkpoint",
+    "pa-data": "pa_data",
     "pa-core": "pa_core",
     "pa-schedulers": "pa_schedulers",
     "pa-finetuning": "pa_finetuning",

@@ -18,6 +18,7 @@ from pathlib import Path
 REASONS = Path(__file__).with_name("open_types.txt")
 PACKAGES = (
     "pa_checkpoint",
+    "pa_data",
     "pa_core",
     "pa_schedulers",
     "pa_finetuning",

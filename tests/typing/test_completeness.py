@@ -13,8 +13,8 @@ from tests.typing.checkers import PACKAGES, Completeness, TypedEnvironment
 
 WITHOUT_TYPES = {
     "accelerate": {"pa_core/_accelerate.py"},
-    "fsspec": {"pa_core/files/places.py", "pa_checkpoint/_object_store.py"},
-    "pyarrow": {"pa_core/files/parquet.py"},
+    "fsspec": {"pa_data/files/_places.py", "pa_checkpoint/_object_store.py"},
+    "pyarrow": {"pa_data/files/_parquet.py"},
     "tqdm": {"pa_core/_tqdm.py"},
 }
 """Packages without `py.typed`, and the modules of ours that take objects of each of them, and type them."""

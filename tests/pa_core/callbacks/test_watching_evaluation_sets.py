@@ -25,8 +25,8 @@ from pa_core import (
     TrainerCallback,
     TrainerWithTimmScheduler,
 )
-from tests.pa_core.good_run import assert_explained
 from tests.small_runs import linear, make_trainer, samples
+from tests.support.explained import assert_explained
 
 DATA, VAL, OOD = samples(8), samples(5), samples(3)
 RARE: dict[str, Any] = {"val": VAL, "test": OOD, "test_ood": EvaluationSet(OOD, every_n_epochs=2)}

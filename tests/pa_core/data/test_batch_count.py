@@ -20,7 +20,8 @@ from typing_extensions import override
 
 from pa_core import BatchOutputError, ConfigurationError, EmptyDatasetError, Trainer
 from pa_core.testing import TinyClassifier, make_classification
-from tests.pa_core.good_run import Permissive, assert_explained
+from tests.pa_core.good_run import Permissive
+from tests.support.explained import assert_explained
 
 DATA = make_classification(32)
 NO_WORKERS = {"num_workers": 0}

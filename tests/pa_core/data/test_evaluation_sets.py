@@ -19,8 +19,8 @@ from pa_core import (
     Trainer,
     TrainerCallback,
 )
-from tests.pa_core.good_run import assert_explained
 from tests.small_runs import make_trainer, samples
+from tests.support.explained import assert_explained
 
 DATA = samples(8)
 VAL, OOD = samples(5), samples(3)

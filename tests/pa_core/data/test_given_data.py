@@ -25,7 +25,7 @@ from typing_extensions import override
 
 from pa_core import AnyTrainer, ConfigurationError, KeyedDataLoader, StopTrainingError, Trainer, TrainerCallback
 from pa_core.testing import TinyClassifier, make_classification
-from tests.pa_core.good_run import assert_explained
+from tests.support.explained import assert_explained
 
 DATA = make_classification(22)
 MORE = make_classification(10, seed=1)

@@ -23,8 +23,8 @@ from pa_core import AnyTrainer, ConfigurationError, Trainer, TrainerCallback
 from pa_core.data import KeyedDataLoader, workers
 from pa_core.errors import UnsupportedConfigurationError
 from pa_core.testing import TinyClassifier, make_classification
-from tests.pa_core.data.drawing import Drawing, draw_after, preserved_streams, samples_by_index
-from tests.pa_core.good_run import assert_explained
+from tests.support.drawing import Drawing, draw_after, preserved_streams, samples_by_index
+from tests.support.explained import assert_explained
 
 
 class WithFile(Dataset[str]):

@@ -16,8 +16,8 @@ from pa_core import AnyTrainer, ConfigurationError, Trainer, TrainerCallback
 from pa_core.data import DataLoaderSlice, KeyedDataLoader
 from pa_core.data.loaders import count_steps, default_num_workers
 from pa_core.distributed import rank
-from tests.pa_core.data.drawing import Drawing
 from tests.small_runs import NoteBatches, make_trainer, samples
+from tests.support.drawing import Drawing
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a process be bound to some cores")

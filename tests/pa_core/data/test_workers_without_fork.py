@@ -11,9 +11,9 @@ from torch.optim import SGD
 
 from pa_core import Trainer
 from pa_core.data.loaders import default_num_workers
-from pa_core.data.workers import start_method
+from pa_data import start_method
 from tests.launching import Launch
-from tests.pa_core.data.drawing import Drawing
+from tests.support.drawing import Drawing
 
 SCRIPT = """
 import multiprocessing

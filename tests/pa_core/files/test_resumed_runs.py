@@ -14,7 +14,7 @@ from pa_core.distributed import gather_objects
 from tests.launching import Launch
 from tests.pa_core.files import killed_run
 from tests.pa_core.files.killed_run import NoteSamples, samples_of_updates, sharded_files, train
-from tests.pa_core.files.shards import write_json_lines
+from tests.support.shards import write_json_lines
 
 ROOT = Path(__file__).parents[3]
 COUNTS = (5, 31, 1, 17, 40, 2, 24)  # 120 samples, ten updates an epoch

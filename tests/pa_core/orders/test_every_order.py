@@ -14,7 +14,7 @@ from pa_core import files, orders
 from pa_core.orders import Order
 from tests.launching import Launch
 from tests.pa_core.orders import train_in_every_order
-from tests.pa_core.orders.every_order import ORDERS, loaders_of, updates_of
+from tests.support.every_order import ORDERS, loaders_of, updates_of
 
 EPOCH = 1
 MOST_FOR_WORKERS = ("Mixture", "ShardOrder", "TokenBudget")

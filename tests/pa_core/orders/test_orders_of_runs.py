@@ -26,7 +26,7 @@ from pa_core import (
 )
 from pa_core.orders import EpochOrder, Order, Sequential, Shuffled, Weighted
 from pa_core.storage import newest_valid
-from tests.pa_core.good_run import assert_explained
+from tests.support.explained import assert_explained
 
 X, Y = torch.arange(12.0)[:, None], torch.zeros(12, 1)
 DATA = TensorDataset(X, Y)

@@ -28,7 +28,7 @@ from pa_core import (
 from pa_core.distributed import num_processes
 from pa_core.orders import Shuffled, TokenBudget
 from pa_core.storage import newest_valid
-from tests.pa_core.good_run import assert_explained
+from tests.support.explained import assert_explained
 from tests.support.models import weights_of
 
 VOCABULARY, PADDING = 11, -1

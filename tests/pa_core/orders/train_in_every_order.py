@@ -12,8 +12,8 @@ from torch.optim import SGD
 from typing_extensions import override
 
 from pa_core import AnyTrainer, Trainer, TrainerCallback, distributed, gather_objects
-from tests.pa_core.data.drawing import Drawing
-from tests.pa_core.orders.every_order import (
+from tests.support.drawing import Drawing
+from tests.support.every_order import (
     BATCHES_PER_UPDATE,
     NUM_SAMPLES,
     ORDERS,

@@ -20,13 +20,13 @@ from torch.utils.data import BatchSampler
 from pa_core._torch import foreach
 from pa_core.data.batch_count import BatchCount
 from pa_core.data.custom_loader import batches_of_slices, innermost, is_keyed
-from pa_core.data.split import Split
 from pa_core.data.split_sampler import split_sampler
 from pa_core.distributed import gather_objects
 from pa_core.errors import BatchOutputError
 from pa_core.sharded_tensors import local_pieces
 from pa_core.sharding.sharded_modules import forget_local_gradients
 from pa_core.types import SizedIterable
+from pa_data import Split
 
 __all__ = ["Accumulation", "MicroBatch", "forget_gradients", "micro_batches"]
 

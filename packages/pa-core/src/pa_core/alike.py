@@ -26,14 +26,13 @@ from pa_core import _accelerate
 from pa_core.data.custom_loader import batches_of_slices, innermost, is_dataloader, is_keyed, length_of
 from pa_core.data.evaluation_sets import EvaluationSets
 from pa_core.data.given_data import GivenData
-from pa_core.data.given_order import has_plain_order
-from pa_core.data.loader_checks import count_samples
 from pa_core.data.split_sampler import split_sampler
 from pa_core.module_tensors import parameters_of_module
-from pa_core.orders.epoch_order import index_list
 from pa_core.placeholders import PlaceholderExpression
 from pa_core.sharded_tensors import is_sharded
 from pa_core.training_state.optimizer_state import hyperparameters
+from pa_data import count_samples
+from pa_data.orders import has_plain_order
 
 __all__ = [
     "describe_arguments",
@@ -327,7 +326,7 @@ def describe_loader(purpose: str, loader: object) -> dict[str, str]:
             order = own.order
             texts |= {
                 f"{name}, order": own.given_order.identity,
-                f"{name}, first samples": describe_value(index_list(order.indices(0, min(_FIRST, order.num_samples)))),
+                f"{name}, first samples": describe_value(order.indices(0, min(_FIRST, order.num_samples)).tolist()),
             }
     elif kind == _SPLIT:
         texts[f"{name}, length"] = describe_value(length_of(own))

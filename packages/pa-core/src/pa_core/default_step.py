@@ -9,12 +9,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from pa_core.batch_structure import describe_batch, is_array, is_mapping, keys_of, lists_of_numbers
+from pa_core.batch_structure import lists_of_numbers
 from pa_core.errors import BatchMismatchError, ConfigurationError
 from pa_core.layer_mismatches import explain_failed_layer
 from pa_core.loss_mismatches import explain_failed_loss, explain_silent_mismatch
 from pa_core.types import LossFunction
 from pa_core.unwrapping import unwrap_model
+from pa_data.batches import describe_batch, is_array, is_mapping, keys_of
 
 __all__ = ["calculate_batch_loss"]
 

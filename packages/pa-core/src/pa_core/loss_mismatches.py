@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pa_core.batch_structure import describe_batch, is_mapping, keys_of
 from pa_core.errors import BatchMismatchError
+from pa_data.batches import describe_batch, is_mapping, keys_of
 
 __all__ = ["explain_failed_loss", "explain_silent_mismatch"]
 

@@ -33,16 +33,6 @@ from pa_core.alike import (
 from pa_core.callbacks.signal_watch import SignalWatch
 from pa_core.checkpoint_loading import copy_weights
 from pa_core.data.custom_loader import loader_parts, set_epoch
-from pa_core.data.device import can_pin_memory, pin_memory, prefetched, rebuilt_mapping, rebuilt_sequence
-from pa_core.data.fetching import (
-    BatchFetcher,
-    SampleFetcher,
-    WholeBatchFetcher,
-    WorkerDataset,
-    can_fetch_batch,
-    is_in_memory,
-)
-from pa_core.data.workers import WorkerStart, explaining_failed_start, sigterm_held_back
 from pa_core.device_reads import LateReader
 from pa_core.distributed.collectives import (
     broadcast_tensors,
@@ -58,17 +48,7 @@ from pa_core.distributed.watch import DEFAULT_MAX_WAIT_SECONDS, Place, RunWatch
 from pa_core.engine import nothing_kept_of_runs
 from pa_core.module_tensors import buffers_of_module, parameters_of_module
 from pa_core.optimizer_parameters import parameters_of
-from pa_core.orders.epoch_order import index_list
 from pa_core.progress import Progress
-from pa_core.rng import (
-    capture_rng_state,
-    check_rng_state,
-    extend_key,
-    mix,
-    preserve_rng_state,
-    restore_rng_state,
-    seed_rng,
-)
 from pa_core.sharded_tensors import is_sharded, is_sharded_module, local_piece, local_pieces, reshard
 from pa_core.sharding.whole_states import split_like
 from pa_core.state_dicts import differences_of_weights, list_differences
@@ -78,6 +58,20 @@ from pa_core.storage.torch_file import find_damage
 from pa_core.training_state.model_state import SavedModel, capture_model, restore_models
 from pa_core.training_state.optimizer_state import load_state as load_optimizer_state
 from pa_core.user_warnings import warn_user
+from pa_data import is_in_memory
+from pa_data._device import can_pin_memory, pin_memory, prefetched, rebuilt_mapping, rebuilt_sequence
+from pa_data._fetching import BatchFetcher, SampleFetcher, WholeBatchFetcher, WorkerDataset, can_fetch_batch
+from pa_data._workers import WorkerStart, explaining_failed_start, sigterm_held_back
+from pa_data.orders._epoch_order import index_list
+from pa_data.rng import (
+    capture_rng_state,
+    check_rng_state,
+    extend_key,
+    mix,
+    preserve_rng_state,
+    restore_rng_state,
+    seed_rng,
+)
 
 __all__ = [
     "BUFFERS",

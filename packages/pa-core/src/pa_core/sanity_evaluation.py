@@ -20,8 +20,8 @@ from pa_core.data.loaders import end_workers
 from pa_core.events import TrainerCallback
 from pa_core.module_tensors import buffers_of_module, parameters_of_module
 from pa_core.private_parts import own_attributes
-from pa_core.rng import capture_rng_state, restore_rng_state
 from pa_core.tracking import InMemoryRunHistory
+from pa_data.rng import capture_rng_state, restore_rng_state
 
 __all__ = ["sanity_evaluation"]
 

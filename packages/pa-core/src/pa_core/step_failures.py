@@ -8,8 +8,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from pa_core.batch_structure import describe_batch, lists_of_numbers
+from pa_core.batch_structure import lists_of_numbers
 from pa_core.errors import BatchMismatchError, is_explained
+from pa_data.batches import describe_batch
 
 __all__ = ["name_step"]
 

@@ -29,7 +29,6 @@ from pa_core.engine import Engine
 from pa_core.epoch_lengths import EpochLengths
 from pa_core.errors import NonFiniteLossError, StopTrainingError
 from pa_core.events import CallbackHandler, CallbackLike, TrainerCallback
-from pa_core.orders import Order
 from pa_core.placeholders import create_scheduler
 from pa_core.predictions import PredictionWriter, PredictsBatches
 from pa_core.predictions.default_prediction import predict_batch
@@ -48,6 +47,7 @@ from pa_core.tracking import RunHistory
 from pa_core.tracking.metric_counts import count_metrics, numbers_since
 from pa_core.tracking.metric_prefix import INTERMEDIATE_PREFIX, recording_with_prefix
 from pa_core.types import BatchT, LossFunction, ModelT_co, OutputT_co, SchedulerFactory, SchedulerT, SizedIterable
+from pa_data.orders import Order
 
 __all__ = ["Trainer"]
 

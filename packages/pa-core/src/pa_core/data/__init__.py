@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from pa_core.data.batch_limit import DataLoaderSlice
-from pa_core.data.device import move_to_device
 from pa_core.data.evaluation_sets import EvaluationSet
-from pa_core.data.fetching import SupportsFetchBatch
-from pa_core.data.keyed_loader import KeyedDataLoader
-from pa_core.data.split import BatchSplit, EvalSplit, Split, TrainSplit
-from pa_core.data.workers import worker_init_fn
 from pa_core.distributed.padding import remove_padding
-from pa_core.orders import EpochOrder, epoch_order
+from pa_data import (
+    BatchSplit,
+    EvalSplit,
+    KeyedDataLoader,
+    Split,
+    SupportsFetchBatch,
+    TrainSplit,
+    move_to_device,
+    worker_init_fn,
+)
+from pa_data.orders import EpochOrder, epoch_order
 
 __all__ = [
     "BatchSplit",

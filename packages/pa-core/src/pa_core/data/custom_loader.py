@@ -9,8 +9,8 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset
 from typing_extensions import TypeIs
 
 from pa_core.data.batch_limit import DataLoaderSlice
-from pa_core.data.keyed_loader import KeyedDataLoader
 from pa_core.errors import ConfigurationError, EmptyDatasetError
+from pa_data import KeyedDataLoader
 
 __all__ = [
     "batches_of_slices",

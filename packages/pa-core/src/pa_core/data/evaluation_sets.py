@@ -10,7 +10,6 @@ from typing import Any, Protocol, TypeAlias, cast
 
 from torch.utils.data import DataLoader, Dataset
 
-from pa_core.batch_structure import describe_batch, is_array, keys_of
 from pa_core.data.custom_loader import is_dataloader
 from pa_core.data.given_data import GivenData
 from pa_core.data.loaders import end_workers
@@ -19,6 +18,7 @@ from pa_core.run_config import check_count
 from pa_core.tracking.metric_prefix import recording_with_prefix
 from pa_core.tracking.run_history import RunHistory
 from pa_core.types import SizedIterable
+from pa_data.batches import describe_batch, is_array, keys_of
 
 __all__ = ["EvaluationData", "EvaluationSet", "EvaluationSets"]
 

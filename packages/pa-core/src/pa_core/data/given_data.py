@@ -9,11 +9,11 @@ from typing import Any, Literal
 
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from pa_core.batch_structure import describe_batch, is_array, keys_of
 from pa_core.data.custom_loader import describe_loader, is_dataloader, is_keyed
-from pa_core.data.given_order import check_given_order, order_makes_batches, order_of_dataset, without_effect_on_loader
+from pa_core.data.given_order import check_given_order, order_makes_batches, without_effect_on_loader
 from pa_core.errors import ConfigurationError
-from pa_core.orders import Order
+from pa_data.batches import describe_batch, is_array, keys_of
+from pa_data.orders import Order, order_of_dataset
 
 __all__ = [
     "BATCH_SIZE_OF_RUN_BEFORE",

@@ -2,42 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sized
-from types import BuiltinFunctionType, FunctionType
+from collections.abc import Mapping, Sized
 from typing import Any, cast
 
-from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Sampler, Subset
+from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset
 
-from pa_core.errors import ArgumentTypeError, ConfigurationError
-from pa_core.orders import Order, Sequential, Shuffled
-from pa_core.orders.checks import takes_each_once
+from pa_core.errors import ConfigurationError
+from pa_data.orders import Order, check_order, has_plain_order, order_of_dataset
 
 __all__ = [
     "check_given_order",
-    "check_kind_of_order",
     "describe_lost_order",
-    "has_plain_order",
     "order_makes_batches",
-    "order_of_dataset",
     "without_effect_on_loader",
 ]
 
 _DECIDES_THE_ORDER = "shuffle", "sampler", "batch_sampler", "algorithm"
-
-
-def order_of_dataset(dataset: object) -> Order | None:
-    """Return the order that a dataset brings as its ``default_order``, as a mixture does; None for most of them.
-
-    Args:
-        dataset: Any dataset.
-    """
-    order: object = getattr(dataset, "default_order", None)
-    return order if isinstance(order, Order) else None
-
-
-def has_plain_order(order: Order) -> bool:
-    """Whether an order is one that ``shuffle`` stands for: each sample once, shuffled or in sequence."""
-    return isinstance(order, (Shuffled, Sequential))
 
 
 def order_makes_batches(order: Order | None, dataset: object, kwargs: Mapping[str, Any]) -> bool:
@@ -53,26 +33,6 @@ def order_makes_batches(order: Order | None, dataset: object, kwargs: Mapping[st
     return order is not None and order.makes_batches
 
 
-def check_kind_of_order(order: object) -> None:
-    """Raise an error for anything that is not an order.
-
-    Raises:
-        ArgumentTypeError: It is something else, such as a class or a sampler.
-    """
-    if order is None:
-        return
-    if isinstance(order, Order):
-        if not isinstance(getattr(order, "name", None), str):
-            raise _without_name(order)
-        return
-    raise ArgumentTypeError(
-        "This is not an order.",
-        given=f"order={_describe(order)}",
-        expected="an object from pa_core.orders such as Shuffled(), or one of a class that derives from Order",
-        do=_what_to_pass(order),
-    )
-
-
 def check_given_order(order: Order | None, data: object, argument: str, kwargs: Mapping[str, Any]) -> None:
     """Raise an error for an order that is not one, or that would have no effect on the data of a run.
 
@@ -86,7 +46,7 @@ def check_given_order(order: Order | None, data: object, argument: str, kwargs: 
         ArgumentTypeError: It is not an order.
         ConfigurationError: The data, or an argument of its loader, decides the order already.
     """
-    check_kind_of_order(order)
+    check_order(order)
     if "order" in kwargs:
         raise ConfigurationError(
             "The order of the samples is not an argument of a loader.",
@@ -119,7 +79,7 @@ def describe_lost_order(dataset: Dataset[Any], holder: str | None) -> str | None
     if isinstance(dataset, Subset):
         return describe_lost_order(dataset.dataset, "a Subset")
     order = order_of_dataset(dataset)
-    if order is not None and holder is not None and not takes_each_once(order, len(cast("Sized", dataset))):
+    if order is not None and holder is not None and not order.takes_each_once(len(cast("Sized", dataset))):
         kind = type(dataset).__name__
         return (
             f"The order of a {kind}, {order.name}, has no effect in {holder}: pass the {kind} itself as train_dataset."
@@ -150,29 +110,7 @@ def _without_effect(order: Order, other: str, do: str) -> ConfigurationError:
     )
 
 
-def _without_name(order: Order) -> ArgumentTypeError:
-    kind = type(order).__name__
-    return ArgumentTypeError(
-        "An order needs a name, by which training states know it.",
-        given=f"{kind} without a name",
-        expected="a string as an attribute of the class, a new one for each change of what the order does",
-        do=f'Write name = "{kind.lower()}-v1" in {kind}.',
-    )
-
-
 def _describe(value: object) -> str:
     if isinstance(value, (type, str, bool, int)):
         return value.__name__ if isinstance(value, type) else repr(value)
     return f"a {type(value).__name__}"
-
-
-def _what_to_pass(order: object) -> str:
-    if isinstance(order, type) and issubclass(order, Order):
-        return f"Pass an instance: {order.__name__}(...)."
-    if isinstance(order, Sampler):
-        return "Pass the order that replaces it, such as Weighted(weights), or the sampler in train_dataloader_kwargs."
-    if order is False:
-        return "Pass Sequential() from pa_core.orders."
-    if isinstance(order, Iterable | FunctionType | BuiltinFunctionType) and not isinstance(order, str):
-        return "Return the indices from indices_of_epoch() in a class that derives from pa_core.orders.TableOrder."
-    return "Pass Shuffled() from pa_core.orders, or leave it out, for each sample once in a random order."

@@ -26,17 +26,12 @@ from pa_core.data.custom_loader import (
     length_of,
     plain_dataloader,
 )
-from pa_core.data.device import move_to_device
-from pa_core.data.fetching import is_in_memory
 from pa_core.data.given_data import GivenData, batch_size_of
 from pa_core.data.given_order import (
     describe_lost_order,
-    has_plain_order,
     order_makes_batches,
     without_effect_on_loader,
 )
-from pa_core.data.keyed_loader import KeyedDataLoader
-from pa_core.data.loader_checks import count_samples
 from pa_core.data.replaced_samplers import describe_replacement
 from pa_core.data.split_sampler import check_share, split_sampler, warn_of_filling_up, warn_of_repeated_samples
 from pa_core.data.streams import (
@@ -45,13 +40,13 @@ from pa_core.data.streams import (
     share_of_stream,
     warn_of_whole_workers,
 )
-from pa_core.data.workers import start_method
 from pa_core.distributed import collectives
 from pa_core.epoch_lengths import EpochLengths
-from pa_core.orders import Order, Shuffled
 from pa_core.run_config import LoaderSettings
 from pa_core.types import SizedIterable
 from pa_core.user_warnings import warn_user
+from pa_data import KeyedDataLoader, count_samples, is_in_memory, move_to_device, start_method
+from pa_data.orders import Order, Shuffled, has_plain_order
 
 __all__ = [
     "MAX_DEFAULT_WORKERS",

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 from torch import Tensor
 
-from pa_core.batch_structure import describe_batch, is_mapping
 from pa_core.errors import BatchOutputError, ConfigurationError, UnsupportedConfigurationError
 from pa_core.step_output import unusable_kind
+from pa_data.batches import describe_batch, is_mapping
 
 __all__ = [
     "backward_after_step",

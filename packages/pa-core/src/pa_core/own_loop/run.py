@@ -32,7 +32,6 @@ from pa_core.engine import Engine
 from pa_core.epoch_lengths import EpochLengths
 from pa_core.errors import StopTrainingError
 from pa_core.events import CallbackHandler, CallbackLike, TrainerCallback
-from pa_core.orders import Order
 from pa_core.own_loop import mistakes
 from pa_core.own_loop.evaluations import EvaluationHooks, Evaluations
 from pa_core.own_loop.loop_batches import batches_of_loop
@@ -58,6 +57,7 @@ from pa_core.types import (
     StatefulScheduler,
     TensorsT,
 )
+from pa_data.orders import Order
 
 __all__ = ["Run"]
 

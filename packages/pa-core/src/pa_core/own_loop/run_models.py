@@ -8,7 +8,6 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from pa_core.batch_structure import is_mapping
 from pa_core.errors import ConfigurationError
 from pa_core.input_checks import (
     check_kind_of_optimizer,
@@ -20,6 +19,7 @@ from pa_core.input_checks import (
 from pa_core.own_loop import mistakes
 from pa_core.sharded_tensors import reshard
 from pa_core.types import SchedulerFactory
+from pa_data.batches import is_mapping
 
 __all__ = ["RunModels"]
 

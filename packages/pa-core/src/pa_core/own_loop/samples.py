@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from pa_core.batch_structure import describe_batch, first_dimensions
+from pa_core.batch_structure import first_dimensions
 from pa_core.errors import ConfigurationError
 from pa_core.user_warnings import warn_user
+from pa_data.batches import describe_batch
 
 __all__ = ["count_samples"]
 

@@ -9,8 +9,8 @@ from typing import Any, TypeAlias, cast
 import torch
 from torch import Tensor
 
-from pa_core.batch_structure import describe_batch, is_array, is_mapping, keys_of
 from pa_core.errors import BatchOutputError
+from pa_data.batches import describe_batch, is_array, is_mapping, keys_of
 
 __all__ = ["Column", "columns_of", "plain_value"]
 

@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import nn
 
-from pa_core.batch_structure import describe_batch, is_mapping, keys_of
 from pa_core.errors import BatchMismatchError
 from pa_core.layer_mismatches import explain_failed_layer
 from pa_core.unwrapping import unwrap_model
+from pa_data.batches import describe_batch, is_mapping, keys_of
 
 __all__ = ["predict_batch"]
 

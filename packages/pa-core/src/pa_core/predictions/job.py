@@ -13,12 +13,11 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from pa_core.data.custom_loader import is_dataloader
 from pa_core.data.given_data import GivenData
-from pa_core.data.keyed_loader import KeyedDataLoader
-from pa_core.data.loader_checks import check_batch_size, count_samples
 from pa_core.errors import ConfigurationError
 from pa_core.predictions.pieces import ChosenPieces, Pieces
-from pa_core.rng import mix, preserve_rng_state, seed_rng
 from pa_core.run_config import check_count
+from pa_data import KeyedDataLoader, count_samples
+from pa_data.rng import mix, preserve_rng_state, seed_rng
 
 __all__ = ["PredictionJob"]
 
@@ -61,7 +60,7 @@ class PredictionJob:
                     do=f"Leave {name} out; predict a torch.utils.data.Subset for other samples or another order.",
                 )
         check_count("seed", self.seed, minimum=0)
-        check_batch_size(self.batch_size)
+        check_count("per_device_batch_size", self.batch_size)
 
     @property
     def batch_size(self) -> int:

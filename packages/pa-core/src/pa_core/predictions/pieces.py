@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from pa_core.orders import EpochOrder, Order
+from pa_data.orders import EpochOrder, Order
 
 __all__ = ["ChosenPieces", "Pieces"]
 

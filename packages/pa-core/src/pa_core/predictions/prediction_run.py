@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from pa_core.any_trainer import AnyTrainer
-from pa_core.data.device import move_to_device
 from pa_core.data.loaders import Loaders
 from pa_core.distributed import processes
 from pa_core.distributed.comparison import require_alike
@@ -23,6 +22,7 @@ from pa_core.predictions.pieces import Pieces
 from pa_core.predictions.weights_digest import digest_of_weights
 from pa_core.predictions.written import Writing
 from pa_core.step_failures import name_step
+from pa_data import move_to_device
 
 __all__ = ["PredictionHooks", "PredictionRun"]
 

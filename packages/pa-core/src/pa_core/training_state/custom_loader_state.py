@@ -20,10 +20,10 @@ from pa_core.data import move_to_device
 from pa_core.data.custom_loader import describe_loader, is_dataloader, loader_parts
 from pa_core.data.streams import has_exact_state
 from pa_core.errors import CheckpointError
-from pa_core.rng import capture_rng_state, restore_rng_state
 from pa_core.state_dicts import supports_state_dict
 from pa_core.training_state.taking_over import refusals_explained
 from pa_core.types import SizedIterable, SupportsStateDict
+from pa_data.rng import capture_rng_state, restore_rng_state
 
 __all__ = [
     "CustomLoaderState",

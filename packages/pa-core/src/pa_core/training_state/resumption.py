@@ -14,8 +14,6 @@ from pa_checkpoint._checkpoint import open_checkpoint
 from pa_checkpoint._folder import newest_readable
 from pa_core import distributed
 from pa_core.data.custom_loader import innermost, is_keyed, length_of, set_epoch
-from pa_core.data.given_order import has_plain_order
-from pa_core.data.split import BatchSplit, Split
 from pa_core.errors import CheckpointError, ConfigurationError, StateNotFoundError
 from pa_core.progress import Phase, Progress
 from pa_core.storage import Skipped
@@ -32,6 +30,8 @@ from pa_core.training_state.shared_verification import StateElsewhereError, help
 from pa_core.training_state.snapshotable import ResumableRun
 from pa_core.types import SizedIterable, SupportsStateDict
 from pa_core.user_warnings import warn_user
+from pa_data import BatchSplit, Split
+from pa_data.orders import has_plain_order
 
 __all__ = ["Resumption", "find_saved_run"]
 

@@ -9,9 +9,9 @@ from typing import Any
 from torch.optim import Optimizer
 
 from pa_core.data.custom_loader import describe_loader, is_keyed, length_of_dataset
-from pa_core.data.given_order import has_plain_order
 from pa_core.errors import CheckpointError, ConfigurationError
 from pa_core.run_config import TrainerRunConfig
+from pa_data.orders import has_plain_order
 
 __all__ = [
     "LENGTH_OF_SCHEDULE",

@@ -17,7 +17,6 @@ from pa_checkpoint import StoredTensor
 from pa_core import distributed
 from pa_core.errors import CheckpointError
 from pa_core.progress import Phase, Position
-from pa_core.rng import capture_rng_state, restore_rng_state, seed_rng_of_rank
 from pa_core.sharded_tensors import is_sharded_module
 from pa_core.state_dicts import supports_state_dict
 from pa_core.state_misfits import misfit_of_scheduler, without_foreign_entries
@@ -48,6 +47,7 @@ from pa_core.training_state.snapshotable import ResumableRun, Snapshotable
 from pa_core.training_state.taking_over import refusals_explained, taken_over
 from pa_core.types import StatefulScheduler, SupportsStateDict
 from pa_core.user_warnings import warn_user
+from pa_data.rng import capture_rng_state, restore_rng_state, seed_rng_of_rank
 
 __all__ = ["RunState", "SavedRun", "capture", "schedules"]
 

@@ -13,13 +13,11 @@ import torch
 
 from pa_core import distributed
 from pa_core.data.custom_loader import innermost, is_dataloader, is_keyed
-from pa_core.data.given_order import has_plain_order
 from pa_core.data.loaders import count_steps
 from pa_core.distributed.agreement import Agreement
 from pa_core.errors import CheckpointError, ConfigurationError, NonFiniteLossError, TrainingPreempted
 from pa_core.events import TrainerCallback
 from pa_core.progress import Phase, Position, Progress
-from pa_core.rng import capture_rng_state
 from pa_core.training_state.extension import Extension, find_extension
 from pa_core.training_state.reserved_folders import ReservedFolders, newest_state
 from pa_core.training_state.resumption import Resumption
@@ -29,6 +27,8 @@ from pa_core.training_state.snapshotable import ResumableRun
 from pa_core.training_state.state_writer import StateRequest, StateWriter, raise_on_all
 from pa_core.training_state.unsaved_attributes import UnsavedAttributes
 from pa_core.types import SupportsStateDict
+from pa_data.orders import has_plain_order
+from pa_data.rng import capture_rng_state
 
 __all__ = ["CallEvent", "EvaluationInterrupted", "RunParts", "SafePoints"]
 

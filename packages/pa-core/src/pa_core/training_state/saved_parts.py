@@ -11,15 +11,15 @@ from torch import Tensor
 
 from pa_checkpoint import StoredTensor
 from pa_core.errors import CheckpointError
-from pa_core.orders.epoch_order import ALGORITHMS
 from pa_core.progress import Phase, Position
-from pa_core.rng import check_rng_state
 from pa_core.storage import State
 from pa_core.tracking import InMemoryRunHistory
 from pa_core.training_state.entries import Entry
 from pa_core.training_state.extension import Extension
 from pa_core.training_state.model_state import SavedModel
 from pa_core.training_state.optimizer_state import SavedOptimizer
+from pa_data.orders import epoch_order
+from pa_data.rng import check_rng_state
 
 __all__ = ["OPTIMIZER", "SavedObject", "SavedParts", "SavedProcess", "SavedSettings", "read_parts", "read_position"]
 
@@ -236,8 +236,8 @@ def _settings(entry: Entry) -> SavedSettings:
 
 def _algorithm(entry: Entry) -> str | None:
     name = _name(entry)
-    if name is not None and name not in ALGORITHMS:
-        raise entry.wrong(f"one of {', '.join(ALGORITHMS)}, or nothing")
+    if name is not None:
+        epoch_order(0, seed=0, epoch=0, algorithm=name)
     return name
 
 

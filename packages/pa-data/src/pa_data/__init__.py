@@ -1,0 +1,24 @@
+"""Loaders that resume at any sample, on any number of processes, and the orders that they follow."""
+
+from __future__ import annotations
+
+from pa_data._device import move_to_device
+from pa_data._fetching import SupportsFetchBatch, is_in_memory
+from pa_data._keyed_loader import KeyedDataLoader
+from pa_data._loader_checks import count_samples
+from pa_data._split import BatchSplit, EvalSplit, Split, TrainSplit
+from pa_data._workers import start_method, worker_init_fn
+
+__all__ = [
+    "BatchSplit",
+    "EvalSplit",
+    "KeyedDataLoader",
+    "Split",
+    "SupportsFetchBatch",
+    "TrainSplit",
+    "count_samples",
+    "is_in_memory",
+    "move_to_device",
+    "start_method",
+    "worker_init_fn",
+]

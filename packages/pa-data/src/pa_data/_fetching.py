@@ -1,0 +1,255 @@
+"""Making one batch from the indices of its samples, in this process or in a worker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence, Sized
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias, cast
+
+import torch
+from torch import Tensor
+from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
+from typing_extensions import TypeVar, override
+
+from pa_data._sample_notes import describe_collation, describe_samples
+from pa_data.orders._epoch_order import index_list
+from pa_data.rng import extend_key, seed_rng
+
+__all__ = [
+    "BatchFetcher",
+    "BatchRequest",
+    "SampleFetcher",
+    "SupportsFetchBatch",
+    "WholeBatchFetcher",
+    "WorkerDataset",
+    "can_fetch_batch",
+    "fetch_batch",
+    "is_in_memory",
+]
+
+BatchRequest: TypeAlias = tuple[int, list[int]] | tuple[int, list[int], Sequence[int] | None]
+"""What a worker is sent: the key of the epoch, the indices of the samples, and what keys their draws if not those.
+
+The epoch travels with every batch, so workers that live for several epochs never draw from an old one.
+"""
+
+
+class BatchFetcher(Protocol):
+    """Makes the batch of some samples."""
+
+    def __call__(self, key: int, indices: Tensor, draws: Sequence[int] | None = None) -> Any:
+        """Return the batch of some samples.
+
+        Args:
+            key: The key of the epoch.
+            indices: The samples.
+            draws: What extends the key for each of them; None for the indices.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class SampleFetcher:
+    """Fetches one sample after the other from the dataset and collates them.
+
+    Attributes:
+        dataset: The dataset.
+        collate_fn: Makes a batch of the samples.
+        keyed: Whether the RNGs are seeded for each sample. What ``collate_fn`` draws continues from the
+            RNG state after the last sample of the batch.
+    """
+
+    dataset: Dataset[Any]
+    collate_fn: Callable[[list[Any]], Any]
+    keyed: bool
+
+    def __call__(self, key: int, indices: Tensor, draws: Sequence[int] | None = None) -> Any:
+        """Return the batch of the samples at ``indices`` in the epoch with this key."""
+        chosen = index_list(indices)
+        samples = self._samples(key, chosen, chosen if draws is None else draws)
+        try:
+            return self.collate_fn(samples)
+        except Exception as error:
+            error.add_note(describe_collation(self.dataset, chosen, samples))
+            raise
+
+    def _samples(self, key: int, chosen: list[int], draws: Sequence[int]) -> list[Any]:
+        get_samples = None if self.keyed else getattr(self.dataset, "__getitems__", None)
+        if get_samples is None:
+            return [self._sample(key, index, draw) for index, draw in zip(chosen, draws, strict=True)]
+        try:
+            return cast("list[Any]", get_samples(chosen))
+        except Exception as error:
+            error.add_note(describe_samples(self.dataset, chosen))
+            raise
+
+    def _sample(self, key: int, index: int, draw: int) -> Any:
+        if self.keyed:
+            seed_rng(extend_key(key, draw))
+        try:
+            return self.dataset[index]
+        except Exception as error:
+            error.add_note(describe_samples(self.dataset, [index]))
+            raise
+
+
+@dataclass(frozen=True)
+class WholeBatchFetcher:
+    """Fetches all samples at once from a dataset that cannot draw, so it needs no key.
+
+    Attributes:
+        dataset: A dataset that `pa_data.can_fetch_batch` accepts.
+    """
+
+    dataset: Dataset[Any]
+
+    def __call__(self, key: int, indices: Tensor, draws: Sequence[int] | None = None) -> Any:
+        """Return the batch of the samples at ``indices``."""
+        try:
+            return fetch_batch(self.dataset, indices)
+        except Exception as error:
+            error.add_note(describe_samples(self.dataset, index_list(indices)))
+            raise
+
+
+class WorkerDataset(Dataset[Any]):
+    """What torch's workers index: each request gives a whole batch, collated already."""
+
+    def __init__(self, fetcher: BatchFetcher, dataset: Dataset[Any]) -> None:
+        self.fetcher = fetcher
+        self.dataset = dataset
+
+    @override
+    def __getitem__(self, index: BatchRequest) -> Any:
+        key, indices, *draws = index
+        return self.fetcher(key, torch.tensor(indices), *draws)
+
+
+_BatchT_co = TypeVar("_BatchT_co", covariant=True, default=Any)
+
+
+class SupportsFetchBatch(Protocol[_BatchT_co]):
+    """A dataset that offers to fetch whole batches itself.
+
+    Single samples are fetched from a dataset with this method only if the loader has a ``collate_fn``. What the method
+    returns is the batch: it is not collated again. Random draws inside it are not keyed by sample; a dataset that draws
+    should not offer it. Subsets of such a dataset are fetched by the same method.
+
+    Example:
+        >>> class Squares(Dataset[Tensor]):
+        ...     def __len__(self) -> int:
+        ...         return 100
+        ...     def __getitem__(self, index: int) -> Tensor:
+        ...         return torch.tensor(index) ** 2
+        ...     def fetch_batch(self, indices: Tensor) -> Tensor:
+        ...         return indices**2
+        >>> from pa_data import KeyedDataLoader
+        >>> list(KeyedDataLoader(Squares(), batch_size=3, split="eval"))[0]
+        tensor([0, 1, 4])
+    """
+
+    def fetch_batch(self, indices: Tensor) -> _BatchT_co:
+        """Return the batch of the samples at ``indices``, int64 of shape ``(batch size,)``."""
+        ...
+
+
+def is_in_memory(dataset: Dataset[Any]) -> bool:
+    """Tell whether a dataset only indexes tensors that it holds, and so can neither draw nor be slow.
+
+    True for a `torch.utils.data.TensorDataset` of dense tensors, and for subsets (including the results of
+    `torch.utils.data.random_split`) and concatenations of such datasets. A subclass with its own way to get a sample
+    may do anything there, and is not in memory.
+
+    Args:
+        dataset: The dataset.
+
+    Example:
+        >>> tensors = TensorDataset(torch.zeros(5, 2))
+        >>> is_in_memory(Subset(tensors, [0, 3]))
+        True
+    """
+    if isinstance(dataset, TensorDataset):
+        return _indexes_as(dataset, TensorDataset) and all(_is_dense(tensor) for tensor in dataset.tensors)
+    if isinstance(dataset, Subset):
+        return _indexes_as(dataset, Subset) and is_in_memory(dataset.dataset)
+    if isinstance(dataset, ConcatDataset):
+        return _indexes_as(dataset, ConcatDataset) and all(map(is_in_memory, dataset.datasets))
+    return False
+
+
+def can_fetch_batch(dataset: Dataset[Any]) -> bool:
+    """Tell whether `fetch_batch` serves a dataset.
+
+    Args:
+        dataset: The dataset.
+
+    Returns:
+        True if it is in memory, if it is a `SupportsFetchBatch`, or if it is a subset of such a dataset.
+    """
+    if is_in_memory(dataset) or _offers_fetch_batch(dataset):
+        return True
+    if not isinstance(dataset, Subset):
+        return False
+    return _indexes_as(dataset, Subset) and can_fetch_batch(dataset.dataset)
+
+
+def fetch_batch(dataset: Dataset[Any], indices: Tensor) -> Any:
+    """Fetch a batch whole, equal to what collating its samples one by one would give.
+
+    The batch never shares memory with the dataset, so it may be changed in place.
+
+    Args:
+        dataset: A dataset that `can_fetch_batch` accepts.
+        indices: The samples, int64 of shape ``(batch size,)``.
+
+    Returns:
+        The batch: for tensors in memory, a list with one tensor for each tensor of the dataset.
+    """
+    if _offers_fetch_batch(dataset):
+        return cast("SupportsFetchBatch", dataset).fetch_batch(indices)
+    if isinstance(dataset, TensorDataset):
+        return [
+            tensor.index_select(0, indices if tensor.is_cpu else indices.to(tensor.device))
+            for tensor in dataset.tensors
+        ]
+    if isinstance(dataset, Subset):
+        return fetch_batch(dataset.dataset, _look_up(dataset, indices))
+    return _fetch_concatenated(cast("ConcatDataset[Any]", dataset), indices)
+
+
+def _look_up(subset: Subset[Any], indices: Tensor) -> Tensor:
+    """Translate indices into a subset to indices into its dataset."""
+    table = cast("Sequence[int] | Tensor", subset.indices)  # people pass tensors too
+    if isinstance(table, Tensor):
+        chosen = table[indices].to(torch.int64)
+    else:
+        chosen = torch.tensor([int(table[index]) for index in index_list(indices)])
+    num_samples = len(cast("Sized", subset.dataset))
+    return torch.where(chosen < 0, chosen + num_samples, chosen)
+
+
+def _fetch_concatenated(dataset: ConcatDataset[Any], indices: Tensor) -> list[Tensor]:
+    """Fetch from each part what is there, and restore the requested order."""
+    ends = torch.tensor(dataset.cumulative_sizes)
+    part_of = torch.bucketize(indices, ends, right=True)
+    parts: list[list[Tensor]] = []
+    for number in sorted(set(index_list(part_of))):
+        begin = dataset.cumulative_sizes[number - 1] if number > 0 else 0
+        parts.append(fetch_batch(dataset.datasets[number], indices[part_of == number] - begin))
+    as_asked = part_of.argsort(stable=True).argsort()
+    return [torch.cat(column).index_select(0, as_asked.to(column[0].device)) for column in zip(*parts, strict=True)]
+
+
+def _indexes_as(dataset: Dataset[Any], kind: type[Dataset[Any]]) -> bool:
+    """Tell whether a dataset gets its samples as its torch class does, with neither method overridden."""
+    return all(
+        getattr(type(dataset), name, None) is getattr(kind, name, None) for name in ("__getitem__", "__getitems__")
+    )
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    return tensor.layout is torch.strided and not tensor.is_nested
+
+
+def _offers_fetch_batch(dataset: Dataset[Any]) -> bool:
+    return callable(getattr(dataset, "fetch_batch", None))

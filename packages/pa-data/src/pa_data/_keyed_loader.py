@@ -1,0 +1,414 @@
+"""A data loader whose batches are a pure function of (seed, epoch, position, rank)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from functools import partial
+from multiprocessing.context import BaseContext
+from typing import Any, Literal, TypeVar
+
+import torch
+from torch.utils.data import DataLoader, Dataset, default_collate  # pyright: ignore[reportUnknownVariableType]  # torch leaves it open
+from typing_extensions import override
+
+from pa_data._device import can_pin_memory, move_to_device, pin_memory, prefetched
+from pa_data._epoch_plan import EpochBatches, EpochPlan, WorkerRequests
+from pa_data._fetching import BatchFetcher, SampleFetcher, WholeBatchFetcher, WorkerDataset
+from pa_data._loader_checks import (
+    check_batch_size,
+    check_batches_of_order,
+    check_epoch,
+    check_length,
+    check_options,
+    check_order,
+    count_samples,
+    decide_whole_batches,
+    refuse_batch_ends,
+    require_batch_ends,
+)
+from pa_data._split import BatchSplit, EvalSplit, Split, TrainSplit
+from pa_data._workers import WorkerStart, explaining_failed_start, sigterm_held_back
+from pa_data.errors import ConfigurationError, UnsupportedConfigurationError
+from pa_data.orders import EpochOrder, Order, Sequential, Shuffled
+from pa_data.orders._given import has_plain_order, order_of_dataset
+from pa_data.rng import extend_key, mix, preserve_rng_state
+
+__all__ = ["KeyedDataLoader"]
+
+_SampleT_co = TypeVar("_SampleT_co", covariant=True)
+_WORKER_STREAMS = -1  # extends the key of an epoch where no sample index does
+_END = object()
+
+
+class KeyedDataLoader(DataLoader[_SampleT_co]):
+    """A `torch.utils.data.DataLoader` that can begin any epoch at any sample, with the same batches.
+
+    The order of an epoch depends on ``(seed, epoch)`` alone, and which part of it this process takes in which
+    step on the split (`TrainSplit`, `BatchSplit` or `EvalSplit`), so an interrupted epoch resumes at the next
+    sample on any number of processes. With keyed augmentation the global RNGs of Python, NumPy and torch are
+    seeded from ``(seed, epoch, sample index)`` before each sample is fetched: what is drawn depends neither on the
+    number of workers nor on where the iteration began. After each batch the main process's own RNG states are as they
+    were, and making an iterator draws nothing from them. Generators that a dataset owns itself are not keyed.
+
+    Batches of datasets that only hold tensors, and of those that are a `SupportsFetchBatch`, are fetched
+    whole, without keys and several times as fast. They equal those that torch's default collation makes.
+
+    An epoch is chosen by `start_epoch`; until then it is epoch 0. Iterating again without choosing another
+    repeats the same epoch from the same position. Seeking costs nothing: no sample before the position is
+    loaded.
+
+    Args:
+        dataset: A dataset with a length and integer indices. It is what ``loader.dataset`` returns.
+        batch_size: The number of samples that this process takes in a full step; None or left out for an order that
+            makes the batches.
+        shuffle: Whether each epoch has its own random order. In training this is the dataset's order, if it brings one
+            as its ``default_order``.
+        split: How a global batch is shared, and what happens to the last one: ``"train"`` or ``"eval"``.
+        seed: The seed of the run; the same on every process.
+        rank: The number of this process.
+        num_processes: The number of processes that share each global batch.
+        device: Where the tensors of each batch are moved; by default they stay.
+        drop_last: Leaves out the samples that do not fill a global batch.
+        collate_fn: Makes a batch of a list of samples; by default torch's own collation.
+        num_workers: The number of processes that load ahead; 0 loads in this process.
+        keyed_augmentation: ``False`` leaves the RNGs alone, which saves some 10 microseconds a
+            sample and, without workers, some 100 a batch. The draws are then not reproducible. A dataset with
+            ``__getitems__`` then fetches all samples of a batch at once, as torch does; keyed samples are fetched one
+            by one.
+        whole_batches: ``True`` insists on fetching whole batches, ``False`` forbids it. By default batches
+            are fetched whole where the dataset can and there is no ``collate_fn``.
+        algorithm: The name of the order to reproduce, see `epoch_order`.
+        order: The order of the epochs, instead of ``shuffle``; None for what ``shuffle`` says.
+        pin_memory: Copies each batch into pinned memory first, so that moving it does not block. On CUDA it is then
+            moved one batch ahead, while the device computes.
+        timeout: The number of seconds to wait for a worker; 0 waits forever.
+        worker_init_fn: Is called in each worker with its number.
+        multiprocessing_context: How workers are started.
+        generator: Seeds the workers' own RNGs and nothing else: the order comes from ``seed``. By default
+            a generator of the loader's own.
+        prefetch_factor: The number of batches that each worker loads ahead.
+        persistent_workers: Keeps the workers for the next epoch. Then only one iterator is live at a time:
+            an older one raises an `UnsupportedConfigurationError`, a `RuntimeError`, when it is used again.
+        pin_memory_device: See torch.
+        in_order: Must be true, since the order is what this loader promises.
+
+    Attributes:
+        device: Where the tensors of each batch are moved.
+        rank: The number of this process.
+        num_processes: The number of processes that share each global batch.
+        given_order: The order of all epochs.
+        keyed_augmentation: Whether the RNGs are seeded for each sample.
+        whole_batches: Whether batches are fetched whole.
+
+    Raises:
+        ArgumentTypeError: If the order is something else.
+        ConfigurationError: If an option is out of its range, or the dataset has no length, or there are two orders.
+        EmptyDatasetError: If there is no sample, or ``drop_last`` leaves none.
+
+    Example:
+        >>> from torch.utils.data import TensorDataset
+        >>> loader = KeyedDataLoader(TensorDataset(torch.arange(10)), batch_size=4, shuffle=True, seed=3)
+        >>> whole_epoch = [batch[0].tolist() for batch in loader]
+        >>> loader.start_epoch(0, position=4)
+        >>> [batch[0].tolist() for batch in loader] == whole_epoch[1:]
+        True
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset[_SampleT_co],
+        batch_size: int | None = 1,
+        shuffle: bool = False,
+        *,
+        split: Literal["train", "eval"] = "train",
+        seed: int = 0,
+        rank: int = 0,
+        num_processes: int = 1,
+        device: torch.device | str | int | None = None,
+        drop_last: bool = False,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        num_workers: int = 0,
+        keyed_augmentation: bool = True,
+        whole_batches: bool | None = None,
+        algorithm: str | None = None,
+        order: Order | None = None,
+        pin_memory: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], None] | None = None,
+        multiprocessing_context: str | BaseContext | None = None,
+        generator: torch.Generator | None = None,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        pin_memory_device: str = "",
+        in_order: bool = True,
+    ) -> None:
+        check_options(rank, num_processes, num_workers, timeout, in_order)
+        check_order(order, algorithm)
+        if order is None and shuffle and split == "train" and algorithm is None:
+            order = order_of_dataset(dataset)
+        self.given_order: Order = _plain_order(shuffle, algorithm) if order is None else order
+        if self.given_order.makes_batches:
+            check_batches_of_order(self.given_order, batch_size, drop_last, split)
+            batch_size = None
+            self._split_epoch: Callable[[EpochOrder], Split] = partial(_split_batches, num_processes=num_processes)
+        else:
+            size = check_batch_size(batch_size)
+            self._split_epoch = partial(
+                _split_epoch, split, batch_size=size, num_processes=num_processes, drop_last=drop_last
+            )
+        self._num_samples = count_samples(dataset)
+        self._seed, self._epoch = seed, 0
+        self.rank: int = rank
+        self.num_processes: int = num_processes
+        self.shuffle: bool = shuffle if order is None else not isinstance(order, Sequential)
+        self.device: torch.device | None = None if device is None else torch.device(device)
+        self.keyed_augmentation: bool = keyed_augmentation
+        self.whole_batches: bool = decide_whole_batches(dataset, collate_fn, whole_batches)
+        self._batches = EpochBatches(self._plan_of_whole_epoch(0))
+        check_epoch(self.split)
+        self._own_generator = torch.Generator()
+        self._options: dict[str, Any] = {
+            "num_workers": num_workers,
+            "pin_memory": pin_memory,
+            "timeout": timeout,
+            "multiprocessing_context": multiprocessing_context,
+            "generator": self._own_generator if generator is None else generator,
+            "prefetch_factor": prefetch_factor,
+            "persistent_workers": persistent_workers,
+            "pin_memory_device": pin_memory_device,
+        }
+        super().__init__(  # pyright: ignore[reportUnknownMemberType]  # torch leaves its options open
+            dataset,
+            batch_sampler=self._batches,
+            collate_fn=collate_fn,
+            worker_init_fn=worker_init_fn,
+            **self._options,
+        )
+        # With a batch sampler torch forgets these two, and refuses to have them set.
+        vars(self).update(batch_size=batch_size, drop_last=drop_last)
+        self._fetcher: BatchFetcher = (
+            WholeBatchFetcher(dataset)
+            if self.whole_batches
+            else SampleFetcher(dataset, collate_fn or _collate, keyed_augmentation)
+        )
+        self._pins = pin_memory and can_pin_memory()
+        self._worker_loader: DataLoader[Any] | None = None
+        self._iterations = 0
+
+    @property
+    def seed(self) -> int:
+        """The seed of the run; setting it takes effect with the next iterator."""
+        return self._seed
+
+    @seed.setter
+    def seed(self, seed: int) -> None:
+        self._seed = seed
+        self.start_epoch(self._epoch, self.position)
+
+    @property
+    def algorithm(self) -> str | None:
+        """The name of the order to reproduce, None for the default; setting it is for the next iterator."""
+        return self.given_order.algorithm if isinstance(self.given_order, Shuffled) else None
+
+    @algorithm.setter
+    def algorithm(self, algorithm: str | None) -> None:
+        before = self.given_order
+        if not has_plain_order(before):
+            check_order(before, algorithm)
+            return
+        self.given_order = _plain_order(self.shuffle, algorithm)
+        try:
+            self.start_epoch(self._epoch, self.position)
+        except ConfigurationError:
+            self.given_order = before
+            raise
+
+    @property
+    def epoch(self) -> int:
+        """The chosen epoch."""
+        return self._epoch
+
+    @property
+    def position(self) -> int:
+        """The number of samples of the chosen epoch, over all processes, that the iterator leaves out."""
+        split = self.split
+        return split.start if isinstance(split, TrainSplit | BatchSplit) else 0
+
+    @property
+    def order(self) -> EpochOrder:
+        """The order of the chosen epoch."""
+        return self._batches.plan.order
+
+    @property
+    def split(self) -> Split:
+        """The split of the chosen epoch from the chosen position on; its step 0 is the next one."""
+        return self._batches.plan.split
+
+    def start_epoch(self, epoch: int, position: int = 0) -> None:
+        """Choose what the next iterator yields; one that is live already keeps its own epoch.
+
+        Args:
+            epoch: The number of the epoch, which keys the order and the draws.
+            position: The number of samples of this epoch, over all processes, that are trained on already.
+
+        Raises:
+            ConfigurationError: If the position is not within the epoch, or is not 0 in an evaluation.
+        """
+        plan = whole_epoch = self._plan_of_whole_epoch(epoch)
+        if position != 0:
+            if not isinstance(plan.split, TrainSplit | BatchSplit):
+                raise ConfigurationError(
+                    "An evaluation always begins at its first sample.",
+                    given=f"position={position}",
+                    expected="position=0",
+                    do="Call start_epoch(epoch) without a position.",
+                )
+            plan = replace(plan, split=replace(plan.split, start=position))
+        self._epoch = epoch
+        self._batches.plan, self._batches.whole_epoch = plan, whole_epoch
+
+    def num_steps(self, epoch: int) -> int:
+        """Return the number of steps of a whole epoch, which is the same on every process.
+
+        Args:
+            epoch: The number of the epoch.
+
+        Raises:
+            EmptyDatasetError: The order visits no sample in this epoch, or ``drop_last`` leaves none.
+        """
+        whole = self._batches.whole_epoch if epoch == self._epoch else self._plan_of_whole_epoch(epoch)
+        check_epoch(whole.split, epoch)
+        return len(whole.split)
+
+    def _plan_of_whole_epoch(self, epoch: int) -> EpochPlan:
+        order = self.given_order.epoch_order(self._num_samples, seed=self._seed, epoch=epoch)
+        return EpochPlan(order, self._split_epoch(order), self.rank, mix(self._seed, epoch))
+
+    def fetch_for(self, step: int, rank: int) -> Any:
+        """Return the batch that a process takes in a step, fetched here and now.
+
+        Args:
+            step: The step of the chosen epoch, counted from the chosen position.
+            rank: The number of the process.
+        """
+        plan = replace(self._batches.plan, rank=rank)
+        piece = plan.split.piece(step, rank)
+        with preserve_rng_state():
+            indices = plan.order.indices(piece.start, piece.stop)
+            batch = self._fetcher(plan.key, indices, piece if plan.order.repeats else None)
+        return batch if self.device is None else move_to_device(batch, self.device)
+
+    def close(self) -> None:
+        """End persistent workers now instead of with the loader; the next iterator starts new ones."""
+        self._worker_loader = None
+        self._iterations += 1
+
+    @override
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # pyright: ignore[reportIncompatibleMethodOverride]  # torch promises its private iterator class
+        """Iterate the chosen epoch from the chosen position on.
+
+        Raises:
+            ConfigurationError: The dataset has another length than when the loader was made.
+        """
+        check_length(self.dataset, self._num_samples)
+        plan = self._batches.plan
+        batches = self._load_here(plan) if self.num_workers == 0 else self._load_in_workers(plan)
+        if self.device is None:
+            return batches
+        if self.device.type == "cuda" and self._pins:
+            return prefetched(batches, self.device)
+        return self._moved(batches, self.device)
+
+    def _load_here(self, plan: EpochPlan) -> Iterator[Any]:
+        batches = self._fetch_here(plan)
+        return map(pin_memory, batches) if self._pins else batches
+
+    def _fetch_here(self, plan: EpochPlan) -> Iterator[Any]:
+        key, fetch = plan.key, self._fetcher
+        if self.whole_batches or not self.keyed_augmentation:
+            for indices, draws in plan.batches():
+                yield fetch(key, indices, draws)
+            return
+        for indices, draws in plan.batches():
+            with preserve_rng_state():
+                batch = fetch(key, indices, draws)
+            yield batch
+
+    def _load_in_workers(self, plan: EpochPlan) -> Iterator[Any]:
+        if self._worker_loader is None:
+            self._worker_loader = self._make_worker_loader()
+        self._own_generator.manual_seed(extend_key(plan.key, _WORKER_STREAMS))
+        self._iterations += 1
+        with sigterm_held_back(), self._explaining_failed_start():
+            batches = iter(self._worker_loader)
+        return self._receive(batches, self._iterations)
+
+    def _explaining_failed_start(self) -> AbstractContextManager[None]:
+        sent: dict[str, object] = {name: getattr(self, name) for name in ("dataset", "collate_fn", "worker_init_fn")}
+        return explaining_failed_start(self._options["multiprocessing_context"], sent)
+
+    def _receive(self, batches: Iterator[Any], iteration: int) -> Iterator[Any]:
+        start: AbstractContextManager[None] = self._explaining_failed_start()
+        while True:
+            if self.persistent_workers and iteration != self._iterations:
+                raise UnsupportedConfigurationError(
+                    "This iterator is out of date.",
+                    given="an iterator of a loader with persistent_workers=True that was iterated again, or closed",
+                    expected="one iterator at a time, as its workers serve one",
+                    do="Use the newest iterator, or make the loader with persistent_workers=False.",
+                )
+            with start:
+                batch = next(batches, _END)
+            start = nullcontext()
+            if batch is _END:
+                return
+            yield batch
+
+    def _moved(self, batches: Iterator[Any], device: torch.device) -> Iterator[Any]:
+        return (move_to_device(batch, device, non_blocking=self._pins) for batch in batches)
+
+    def _make_worker_loader(self) -> DataLoader[Any]:
+        """Make the plain loader that runs the workers; they are sent whole batches to make."""
+        return DataLoader(
+            WorkerDataset(self._fetcher, self.dataset),
+            batch_size=None,
+            sampler=WorkerRequests(self._batches),
+            collate_fn=_as_it_is,
+            worker_init_fn=WorkerStart(self.worker_init_fn),
+            **self._options,
+        )
+
+
+def _plain_order(shuffle: bool, algorithm: str | None) -> Order:
+    return Shuffled(algorithm) if shuffle or algorithm else Sequential()
+
+
+def _split_batches(order: EpochOrder, *, num_processes: int) -> Split:
+    return BatchSplit(require_batch_ends(order), num_processes)
+
+
+def _split_epoch(
+    kind: Literal["train", "eval"], order: EpochOrder, *, batch_size: int, num_processes: int, drop_last: bool
+) -> Split:
+    num_samples = order.num_samples
+    refuse_batch_ends(order)
+    if kind == "train":
+        return TrainSplit(num_samples, batch_size, num_processes, drop_last=drop_last)
+    if kind == "eval":
+        return EvalSplit(num_samples, batch_size, num_processes, drop_last=drop_last)
+    raise ConfigurationError(
+        "There is no such split.",
+        given=f"split={kind!r}",
+        expected='"train" or "eval"',
+        do="Pass one of the two.",
+    )
+
+
+def _collate(samples: list[Any]) -> Any:
+    return default_collate(samples)
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch

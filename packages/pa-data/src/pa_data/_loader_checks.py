@@ -1,0 +1,262 @@
+"""The checks of a keyed loader, made before anything is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sized
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, IterableDataset
+
+from pa_data._fetching import can_fetch_batch
+from pa_data._split import Split
+from pa_data.errors import ConfigurationError, EmptyDatasetError
+from pa_data.orders import EpochOrder, Order
+from pa_data.orders._given import check_order as require_order
+
+__all__ = [
+    "check_batch_size",
+    "check_batches_of_order",
+    "check_epoch",
+    "check_length",
+    "check_options",
+    "check_order",
+    "count_samples",
+    "decide_whole_batches",
+    "refuse_batch_ends",
+    "require_batch_ends",
+]
+
+
+def count_samples(dataset: Dataset[Any]) -> int:
+    """Return the length of a dataset that a keyed order can be made for.
+
+    Raises:
+        ConfigurationError: If the dataset is iterable only, or has no length.
+        EmptyDatasetError: If there is no sample.
+    """
+    kind = type(dataset).__name__
+    advice = "Give the dataset __len__ and __getitem__, or load it with a plain torch.utils.data.DataLoader."
+    if isinstance(dataset, IterableDataset):
+        raise ConfigurationError(
+            "An iterable dataset has no order that could be chosen.",
+            given=f"a dataset of type {kind}, which is an IterableDataset",
+            expected="a dataset with a length whose samples are indexed by integers",
+            do=advice,
+        )
+    try:
+        num_samples = len(cast("Sized", dataset))
+    except (TypeError, NotImplementedError) as error:
+        raise ConfigurationError(
+            "The dataset has no length.",
+            given=f"a dataset of type {kind}, for which len() fails: {error}",
+            expected="a dataset with a length whose samples are indexed by integers",
+            do=advice,
+        ) from error
+    if num_samples == 0:
+        raise EmptyDatasetError(
+            "The dataset is empty.",
+            given=f"a dataset of type {kind} with 0 samples",
+            expected="at least one sample",
+            do="Look at how the dataset was made; a wrong path and a filter that keeps nothing are common.",
+        )
+    return num_samples
+
+
+def check_batch_size(batch_size: int | None) -> int:
+    """Return the batch size, which torch would allow to be None.
+
+    Raises:
+        ConfigurationError: If it is None or less than 1.
+    """
+    if batch_size is None or batch_size < 1:
+        raise ConfigurationError(
+            "A keyed loader makes batches, so it needs their size.",
+            given=f"batch_size={batch_size}",
+            expected="an integer of at least 1",
+            do="Pass the number of samples that one process takes in a step, for example batch_size=32.",
+        )
+    return batch_size
+
+
+def check_batches_of_order(order: Order, batch_size: int | None, drop_last: bool, split: str) -> None:
+    """Raise an error for options that have no effect, or no meaning, with an order that makes the batches.
+
+    Raises:
+        ConfigurationError: If there is one.
+    """
+    kind = type(order).__name__
+    if batch_size not in (None, 1):
+        raise ConfigurationError(
+            "batch_size has no effect with an order that makes the batches.",
+            given=f"batch_size={batch_size}, and order={kind}",
+            expected="no batch_size",
+            do=f"Leave batch_size out, and give {kind} what it makes its batches by.",
+        )
+    if drop_last:
+        raise ConfigurationError(
+            "drop_last has no effect with an order that makes the batches, as none is incomplete.",
+            given=f"drop_last=True, and order={kind}",
+            expected="drop_last=False",
+            do="Leave drop_last out.",
+        )
+    if split != "train":
+        raise ConfigurationError(
+            "An evaluation goes in the order of the dataset, in batches of one size.",
+            given=f'split="{split}", and order={kind}',
+            expected='an order that makes the batches with split="train" only',
+            do="Leave the order out, and pass a batch_size.",
+        )
+
+
+def check_options(rank: int, num_processes: int, num_workers: int, timeout: float, in_order: bool) -> None:
+    """Raise an error for options that contradict each other or the promise of an order.
+
+    Raises:
+        ConfigurationError: If one does.
+    """
+    if not 0 <= rank < num_processes:
+        raise ConfigurationError(
+            "The rank is not among the processes.",
+            given=f"rank={rank}, num_processes={num_processes}",
+            expected="0 <= rank < num_processes",
+            do="Pass the number of this process, counted from 0, and the number of all processes.",
+        )
+    if timeout > 0 and num_workers == 0:
+        raise ConfigurationError(
+            "Only workers can be waited for.",
+            given=f"timeout={timeout}, num_workers=0",
+            expected="num_workers of at least 1, or timeout=0",
+            do="Leave the timeout out, or load with workers.",
+        )
+    if not in_order:
+        raise ConfigurationError(
+            "A keyed loader yields its batches in order.",
+            given="in_order=False",
+            expected="in_order=True",
+            do="Leave the option out, or pass your own torch.utils.data.DataLoader.",
+        )
+
+
+def check_order(order: Order | None, algorithm: str | None) -> None:
+    """Raise an error for anything that is not an order, and for an order passed with the name of a different one.
+
+    Raises:
+        ArgumentTypeError: If it is not an order.
+        ConfigurationError: If there is an algorithm, too.
+    """
+    require_order(order)
+    if order is not None and algorithm is not None:
+        raise ConfigurationError(
+            "Two orders were passed.",
+            given=f"order={type(order).__name__}(...), algorithm={algorithm!r}",
+            expected="one of them",
+            do=f"Leave the order out, or pass order=Shuffled({algorithm!r}).",
+        )
+
+
+def require_batch_ends(order: EpochOrder) -> Tensor:
+    """Return where the batches of an epoch end, of which its order makes the batches.
+
+    Raises:
+        ConfigurationError: If it does not say.
+    """
+    ends = order.batch_ends
+    if ends is None or ends.dtype != torch.int64 or ends.numel() == 0 or int(ends[-1]) != order.num_samples:
+        raise ConfigurationError(
+            "An order that makes the batches says where they end.",
+            given=f"{type(order).__name__}.batch_ends={ends}, and makes_batches=True",
+            expected=f"an int64 tensor of increasing positions that ends with num_samples={order.num_samples}",
+            do="Return the positions after the last sample of each batch, or leave makes_batches out.",
+        )
+    return ends
+
+
+def refuse_batch_ends(order: EpochOrder) -> None:
+    """Raise an error for an epoch that says where its batches end, of an order that does not say that it makes them.
+
+    Raises:
+        ConfigurationError: If it does.
+    """
+    if order.batch_ends is not None:
+        raise ConfigurationError(
+            "An order says where its batches end, and not that it makes them.",
+            given=f"{type(order).__name__}.batch_ends, and makes_batches=False",
+            expected="both or none of them",
+            do="Set makes_batches = True in the class of the order.",
+        )
+
+
+def check_epoch(split: Split, epoch: int = 0) -> None:
+    """Raise an error for a split of a whole epoch that has no step.
+
+    Args:
+        split: The split.
+        epoch: The number of the epoch.
+
+    Raises:
+        EmptyDatasetError: If there is none.
+    """
+    if split.num_samples == 0:
+        raise EmptyDatasetError(
+            "The order of the data has an epoch without samples.",
+            given=f"0 samples in epoch {epoch}, counted from 0",
+            expected="at least one sample in each epoch of the run",
+            do="Let the order visit some samples in this epoch, or train for fewer epochs.",
+        )
+    if len(split) == 0:
+        global_batch = split.batch_size * split.num_processes
+        raise EmptyDatasetError(
+            "drop_last leaves nothing of this dataset.",
+            given=f"{split.num_samples} samples, and global batches of {global_batch} "
+            f"(batch_size={split.batch_size} on {split.num_processes} processes)",
+            expected=f"at least {global_batch} samples, or drop_last=False",
+            do="Choose a smaller batch size, or keep the last incomplete batch with drop_last=False.",
+        )
+
+
+def check_length(dataset: Dataset[Any], num_samples: int) -> None:
+    """Raise an error if the dataset has become longer or shorter.
+
+    Args:
+        dataset: The dataset.
+        num_samples: Its length when its loader was made.
+
+    Raises:
+        ConfigurationError: It has another length now.
+    """
+    now = count_samples(dataset)
+    if now != num_samples:
+        raise ConfigurationError(
+            "The dataset has another length than when its loader was made.",
+            given=f"{now} samples of {type(dataset).__name__}",
+            expected=f"{num_samples} samples, by which the order and the number of steps were planned",
+            do="Change a dataset between two runs, not within one: each run makes new loaders.",
+        )
+
+
+def decide_whole_batches(
+    dataset: Dataset[Any], collate_fn: Callable[[list[Any]], Any] | None, asked_for: bool | None
+) -> bool:
+    """Return whether batches are fetched whole.
+
+    Raises:
+        ConfigurationError: If that was insisted on and is not possible.
+    """
+    possible = collate_fn is None and can_fetch_batch(dataset)
+    if asked_for is None:
+        return possible
+    if asked_for and not possible:
+        reason = (
+            f"a dataset of type {type(dataset).__name__}, not tensors in memory and without fetch_batch"
+            if collate_fn is None
+            else "a collate_fn, which takes single samples"
+        )
+        raise ConfigurationError(
+            "Batches cannot be fetched whole.",
+            given=f"whole_batches=True and {reason}",
+            expected="a TensorDataset, a subset of one, or a dataset with fetch_batch, and no collate_fn",
+            do="Give the dataset a method fetch_batch, leave collate_fn out, or leave whole_batches out.",
+        )
+    return asked_for

@@ -1,0 +1,398 @@
+"""Which samples of an epoch each process takes in each step: arithmetic only, constant time for any step."""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass
+from functools import cached_property
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from pa_data.errors import ConfigurationError
+
+__all__ = ["BatchSplit", "EvalSplit", "Split", "TrainSplit"]
+
+
+class Split(Protocol):
+    """How the positions of an epoch are dealt to the processes, one global batch a step.
+
+    The steps take consecutive positions, and within a step rank after rank takes a contiguous piece, so every
+    position is taken exactly once.
+    """
+
+    @property
+    def num_samples(self) -> int:
+        """The number of samples of the whole epoch."""
+        ...
+
+    @property
+    def batch_size(self) -> int:
+        """The number of samples that one process takes in a full step; the mean where the order makes the batches."""
+        ...
+
+    @property
+    def num_processes(self) -> int:
+        """The number of processes that share each step."""
+        ...
+
+    @property
+    def drop_last(self) -> bool:
+        """Whether what does not fill a global batch at the end of the epoch is left out."""
+        ...
+
+    def __len__(self) -> int:
+        """Return the number of steps."""
+        ...
+
+    @property
+    def num_full_steps(self) -> int:
+        """The number of steps, from the first one on, in which each process takes ``batch_size`` samples."""
+        ...
+
+    def size(self, step: int) -> int:
+        """Return the number of samples that all processes together take in a step, counted from 0."""
+        ...
+
+    def piece(self, step: int, rank: int) -> range:
+        """Return the positions of the epoch that one process takes in a step; may be empty."""
+        ...
+
+
+@dataclass(frozen=True)
+class TrainSplit:
+    """The split of a training epoch: full global batches, then one smaller step with what remains.
+
+    A remainder of ``t`` samples goes to ``min(num_processes, max(1, t // 2))`` processes, as evenly as
+    possible, rank 0 first. No process gets exactly one sample (for which batch normalisation raises an error) unless
+    ``t`` is 1 or the batch size is 1, in which case the remainder is dealt one sample to a process. The other processes
+    get an empty piece in this step. With a batch size of 2, a piece of the remainder may hold 3.
+
+    Attributes:
+        num_samples: The number of samples of the whole epoch.
+        batch_size: The number of samples that one process takes in a full step.
+        num_processes: The number of processes that share each step.
+        drop_last: Leaves out the remainder.
+        start: The number of samples of this epoch that are trained on already; the steps are counted from
+            there. It need not be a multiple of a global batch, so another split can continue where one stopped.
+
+    Raises:
+        ConfigurationError: If a number is out of its range.
+
+    Example:
+        >>> split = TrainSplit(num_samples=19, batch_size=4, num_processes=2)
+        >>> [split.size(step) for step in range(len(split))]
+        [8, 8, 3]
+        >>> split.piece(1, rank=1), split.piece(2, rank=0), split.piece(2, rank=1)
+        (range(12, 16), range(16, 19), range(19, 19))
+    """
+
+    num_samples: int
+    batch_size: int
+    num_processes: int
+    _: KW_ONLY
+    drop_last: bool = False
+    start: int = 0
+
+    def __post_init__(self) -> None:
+        """Raise an error for numbers that describe no split."""
+        _check_sizes(self)
+        if not 0 <= self.start <= self.num_samples:
+            raise ConfigurationError(
+                "The position is not within the epoch.",
+                given=f"start={self.start} in an epoch of {self.num_samples} samples",
+                expected=f"0 <= start <= {self.num_samples}",
+                do="Pass the number of samples of this epoch that were trained on already. "
+                "If the dataset became smaller since then, begin the epoch again with start=0.",
+            )
+
+    @cached_property
+    def _global_batch(self) -> int:
+        return self.batch_size * self.num_processes
+
+    @cached_property
+    def _end(self) -> int:
+        remainder = (self.num_samples - self.start) % self._global_batch
+        return self.num_samples - remainder if self.drop_last else self.num_samples
+
+    @cached_property
+    def _num_steps(self) -> int:
+        return -((self.start - self._end) // self._global_batch)
+
+    def __len__(self) -> int:
+        """Return the number of steps from ``start`` on."""
+        return self._num_steps
+
+    @property
+    def num_full_steps(self) -> int:
+        """The number of steps, from ``start`` on, in which each process takes ``batch_size`` samples."""
+        return (self._end - self.start) // self._global_batch
+
+    def size(self, step: int) -> int:
+        """Return the number of samples that all processes together take in a step.
+
+        Raises:
+            IndexError: If there is no such step.
+        """
+        _check_step(step, self._num_steps)
+        return min(self._global_batch, self._end - self.start - step * self._global_batch)
+
+    def piece(self, step: int, rank: int) -> range:
+        """Return the positions of the epoch that one process takes in a step; empty for some in the last.
+
+        Raises:
+            IndexError: If there is no such step or rank.
+        """
+        _check_rank(rank, self.num_processes)
+        size = self.size(step)
+        ranks_with_samples = min(self.num_processes, size if self.batch_size == 1 else max(1, size // 2))
+        begin = self.start + step * self._global_batch
+        if rank >= ranks_with_samples:
+            return range(begin + size, begin + size)
+        return _even_piece(begin, size, ranks_with_samples, rank)
+
+
+@dataclass(frozen=True)
+class EvalSplit:
+    """The split of an evaluation: every sample once, and every process takes part in every step.
+
+    Full global batches come first. A remainder with fewer samples than processes borrows from the step before
+    so that each process has one; with a batch size of 1, where nothing can be borrowed, it is merged into the
+    step before and some pieces hold 2. Each step is cut into contiguous pieces of as equal size as possible,
+    so results that are gathered rank after rank come back in the order of the dataset.
+
+    Attributes:
+        num_samples: The number of samples of the whole evaluation, at least one for each process.
+        batch_size: The number of samples that one process takes in a full step.
+        num_processes: The number of processes that share each step.
+        drop_last: Leaves out the remainder.
+
+    Raises:
+        ConfigurationError: If a number is out of its range, or there are fewer samples than processes.
+
+    Example:
+        >>> split = EvalSplit(num_samples=17, batch_size=4, num_processes=2)
+        >>> [split.size(step) for step in range(len(split))]
+        [8, 7, 2]
+        >>> split.piece(1, rank=0), split.piece(1, rank=1), split.piece(2, rank=1)
+        (range(8, 12), range(12, 15), range(16, 17))
+    """
+
+    num_samples: int
+    batch_size: int
+    num_processes: int
+    _: KW_ONLY
+    drop_last: bool = False
+
+    def __post_init__(self) -> None:
+        """Raise an error for numbers that describe no split."""
+        _check_sizes(self)
+        if self.num_samples < self.num_processes:
+            raise ConfigurationError(
+                "There are fewer samples to evaluate on than processes.",
+                given=f"{self.num_samples} samples for {self.num_processes} processes",
+                expected=f"at least {self.num_processes} samples, one for each process",
+                do="Evaluate on more samples, or with fewer processes.",
+            )
+
+    @cached_property
+    def _global_batch(self) -> int:
+        return self.batch_size * self.num_processes
+
+    @cached_property
+    def _remainder(self) -> int:
+        return 0 if self.drop_last else self.num_samples % self._global_batch
+
+    @cached_property
+    def _borrowed(self) -> int:
+        """The number of samples that the last step takes from the step before it."""
+        if self._remainder == 0 or self.batch_size == 1:
+            return 0
+        return max(0, self.num_processes - self._remainder)
+
+    @cached_property
+    def _num_steps(self) -> int:
+        has_step_of_its_own = self._remainder > 0 and self.batch_size > 1
+        return self.num_samples // self._global_batch + has_step_of_its_own
+
+    def _end(self, step: int) -> int:
+        """The position where a step ends; 0 for the one before the first."""
+        regular_end = (step + 1) * self._global_batch
+        if step == self._num_steps - 1:
+            return regular_end if self.drop_last else self.num_samples
+        return regular_end - self._borrowed if step == self._num_steps - 2 else regular_end
+
+    def __len__(self) -> int:
+        """Return the number of steps."""
+        return self._num_steps
+
+    @property
+    def num_full_steps(self) -> int:
+        """The number of steps, from the first one on, in which each process takes ``batch_size`` samples."""
+        if self._remainder == 0:
+            return self._num_steps
+        return self._num_steps - (2 if self._borrowed > 0 else 1)
+
+    def size(self, step: int) -> int:
+        """Return the number of samples that all processes together take in a step.
+
+        Raises:
+            IndexError: If there is no such step.
+        """
+        _check_step(step, self._num_steps)
+        return self._end(step) - self._begin(step)
+
+    def piece(self, step: int, rank: int) -> range:
+        """Return the positions that one process takes in a step; never empty.
+
+        Raises:
+            IndexError: If there is no such step or rank.
+        """
+        _check_rank(rank, self.num_processes)
+        return _even_piece(self._begin(step), self.size(step), self.num_processes, rank)
+
+    def _begin(self, step: int) -> int:
+        return self._end(step - 1) if step > 0 else 0
+
+
+@dataclass(frozen=True, eq=False)
+class BatchSplit:
+    """The split of a training epoch whose order makes the batches: in each step, the next batch for each process.
+
+    The order determines the batches, regardless of the number of processes. In the last step there may be fewer batches
+    than processes: the first ranks have them, and the others an empty piece.
+
+    Attributes:
+        batch_ends: The positions at which the batches of the whole epoch end, increasing, int64 on the CPU.
+        num_processes: The number of processes that share each step.
+        start: The number of samples of this epoch that are trained on already, 0 or one of ``batch_ends``; the steps
+            are counted from there.
+
+    Raises:
+        ConfigurationError: If there is no process, or ``start`` is within a batch.
+
+    Example:
+        >>> split = BatchSplit(torch.tensor([2, 7, 9]), num_processes=2)
+        >>> [split.size(step) for step in range(len(split))]
+        [7, 2]
+        >>> split.piece(0, rank=1), split.piece(1, rank=0), split.piece(1, rank=1)
+        (range(2, 7), range(7, 9), range(9, 9))
+    """
+
+    batch_ends: Tensor
+    num_processes: int
+    _: KW_ONLY
+    start: int = 0
+
+    def __post_init__(self) -> None:
+        """Raise an error for numbers that describe no split."""
+        _check_sizes(self)
+        if self.start != self._end(self._first):
+            raise ConfigurationError(
+                "The position is not where a batch of the order ends.",
+                given=f"start={self.start}, within batch {self._first} of {len(self.batch_ends)}",
+                expected="0, or one of the positions at which a batch ends",
+                do="Begin the epoch again with start=0, if the order is not the one that the position was counted in.",
+            )
+
+    @cached_property
+    def _first(self) -> int:
+        """The number of batches that end at ``start`` or before it."""
+        return int(torch.searchsorted(self.batch_ends, self.start, right=True))
+
+    @property
+    def steps_before(self) -> int:
+        """The number of steps that lie before ``start``, in steps of this number of processes."""
+        return -(-self._first // self.num_processes)
+
+    def end_before(self, position: int) -> int:
+        """Return the last position up to this one at which a batch ends, or 0."""
+        return self._end(int(torch.searchsorted(self.batch_ends, position, right=True)))
+
+    def _end(self, num_batches: int) -> int:
+        """The position after the first batches of the epoch."""
+        return 0 if num_batches == 0 else int(self.batch_ends[min(num_batches, len(self.batch_ends)) - 1])
+
+    @property
+    def num_samples(self) -> int:
+        """The number of samples of the whole epoch."""
+        return self._end(len(self.batch_ends))
+
+    @property
+    def batch_size(self) -> int:
+        """The mean number of samples in a batch, rounded."""
+        return max(1, round(self.num_samples / max(1, len(self.batch_ends))))
+
+    @property
+    def drop_last(self) -> bool:
+        """Nothing is left out."""
+        return False
+
+    @property
+    def num_full_steps(self) -> int:
+        """No two batches need be of one size."""
+        return 0
+
+    @cached_property
+    def _num_steps(self) -> int:
+        return -((self._first - len(self.batch_ends)) // self.num_processes)
+
+    def __len__(self) -> int:
+        """Return the number of steps from ``start`` on."""
+        return self._num_steps
+
+    def size(self, step: int) -> int:
+        """Return the number of samples that all processes together take in a step.
+
+        Raises:
+            IndexError: If there is no such step.
+        """
+        _check_step(step, self._num_steps)
+        first = self._first + step * self.num_processes
+        return self._end(first + self.num_processes) - self._end(first)
+
+    def piece(self, step: int, rank: int) -> range:
+        """Return the positions of the epoch that one process takes in a step; empty for some in the last.
+
+        Raises:
+            IndexError: If there is no such step or rank.
+        """
+        _check_rank(rank, self.num_processes)
+        _check_step(step, self._num_steps)
+        batch = self._first + step * self.num_processes + rank
+        return range(self._end(batch), self._end(batch + 1))
+
+
+def _even_piece(begin: int, size: int, parts: int, part: int) -> range:
+    """Cut ``size`` positions from ``begin`` on into contiguous parts, the larger ones first; return one."""
+    quotient, larger_parts = divmod(size, parts)
+    first = begin + part * quotient + min(part, larger_parts)
+    return range(first, first + quotient + (part < larger_parts))
+
+
+def _check_sizes(split: Split) -> None:
+    for name, number in (("batch_size", split.batch_size), ("num_processes", split.num_processes)):
+        if number < 1:
+            raise ConfigurationError(
+                f"A split needs a positive {name}.",
+                given=f"{name}={number}",
+                expected="an integer of at least 1",
+                do=f"Pass {name}=1 or more.",
+            )
+    if split.num_samples < 0:
+        raise ConfigurationError(
+            "A split needs a number of samples.",
+            given=f"num_samples={split.num_samples}",
+            expected="an integer of at least 0",
+            do="Pass len(dataset).",
+        )
+
+
+def _check_step(step: int, num_steps: int) -> None:
+    if not 0 <= step < num_steps:
+        raise IndexError(f"step {step} is not among the {num_steps} steps of this split, counted from 0")
+
+
+def _check_rank(rank: int, num_processes: int) -> None:
+    if not 0 <= rank < num_processes:
+        raise IndexError(f"rank {rank} is not among the {num_processes} processes of this split, counted from 0")

@@ -1,0 +1,20 @@
+"""Warnings that point at the user's line, no matter how deep in a loader their cause is found."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+
+__all__ = ["warn_user"]
+
+
+def warn_user(message: str) -> None:
+    """Issue a warning at the innermost frame outside this package.
+
+    Args:
+        message: What is wrong, and what to do.
+    """
+    level, frame = 1, sys._getframe()  # pyright: ignore[reportPrivateUsage]  # documented, and far cheaper than inspect
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith("pa_data."):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, stacklevel=level)

@@ -1,0 +1,239 @@
+"""Workers of data loaders: how they are started, why that failed, what they do about SIGTERM, and their seeds."""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.context import BaseContext
+from multiprocessing.process import BaseProcess
+from multiprocessing.reduction import ForkingPickler
+from pickle import PicklingError
+from types import FrameType
+from typing import Any, cast
+
+import torch
+from torch.utils.data import get_worker_info
+
+from pa_data.errors import ConfigurationError
+from pa_data.rng import mix, seed_rng
+
+__all__ = [
+    "WorkerStart",
+    "end_with_main_process",
+    "explaining_failed_start",
+    "sigterm_held_back",
+    "start_method",
+    "worker_init_fn",
+]
+
+SECONDS_AFTER_SECOND_SIGTERM = 30.0
+"""As long as launchers wait for a process before they kill it."""
+
+_SECONDS_BETWEEN_LOOKS = 1.0
+_CAN_HOLD_BACK = hasattr(signal, "pthread_sigmask")  # not on Windows
+
+
+@dataclass(frozen=True)
+class WorkerStart:
+    """Makes a worker look as under a plain loader, then calls the user's ``worker_init_fn``.
+
+    Attributes:
+        worker_init_fn: The user's function, if there is one.
+    """
+
+    worker_init_fn: Callable[[int], None] | None
+
+    def __call__(self, worker_id: int) -> None:
+        """Prepare the worker with this number."""
+        sigterm = _SigtermForMainProcess()
+        end_with_main_process(sigterm)
+        info: Any = get_worker_info()
+        # Users reach their dataset through the worker info, which refuses plain assignment.
+        object.__setattr__(info, "dataset", info.dataset.dataset)
+        if callable(signal.getsignal(signal.SIGTERM)):  # inherited, if the worker was forked
+            signal.signal(signal.SIGTERM, sigterm)
+        _let_sigterm_through()
+        if self.worker_init_fn is not None:
+            self.worker_init_fn(worker_id)
+
+
+class _SigtermForMainProcess:
+    """Where the script handles SIGTERM, lets it: launchers send it to all processes, and torch's workers end by it.
+
+    Several may come while the main process saves a state. But a worker that is stuck must not keep it from ending: the
+    second one ends the worker after some time, the one of torch among them that comes when a loader is closed.
+    """
+
+    def __init__(self) -> None:
+        self._has_come = False
+        self.deadline: float = math.inf
+
+    def __call__(self, _number: int, _frame: FrameType | None) -> None:
+        if self._has_come:
+            self.deadline = min(self.deadline, time.monotonic() + SECONDS_AFTER_SECOND_SIGTERM)
+        self._has_come = True
+
+
+def end_with_main_process(sigterm: _SigtermForMainProcess | None = None) -> None:
+    """End this worker as soon as the process that started it is gone, no matter how that ended; does nothing elsewhere.
+
+    Torch's workers look for it themselves, but not while they have a batch to hand over that nobody takes any more. And
+    they look for the process that forked them: under ``"forkserver"`` that is another one, and where the main process
+    was killed while a worker started, no matter which process adopted it.
+
+    Args:
+        sigterm: What handles SIGTERM in this worker, and knows when it has to end in any case.
+    """
+    main = multiprocessing.parent_process()
+    if main is not None:
+        threading.Thread(target=_end_with, args=(main, sigterm), name="pa_core main process watch", daemon=True).start()
+
+
+def _end_with(main: BaseProcess, sigterm: _SigtermForMainProcess | None) -> None:
+    is_child = os.getppid() == main.pid
+    while main.is_alive() and not (is_child and os.getppid() != main.pid):
+        if sigterm is not None and time.monotonic() > sigterm.deadline:
+            break
+        # Returns as soon as it is gone, unless another process has inherited what tells: then the next look shows it.
+        main.join(_SECONDS_BETWEEN_LOOKS)
+    os._exit(1)
+
+
+@contextmanager
+def sigterm_held_back() -> Generator[None]:
+    """Within the context, workers may be started: SIGTERM waits until they know what to do about it.
+
+    Until then torch's own handler would end them, and the run with them.
+    """
+    if not _CAN_HOLD_BACK:
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # which workers inherit
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _let_sigterm_through() -> None:
+    if _CAN_HOLD_BACK:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+
+
+_WITHOUT_GUARD = "before the current process has finished its bootstrapping phase"
+_ENDED = re.compile(r"DataLoader worker .*(exited unexpectedly|is killed)", re.DOTALL)
+
+
+def start_method(context: str | BaseContext | None = None) -> str:
+    """Return how processes are started: ``"fork"``, ``"spawn"`` or ``"forkserver"``; calling this does not set it.
+
+    Args:
+        context: The ``multiprocessing_context`` of a loader; None for what holds in this process.
+
+    Example:
+        >>> start_method("spawn")
+        'spawn'
+    """
+    if isinstance(context, str):
+        return context
+    if context is not None:
+        return str(context.get_start_method())
+    chosen = cast("str | None", multiprocessing.get_start_method(allow_none=True))
+    return multiprocessing.get_all_start_methods()[0] if chosen is None else chosen
+
+
+@contextmanager
+def explaining_failed_start(context: str | BaseContext | None, sent: Mapping[str, object]) -> Generator[None]:
+    """Explain errors of workers that end before their first batch, as everything they need has to be sent to them.
+
+    Args:
+        context: The ``multiprocessing_context`` of the loader.
+        sent: What is sent to the workers, by the name that users know it by.
+
+    Raises:
+        ConfigurationError: Something could not be pickled, or a worker ended by itself.
+    """
+    try:
+        yield
+    except (PicklingError, AttributeError, TypeError, RuntimeError, OSError, EOFError) as error:
+        method = start_method(context)
+        explained = None if method == "fork" else _explain(error, method, sent)
+        if explained is None:
+            raise
+        raise explained from error
+
+
+def _explain(error: Exception, method: str, sent: Mapping[str, object]) -> ConfigurationError | None:
+    if _WITHOUT_GUARD in str(error):
+        return _unguarded(method, "a script that starts workers while a worker imports it")
+    if isinstance(error, RuntimeError) and _ENDED.search(str(error)):
+        return _unguarded(method, f"a worker that ended before its first batch; what it printed is above ({error})")
+    if isinstance(error, BrokenPipeError | ConnectionError | EOFError):
+        return _unguarded(method, f"a worker that ended before its first batch ({type(error).__name__})")
+    unpicklable = next((name for name, value in sent.items() if not _can_be_pickled(value)), None)
+    return None if unpicklable is None else _not_picklable(method, unpicklable, sent[unpicklable], error)
+
+
+def _can_be_pickled(value: Any) -> bool:
+    try:
+        ForkingPickler.dumps(value)
+    except Exception:
+        return False
+    return True
+
+
+def _unguarded(method: str, given: str) -> ConfigurationError:
+    return ConfigurationError(
+        "The workers of a loader could not start.",
+        given=f"processes that are started by {method!r}, and {given}",
+        expected='a script whose main part is under if __name__ == "__main__":, and a dataset of a class that can be '
+        "imported from a file",
+        do='Put the call of train() or evaluate() under if __name__ == "__main__":, and move classes that were defined '
+        "in a notebook to a file; or load without workers: num_workers=0.",
+    )
+
+
+def _not_picklable(method: str, name: str, value: object, error: Exception) -> ConfigurationError:
+    kind = getattr(value, "__qualname__", type(value).__name__)
+    return ConfigurationError(
+        f"The {name} cannot be sent to the workers of a loader.",
+        given=f"the {name} {kind}, processes that are started by {method!r}, and {type(error).__name__}: {error}",
+        expected="what pickle takes: functions and classes at the top level of a file, no open files or locks",
+        do=f"Replace lambdas and local functions in the {name} by functions at the top level of a file, or load "
+        "without workers: num_workers=0.",
+    )
+
+
+def worker_init_fn(worker_id: int) -> None:
+    """Give each worker different RNG states: Python's ``random``, NumPy's and torch's.
+
+    Pass it as ``worker_init_fn`` to a ``DataLoader`` that you make yourself. If every process of a run has the same
+    seed, torch gives the first worker of each the same seed too, and all processes augment in step; here the rank is a
+    part of the seed. As usual, it is torch's global generator that decides the seed.
+
+    It also ends the worker as soon as the main process is gone, even if that was killed.
+
+    Loaders that the trainer makes do not need it, as they do both themselves; there it does no harm.
+
+    Args:
+        worker_id: The number of the worker, as the loader passes it.
+
+    Example:
+        >>> import torch
+        >>> from torch.utils.data import DataLoader
+        >>> loader = DataLoader(range(8), batch_size=4, num_workers=2, worker_init_fn=worker_init_fn)
+        >>> [batch.tolist() for batch in loader]
+        [[0, 1, 2, 3], [4, 5, 6, 7]]
+    """
+    end_with_main_process()
+    # From the environment, as a worker is not a member of the process group.
+    rank = int(os.environ.get("RANK", "0"))
+    seed_rng(mix(torch.initial_seed(), worker_id, rank))

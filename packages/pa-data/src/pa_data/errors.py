@@ -1,0 +1,115 @@
+"""Errors that tell what was given, what was expected and what to do.
+
+Each error also derives from the built-in exception a Python user would catch for the same mistake, so
+``except ValueError`` keeps working:
+
+    >>> issubclass(ConfigurationError, ValueError), issubclass(ArgumentTypeError, TypeError)
+    (True, True)
+"""
+
+from __future__ import annotations
+
+from typing_extensions import override
+
+__all__ = [
+    "ArgumentTypeError",
+    "ConfigurationError",
+    "EmptyDatasetError",
+    "ExplainedError",
+    "ShardError",
+    "UnsupportedConfigurationError",
+]
+
+
+class ExplainedError(Exception):
+    """Base of the errors of this module. A ``CheckpointError`` has the same four parts and is not one of them.
+
+    All four parts are required, so that no message can leave the reader without a next step, and they are
+    kept as attributes and in ``args``, so that the error survives the way back from another process.
+
+    Args:
+        problem: One sentence that says what is wrong.
+        given: What was found, as text; name the argument as well as its value.
+        expected: What would have been right.
+        do: What the reader can do about it.
+
+    Example:
+        >>> print(ExplainedError("The bag is empty.", given="0 apples", expected="some", do="Buy an apple."))
+        The bag is empty.
+          given:    0 apples
+          expected: some
+          do:       Buy an apple.
+    """
+
+    def __init__(self, problem: str, given: str, expected: str, do: str) -> None:
+        super().__init__(problem, given, expected, do)
+        self.problem = problem
+        self.given = given
+        self.expected = expected
+        self.do = do
+
+    @override
+    def __str__(self) -> str:
+        return f"{self.problem}\n  given:    {self.given}\n  expected: {self.expected}\n  do:       {self.do}"
+
+
+class ConfigurationError(ExplainedError, ValueError):
+    """An argument has a value that cannot work, such as a negative number of epochs.
+
+    Example:
+        >>> raise ConfigurationError(
+        ...     "The number of epochs is not positive.",
+        ...     given="num_epochs=-1",
+        ...     expected="an integer of at least 1",
+        ...     do="Pass the number of passes over the training data, for example num_epochs=1.",
+        ... )
+        Traceback (most recent call last):
+        ...
+        pa_data.errors.ConfigurationError: The number of epochs is not positive.
+          given:    num_epochs=-1
+          expected: an integer of at least 1
+          do:       Pass the number of passes over the training data, for example num_epochs=1.
+    """
+
+
+class ArgumentTypeError(ExplainedError, TypeError):
+    """An argument is another kind of thing than the one that is expected, such as a class instead of an instance.
+
+    Example:
+        >>> import torch
+        >>> from pa_core import Trainer
+        >>> Trainer(torch.nn.Linear(1, 1), torch.nn.MSELoss, None)
+        Traceback (most recent call last):
+        ...
+        pa_data.errors.ArgumentTypeError: The loss function is a class.
+          given:    loss_func=nn.MSELoss
+          expected: a function of the model's outputs and the targets, such as an instance of the class
+          do:       Add the parentheses that create it: loss_func=nn.MSELoss().
+    """
+
+
+class EmptyDatasetError(ConfigurationError):
+    """A dataset, or what is left of it after ``drop_last``, holds no batch to run on.
+
+    Example:
+        >>> issubclass(EmptyDatasetError, ConfigurationError)
+        True
+    """
+
+
+class UnsupportedConfigurationError(ExplainedError, RuntimeError):
+    """Every argument is valid, but this environment or combination cannot do what was requested.
+
+    Example:
+        >>> issubclass(UnsupportedConfigurationError, RuntimeError)
+        True
+    """
+
+
+class ShardError(ExplainedError, ValueError):
+    """A file of a dataset is missing, damaged, has changed, or holds something else than its reader expects.
+
+    Example:
+        >>> issubclass(ShardError, ValueError)
+        True
+    """

@@ -1,0 +1,129 @@
+"""What has to be known of a file before any of its samples can be read, found once and kept in a folder."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+import sys
+from collections.abc import Callable, Generator, Mapping
+from pathlib import Path
+from typing import Any, TypeAlias, cast
+from urllib.parse import quote
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pa_data.files._places import Stamp, is_url
+
+__all__ = ["Arrays", "IndexFolder"]
+
+Arrays: TypeAlias = Mapping[str, NDArray[np.generic]]
+"""Arrays of one dimension, such as where each line begins, by name."""
+
+_LOCK = ".lock"
+_MOST_CHARACTERS = 120
+
+
+class IndexFolder:
+    """A folder with one small file for each file of a dataset; arrays are mapped into memory, not read.
+
+    An index is used as long as its file has the size and the version that it had. Of several processes that miss one,
+    the first makes it, and the others wait for it.
+
+    Args:
+        folder: The folder; it is made if it is not there.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def get(self, path: str, kind: str, stamp: Stamp, make: Callable[[], Arrays]) -> Arrays:
+        """Return the index of a file.
+
+        Args:
+            path: The file.
+            kind: The versioned name of what makes the index.
+            stamp: What the file looks like now.
+            make: Makes the index.
+        """
+        target = self._place(path, kind)
+        meta = {"kind": kind, "size": str(stamp.size), "version": stamp.version}
+        arrays = _read(target, meta)
+        if arrays is None:
+            with self._alone(target.name):
+                arrays = _read(target, meta)
+                if arrays is None:
+                    _write(target, meta, make())
+                    arrays = _read(target, meta)
+        if arrays is None:
+            message = f"the index that was just written to {target} is not there"
+            raise OSError(message)
+        return arrays
+
+    def _place(self, path: str, kind: str) -> Path:
+        from_here = path if is_url(path) else _relative(path, self._folder)
+        digest = hashlib.sha256(from_here.encode()).hexdigest()[:12]
+        name = quote(path.replace("\\", "/").rpartition("/")[2], safe=" ")[:_MOST_CHARACTERS]
+        return self._folder / f"{name}.{digest}.{kind}"
+
+    @contextlib.contextmanager
+    def _alone(self, name: str) -> Generator[None]:
+        """Within the context, no other process that sees the folder makes the same index, if the system knows locks."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        if sys.platform == "win32":
+            yield
+            return
+        import fcntl
+
+        byte = int.from_bytes(hashlib.sha256(name.encode()).digest()[:6])
+        with (self._folder / _LOCK).open("wb") as file:
+            with contextlib.suppress(OSError):  # a file system without locks: it is made twice, and one is kept
+                fcntl.lockf(file, fcntl.LOCK_EX, 1, byte)
+            yield
+
+
+def _relative(path: str, folder: Path) -> str:
+    try:
+        return Path(os.path.relpath(path, folder)).as_posix()
+    except ValueError:  # another drive
+        return Path(path).absolute().as_posix()
+
+
+def _write(target: Path, meta: Mapping[str, str], arrays: Arrays) -> None:
+    from safetensors.numpy import save
+
+    whole = save({name: np.ascontiguousarray(array) for name, array in arrays.items()}, metadata=dict(meta))
+    temporary = target.with_name(f"{target.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_bytes(whole)
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+_DTYPES = {"I64": np.int64, "U8": np.uint8}
+
+
+def _read(target: Path, meta: Mapping[str, str]) -> Arrays | None:
+    """Map the arrays of a file of safetensors; None if it is not there, is of another state of the file, or damaged."""
+    try:
+        with target.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            header = cast("dict[str, Any]", json.loads(file.read(length)))
+        if header.pop("__metadata__") != meta:
+            return None
+        return {name: _mapped(target, 8 + length, about) for name, about in header.items()}
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, MemoryError):
+        return None
+
+
+def _mapped(target: Path, begin: int, about: Mapping[str, Any]) -> NDArray[np.generic]:
+    shape = tuple(about["shape"])
+    dtype = _DTYPES[about["dtype"]]
+    if math.prod(shape) == 0:
+        return np.empty(shape, dtype)
+    # As a plain array, of which single elements are had in a tenth of the time.
+    return np.asarray(np.memmap(target, dtype, "r", begin + about["data_offsets"][0], shape))

@@ -1,0 +1,69 @@
+"""The files that a process has open: those that were used last, as many as a window reaches over."""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+from typing_extensions import override
+
+from pa_data.files._shard_reader import OpenShard
+
+__all__ = ["OpenShards"]
+
+_MOST = 128
+
+
+class OpenShards:
+    """Files that are open; those that were used longest ago are closed.
+
+    Args:
+        window: The number of samples that are read in random order.
+        lanes: The number of places that take turns.
+    """
+
+    def __init__(self, window: int, lanes: int) -> None:
+        self._window, self._lanes = window, lanes
+        self._forget()
+
+    def get(self, number: int, count: int, open_shard: Callable[[], OpenShard[Any]]) -> OpenShard[Any]:
+        """Return an open shard, opened by this process: what a store's client opened is of no use after a fork.
+
+        Args:
+            number: The number of the shard.
+            count: The number of its samples.
+            open_shard: Opens it.
+        """
+        if self._process != os.getpid():
+            self._forget()
+        if number not in self._shards:
+            self._shards[number] = open_shard(), count
+            self._num_samples += count
+            while self._are_too_many():
+                self._close_oldest()
+        self._shards.move_to_end(number)
+        return self._shards[number][0]
+
+    def _are_too_many(self) -> bool:
+        if len(self._shards) <= 2 * self._lanes + 1:
+            return False
+        return len(self._shards) > _MOST or self._num_samples > 2 * self._window
+
+    def _close_oldest(self) -> None:
+        _, (shard, count) = self._shards.popitem(last=False)
+        self._num_samples -= count
+        close = getattr(shard, "close", None)
+        if callable(close):
+            close()
+
+    def _forget(self) -> None:
+        self._process = os.getpid()
+        self._shards: OrderedDict[int, tuple[OpenShard[Any], int]] = OrderedDict()
+        self._num_samples = 0
+
+    @override
+    def __reduce__(self) -> tuple[type[OpenShards], tuple[int, int]]:
+        """Pickle no open files: another process opens its own."""
+        return OpenShards, (self._window, self._lanes)

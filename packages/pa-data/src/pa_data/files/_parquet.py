@@ -1,0 +1,173 @@
+"""A reader of Parquet files, by pyarrow: row groups are decoded as they are needed, and kept while there is room."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, ClassVar, Protocol, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pa_data.errors import ShardError, UnsupportedConfigurationError
+from pa_data.files._places import is_url
+from pa_data.files._shard_file import ShardFile
+
+__all__ = ["Parquet"]
+
+
+@dataclass(frozen=True)
+class Parquet:
+    """Reads Parquet files: each row is a sample, a dictionary of Python values by the names of the columns.
+
+    It needs pyarrow: ``pip install pa-core[parquet]``. The number of rows stands at the end of each file, which is all
+    that is read at the start. A row group, the smallest part that can be decoded, is decoded when the first of its rows
+    is requested, and kept while there is room: ``cache_bytes`` of `ShardedFiles` should hold those that a window
+    reaches over. Only the requested columns are read.
+
+    Attributes:
+        columns: The names of the columns to read; None reads all.
+
+    Raises:
+        UnsupportedConfigurationError: pyarrow is not installed.
+
+    Example:
+        >>> import tempfile
+        >>> import pyarrow as pa, pyarrow.parquet as pq
+        >>> from pa_data.files import ShardedFiles
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> pq.write_table(pa.table({"text": ["one", "two"], "label": [1, 2]}), f"{folder.name}/a.parquet")
+        >>> data = ShardedFiles(f"{folder.name}/*.parquet", Parquet(columns=["text"]))
+        >>> data[1]
+        {'text': 'two'}
+        >>> folder.cleanup()
+    """
+
+    name: ClassVar[str] = "parquet-v1"
+    columns: Sequence[str] | None = None
+
+    def count(self, file: ShardFile) -> int:
+        """Return the number of rows, which stands in the footer of the file."""
+        shard = self.open(file)
+        shard.close()
+        return shard.num_rows
+
+    def open(self, file: ShardFile) -> _ParquetShard:
+        """Open a file, and read its footer."""
+        return _ParquetShard(file, None if self.columns is None else list(self.columns))
+
+
+class _Value(Protocol):
+    def as_py(self) -> object: ...
+
+
+class _Array(Protocol):
+    def __getitem__(self, row: int) -> _Value: ...
+
+
+class _ChunkedArray(_Array, Protocol):
+    @property
+    def num_chunks(self) -> int: ...
+    def chunk(self, i: int) -> _Array: ...
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """A decoded row group."""
+
+    nbytes: int
+    columns: Mapping[str, _Array]
+
+
+class _Table(Protocol):
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def column_names(self) -> list[str]: ...
+    @property
+    def columns(self) -> list[_ChunkedArray]: ...
+
+
+class _ParquetFile(Protocol):
+    """What is used of pyarrow, which has no types."""
+
+    @property
+    def metadata(self) -> Any: ...
+    @property
+    def schema_arrow(self) -> Any: ...
+    def read_row_group(self, i: int, columns: list[str] | None, use_threads: bool) -> _Table: ...
+    def close(self) -> None: ...
+
+
+class _ParquetShard:
+    def __init__(self, file: ShardFile, columns: list[str] | None) -> None:
+        self._file: ShardFile = file
+        self._columns: list[str] | None = columns
+        self._opened: _ParquetFile = _open(file)
+        about = self._opened.metadata
+        sizes = [int(about.row_group(number).num_rows) for number in range(about.num_row_groups)]
+        self._ends: NDArray[np.int64] = np.array([0, *accumulate(sizes)], np.int64)
+        self.num_rows: int = int(self._ends[-1])
+        self._check_columns()
+
+    def __getitem__(self, row: int) -> dict[str, Any]:
+        group = int(self._ends.searchsorted(row, side="right")) - 1
+        rows = self._file.piece((group, tuple(self._columns or ())), lambda: self._decode(group))
+        place = row - int(self._ends[group])
+        return {name: column[place].as_py() for name, column in rows.columns.items()}
+
+    def close(self) -> None:
+        self._opened.close()
+
+    def _decode(self, group: int) -> _Rows:
+        # One thread: several workers decode at a time.
+        with _explaining(self._file):
+            table = self._opened.read_row_group(group, columns=self._columns, use_threads=False)
+        columns = [column.chunk(0) if column.num_chunks == 1 else column for column in table.columns]
+        return _Rows(table.nbytes, dict(zip(table.column_names, columns, strict=True)))
+
+    def _check_columns(self) -> None:
+        there = cast("list[str]", self._opened.schema_arrow.names)
+        missing = [name for name in self._columns or () if name not in there]
+        if missing:
+            self.close()
+            raise ShardError(
+                "A Parquet file lacks columns.",
+                given=f"{self._file.path}, columns={self._columns}",
+                expected=f"some of its columns: {', '.join(there)}",
+                do="Correct the names of the columns.",
+            )
+
+
+def _open(file: ShardFile) -> _ParquetFile:
+    try:
+        from pyarrow.parquet import ParquetFile
+    except ImportError as error:
+        raise UnsupportedConfigurationError(
+            "Parquet files are read by a package that is not installed.",
+            given=f"{file.path}, and no pyarrow",
+            expected="pyarrow",
+            do="Install pa-core[parquet].",
+        ) from error
+    with _explaining(file):
+        if is_url(file.path):
+            return cast("_ParquetFile", ParquetFile(file.open(), pre_buffer=True))
+        return cast("_ParquetFile", ParquetFile(file.path))
+
+
+@contextmanager
+def _explaining(file: ShardFile) -> Generator[None]:
+    with file.explaining():
+        try:
+            yield
+        except (FileNotFoundError, PermissionError, IsADirectoryError, ShardError):
+            raise
+        except (ValueError, OSError) as error:  # pyarrow's own errors are one or the other
+            raise ShardError(
+                "A Parquet file cannot be read.",
+                given=f"{file.path}: {error}",
+                expected="a whole Parquet file",
+                do="Copy or write the file again.",
+            ) from error

@@ -1,0 +1,198 @@
+"""Where files are, on disk or in a store that fsspec knows: found by patterns, looked at, and read in part."""
+
+from __future__ import annotations
+
+import glob
+import os
+import posixpath
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol, cast
+
+from pa_data.errors import ShardError
+
+__all__ = ["FileSystem", "Stamp", "explained", "find_files", "is_url", "names_of", "remote", "stamp_of"]
+
+_PATTERN = frozenset("*?[")
+_NUMBERS = re.compile(r"\{(\d+)\.\.(\d+)\}")
+_VERSIONS = ("ETag", "etag", "md5Hash", "generation", "LastModified", "last_modified", "updated", "mtime")
+"""What the stores call the thing that changes whenever a file does."""
+
+
+@dataclass(frozen=True)
+class Stamp:
+    """What shows that a file is still the same.
+
+    Attributes:
+        size: In bytes.
+        version: The time of the last change, or a tag of the store; empty where there is neither.
+    """
+
+    size: int
+    version: str
+
+
+class FileSystem(Protocol):
+    """What is used of fsspec, which has no types."""
+
+    def info(self, path: str) -> dict[str, Any]:
+        """Return the size of a file, and more."""
+        ...
+
+    def glob(self, path: str) -> list[str]:
+        """Return the files that a pattern names."""
+        ...
+
+    def unstrip_protocol(self, name: str) -> str:
+        """Return the URL of a path."""
+        ...
+
+    def cat_file(self, path: str, start: int, end: int) -> bytes:
+        """Return a part of a file."""
+        ...
+
+    def open(self, path: str, mode: str, cache_type: str) -> BinaryIO:
+        """Open a file."""
+        ...
+
+
+def is_url(path: str) -> bool:
+    """Tell a URL, such as ``s3://bucket/train.parquet``, from a local path."""
+    return "://" in path or "::" in path
+
+
+def remote(url: str, options: Mapping[str, Any]) -> tuple[FileSystem, str]:
+    """Return the file system of a URL, and the path there.
+
+    Args:
+        url: The URL.
+        options: What the file system is made with, see fsspec.
+
+    Raises:
+        ShardError: fsspec is not installed, or does not know such URLs.
+    """
+    try:
+        from fsspec.core import url_to_fs  # pyright: ignore[reportUnknownVariableType]  # it has no types
+
+        return cast("tuple[FileSystem, str]", url_to_fs(url, **options))
+    except Exception as error:  # what the libraries of the stores raise has no common base
+        raise explained(url, error) from error
+
+
+def find_files(paths: Iterable[str | os.PathLike[str]], options: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the files that are named, where each pattern is replaced by the files that it fits, sorted.
+
+    Args:
+        paths: Paths, URLs, and patterns with ``*``, ``?``, ``[]``, ``**`` or ``{000..123}``.
+        options: What the file system of URLs is made with.
+
+    Raises:
+        ShardError: A pattern fits no file, or a file is named twice.
+    """
+    whole = (one for path in paths for one in _numbered(os.fspath(path)))
+    found = [file for path in whole for file in _fitting(path, options)]
+    places: set[str] = set()
+    for file in found:
+        place = file if is_url(file) else os.path.abspath(file)  # noqa: PTH100 - Path.absolute() keeps ".."
+        if place not in places:
+            places.add(place)
+            continue
+        raise ShardError(
+            "A file is named twice.",
+            given=file,
+            expected="each file once",
+            do="Pass each path, and each pattern, once.",
+        )
+    if not found:
+        raise ShardError("There are no files.", given="no path", expected="at least one", do="Pass the paths.")
+    return tuple(found)
+
+
+def _numbered(path: str) -> list[str]:
+    """Write out ``{000..123}``, as names of many archives are abbreviated."""
+    match = _NUMBERS.search(path)
+    if match is None:
+        return [path]
+    first, last = match[1], match[2]
+    numbers = (f"{number:0{len(first)}}" for number in range(int(first), int(last) + 1))
+    return [one for number in numbers for one in _numbered(path[: match.start()] + number + path[match.end() :])]
+
+
+def _fitting(path: str, options: Mapping[str, Any]) -> list[str]:
+    if _PATTERN.isdisjoint(path) or (not is_url(path) and Path(path).exists()):
+        return [path]
+    if is_url(path):
+        files, pattern = remote(path, options)
+        found = sorted(files.unstrip_protocol(name) for name in files.glob(pattern))
+    else:
+        found = sorted(name for name in glob.glob(path, recursive=True) if Path(name).is_file())  # noqa: PTH207 - Path.glob takes no absolute pattern
+    if not found:
+        raise ShardError(
+            "No file fits the pattern.",
+            given=f"{path!r} in {Path.cwd()}" if not is_url(path) else repr(path),
+            expected="a pattern of files that are there",
+            do="Check the folder and the ending.",
+        )
+    return found
+
+
+def names_of(paths: Sequence[str]) -> tuple[str, ...]:
+    """Return the name of each file in the folder that all are in, so that a folder that is moved changes none.
+
+    Example:
+        >>> names_of(("/data/train/a.jsonl", "/data/test/a.jsonl"))
+        ('train/a.jsonl', 'test/a.jsonl')
+    """
+    whole = [path if is_url(path) else Path(path).absolute().as_posix() for path in paths]
+    folders = [posixpath.dirname(path).split("/") for path in whole]
+    shared = sum(1 for _ in takewhile(lambda level: len(set(level)) == 1, zip(*folders, strict=False)))
+    return tuple("/".join(path.split("/")[shared:]) for path in whole)
+
+
+def stamp_of(path: str, options: Mapping[str, Any]) -> Stamp:
+    """Return the size and the version of a file.
+
+    Raises:
+        ShardError: It is not there, or cannot be looked at.
+    """
+    try:
+        if not is_url(path):
+            status = Path(path).stat()
+            return Stamp(status.st_size, str(status.st_mtime_ns))
+        files, name = remote(path, options)
+        info = files.info(name)
+    except ShardError:
+        raise
+    except Exception as error:  # as in remote
+        raise explained(path, error) from error
+    version = next((str(info[key]) for key in _VERSIONS if info.get(key)), "")
+    return Stamp(int(info["size"] or 0), version)
+
+
+def explained(path: str, error: BaseException) -> ShardError:
+    """Return what to raise in place of an error that came while a file was looked at or read.
+
+    Args:
+        path: The file.
+        error: What came.
+    """
+    if isinstance(error, FileNotFoundError):
+        problem, expected, do = "A file of the dataset is missing.", "a file", "Check the path, or leave the file out."
+    elif isinstance(error, IsADirectoryError):
+        problem, expected, do = "A folder was given in place of files.", "files", f"Pass a pattern: {path}/*"
+    elif isinstance(error, ImportError):
+        problem = "A URL needs a package that is not installed."
+        expected, do = "fsspec, and its package for such URLs", "Install pa-core[fsspec], and s3fs for s3://."
+    elif isinstance(error, PermissionError):
+        problem, expected = "A file of the dataset may not be read.", "a file that this process may read"
+        do = "See who may read it, and what the credentials of a store allow."
+    elif isinstance(error, ValueError) and is_url(path):
+        problem, expected, do = "A URL is not known.", "a URL that fsspec knows", "Check the beginning of the URL."
+    elif isinstance(error, EOFError):
+        problem, expected, do = "A file ends too early.", "the whole file", "Copy or write the file again."
+    else:
+        problem, expected, do = "A file of the dataset could not be read.", "its bytes", "Try to read it by itself."
+    return ShardError(problem, given=f"{path}: {type(error).__name__}: {error}", expected=expected, do=do)

@@ -1,0 +1,162 @@
+"""The order of samples in files: files in random order, samples shuffled within windows, any position in one step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from pa_data.errors import ConfigurationError
+from pa_data.orders._epoch_order import EpochOrder, index_list
+from pa_data.orders._order import Order
+from pa_data.rng import extend_key
+
+__all__ = ["ShardOrder"]
+
+_OF_SHARDS = -3  # extends the key of an epoch, whose samples and workers have other extensions
+_SEQUENCE = -1  # extends that one, where windows have their numbers
+
+
+@dataclass(frozen=True)
+class ShardOrder(Order):
+    """Each sample once an epoch, so that only a few of the files are read at a time.
+
+    The files, here called shards, come in a random order of each epoch. That makes a sequence of all samples, which is
+    cut into windows of consecutive samples, and each window is shuffled. Where a window reaches over the end of a
+    shard, samples of several shards are mixed. Which sample is at a position takes a look-up among the shards and the
+    permutation of one window, wherever the position is.
+
+    With several lanes the sequence is cut into as many equally long parts, which take turns: ``block`` samples of the
+    first one, then of the second one, and so on. With ``lanes`` equal to ``num_processes x num_workers`` and ``block``
+    equal to the batch size of a process, each worker has a lane to itself. On other numbers of processes and workers
+    the order is the same; only more of them read the same files.
+
+    Attributes:
+        names: The name of each shard.
+        counts: The number of samples of each shard.
+        window: The number of consecutive samples that are shuffled among each other, in all lanes together.
+        lanes: The number of places of the sequence that take turns.
+        block: The number of samples in a turn of a lane.
+
+    Raises:
+        ConfigurationError: A number is out of its range.
+
+    Example:
+        >>> order = ShardOrder(names=("a", "b"), counts=(3, 4), window=3).epoch_order(7, seed=3, epoch=1)
+        >>> order.indices(0, 7).tolist()
+        [5, 3, 4, 0, 1, 6, 2]
+        >>> order.indices(4, 6).tolist()
+        [1, 6]
+    """
+
+    name: ClassVar[str] = "shards-v1"
+    equal_epochs: ClassVar[bool] = True
+    names: tuple[str, ...]
+    counts: tuple[int, ...]
+    window: int = 10_000
+    lanes: int = 1
+    block: int = 32
+
+    def __post_init__(self) -> None:
+        """Raise an error if the numbers do not describe an order."""
+        for name in ("window", "lanes", "block"):
+            if getattr(self, name) < 1:
+                raise ConfigurationError(
+                    f"The number {name} is out of its range.",
+                    given=f"{name}={getattr(self, name)}",
+                    expected="an integer of at least 1",
+                    do=f"Pass {name}=1 to switch it off.",
+                )
+        if self.lanes > self.window:
+            raise ConfigurationError(
+                "The window is smaller than the number of lanes that share it.",
+                given=f"window={self.window}, lanes={self.lanes}",
+                expected="a window of at least one sample for each lane",
+                do="Pass a larger window.",
+            )
+
+    @override
+    def epoch_order(self, num_samples: int, *, seed: int, epoch: int) -> EpochOrder:
+        if num_samples != sum(self.counts):
+            raise ConfigurationError(
+                "The order of the files belongs to another dataset.",
+                given=f"a dataset of {num_samples} samples, an order of {len(self.counts)} shards with "
+                f"{sum(self.counts)} samples",
+                expected="the dataset that the order was made for",
+                do="Pass the ShardedFiles itself as dataset; a part of it is shuffled by Shuffled().",
+            )
+        return _EpochOfShards(self, seed=seed, epoch=epoch)
+
+    @override
+    def parameters(self) -> Mapping[str, object]:
+        lanes = {"lanes": self.lanes, "block": self.block} if self.lanes > 1 else {}
+        return {"names": list(self.names), "counts": list(self.counts), "window": self.window, **lanes}
+
+
+class _EpochOfShards(EpochOrder):
+    algorithm = "shards-v1"
+
+    def __init__(self, order: ShardOrder, *, seed: int, epoch: int) -> None:
+        super().__init__(sum(order.counts), seed=seed, epoch=epoch)
+        self._lanes, self._block, self._counts = order.lanes, order.block, order.counts
+        self._window = order.window // order.lanes
+        self._lane_length = self.num_samples // (order.lanes * order.block) * order.block
+        self._in_lanes = self._lane_length * order.lanes
+        self._windows_of_lane = -(-self._lane_length // self._window)
+        self._windows: dict[int, Tensor] = {}
+
+    @cached_property
+    def _key_of_shards(self) -> int:
+        return extend_key(self._key, _OF_SHARDS)
+
+    @cached_property
+    def _sequence(self) -> tuple[Tensor, Tensor]:
+        """Where each shard of the sequence ends in it, and what to add there to get an index of the dataset."""
+        generator = torch.Generator().manual_seed(extend_key(self._key_of_shards, _SEQUENCE))
+        shards = torch.randperm(len(self._counts), generator=generator)
+        counts = torch.tensor(self._counts)
+        begins = counts.cumsum(0) - counts
+        ends = counts[shards].cumsum(0)
+        return ends, begins[shards] - (ends - counts[shards])
+
+    @override
+    def compute_indices(self, start: int, stop: int) -> Tensor:
+        places = self._shuffled(torch.arange(start, stop))
+        ends, shifts = self._sequence
+        return places + shifts[torch.searchsorted(ends, places, right=True)]
+
+    def _shuffled(self, positions: Tensor) -> Tensor:
+        """Translate positions to places in the sequence."""
+        turn = positions // self._block
+        lane = (turn % self._lanes).masked_fill_(positions >= self._in_lanes, self._lanes)
+        offset = torch.where(
+            positions < self._in_lanes,
+            turn // self._lanes * self._block + positions % self._block,
+            positions - self._in_lanes,  # what fills no turn of every lane comes last
+        )
+        if self._window == 1:
+            return lane * self._lane_length + offset
+        number = offset // self._window
+        window = lane * self._windows_of_lane + number
+        for each in sorted(set(index_list(window))):
+            of_window = window == each
+            begin = (each - int(lane[of_window][0]) * self._windows_of_lane) * self._window
+            offset[of_window] = self._permutation(each, begin)[offset[of_window] - begin] + begin
+        return lane * self._lane_length + offset
+
+    def _permutation(self, window: int, begin: int) -> Tensor:
+        """The permutation of a window that begins at this offset of its lane; those in use are kept."""
+        if window not in self._windows:
+            is_last_lane = window >= self._windows_of_lane * self._lanes
+            length = self.num_samples - self._in_lanes if is_last_lane else self._lane_length
+            generator = torch.Generator().manual_seed(extend_key(self._key_of_shards, window))
+            permutation = torch.randperm(min(self._window, length - begin), generator=generator)
+            while len(self._windows) > self._lanes:
+                del self._windows[next(iter(self._windows))]
+            self._windows[window] = permutation
+        return self._windows[window]

@@ -1,0 +1,245 @@
+"""A dataset in many files, read in an order that keeps to a few of them at a time."""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, cast, overload
+
+from torch.utils.data import Dataset
+from typing_extensions import TypeVar, override
+
+from pa_data._warnings import warn_user
+from pa_data.errors import ConfigurationError, EmptyDatasetError, ShardError
+from pa_data.files._file_index import IndexFolder
+from pa_data.files._kept_pieces import KeptPieces
+from pa_data.files._open_shards import OpenShards
+from pa_data.files._places import find_files
+from pa_data.files._shard_file import shard_files
+from pa_data.files._shard_order import ShardOrder
+from pa_data.files._shard_reader import OpenShard, ShardReader
+
+__all__ = ["ShardedFiles"]
+
+_SampleT_co = TypeVar("_SampleT_co", covariant=True, default=Any)
+_ReadT = TypeVar("_ReadT")
+
+_MUCH_TO_READ = 1 << 30
+
+
+class ShardedFiles(Dataset[_SampleT_co]):
+    r"""The samples of many files, here called shards, as one dataset with a length and indices.
+
+    It brings an order for training along, its ``default_order``: the shards come in random order and their samples are
+    shuffled within windows, so that only a few files are read at a time. As any order it is a function of the seed, the
+    epoch and the position, see `ShardOrder`: the same on any number of processes and with any number of workers, and a
+    resumed run opens only the files that it needs next, and none of those before. Evaluations read one file after the
+    other.
+
+    Files stay as they are while a dataset uses them; one that changes is an error. Memory is bounded: each process
+    keeps a few files open, and what it has read or decoded up to ``cache_bytes``.
+
+    Args:
+        paths: Files, URLs that fsspec knows, and patterns such as ``"train/*.parquet"``, which stand for the files that
+            they fit, sorted by name, or ``"train/{000..123}.tar"`` for numbered ones.
+        reader: How samples are read: `JsonLines`, `TextLines`, `Parquet`, `TarSamples`, or your own `ShardReader`.
+        transform: Makes a sample of what the reader returns. What it draws is keyed by the index of the sample.
+        window: The number of consecutive samples that are shuffled among each other. Larger ones shuffle better, and
+            read more files at a time.
+        lanes: The number of places at which the files are read at a time; best a multiple of the number of processes
+            times workers, see `ShardOrder`.
+        block: The number of consecutive samples from one lane; best the batch size of a process.
+        counts: The number of samples of each shard, where they are known. Nothing is read before the first sample then,
+            and a reader that needs an index makes it of one shard at a time, when the shard is first used.
+        index: A folder for the indexes that readers make, such as where lines begin. They are made once, and again for
+            a file whose size or time of change differs; of several processes one makes each. By default they are in
+            memory only, so each process reads each file once at the start: a warning says so above 1 GB.
+        cache_bytes: How many bytes of what was read or decoded each process keeps.
+        storage_options: What fsspec makes the file system of URLs with, such as credentials.
+
+    Attributes:
+        paths: The file of each shard.
+        counts: The number of samples of each shard.
+        default_order: The order of the training, unless you request a different one.
+
+    Raises:
+        ShardError: A pattern fits no file, a file is named twice, or one is missing or damaged. With ``counts``, a
+            file is looked at when a sample of it is read: what is wrong is an error of ``dataset[index]`` then.
+        EmptyDatasetError: There is no sample.
+        ConfigurationError: A number is out of its range.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from pa_data import KeyedDataLoader
+        >>> from pa_data.files import JsonLines
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> for name, numbers in {"a": range(3), "b": range(3, 7)}.items():
+        ...     lines = "".join(f'{{"number": {number}}}\n' for number in numbers)
+        ...     _ = Path(folder.name, f"{name}.jsonl").write_text(lines)
+        >>> data = ShardedFiles(f"{folder.name}/*.jsonl", JsonLines(), window=3)
+        >>> len(data), data[4]
+        (7, {'number': 4})
+        >>> loader = KeyedDataLoader(data, batch_size=4, order=data.default_order, seed=3)
+        >>> loader.start_epoch(1)
+        >>> [batch["number"].tolist() for batch in loader]
+        [[5, 3, 4, 0], [1, 6, 2]]
+        >>> folder.cleanup()
+    """
+
+    @overload
+    def __init__(
+        self: ShardedFiles[_ReadT],
+        paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        reader: ShardReader[_ReadT],
+        *,
+        transform: None = None,
+        window: int = ...,
+        lanes: int = ...,
+        block: int = ...,
+        counts: Sequence[int] | None = ...,
+        index: str | os.PathLike[str] | None = ...,
+        cache_bytes: int = ...,
+        storage_options: Mapping[str, Any] | None = ...,
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self,
+        paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        reader: ShardReader[_ReadT],
+        *,
+        transform: Callable[[_ReadT], _SampleT_co],
+        window: int = ...,
+        lanes: int = ...,
+        block: int = ...,
+        counts: Sequence[int] | None = ...,
+        index: str | os.PathLike[str] | None = ...,
+        cache_bytes: int = ...,
+        storage_options: Mapping[str, Any] | None = ...,
+    ) -> None: ...
+
+    def __init__(
+        self,
+        paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        reader: ShardReader[Any],
+        *,
+        transform: Callable[[Any], Any] | None = None,
+        window: int = 10_000,
+        lanes: int = 1,
+        block: int = 32,
+        counts: Sequence[int] | None = None,
+        index: str | os.PathLike[str] | None = None,
+        cache_bytes: int = 1 << 28,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        options = storage_options or {}
+        self.paths: tuple[str, ...] = find_files([paths] if isinstance(paths, str | os.PathLike) else paths, options)
+        folder = None if index is None else IndexFolder(Path(index))
+        self._files = shard_files(self.paths, KeptPieces(cache_bytes), folder, options)
+        self._reader, self._transform = reader, transform
+        self._were_given = counts is not None
+        self.counts: tuple[int, ...] = self._count() if counts is None else _checked(counts, self.paths)
+        self._ends = list(accumulate(self.counts))
+        self._check_not_empty()
+        names = tuple(file.name for file in self._files)
+        self.default_order: ShardOrder = ShardOrder(names, self.counts, window, lanes, block)
+        self._open = OpenShards(window, lanes)
+
+    def __len__(self) -> int:
+        """Return the number of samples of all shards."""
+        return self._ends[-1]
+
+    @override
+    def __getitem__(self, index: int) -> _SampleT_co:
+        """Return one sample; the samples of the first shard come first.
+
+        Raises:
+            IndexError: There is no such sample.
+            ShardError: The sample, or its file, cannot be read.
+        """
+        shard, row = self.locate(index)
+        sample = self._shard(shard)[row]
+        if self._transform is None:
+            return cast("_SampleT_co", sample)
+        try:
+            return cast("_SampleT_co", self._transform(sample))
+        except Exception as error:
+            error.add_note(f"In the transform of sample {row} of {self.paths[shard]}, counted from 0.")
+            raise
+
+    def __iter__(self) -> Iterator[_SampleT_co]:
+        """Iterate the samples of one shard after the other."""
+        return (self[index] for index in range(len(self)))
+
+    def locate(self, index: int) -> tuple[int, int]:
+        """Return the number of the shard that a sample is in, and its place there, both counted from 0.
+
+        Args:
+            index: The number of the sample in the dataset; negative ones count from the end.
+
+        Raises:
+            IndexError: There is no such sample.
+        """
+        whole = index + len(self) if index < 0 else index
+        if not 0 <= whole < len(self):
+            raise IndexError(f"there is no sample {index} in {len(self)} samples of {len(self.paths)} files")
+        shard = bisect_right(self._ends, whole)
+        return shard, whole - (self._ends[shard - 1] if shard > 0 else 0)
+
+    def _shard(self, number: int) -> OpenShard[Any]:
+        return self._open.get(number, self.counts[number], lambda: self._open_shard(number))
+
+    def _open_shard(self, number: int) -> OpenShard[Any]:
+        file = self._files[number]
+        file.check_unchanged()
+        if self._were_given and (found := self._reader.count(file)) != self.counts[number]:
+            raise ShardError(
+                "A file has a different number of samples than was given.",
+                given=f"{file.path}: {self.counts[number]} in counts, and {found} in the file",
+                expected="the number of samples of each file, in the order of the attribute paths",
+                do="Correct the counts, or leave them out to have the samples counted.",
+            )
+        return self._reader.open(file)
+
+    def _count(self) -> tuple[int, ...]:
+        """Count the samples of all files; each process of a machine begins elsewhere, so that they share the work."""
+        rank, ranks = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        first = len(self._files) * rank // max(1, ranks)
+        counts = [0] * len(self._files)
+        for number in (*range(first, len(counts)), *range(first)):
+            self._files[number].check_unchanged()
+            counts[number] = self._reader.count(self._files[number])
+        were_read = sum(file.size for file in self._files if file.has_index_in_memory)
+        if were_read > _MUCH_TO_READ and rank == 0:
+            warn_user(
+                f"To find the samples, {were_read / 1e9:.1f} GB in {len(counts)} files were read, as they will be by "
+                "each process at each start. Pass index=FOLDER to ShardedFiles to keep what was found.",
+            )
+        return tuple(counts)
+
+    def _check_not_empty(self) -> None:
+        empty = [path for path, count in zip(self.paths, self.counts, strict=True) if count == 0]
+        if len(empty) == len(self.paths):
+            raise EmptyDatasetError(
+                "The files hold no samples.",
+                given=f"{len(self.paths)} files, such as {self.paths[0]}",
+                expected="at least one sample",
+                do="Check that the reader is the one for these files.",
+            )
+        if empty:
+            warn_user(f"{len(empty)} of {len(self.paths)} files hold no sample, such as {empty[0]}.")
+
+
+def _checked(counts: Sequence[int], paths: tuple[str, ...]) -> tuple[int, ...]:
+    if len(counts) != len(paths) or any(count < 0 for count in counts):
+        raise ConfigurationError(
+            "The counts do not fit the files.",
+            given=f"{len(counts)} counts, the smallest {min(counts, default=0)}, and {len(paths)} files",
+            expected="one number of at least 0 for each file",
+            do="Pass the number of samples of each file, in the order of the files.",
+        )
+    return tuple(int(count) for count in counts)

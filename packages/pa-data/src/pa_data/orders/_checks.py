@@ -1,0 +1,124 @@
+"""Checks that orders make of their arguments."""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pa_data.errors import ArgumentTypeError, ConfigurationError
+
+__all__ = ["and_more", "check_count", "check_one_for_each_sample", "check_range", "check_size_of_epoch", "column"]
+
+
+def column(
+    name: str, values: Tensor | Sequence[Any], dtype: torch.dtype | None = None, do: str | None = None
+) -> Tensor:
+    """Return numbers that were given for the samples of a dataset as a tensor on the CPU.
+
+    Args:
+        name: The name of the argument.
+        values: What was passed for it.
+        dtype: What to convert them to; None for what they are.
+        do: What to do where they are something else; None for what to do about an argument.
+
+    Raises:
+        ArgumentTypeError: They are not numbers in one dimension.
+    """
+    try:
+        given = torch.as_tensor(values, dtype=dtype).detach().cpu()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ArgumentTypeError(
+            f"An order takes its {name} as numbers.",
+            given=f"{name} of type {type(values).__name__}: {error}",
+            expected="a tensor of one dimension, or a sequence of numbers, with one for each sample of the dataset",
+            do=do or f"Pass {name}=torch.tensor([...]).",
+        ) from error
+    if given.dim() != 1:
+        raise ArgumentTypeError(
+            f"An order takes its {name} in one dimension.",
+            given=f"{name} of shape {tuple(given.shape)}",
+            expected="one number for each sample of the dataset",
+            do=do or f"Pass {name}.flatten(), if that has one number for each sample.",
+        )
+    return given
+
+
+def check_count(name: str, value: object, minimum: int = 1) -> None:
+    """Raise an error for anything that is not a whole number of at least ``minimum``.
+
+    Raises:
+        ConfigurationError: It is not.
+    """
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or int(value) < minimum:
+        raise ConfigurationError(
+            f"{name} is not usable.",
+            given=f"{name}={value!r}",
+            expected=f"a whole number of at least {minimum}",
+            do=f"Pass {name}={minimum} or more.",
+        )
+
+
+def check_size_of_epoch(num_samples: object) -> None:
+    """Raise an error for a number of samples of an epoch that is not positive.
+
+    Raises:
+        ConfigurationError: It is not an integer of at least 1, nor None.
+    """
+    if num_samples is None or (isinstance(num_samples, int) and num_samples >= 1 and num_samples is not True):
+        return
+    raise ConfigurationError(
+        "An epoch has at least one sample.",
+        given=f"num_samples={num_samples!r}",
+        expected="an integer of at least 1, or None for the default",
+        do="Pass how many samples an epoch is to have, or leave it out.",
+    )
+
+
+def check_one_for_each_sample(name: str, number: int, num_samples: int) -> None:
+    """Raise an error for values that were made for another dataset.
+
+    Args:
+        name: The name of the argument that has them.
+        number: How many there are.
+        num_samples: The number of samples of the dataset.
+
+    Raises:
+        ConfigurationError: The numbers differ.
+    """
+    if number != num_samples:
+        raise ConfigurationError(
+            "The order was made for another dataset.",
+            given=f"{number} {name} and a dataset of {num_samples} samples",
+            expected=f"one of the {name} for each sample, in the order of the dataset",
+            do=f"Make the {name} from the dataset that is trained on; for a Subset, pick the ones at its indices.",
+        )
+
+
+def and_more(number: int) -> str:
+    """Return how many others there are like the one that an error shows; nothing where it is the only one."""
+    return f", and {number} more like it" if number > 0 else ""
+
+
+def check_range(table: Tensor, num_samples: int, name: str) -> None:
+    """Raise an error for indices that a dataset does not have.
+
+    Args:
+        table: The indices, in the order in which they are visited.
+        num_samples: The number of samples of the dataset.
+        name: Where the indices come from.
+
+    Raises:
+        ConfigurationError: One of them is out of range.
+    """
+    wrong = ((table < 0) | (table >= num_samples)).nonzero().squeeze(1)
+    if wrong.numel() > 0:
+        raise ConfigurationError(
+            "An order visits samples that the dataset does not have.",
+            given=f"{int(table[wrong[0]])} at position {int(wrong[0])} of {name}{and_more(wrong.numel() - 1)}",
+            expected=f"indices from 0 to {num_samples - 1}",
+            do="Look at how the indices are computed; indices into a dataset before it was split are a common cause.",
+        )

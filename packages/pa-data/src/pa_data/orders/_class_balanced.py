@@ -1,0 +1,115 @@
+"""The order in which each class comes equally often."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import ClassVar, cast
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from pa_data.errors import ConfigurationError, EmptyDatasetError
+from pa_data.orders._checks import check_one_for_each_sample, check_size_of_epoch, column
+from pa_data.orders._epoch_order import EpochOrder
+from pa_data.orders._order import Order
+from pa_data.orders._passes import EpochOfSources, SourcesOfSamples
+
+__all__ = ["ClassBalanced"]
+
+
+class ClassBalanced(Order):
+    """Takes equally many samples of each class, spread evenly over the epoch.
+
+    The number of samples of a class is fixed, not drawn, so it is the same in every epoch, and all but the same in any
+    stretch of some thousand positions. Each class is gone through in shuffled passes that continue from one epoch to
+    the next: no sample comes again before all samples of its class have come. Drawing by weights, as
+    `Weighted` does, leaves out a third of a rare class in a pass and repeats others instead.
+
+    A sample that comes more than once in an epoch draws other random numbers each time. Nothing of the size of the
+    dataset is made for an epoch; any position is found in some milliseconds.
+
+    Args:
+        labels: The class of each sample, in the order of the dataset: integers, not necessarily consecutive.
+        num_samples: The number of samples of an epoch; by default as many as there are labels, less those that would
+            not make up one more of each class. If it is not a multiple of the number of classes, the first classes have
+            one sample more.
+
+    Attributes:
+        num_samples: The number of samples of an epoch.
+
+    Raises:
+        ConfigurationError: The labels are not integers, or an epoch would have fewer samples than there are classes.
+        ArgumentTypeError: The labels are not numbers in one dimension.
+        EmptyDatasetError: There are no labels.
+
+    Example:
+        >>> labels = torch.tensor([0, 0, 0, 0, 0, 1])
+        >>> order = ClassBalanced(labels).epoch_order(6, seed=0, epoch=0)
+        >>> labels[order.indices(0, 6)].bincount()
+        tensor([3, 3])
+    """
+
+    name: ClassVar[str] = "class-balanced-v1"
+    equal_epochs: ClassVar[bool] = True
+
+    def __init__(self, labels: Tensor | Sequence[int], *, num_samples: int | None = None) -> None:
+        given = column("labels", labels, do=_number_names(labels))
+        if given.numel() == 0:
+            raise EmptyDatasetError(
+                "There is no class to take samples from.",
+                given="0 labels",
+                expected="the class of each sample",
+                do="Pass the labels of the dataset that is trained on.",
+            )
+        if given.is_floating_point() or given.is_complex():
+            raise ConfigurationError(
+                "Classes are told apart by integers.",
+                given=f"labels of type {given.dtype}",
+                expected="integers, one for each sample",
+                do="Pass labels=labels.long(), if they are whole numbers; bin them first, if they are not.",
+            )
+        check_size_of_epoch(num_samples)
+        self._labels = given.to(torch.int64)
+        by_class, samples = self._labels.sort(stable=True)
+        begins = (by_class.diff() != 0).nonzero().squeeze(1) + 1
+        sizes = begins.diff(prepend=torch.tensor([0]), append=torch.tensor([given.numel()]))
+        self.num_samples: int = num_samples or max(1, given.numel() // sizes.numel()) * sizes.numel()
+        self._sources = SourcesOfSamples(sizes, _equal_counts(self.num_samples, sizes.numel()), samples)
+
+    @override
+    def epoch_order(self, num_samples: int, *, seed: int, epoch: int) -> EpochOrder:
+        check_one_for_each_sample("labels", self._labels.numel(), num_samples)
+        return _ClassBalancedEpoch(self._sources, seed=seed, epoch=epoch)
+
+    @override
+    def parameters(self) -> Mapping[str, object]:
+        return {"labels": self._labels, "num_samples": self.num_samples}
+
+
+class _ClassBalancedEpoch(EpochOfSources):
+    algorithm = ClassBalanced.name
+
+
+def _number_names(labels: object) -> str | None:
+    """What to do about labels that are strings; None for others."""
+    if isinstance(labels, Tensor) or not isinstance(labels, Iterable):
+        return None
+    if not isinstance(next(iter(cast("Iterable[object]", labels)), None), str):
+        return None
+    return (
+        "Number the classes: numbers = {name: number for number, name in enumerate(sorted(set(labels)))}, and pass "
+        "[numbers[name] for name in labels]."
+    )
+
+
+def _equal_counts(num_samples: int, num_classes: int) -> Tensor:
+    if num_samples < num_classes:
+        raise ConfigurationError(
+            "Some classes would never come.",
+            given=f"num_samples={num_samples} and {num_classes} classes",
+            expected="at least one sample of each class in an epoch",
+            do="Make epochs longer, or leave num_samples out.",
+        )
+    whole, more = divmod(num_samples, num_classes)
+    return torch.full((num_classes,), whole) + (torch.arange(num_classes) < more)

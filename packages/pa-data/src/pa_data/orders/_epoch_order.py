@@ -1,0 +1,204 @@
+"""The order of an epoch as a pure function of (seed, epoch): any part of it, at any time, on any process."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from functools import cached_property
+from typing import ClassVar, cast
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from pa_data.errors import ConfigurationError
+from pa_data.orders._feistel import permutations
+from pa_data.orders._keyed_numbers import as_int64
+from pa_data.rng import mix
+
+__all__ = ["ALGORITHMS", "RANDPERM_LIMIT", "EpochOrder", "epoch_order", "index_list"]
+
+RANDPERM_LIMIT = 10_000_000
+"""Up to this many samples an epoch is shuffled with a table from `torch.randperm`, 80 MB at the limit."""
+
+
+class EpochOrder(ABC):
+    """The order in which one epoch visits the samples of a dataset; made by `epoch_order`.
+
+    Attributes:
+        algorithm: The versioned name of the function that gives the order. What a name means never changes:
+            passed back to `epoch_order` with the same seed and epoch, it gives the same order again.
+        repeats: Whether a sample may come more than once. Random draws for it then follow from its position in the
+            epoch, so that they differ.
+        num_samples: The number of samples that the epoch visits.
+
+    Example:
+        >>> order = epoch_order(10, seed=1, epoch=0)
+        >>> sorted(order.indices(0, 10).tolist())
+        [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
+        >>> again = epoch_order(10, seed=1, epoch=0, algorithm=order.algorithm)
+        >>> torch.equal(order.indices(4, 7), again.indices(4, 7))
+        True
+    """
+
+    algorithm: ClassVar[str]
+    repeats: ClassVar[bool] = False
+
+    def __init__(self, num_samples: int, *, seed: int, epoch: int) -> None:
+        self.num_samples: int = num_samples
+        self._key = mix(seed, epoch)
+
+    def indices(self, start: int, stop: int) -> Tensor:
+        """Return which samples are at the positions ``[start, stop)`` of the epoch.
+
+        Args:
+            start: The first position.
+            stop: The position after the last one.
+
+        Returns:
+            Dataset indices, int64, of shape ``(stop - start,)``; the tensor is the caller's own.
+
+        Raises:
+            IndexError: Unless ``0 <= start <= stop <= num_samples``.
+        """
+        if not 0 <= start <= stop <= self.num_samples:
+            raise IndexError(f"positions [{start}, {stop}) are not within an epoch of {self.num_samples} samples")
+        return self.compute_indices(start, stop)
+
+    @abstractmethod
+    def compute_indices(self, start: int, stop: int) -> Tensor:
+        """Compute what `indices` returns; its arguments are in range. Custom orders override this.
+
+        Args:
+            start: The first position.
+            stop: The position after the last one.
+        """
+
+    @property
+    def batch_ends(self) -> Tensor | None:
+        """The positions at which batches end that belong together, int64, the last one ``num_samples``.
+
+        None where batches may be cut anywhere, with the batch size of the loader.
+        """
+        return None
+
+    def shares(self, stop: int) -> Mapping[str, float]:
+        """Return how large a part of the positions before ``stop`` each source of the data has, by its name.
+
+        Args:
+            stop: The position after the last one that counts.
+
+        Returns:
+            Nothing where the data has one source only.
+        """
+        return {}
+
+
+class _IdentityOrder(EpochOrder):
+    algorithm = "identity"
+
+    @override
+    def compute_indices(self, start: int, stop: int) -> Tensor:
+        return torch.arange(start, stop)
+
+
+class _RandpermOrder(EpochOrder):
+    algorithm = "randperm-v1"
+
+    @cached_property
+    def _permutation(self) -> Tensor:
+        generator = torch.Generator().manual_seed(self._key)
+        return torch.randperm(self.num_samples, generator=generator)
+
+    @override
+    def compute_indices(self, start: int, stop: int) -> Tensor:
+        return self._permutation[start:stop].clone()
+
+
+class _FeistelOrder(EpochOrder):
+    algorithm = "feistel-v1"
+    _CHUNK = 65_536
+
+    def __init__(self, num_samples: int, *, seed: int, epoch: int) -> None:
+        super().__init__(num_samples, seed=seed, epoch=epoch)
+        self._permutation = permutations(torch.tensor(num_samples), torch.tensor(as_int64(self._key)))
+        self._chunk_number = -1
+        self._chunk = torch.empty(0, dtype=torch.int64)
+
+    @override
+    def compute_indices(self, start: int, stop: int) -> Tensor:
+        if start == stop:
+            return torch.empty(0, dtype=torch.int64)
+        parts: list[Tensor] = []
+        for number in range(start // self._CHUNK, (stop - 1) // self._CHUNK + 1):
+            first = number * self._CHUNK
+            parts.append(self._cached_chunk(number)[max(0, start - first) : stop - first])
+        return torch.cat(parts)
+
+    def _cached_chunk(self, number: int) -> Tensor:
+        if number != self._chunk_number:
+            first = number * self._CHUNK
+            positions = torch.arange(first, min(first + self._CHUNK, self.num_samples))
+            self._chunk = self._permutation.of(positions)
+            self._chunk_number = number
+        return self._chunk
+
+
+_ORDERS: dict[str, type[EpochOrder]] = {
+    order.algorithm: order for order in (_IdentityOrder, _RandpermOrder, _FeistelOrder)
+}
+ALGORITHMS = tuple(_ORDERS)
+"""The names of all orders."""
+
+
+def epoch_order(
+    num_samples: int, *, seed: int, epoch: int, shuffle: bool = True, algorithm: str | None = None
+) -> EpochOrder:
+    """Return the order of one epoch.
+
+    Nothing is computed before the first `EpochOrder.indices`. Up to `RANDPERM_LIMIT` samples the order is
+    ``torch.randperm`` with its own generator; above, where that table would take seconds and up to gigabytes, it is
+    computed 65,536 positions at a time and nothing of the size of the dataset is ever held.
+
+    Args:
+        num_samples: The number of samples of the dataset.
+        seed: The seed of the run.
+        epoch: The number of the epoch; each epoch has its own order.
+        shuffle: ``False`` visits the samples as the dataset has them.
+        algorithm: The `EpochOrder.algorithm` of an order to reproduce. It takes precedence over ``shuffle``
+            and over the size of the dataset; by default those two decide.
+
+    Returns:
+        The order.
+
+    Raises:
+        ConfigurationError: If ``num_samples`` is negative or the algorithm is unknown.
+    """
+    if num_samples < 0:
+        raise ConfigurationError(
+            "An order needs a number of samples.",
+            given=f"num_samples={num_samples}",
+            expected="an integer of at least 0",
+            do="Pass len(dataset).",
+        )
+    if algorithm is None:
+        algorithm = _default_algorithm(num_samples, shuffle=shuffle)
+    if algorithm not in _ORDERS:
+        raise ConfigurationError(
+            "The order of the data was made by an algorithm that this version does not have.",
+            given=f"algorithm={algorithm!r}",
+            expected=f"one of {', '.join(sorted(_ORDERS))}",
+            do="Continue with the version that stored this name, or a later one.",
+        )
+    return _ORDERS[algorithm](num_samples, seed=seed, epoch=epoch)
+
+
+def index_list(indices: Tensor) -> list[int]:
+    """Return the elements of an integer tensor of one dimension as python integers."""
+    return cast("list[int]", indices.tolist())  # pyright: ignore[reportUnknownMemberType]  # open in torch
+
+
+def _default_algorithm(num_samples: int, *, shuffle: bool) -> str:
+    if not shuffle:
+        return _IdentityOrder.algorithm
+    return _RandpermOrder.algorithm if num_samples <= RANDPERM_LIMIT else _FeistelOrder.algorithm

@@ -1,0 +1,77 @@
+"""Whether something is an order, and the order that a dataset brings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from types import BuiltinFunctionType, FunctionType
+
+from torch.utils.data import Sampler
+
+from pa_data.errors import ArgumentTypeError
+from pa_data.orders._order import Order
+from pa_data.orders._shuffled import Sequential, Shuffled
+
+__all__ = ["check_order", "has_plain_order", "order_of_dataset"]
+
+
+def order_of_dataset(dataset: object) -> Order | None:
+    """Return the order that a dataset brings as its ``default_order``, as a mixture does; None for most of them.
+
+    Args:
+        dataset: Any dataset.
+    """
+    order: object = getattr(dataset, "default_order", None)
+    return order if isinstance(order, Order) else None
+
+
+def has_plain_order(order: Order) -> bool:
+    """Whether an order is one that ``shuffle`` stands for: each sample once, shuffled or in sequence."""
+    return isinstance(order, (Shuffled, Sequential))
+
+
+def check_order(order: object) -> None:
+    """Raise an error for anything that is not an order.
+
+    Raises:
+        ArgumentTypeError: It is something else, such as a class or a sampler.
+    """
+    if order is None:
+        return
+    if isinstance(order, Order):
+        if not isinstance(getattr(order, "name", None), str):
+            raise _without_name(order)
+        return
+    raise ArgumentTypeError(
+        "This is not an order.",
+        given=f"order={_describe(order)}",
+        expected="an object from pa_data.orders such as Shuffled(), or one of a class that derives from Order",
+        do=_what_to_pass(order),
+    )
+
+
+def _without_name(order: Order) -> ArgumentTypeError:
+    kind = type(order).__name__
+    return ArgumentTypeError(
+        "An order needs a name, by which training states know it.",
+        given=f"{kind} without a name",
+        expected="a string as an attribute of the class, a new one for each change of what the order does",
+        do=f'Write name = "{kind.lower()}-v1" in {kind}.',
+    )
+
+
+def _describe(value: object) -> str:
+    if isinstance(value, (type, str, bool, int)):
+        return value.__name__ if isinstance(value, type) else repr(value)
+    return f"a {type(value).__name__}"
+
+
+def _what_to_pass(order: object) -> str:
+    if isinstance(order, type) and issubclass(order, Order):
+        return f"Pass an instance: {order.__name__}(...)."
+    if isinstance(order, Sampler):
+        return "Pass the order that replaces it, such as Weighted(weights), or the sampler in train_dataloader_kwargs."
+    if order is False:
+        return "Pass Sequential() from pa_data.orders."
+    if isinstance(order, Iterable | FunctionType | BuiltinFunctionType) and not isinstance(order, str):
+        return "Return the indices from indices_of_epoch() in a class that derives from pa_data.orders.TableOrder."
+    return "Pass Shuffled() from pa_data.orders, or leave it out, for each sample once in a random order."

@@ -1,0 +1,106 @@
+"""The order in which samples of like length come together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from pa_data.errors import ConfigurationError
+from pa_data.orders._checks import check_count, check_one_for_each_sample
+from pa_data.orders._chunked_epoch import ChunkedEpoch
+from pa_data.orders._epoch_order import EpochOrder
+from pa_data.orders._feistel import permutations
+from pa_data.orders._keyed_numbers import as_int64
+from pa_data.orders._lengths import lengths_of_samples
+from pa_data.orders._order import Order
+from pa_data.rng import extend_key
+
+__all__ = ["LengthGrouped"]
+
+_GROUPS_OF_WINDOW = 50
+_LEAST_GROUP = 2
+"""A group of one sample has no effect: the order would be a random one."""
+
+
+class LengthGrouped(Order):
+    """Each sample once an epoch in a random order, with samples of similar length next to each other.
+
+    The epoch is shuffled as a whole. Each window of consecutive samples is then sorted by length and cut into groups,
+    which are shuffled. So batches that lie within a group pad little, and every batch has as many samples as any other.
+    Where the size of batches is to follow from the lengths, use `TokenBudget`.
+
+    Nothing is made for an epoch: a window is computed when it is needed.
+
+    Args:
+        lengths: The length of each sample, in the order of the dataset, in tokens, or in any unit that is padded.
+        group_size: The number of samples of similar length that stay together, at least 2: best the samples of an
+            update, which are ``per_device_batch_size`` x processes x ``gradient_accumulation_steps``, or a multiple of
+            them.
+        window: The number of samples that are sorted together, a multiple of ``group_size``; None for 50 groups. A
+            larger window pads less, and has fewer lengths in a group.
+
+    Attributes:
+        group_size: The number of samples of like length that stay together.
+        window: The number of samples that are sorted together.
+
+    Raises:
+        ArgumentTypeError: The lengths are not numbers in one dimension.
+        ConfigurationError: A length is negative or not a whole number, a group has fewer than two samples, or the
+            window is not a multiple of a group.
+
+    Example:
+        >>> lengths = [3, 90, 4, 80, 5, 70]
+        >>> epoch = LengthGrouped(lengths, group_size=3).epoch_order(6, seed=0, epoch=0)
+        >>> sorted(epoch.indices(0, 3).tolist()) in ([0, 2, 4], [1, 3, 5])
+        True
+    """
+
+    name: ClassVar[str] = "length-grouped-v1"
+
+    def __init__(self, lengths: Sequence[int] | Tensor, *, group_size: int, window: int | None = None) -> None:
+        check_count("group_size", group_size, _LEAST_GROUP)
+        self._lengths = lengths_of_samples(lengths)
+        self.group_size: int = group_size
+        self.window: int = _GROUPS_OF_WINDOW * group_size if window is None else window
+        check_count("window", self.window)
+        if self.window % group_size:
+            raise ConfigurationError(
+                "A window is made of whole groups.",
+                given=f"window={window}, group_size={group_size}",
+                expected="a window that is a multiple of group_size",
+                do=f"Pass window={-(-self.window // group_size) * group_size}.",
+            )
+
+    @override
+    def epoch_order(self, num_samples: int, *, seed: int, epoch: int) -> EpochOrder:
+        check_one_for_each_sample("lengths", len(self._lengths), num_samples)
+        return _LengthGroupedEpoch(self._lengths, self.group_size, self.window, seed=seed, epoch=epoch)
+
+    @override
+    def parameters(self) -> Mapping[str, object]:
+        return {"lengths": self._lengths.to(torch.int64), "group_size": self.group_size, "window": self.window}
+
+
+class _LengthGroupedEpoch(ChunkedEpoch):
+    algorithm = LengthGrouped.name
+
+    def __init__(self, lengths: Tensor, group_size: int, window: int, *, seed: int, epoch: int) -> None:
+        super().__init__(len(lengths), window, seed=seed, epoch=epoch)
+        self._lengths = lengths
+        self._group_size = group_size
+        self._permutation = permutations(torch.tensor(len(lengths)), torch.tensor(as_int64(self._key)))
+
+    @override
+    def _compute(self, start: int, stop: int) -> Tensor:
+        samples = self._permutation.of(torch.arange(start, stop))
+        samples = samples[self._lengths[samples].argsort(stable=True)]
+        generator = torch.Generator().manual_seed(extend_key(self._key, start))
+        # a group that is not full comes last, so that the others begin where a batch does
+        num_full = len(samples) // self._group_size
+        order = torch.randperm(num_full, generator=generator)
+        full = samples[: num_full * self._group_size].view(num_full, self._group_size)
+        return torch.cat([full[order].flatten(), samples[num_full * self._group_size :]])

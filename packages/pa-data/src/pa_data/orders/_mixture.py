@@ -1,0 +1,244 @@
+"""Several datasets as one, each with its share of every epoch."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sized
+from contextlib import suppress
+from fractions import Fraction
+from math import inf
+from typing import Any, ClassVar, TypeVar, cast
+
+import torch
+from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset
+from typing_extensions import override
+
+from pa_data.batches import describe_batch
+from pa_data.errors import ArgumentTypeError, ConfigurationError, EmptyDatasetError
+from pa_data.orders._checks import check_one_for_each_sample, check_size_of_epoch
+from pa_data.orders._epoch_order import EpochOrder
+from pa_data.orders._order import Order
+from pa_data.orders._passes import EpochOfSources, SourcesOfSamples
+
+__all__ = ["Mixture"]
+
+_SampleT_co = TypeVar("_SampleT_co", covariant=True)
+
+
+class Mixture(ConcatDataset[_SampleT_co]):
+    """Several datasets as one, each with its share of every epoch.
+
+    As a dataset it is the datasets one after the other, each sample once, and so it is evaluated. Training takes its
+    `default_order`: a fixed number of samples of each dataset, spread evenly over the epoch. Each dataset is gone
+    through in shuffled passes that continue from one epoch to the next, so no sample comes again before all others of
+    its dataset have come, no matter how small its share. The history has the share of each in
+    ``train_share_NAME_epoch``.
+
+    A sample that comes more than once in an epoch draws other random numbers each time. Batches mix the datasets, so
+    their samples must have the same structure, so that one collation can make a batch of them.
+
+    Args:
+        datasets: The datasets by name; each with a length and integer indices.
+        weights: How many samples of each dataset an epoch has, in proportion to the other datasets, by the same names;
+            by default in proportion to their lengths. With a weight of 0 a dataset is left out.
+        num_samples: The number of samples of an epoch; by default the samples of all datasets together.
+
+    Attributes:
+        names: The names of the datasets, in their order.
+        num_samples: The number of samples of an epoch of the `default_order`.
+        default_order: The order in which it is trained on.
+
+    Raises:
+        ArgumentTypeError: The datasets or the weights are not given by name, or one is not a dataset with a length.
+        ConfigurationError: The weights have other names, are negative or not finite, or so small that a dataset would
+            never come; datasets of tensors in memory have samples of different shapes or types; or a dataset brings an
+            order in which not each of its samples comes once, as another mixture does.
+        EmptyDatasetError: A dataset with a weight above 0 has no sample.
+
+    Example:
+        >>> from torch.utils.data import TensorDataset
+        >>> ours, others = TensorDataset(torch.zeros(10)), TensorDataset(torch.ones(90))
+        >>> mixture = Mixture({"ours": ours, "others": others}, weights={"ours": 1, "others": 3})
+        >>> mixture.default_order.epoch_order(len(mixture), seed=0, epoch=0).shares(100)
+        {'ours': 0.25, 'others': 0.75}
+    """
+
+    def __init__(
+        self,
+        datasets: Mapping[str, Dataset[_SampleT_co]],
+        *,
+        weights: Mapping[str, float] | None = None,
+        num_samples: int | None = None,
+    ) -> None:
+        lengths = _lengths(datasets)
+        check_size_of_epoch(num_samples)
+        shares = _checked_weights(lengths, lengths if weights is None else weights)
+        _check_orders(datasets)
+        _check_structures(datasets)
+        super().__init__(datasets.values())  # pyright: ignore[reportUnknownMemberType]  # open in torch
+        self.names: tuple[str, ...] = tuple(datasets)
+        self.num_samples: int = num_samples or sum(lengths.values())
+        counts = _counts(shares, self.num_samples)
+        self.default_order: Order = _MixtureOrder(
+            SourcesOfSamples(torch.tensor([*lengths.values()]), torch.tensor([*counts.values()]), names=self.names)
+        )
+
+    def locate(self, index: int) -> tuple[str, int]:
+        """Return the name of the dataset that a sample is from, and its index there.
+
+        Args:
+            index: The index of the sample in the mixture, of at least 0.
+
+        Raises:
+            IndexError: There is no such sample.
+        """
+        if not 0 <= index < len(self):
+            raise IndexError(f"there is no sample {index} in {len(self)} samples of {len(self.names)} datasets")
+        number = bisect_right(self.cumulative_sizes, index)
+        return self.names[number], index - (self.cumulative_sizes[number - 1] if number > 0 else 0)
+
+
+class _MixtureOrder(Order):
+    name: ClassVar[str] = "mixture-v1"
+    equal_epochs: ClassVar[bool] = True
+
+    def __init__(self, sources: SourcesOfSamples) -> None:
+        self._sources = sources
+
+    @override
+    def epoch_order(self, num_samples: int, *, seed: int, epoch: int) -> EpochOrder:
+        check_one_for_each_sample("samples of a mixture", int(self._sources.sizes.sum()), num_samples)
+        return _MixtureEpoch(self._sources, seed=seed, epoch=epoch)
+
+    @override
+    def parameters(self) -> Mapping[str, object]:
+        return {"lengths": self._sources.sizes, "counts": self._sources.counts}
+
+
+class _MixtureEpoch(EpochOfSources):
+    algorithm = _MixtureOrder.name
+
+
+def _by_name(given: object) -> Mapping[object, object]:
+    return cast("Mapping[object, object]", given) if isinstance(given, Mapping) else {}
+
+
+def _lengths(datasets: object) -> dict[str, int]:
+    named = _by_name(datasets)
+    if not named or not all(isinstance(name, str) and name for name in named):
+        raise ArgumentTypeError(
+            "A mixture needs its datasets by name.",
+            given=f"a {type(datasets).__name__}" + (f" with the names {list(named)}" if named else ""),
+            expected="a mapping of names to datasets, with at least one",
+            do='Pass for example {"ours": ours, "others": others}; the history has their shares by these names.',
+        )
+    return {str(name): _length(str(name), dataset) for name, dataset in named.items()}
+
+
+def _length(name: str, dataset: object) -> int:
+    kind = type(dataset)
+    with suppress(TypeError, NotImplementedError):
+        if hasattr(kind, "__getitem__") and not issubclass(kind, IterableDataset):
+            return len(cast("Sized", dataset))
+    raise ArgumentTypeError(
+        "A mixture takes samples of its datasets in any order.",
+        given=f"{name!r} is a {kind.__name__}",
+        expected="a dataset with a length whose samples are indexed by integers",
+        do="Give the dataset __len__ and __getitem__.",
+    )
+
+
+def _check_orders(datasets: Mapping[str, Dataset[Any]]) -> None:
+    """Raise an error for datasets whose own order says how often samples come, which it would not in a mixture."""
+    for name, dataset in datasets.items():
+        order: object = getattr(dataset, "default_order", None)
+        if isinstance(order, Order) and not order.takes_each_once(_length(name, dataset)):
+            is_mixture = isinstance(dataset, Mixture)
+            raise ConfigurationError(
+                "The order that a dataset brings has no effect in a mixture.",
+                given=f"{name!r} is a {type(dataset).__name__}, which brings the order {order.name}",
+                expected="datasets whose samples all come equally often",
+                do="Pass its datasets themselves, each with its weight among all."
+                if is_mixture
+                else "Pass a dataset without default_order.",
+            )
+
+
+def _check_structures(datasets: Mapping[str, Dataset[Any]]) -> None:
+    """Raise an error for tensors in memory that make no batch; other datasets are only known once they are read."""
+    seen: dict[str, str] = {}
+    for name, dataset in datasets.items():
+        inner: Dataset[Any] = dataset
+        while type(inner) is Subset:
+            inner = inner.dataset  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]  # open in torch
+        if type(inner) is TensorDataset:
+            sample = tuple(tensor.new_empty(tensor.shape[1:], device="meta") for tensor in inner.tensors)
+            seen.setdefault(describe_batch(sample), name)
+    if len(seen) > 1:
+        (one, name), (other, other_name), *_ = seen.items()
+        raise ConfigurationError(
+            "The datasets of a mixture have samples that make no batch.",
+            given=f"a sample of {name!r} is {one}, one of {other_name!r} is {other}",
+            expected="as many tensors in each sample, of the same shapes and types",
+            do="Give the samples the same structure, with the conversions that the model needs.",
+        )
+
+
+def _checked_weights(lengths: Mapping[str, int], weights: object) -> dict[str, Fraction]:
+    """Return the weight of each dataset, in the order of the datasets."""
+    named = _by_name(weights)
+    if set(named) != set(lengths):
+        raise ConfigurationError(
+            "Each dataset of a mixture needs a weight.",
+            given=f"weights={weights!r}",
+            expected=f"a mapping with the names {', '.join(lengths)}",
+            do="Pass a weight for each dataset, by its name; 0 leaves one out.",
+        )
+    checked = {name: _fraction(name, named[name]) for name in lengths}
+    if not any(checked.values()):
+        raise ConfigurationError(
+            "No sample of a mixture would ever come.",
+            given=f"weights={weights!r}",
+            expected="at least one weight above 0",
+            do="Pass the share that each dataset is to have.",
+        )
+    for name, weight in checked.items():
+        if weight > 0 and lengths[name] == 0:
+            raise EmptyDatasetError(
+                "A dataset of the mixture is empty.",
+                given=f"{name!r} with 0 samples",
+                expected="at least one sample, or a weight of 0",
+                do="Look at how the dataset was made; a wrong path and a filter that keeps nothing are common.",
+            )
+    return checked
+
+
+def _fraction(name: str, weight: object) -> Fraction:
+    if isinstance(weight, int | float | Fraction) and 0 <= weight < inf:
+        return Fraction(weight)
+    raise ConfigurationError(
+        "The weight of a dataset is a number of at least 0.",
+        given=f"weights[{name!r}]={weight!r}",
+        expected="a finite number of at least 0",
+        do="Pass the share that the dataset is to have, in proportion to the others.",
+    )
+
+
+def _counts(weights: Mapping[str, Fraction], num_samples: int) -> dict[str, int]:
+    """Share samples out in proportion to weights, what is left to those that were rounded down the most."""
+    total = sum(weights.values())
+    exact = {name: num_samples * weight / total for name, weight in weights.items()}
+    counts = {name: int(number) for name, number in exact.items()}
+    missing = num_samples - sum(counts.values())
+    for name in sorted(exact, key=lambda name: counts[name] - exact[name])[:missing]:
+        counts[name] += 1
+    for name, count in counts.items():
+        if count == 0 and weights[name] > 0:
+            raise ConfigurationError(
+                "A dataset of the mixture would never come.",
+                given=f"weights[{name!r}]={float(weights[name])}, which is "
+                f"{float(exact[name]):.2g} of the {num_samples} samples of an epoch",
+                expected="at least one sample of each dataset in an epoch, or a weight of 0",
+                do="Make epochs longer with num_samples=..., or give it more weight.",
+            )
+    return counts

@@ -1,0 +1,144 @@
+"""The base class for custom orders: a table of the samples of an epoch."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from pa_data.errors import ArgumentTypeError, ConfigurationError
+from pa_data.orders._checks import check_range
+from pa_data.orders._epoch_order import EpochOrder
+from pa_data.orders._order import Order
+from pa_data.rng import extend_key, preserve_rng_state, seed_rng
+
+__all__ = ["TableOrder"]
+
+_DRAWS = -4  # extends the key of an epoch for what is drawn while its table is made
+
+
+class TableOrder(Order):
+    """A custom order: a subclass returns the samples of a whole epoch, one after the other.
+
+    Give it a `name`, and a new one whenever you change what it does: training states are known by it. The public
+    attributes of an instance are its `parameters`, unless you override that.
+
+    The table must follow from its arguments, the parameters and random numbers alone. The global generators of Python,
+    NumPy and torch are seeded for the call from the seed of the run and the number of the epoch, and restored
+    afterwards: ``torch.randperm(num_samples)`` gives each epoch its own permutation, the same one on every process and
+    after a resume. An unseeded ``numpy.random.default_rng()`` does not.
+
+    A table takes 8 bytes for each sample, and is made again where a run resumes.
+
+    Example:
+        >>> class LongestFirst(TableOrder):
+        ...     name = "longest-first-v1"
+        ...
+        ...     def __init__(self, lengths: list[int]) -> None:
+        ...         self.lengths = torch.tensor(lengths)
+        ...
+        ...     def indices_of_epoch(self, num_samples: int, epoch: int) -> Tensor:
+        ...         shuffled = torch.randperm(num_samples)
+        ...         return shuffled[self.lengths[shuffled].argsort(descending=True)]
+        >>> order = LongestFirst([3, 9, 4])
+        >>> order.epoch_order(3, seed=0, epoch=0).indices(0, 3)
+        tensor([1, 2, 0])
+    """
+
+    @abstractmethod
+    def indices_of_epoch(self, num_samples: int, epoch: int) -> Tensor | Sequence[int]:
+        """Return which samples an epoch visits, in their order.
+
+        Args:
+            num_samples: The number of samples of the dataset.
+            epoch: The number of the epoch, from 0.
+
+        Returns:
+            Integers from 0 to ``num_samples - 1``, as many as `length_of_epoch` says, in one dimension. A sample may
+            come several times, and draws other random numbers each time, or not at all.
+        """
+
+    def length_of_epoch(self, num_samples: int, epoch: int) -> int:
+        """Return how many samples an epoch visits; override it where they are more or fewer than the dataset has.
+
+        Args:
+            num_samples: The number of samples of the dataset.
+            epoch: The number of the epoch, from 0.
+        """
+        return num_samples
+
+    @override
+    def epoch_order(self, num_samples: int, *, seed: int, epoch: int) -> EpochOrder:
+        return _Table(self, num_samples, seed=seed, epoch=epoch)
+
+
+class _Table(EpochOrder):
+    algorithm = "table-v1"
+    repeats = True  # it may, and nobody has to look
+
+    def __init__(self, order: TableOrder, num_samples: int, *, seed: int, epoch: int) -> None:
+        super().__init__(_length(order, num_samples, epoch), seed=seed, epoch=epoch)
+        self._order, self._of_dataset, self._epoch = order, num_samples, epoch
+
+    @cached_property
+    def _table(self) -> Tensor:
+        with preserve_rng_state():
+            seed_rng(extend_key(self._key, _DRAWS))
+            given: object = self._order.indices_of_epoch(self._of_dataset, self._epoch)
+        name = f"{type(self._order).__name__}.indices_of_epoch() in epoch {self._epoch}"
+        table = _as_indices(given, name)
+        if table.numel() != self.num_samples:
+            raise ConfigurationError(
+                "An epoch has a different number of samples than was planned.",
+                given=f"{table.numel()} indices from {name}",
+                expected=f"{self.num_samples}, as length_of_epoch() says",
+                do="Override length_of_epoch() to return the number of indices of each epoch.",
+            )
+        check_range(table, self._of_dataset, name)
+        return table
+
+    @override
+    def compute_indices(self, start: int, stop: int) -> Tensor:
+        return self._table[start:stop].clone()
+
+
+def _length(order: TableOrder, num_samples: int, epoch: int) -> int:
+    length = order.length_of_epoch(num_samples, epoch)
+    if not _is_count(length):
+        raise ConfigurationError(
+            "An epoch needs a number of samples.",
+            given=f"{length!r} from {type(order).__name__}.length_of_epoch() in epoch {epoch}",
+            expected="an integer of at least 1",
+            do="Return the number of indices that indices_of_epoch() returns for this epoch.",
+        )
+    return length
+
+
+def _is_count(length: object) -> bool:
+    return isinstance(length, int) and length >= 1
+
+
+def _as_indices(given: Any, name: str) -> Tensor:
+    try:
+        table = torch.as_tensor(given)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise _no_indices(f"a {type(given).__name__} from {name}") from error
+    is_integer = not (table.is_floating_point() or table.is_complex() or table.dtype == torch.bool)
+    if table.dim() != 1 or not is_integer:
+        kind = str(table.dtype).removeprefix("torch.")
+        raise _no_indices(f"{kind} of shape {tuple(table.shape)} from {name}", is_mask=table.dtype == torch.bool)
+    return table.to(device="cpu", dtype=torch.int64)
+
+
+def _no_indices(given: str, *, is_mask: bool = False) -> ArgumentTypeError:
+    return ArgumentTypeError(
+        "These are not the indices of samples.",
+        given=given,
+        expected="integers in one dimension: a tensor, an array or a list",
+        do="Return mask.nonzero().squeeze(1) for the mask." if is_mask else "Return for example torch.randperm(n).",
+    )

@@ -1,0 +1,264 @@
+"""Batches of samples of like length, whose padded size never exceeds a number of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from pa_data.errors import ConfigurationError
+from pa_data.orders._checks import check_count, check_one_for_each_sample
+from pa_data.orders._chunked_epoch import ChunkedEpoch
+from pa_data.orders._epoch_order import EpochOrder, index_list
+from pa_data.orders._feistel import permutations
+from pa_data.orders._keyed_numbers import extend_keys
+from pa_data.orders._lengths import lengths_of_samples
+from pa_data.orders._order import Order
+from pa_data.rng import extend_key
+
+__all__ = ["TokenBudget"]
+
+_BATCHES = -1  # extends the key of an epoch for the order of its batches, where buckets are numbered from 0
+_CHUNK = 8192  # some 5 ms
+_MIXED_BATCHES, _MOST_CELLS = 2, 8
+
+
+class TokenBudget(Order):
+    """Batches of samples of like length, each as large as a number of tokens allows; every sample once an epoch.
+
+    The size of a batch is its number of samples times the longest of them, as padding makes it, and is never above
+    ``max_tokens``. So a batch has few long samples, or many short ones, and every step needs about as much time and
+    memory. Losses are then best means over tokens: a step that returns ``num_items_in_batch`` makes each update the
+    mean over all tokens of the update, on any number of processes.
+
+    Samples are put into buckets by their length, on a grid that grows geometrically; up to eight neighbours that hold
+    fewer than two batches are joined. In each epoch the samples of a bucket are shuffled, and so are the batches. So
+    the samples of a batch are new in every epoch where buckets hold many batches, and recur where they hold few.
+
+    The number of batches is the same in every epoch, for every seed and on every number of processes. One process takes
+    one batch in a step, and an update is made of as many batches as there are processes times
+    ``gradient_accumulation_steps``: the next ones of the order, regardless of the number of processes.
+
+    The buckets are made once, by sorting. Each epoch then makes a table of its batches; which samples they hold is
+    computed when it is needed.
+
+    Args:
+        lengths: The length of each sample in tokens, in the order of the dataset. A sample of length 0 counts as 1.
+        max_tokens: The largest size of a batch of one process.
+        max_samples: The largest number of samples in a batch, for samples that are very short; None for any.
+        pad_to_multiple_of: What the ``collate_fn`` rounds the length of a batch up to.
+        bucket_growth: The ratio of the longest lengths of consecutive cells of the grid. A larger number mixes samples
+            of more lengths, and pads more. By default, batches of some ten thousand samples have 1 to 2% more padding
+            than batches of samples that are sorted.
+
+    Raises:
+        ConfigurationError: A sample is longer than ``max_tokens``, or an argument is out of its range.
+
+    Example:
+        >>> order = TokenBudget([3, 5, 30, 4, 28, 5], max_tokens=60)
+        >>> epoch = order.epoch_order(6, seed=0, epoch=0)
+        >>> ends = [0, *epoch.batch_ends.tolist()]
+        >>> sorted(sorted(epoch.indices(*ends[step : step + 2]).tolist()) for step in range(order.num_batches))
+        [[0, 1, 3, 5], [2, 4]]
+    """
+
+    name: ClassVar[str] = "token-budget-v1"
+    makes_batches: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        lengths: Sequence[int] | Tensor,
+        max_tokens: int,
+        *,
+        max_samples: int | None = None,
+        pad_to_multiple_of: int = 1,
+        bucket_growth: float = 1.02,
+    ) -> None:
+        check_count("max_tokens", max_tokens)
+        check_count("max_samples", 1 if max_samples is None else max_samples)
+        check_count("pad_to_multiple_of", pad_to_multiple_of)
+        if not 1 <= bucket_growth < float("inf"):
+            raise ConfigurationError(
+                "bucket_growth is not usable.",
+                given=f"bucket_growth={bucket_growth}",
+                expected="a number of at least 1",
+                do="Pass bucket_growth=1.05, for example, or leave it out.",
+            )
+        self._lengths = lengths_of_samples(lengths)
+        self.max_tokens: int = max_tokens
+        self.max_samples: int | None = max_samples
+        self.pad_to_multiple_of: int = pad_to_multiple_of
+        self.bucket_growth: float = bucket_growth
+        self._require_samples_within_budget()
+
+    @property
+    def num_batches(self) -> int:
+        """The number of batches of every epoch."""
+        return len(self._layout.batch_ends)
+
+    @override
+    def epoch_order(self, num_samples: int, *, seed: int, epoch: int) -> EpochOrder:
+        check_one_for_each_sample("lengths", len(self._lengths), num_samples)
+        return _TokenBudgetEpoch(self._layout, seed=seed, epoch=epoch)
+
+    @override
+    def parameters(self) -> Mapping[str, object]:
+        return {
+            "lengths": self._lengths.to(torch.int64),
+            "max_tokens": self.max_tokens,
+            "max_samples": self.max_samples,
+            "pad_to_multiple_of": self.pad_to_multiple_of,
+            "bucket_growth": self.bucket_growth,
+        }
+
+    @cached_property
+    def _layout(self) -> _Layout:
+        padded = self._padded(self._lengths)
+        grid = torch.tensor(_grid(int(padded.max()), self.pad_to_multiple_of, self.bucket_growth), dtype=padded.dtype)
+        counts = torch.bincount(torch.bucketize(padded, grid), minlength=len(grid))
+        edges = torch.tensor(_join(index_list(grid), index_list(counts), self.max_tokens), dtype=padded.dtype)
+        buckets = torch.bucketize(padded, edges, out_int32=True)
+        longest = torch.zeros_like(edges).scatter_reduce_(0, buckets.long(), padded, "amax")
+        most_samples = self.max_samples or self.max_tokens
+        capacities = [min(self.max_tokens // length, most_samples) for length in index_list(longest)]
+        bucket_ends = torch.bincount(buckets).cumsum(0)
+        samples = buckets.argsort(stable=True)
+        fits = len(samples) <= torch.iinfo(torch.int32).max
+        return _Layout(
+            samples.to(torch.int32) if fits else samples, bucket_ends, _cut(index_list(bucket_ends), capacities)
+        )
+
+    def _padded(self, lengths: Tensor) -> Tensor:
+        multiple = self.pad_to_multiple_of
+        return (lengths.clamp(min=1) + (multiple - 1)).div_(multiple, rounding_mode="floor").mul_(multiple)
+
+    def _require_samples_within_budget(self) -> None:
+        padded = self._padded(self._lengths)
+        if int(padded.max()) <= self.max_tokens:
+            return
+        too_long = padded > self.max_tokens
+        number, longest = int(too_long.sum()), int(padded.argmax())
+        raise ConfigurationError(
+            "A sample is longer than the budget of a batch.",
+            given=f"max_tokens={self.max_tokens}, and {number} of {len(padded)} samples are longer; "
+            f"the longest is sample {longest} with {int(padded[longest])} tokens",
+            expected="samples of at most max_tokens each",
+            do=f"Pass max_tokens={int(padded[longest])} or more, or cut the samples off, "
+            "in the dataset and in lengths.",
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class _Layout:
+    """What all epochs have in common: which samples are interchangeable, and where batches are cut.
+
+    Attributes:
+        samples: The samples, bucket after bucket, the shorter ones first.
+        bucket_ends: Where each bucket ends in it.
+        batch_ends: Where each batch ends in it.
+    """
+
+    samples: Tensor
+    bucket_ends: Tensor
+    batch_ends: Tensor
+
+    @cached_property
+    def bucket_sizes(self) -> Tensor:
+        """The number of samples in each bucket."""
+        return self.bucket_ends.diff(prepend=torch.zeros(1, dtype=torch.int64))
+
+
+class _TokenBudgetEpoch(ChunkedEpoch):
+    algorithm = TokenBudget.name
+
+    def __init__(self, layout: _Layout, *, seed: int, epoch: int) -> None:
+        super().__init__(len(layout.samples), _CHUNK, seed=seed, epoch=epoch)
+        self._layout = layout
+
+    @cached_property
+    def _order_of_batches(self) -> Tensor:
+        generator = torch.Generator().manual_seed(extend_key(self._key, _BATCHES))
+        return torch.randperm(len(self._layout.batch_ends), generator=generator)
+
+    @cached_property
+    def _batch_ends(self) -> Tensor:
+        sizes = self._layout.batch_ends.diff(prepend=torch.zeros(1, dtype=torch.int64))
+        return sizes[self._order_of_batches].cumsum(0)
+
+    @property
+    @override
+    def batch_ends(self) -> Tensor:
+        """The positions at which batches end."""
+        return self._batch_ends
+
+    @override
+    def _compute(self, start: int, stop: int) -> Tensor:
+        positions = torch.arange(start, stop)
+        batches = torch.searchsorted(self._batch_ends, positions, right=True)
+        # how far it is to the end of its batch is the same here as in the layout
+        rest_of_batch = self._batch_ends[batches] - positions
+        places = self._layout.batch_ends[self._order_of_batches[batches]] - rest_of_batch
+        buckets = torch.searchsorted(self._layout.bucket_ends, places, right=True)
+        begins = (self._layout.bucket_ends - self._layout.bucket_sizes)[buckets]
+        sizes, keys = self._layout.bucket_sizes[buckets], extend_keys(self._key, buckets)
+        return self._layout.samples[permutations(sizes, keys).of(places - begins) + begins].long()
+
+
+def _grid(most: int, multiple: int, growth: float) -> list[int]:
+    """Lengths that grow geometrically, in multiples of one; the last one is ``most``."""
+    edges = [multiple]
+    while edges[-1] < most:
+        grown = -int(-(edges[-1] * growth) // multiple) * multiple
+        edges.append(min(most, max(edges[-1] + multiple, grown)))
+    return edges
+
+
+def _join(grid: Sequence[int], counts: Sequence[int], max_tokens: int) -> list[int]:
+    """Return the longest length of each bucket, none of which is empty.
+
+    Args:
+        grid: The longest length of each cell of the grid.
+        counts: The number of samples in each cell.
+        max_tokens: The size of a batch.
+    """
+    edges: list[int] = []
+    num_cells = num_samples = 0
+    for edge, count in zip(grid, counts, strict=True):
+        num_samples += count
+        num_cells += num_samples > 0
+        if num_samples * edge >= _MIXED_BATCHES * max_tokens or num_cells == _MOST_CELLS:
+            edges.append(edge)
+            num_cells = num_samples = 0
+    if num_samples > 0:
+        edges.append(grid[-1])
+    return edges
+
+
+def _cut(bucket_ends: Sequence[int], capacities: Sequence[int]) -> Tensor:
+    """Cut the samples, bucket after bucket, into batches as large as their longest sample allows.
+
+    What is left of a bucket is joined with the samples of the next one, as long as their capacity allows for it.
+
+    Args:
+        bucket_ends: Where each bucket ends.
+        capacities: How many samples a batch may have whose longest sample is in the bucket.
+    """
+    parts: list[Tensor] = []
+    begin = first = 0  # of the bucket, and of the batch that is not full yet
+    for end, capacity in zip(bucket_ends, capacities, strict=True):
+        if begin - first >= capacity:
+            parts.append(torch.tensor([begin]))
+            first = begin
+        full = (end - first) // capacity
+        ends = first + capacity * torch.arange(1, full + 1)
+        first += capacity * full
+        parts.append(ends)
+        begin = end
+    if first < begin:
+        parts.append(torch.tensor([begin]))
+    return torch.cat(parts)

@@ -1,0 +1,192 @@
+"""The order that draws each sample as often as its weight says."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import ClassVar, cast
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from pa_data.errors import ConfigurationError
+from pa_data.orders._checks import and_more, check_one_for_each_sample, check_size_of_epoch, column
+from pa_data.orders._epoch_order import EpochOrder
+from pa_data.orders._keyed_numbers import uniform
+from pa_data.orders._order import Order
+from pa_data.rng import extend_key
+
+__all__ = ["Weighted"]
+
+_DRAWS = -3  # extends the key of an epoch for what is drawn at a position
+_CHUNK = 65_536  # fits into a processor's cache
+_TOTAL_BITS = 53  # integers up to this many bits are exact in float64
+
+
+class Weighted(Order):
+    """Draws samples with probabilities in proportion to their weights, as torch's ``WeightedRandomSampler`` does.
+
+    With replacement, what is at a position depends on nothing but the seed, the epoch and the position. Nothing is made
+    for an epoch, no matter how long: the weights are summed up once, and any position is found by a search in the sums,
+    in O(log n). A sample that comes twice in an epoch draws other random numbers each time.
+
+    Without replacement each sample comes at most once, the heavy ones early: it is as if samples were drawn one
+    after the other from those that are left. That needs a table of the whole dataset, made at the start of each epoch,
+    and when a run resumes: 2 seconds for 10 million samples.
+
+    Where the classes of the data are what is to be evened out, `ClassBalanced` does it with less variance.
+
+    Args:
+        weights: One number of at least 0 for each sample, in the order of the dataset; their sum does not matter.
+        replacement: Whether a sample may come more than once in an epoch.
+        num_samples: The number of samples of an epoch; by default as many as there are weights or, without replacement,
+            weights above 0.
+
+    Attributes:
+        replacement: Whether a sample may come more than once in an epoch.
+        num_samples: The number of samples of an epoch.
+
+    Raises:
+        ConfigurationError: A weight is negative or not finite, none is above 0, or more samples are requested than
+            there are without replacement.
+        ArgumentTypeError: The weights are not numbers in one dimension.
+
+    Example:
+        >>> order = Weighted([0.0, 1.0, 3.0], num_samples=4000).epoch_order(3, seed=0, epoch=0)
+        >>> order.indices(0, 4000).bincount(minlength=3) / 4000
+        tensor([0.0000, 0.2558, 0.7442])
+    """
+
+    name: ClassVar[str] = "weighted-v1"
+    equal_epochs: ClassVar[bool] = True
+
+    def __init__(
+        self, weights: Tensor | Sequence[float], *, replacement: bool = True, num_samples: int | None = None
+    ) -> None:
+        checked = _checked(column("weights", weights, torch.float64))
+        check_size_of_epoch(num_samples)
+        self._sums = _integers(checked).cumsum(0)
+        self._num_weights = checked.numel()
+        self._weights = None if replacement else checked
+        num_available = self._num_weights if replacement else int(checked.count_nonzero())
+        self.replacement: bool = replacement
+        self.num_samples: int = num_samples or num_available
+        if not replacement and self.num_samples > num_available:
+            raise ConfigurationError(
+                "Without replacement there are fewer samples than an epoch is to have.",
+                given=f"num_samples={num_samples}, replacement=False, and {num_available} weights above 0",
+                expected=f"at most {num_available} samples",
+                do="Request fewer samples, or pass replacement=True.",
+            )
+
+    @override
+    def epoch_order(self, num_samples: int, *, seed: int, epoch: int) -> EpochOrder:
+        check_one_for_each_sample("weights", self._num_weights, num_samples)
+        if self._weights is None:
+            return _WithReplacement(self._sums, self.num_samples, seed=seed, epoch=epoch)
+        return _WithoutReplacement(self._weights, self.num_samples, seed=seed, epoch=epoch)
+
+    @override
+    def parameters(self) -> Mapping[str, object]:
+        weights = self._sums if self._weights is None else self._weights
+        return {"weights": weights, "replacement": self.replacement, "num_samples": self.num_samples}
+
+
+class _WithReplacement(EpochOrder):
+    algorithm = Weighted.name
+    repeats = True
+
+    def __init__(self, sums: Tensor, num_samples: int, *, seed: int, epoch: int) -> None:
+        super().__init__(num_samples, seed=seed, epoch=epoch)
+        self._sums = sums
+
+    @override
+    def compute_indices(self, start: int, stop: int) -> Tensor:
+        total = int(self._sums[-1])
+        drawn = uniform(extend_key(self._key, _DRAWS), start, stop) * total
+        return torch.searchsorted(self._sums, drawn.to(torch.int64).clamp_(max=total - 1), right=True)
+
+
+class _WithoutReplacement(EpochOrder):
+    """Each sample is drawn a waiting time, exponential with its weight, and they come by that.
+
+    See Efraimidis and Spirakis, "Weighted random sampling with a reservoir", 2006.
+    """
+
+    algorithm = Weighted.name
+
+    def __init__(self, weights: Tensor, num_samples: int, *, seed: int, epoch: int) -> None:
+        super().__init__(num_samples, seed=seed, epoch=epoch)
+        self._weights = weights
+
+    @cached_property
+    def _table(self) -> Tensor:
+        key, number = extend_key(self._key, _DRAWS), self._weights.numel()
+        waits = torch.cat(
+            [_waits(key, self._weights, first, min(first + _CHUNK, number)) for first in range(0, number, _CHUNK)]
+        )
+        return waits.argsort(stable=True)[: self.num_samples].clone()
+
+    @override
+    def compute_indices(self, start: int, stop: int) -> Tensor:
+        return self._table[start:stop].clone()
+
+
+def _waits(key: int, weights: Tensor, start: int, stop: int) -> Tensor:
+    """The waiting times of some samples, drawn by their index; infinite where the weight is 0."""
+    chosen = weights[start:stop]
+    waits = -_logarithm(1.0 - uniform(key, start, stop)) / chosen
+    return torch.where(chosen > 0, waits, torch.inf)
+
+
+def _checked(weights: Tensor) -> Tensor:
+    if weights.numel() > 0 and not 0 <= float(weights.min()) <= float(weights.max()) < math.inf:
+        wrong = (~(weights.isfinite() & (weights >= 0))).nonzero().squeeze(1)
+        raise ConfigurationError(
+            "Not every weight is a number of at least 0.",
+            given=f"weights[{int(wrong[0])}]={float(weights[wrong[0]])}" + and_more(wrong.numel() - 1),
+            expected="finite numbers of at least 0",
+            do="Look at how the weight of this sample was computed; 1 / 0 for a class without samples is common.",
+        )
+    if weights.numel() == 0 or float(weights.max()) == 0:
+        raise ConfigurationError(
+            "No sample would ever be drawn.",
+            given=f"{weights.numel()} weights, none of them above 0",
+            expected="at least one weight above 0",
+            do="Pass a weight above 0 for each sample that is to be trained on.",
+        )
+    return weights
+
+
+def _integers(weights: Tensor) -> Tensor:
+    """Scale weights to integers whose sum has at most 53 bits, so that sums are exact on every machine.
+
+    A weight that is too small for that among the others becomes 0: it would come once in ``2**53`` samples.
+    """
+    exponent = int(torch.frexp(weights.max()).exponent)
+    places = 62 - weights.numel().bit_length()
+    coarse = int(_scaled(weights, places - exponent).sum()) + weights.numel()
+    return _scaled(weights, places - exponent + _TOTAL_BITS - coarse.bit_length())
+
+
+def _scaled(weights: Tensor, exponent: int) -> Tensor:
+    """Multiply by a power of two, in two steps as it may be out of range, and round down."""
+    half = exponent // 2
+    return (weights * 2.0**half).mul_(2.0 ** (exponent - half)).to(torch.int64)
+
+
+def _logarithm(values: Tensor) -> Tensor:
+    """The natural logarithm of numbers above 0, computed bit-for-bit identically on every processor."""
+    mantissa, exponent = cast("tuple[Tensor, Tensor]", torch.frexp(values))
+    small = mantissa < 0.5**0.5
+    mantissa = torch.where(small, mantissa * 2, mantissa)
+    ratio = (mantissa - 1) / (mantissa + 1)
+    square = ratio * ratio
+    series = torch.full_like(values, 1 / 23)
+    for odd in range(21, 0, -2):
+        series = series * square + 1 / odd
+    power_of_two = (exponent - small.to(exponent.dtype)).to(torch.float64)
+    logarithm: Tensor = power_of_two * 0.6931471805599453 + ratio * series * 2
+    return logarithm

@@ -1,0 +1,194 @@
+"""Keyed augmentation in the main process: a draw depends on (seed, epoch, sample) and on nothing else."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from numpy.random.mtrand import get_bit_generator, set_bit_generator
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+from typing_extensions import override
+
+from pa_data import KeyedDataLoader
+from pa_data.rng import seed_rng
+from tests.support.drawing import Drawing, draw_after, preserved_streams, ranks_of, samples_by_index
+
+
+class Failing(Drawing):
+    """Draws, and raises at one sample."""
+
+    @override
+    def __getitem__(self, index: int) -> Tensor:
+        sample = super().__getitem__(index)
+        if index == 5:
+            raise OSError("the file of sample 5 cannot be read")
+        return sample
+
+
+class Batched(Drawing):
+    """Offers torch's own way to get many samples at once."""
+
+    def __getitems__(self, indices: list[int]) -> list[Tensor]:
+        return [torch.tensor([index, -1.0, -1.0, -1.0], dtype=torch.float64) for index in indices]
+
+
+def drawn(epoch: int = 0, position: int = 0, **options: Any) -> dict[int, tuple[float, ...]]:
+    """Return what a loader over 20 drawing samples draws for each of them."""
+    settings: dict[str, Any] = {"batch_size": 4, "shuffle": True, **options}
+    loader = KeyedDataLoader(Drawing(20), **settings)
+    loader.start_epoch(epoch, position)
+    return samples_by_index(loader)
+
+
+def test_every_sample_epoch_and_seed_has_draws_of_its_own() -> None:
+    """Two samples never share their draws, nor do two epochs or two seeds share those of a sample."""
+    draws = [drawn(epoch=epoch, seed=seed) for epoch in range(3) for seed in range(3)]
+    for stream in range(3):
+        values = [sample[stream] for epoch in draws for sample in epoch.values()]
+        assert len(set(values)) == 9 * 20
+
+
+@pytest.mark.parametrize("options", [{"batch_size": 7}, {"shuffle": False}, {"split": "eval"}, {"drop_last": True}])
+def test_draws_do_not_depend_on_how_samples_are_batched(options: dict[str, Any]) -> None:
+    """Batch size, order and split decide where a sample comes, not what is drawn for it."""
+    assert drawn(**options) == drawn()
+
+
+def test_draws_do_not_depend_on_where_the_iteration_began() -> None:
+    """A resumed epoch draws for each remaining sample what the uninterrupted one drew."""
+    whole, rest = drawn(epoch=3), drawn(epoch=3, position=8)
+    assert len(rest) == 12
+    assert rest == {index: whole[index] for index in rest}
+
+
+def test_draws_do_not_depend_on_the_number_of_processes() -> None:
+    """Three processes together draw what one draws."""
+    together: dict[int, tuple[float, ...]] = {}
+    for loader in ranks_of(Drawing(20), 3, batch_size=4, shuffle=True):
+        together |= samples_by_index(loader)
+    assert together == drawn()
+
+
+def test_evaluation_draws_the_same_for_the_same_epoch() -> None:
+    """An evaluation with random crops gives the same result again, and another one for another epoch."""
+    assert drawn(split="eval", epoch=2) == drawn(split="eval", epoch=2)
+    assert drawn(split="eval", epoch=2) != drawn(split="eval", epoch=1)
+
+
+@pytest.mark.parametrize("dataset", [Drawing(20), TensorDataset(torch.zeros(20))])
+@pytest.mark.parametrize("split", ["train", "eval"])
+def test_the_streams_of_the_main_process_are_undisturbed(dataset: Dataset[Any], split: Any) -> None:
+    """Dropout draws after an epoch what it would have drawn without one, and iterators draw nothing."""
+    loader = KeyedDataLoader(dataset, batch_size=4, shuffle=True, split=split)
+    with preserved_streams():
+        assert draw_after(loader) == draw_after([])
+
+
+def test_the_streams_are_undisturbed_between_batches() -> None:
+    """What the main process draws between two batches neither changes the batches nor is changed by them."""
+    with preserved_streams():
+        seed_rng(0)
+        expected = [torch.rand(()).item() for _ in range(5)]
+        seed_rng(0)
+        loader = KeyedDataLoader(Drawing(20), batch_size=4, shuffle=True)
+        between: list[float] = []
+        batches: list[Tensor] = []
+        for batch in loader:
+            between.append(torch.rand(()).item())
+            batches.append(batch)
+    assert between == expected
+    assert samples_by_index(batches) == drawn()
+
+
+def test_the_streams_are_undisturbed_by_a_dataset_that_raises() -> None:
+    """After an error in the dataset the streams are as before the batch."""
+    with preserved_streams():
+        seed_rng(0)
+        expected = torch.rand(()).item()
+        seed_rng(0)
+        with pytest.raises(OSError, match="sample 5"):
+            list(KeyedDataLoader(Failing(20), batch_size=20))
+        assert torch.rand(()).item() == expected
+
+
+def test_a_normal_number_in_reserve_is_put_back() -> None:
+    """Streams that make normal numbers in pairs keep the second one in reserve; an epoch does not lose it."""
+
+    def draw_normal() -> tuple[float, float, float]:
+        return random.gauss(0, 1), float(numpy.random.randn()), torch.randn(()).item()
+
+    draw_normal()
+    with preserved_streams():
+        expected = [draw_normal(), draw_normal()]
+    list(KeyedDataLoader(Drawing(8), batch_size=4))
+    assert [draw_normal(), draw_normal()] == expected
+
+
+def test_numpy_may_draw_from_a_generator_of_the_users() -> None:
+    """The samples are the same with and without workers; behind them the user's generator goes on."""
+    own, users = get_bit_generator(), numpy.random.PCG64(0)
+    set_bit_generator(users)
+    try:
+        here = drawn()
+        assert get_bit_generator() is users
+        assert numpy.random.rand() == numpy.random.Generator(numpy.random.PCG64(0)).random()
+        assert drawn(num_workers=1) == here
+    finally:
+        set_bit_generator(own)
+
+
+def test_a_dataset_may_have_a_loader_of_its_own() -> None:
+    """Behind what that one draws, a sample draws as if it had not been there."""
+
+    class WithNeighbours(Drawing):
+        @override
+        def __getitem__(self, index: int) -> Tensor:
+            before = numpy.random.rand()
+            neighbours = list(KeyedDataLoader(Drawing(4), batch_size=2, seed=1))
+            assert samples_by_index(neighbours) == alone
+            return torch.tensor([index, random.random(), before, numpy.random.rand(), torch.rand(()).item()])
+
+    alone = samples_by_index(KeyedDataLoader(Drawing(4), batch_size=2, seed=1))
+    once = torch.cat(list(KeyedDataLoader(WithNeighbours(4), batch_size=2)))
+    again = torch.cat(list(KeyedDataLoader(WithNeighbours(4), batch_size=4)))
+    assert torch.equal(once, again)
+    assert len(set(once[:, 1:].flatten().tolist())) == 16
+
+
+def test_what_the_collate_function_draws_is_keyed_too() -> None:
+    """Mixing samples at random within a batch is as reproducible as drawing within a sample."""
+
+    def mixed(samples: list[Tensor]) -> list[float]:
+        return [random.random(), float(numpy.random.rand()), torch.rand(()).item()]
+
+    with preserved_streams():
+        loader = KeyedDataLoader(Drawing(20), batch_size=4, shuffle=True, collate_fn=mixed)
+        whole = list(loader)
+        assert draw_after(loader) == draw_after([])
+        loader.start_epoch(0, position=8)
+        assert list(loader) == whole[2:]
+
+
+def test_without_keys_the_dataset_draws_as_under_a_plain_loader() -> None:
+    """The opt-out leaves the streams alone: the dataset draws from them as it always did."""
+    with preserved_streams():
+        batches: list[list[Tensor]] = []
+        for loader in (
+            DataLoader(Drawing(8), batch_size=4, generator=torch.Generator()),
+            KeyedDataLoader(Drawing(8), batch_size=4, keyed_augmentation=False),
+        ):
+            seed_rng(1)
+            batches.append(list(loader))
+    assert all(torch.equal(plain, keyed) for plain, keyed in zip(*batches, strict=True))
+
+
+def test_many_samples_at_once_are_asked_for_where_no_draw_is_keyed() -> None:
+    """A dataset's `__getitems__` is used as torch does, except where every sample needs a key of its own."""
+    unkeyed = KeyedDataLoader(Batched(8), batch_size=4, keyed_augmentation=False)
+    assert {draw for sample in samples_by_index(unkeyed).values() for draw in sample} == {-1.0}
+    keyed = KeyedDataLoader(Batched(8), batch_size=4)
+    assert samples_by_index(keyed) == samples_by_index(KeyedDataLoader(Drawing(8), batch_size=4))

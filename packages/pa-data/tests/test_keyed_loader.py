@@ -1,0 +1,248 @@
+"""The keyed loader: the same batches from any position, on any number of processes, and a real DataLoader."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader, TensorDataset
+
+from pa_data import EvalSplit, KeyedDataLoader, TrainSplit
+from pa_data.orders import epoch_order
+from tests.support.drawing import Indices, indices_of, numbers, ranks_of
+
+
+def test_an_unshuffled_loader_is_a_plain_one() -> None:
+    """Without shuffling the batches are those of torch's DataLoader, in types, shapes and values."""
+    dataset = TensorDataset(torch.randn(10, 3), torch.arange(10))
+    for batch, expected in zip(KeyedDataLoader(dataset, batch_size=4), DataLoader(dataset, batch_size=4), strict=True):
+        assert type(batch) is type(expected)
+        assert all(torch.equal(tensor, other) for tensor, other in zip(batch, expected, strict=True))
+
+
+def test_a_shuffled_epoch_follows_its_order() -> None:
+    """The samples come in the order that `epoch_order` gives for the seed and the epoch."""
+    loader = KeyedDataLoader(Indices(23), batch_size=4, shuffle=True, seed=11)
+    loader.start_epoch(3)
+    expected = numbers(epoch_order(23, seed=11, epoch=3).indices(0, 23))
+    assert [index for batch in indices_of(loader) for index in batch] == expected
+
+
+def test_each_epoch_has_an_order_of_its_own_and_repeats_until_another_is_chosen() -> None:
+    """Iterating again repeats the epoch; choosing the next one shuffles anew; coming back finds the first."""
+    loader = KeyedDataLoader(Indices(20), batch_size=6, shuffle=True)
+    first = indices_of(loader)
+    assert indices_of(loader) == first
+    loader.start_epoch(1)
+    assert indices_of(loader) != first
+    loader.start_epoch(0)
+    assert indices_of(loader) == first
+
+
+def test_the_seed_can_be_set_between_epochs() -> None:
+    """A seed that is set later gives the order of a loader made with it."""
+    loader = KeyedDataLoader(Indices(20), batch_size=6, shuffle=True, seed=0)
+    before = indices_of(loader)
+    loader.seed = 9
+    assert loader.seed == 9
+    assert indices_of(loader) == indices_of(KeyedDataLoader(Indices(20), batch_size=6, shuffle=True, seed=9))
+    assert indices_of(loader) != before
+
+
+def test_a_stored_algorithm_is_reproduced() -> None:
+    """An order that was stored by name is followed, though this dataset would get another by default."""
+    loader = KeyedDataLoader(Indices(20), batch_size=20, shuffle=True)
+    assert loader.order.algorithm == "randperm-v1"
+    loader.algorithm = "feistel-v1"
+    assert loader.algorithm == "feistel-v1"
+    expected = numbers(epoch_order(20, seed=0, epoch=0, algorithm="feistel-v1").indices(0, 20))
+    assert indices_of(loader) == [expected]
+
+
+@pytest.mark.parametrize("num_processes", [1, 2, 3])
+def test_an_interrupted_epoch_goes_on_with_the_same_batches(num_processes: int) -> None:
+    """From any step on, the batches of every process are those of the uninterrupted epoch."""
+    loaders = ranks_of(Indices(47), num_processes, batch_size=4, shuffle=True, seed=5)
+    for loader in loaders:
+        loader.start_epoch(2)
+        whole = indices_of(loader)
+        sizes = [loader.split.size(step) for step in range(len(loader.split))]
+        for steps_done in range(len(sizes)):
+            loader.start_epoch(2, position=sum(sizes[:steps_done]))
+            assert indices_of(loader) == whole[steps_done:]
+
+
+@pytest.mark.parametrize("algorithm", ["randperm-v1", "feistel-v1", "identity"])
+@pytest.mark.parametrize(("num_processes", "batch_size"), [(1, 1), (1, 3), (3, 2), (2, 40_000)])
+def test_the_batches_of_a_long_epoch_are_the_pieces_of_its_split(
+    num_processes: int, batch_size: int, algorithm: str
+) -> None:
+    """Each process has the samples at its positions of the order in each step, though indices are made for many."""
+    num_samples = 150 * batch_size if batch_size < 10 else 200_001
+    for loader in ranks_of(Indices(num_samples), num_processes, batch_size=batch_size, algorithm=algorithm):
+        order = numbers(loader.order.indices(0, num_samples))
+        pieces = [loader.split.piece(step, loader.rank) for step in range(len(loader.split))]
+        assert loader.batch_sampler is not None
+        assert list(loader.batch_sampler) == [order[piece.start : piece.stop] for piece in pieces if piece]
+
+
+@given(
+    num_samples=st.integers(1, 60),
+    batch_size=st.integers(1, 7),
+    before=st.integers(1, 5),
+    after=st.integers(1, 5),
+    data=st.data(),
+)
+def test_another_number_of_processes_goes_on_at_the_same_sample(
+    num_samples: int, batch_size: int, before: int, after: int, data: st.DataObject
+) -> None:
+    """What some processes have begun, others finish: every sample of the epoch once, in the epoch's order."""
+    begun = ranks_of(Indices(num_samples), before, batch_size=batch_size, shuffle=True)
+    steps = data.draw(st.integers(0, len(begun[0].split)))
+    position = sum(begun[0].split.size(step) for step in range(steps))
+    finished = ranks_of(Indices(num_samples), after, batch_size=batch_size, shuffle=True)
+    for loader in finished:
+        loader.start_epoch(0, position=position)
+    order = numbers(epoch_order(num_samples, seed=0, epoch=0).indices(0, num_samples))
+    assert in_steps(begun)[:steps] + in_steps(finished) == chunks(order, begun[0], steps) + chunks(
+        order[position:], finished[0], len(finished[0].split)
+    )
+
+
+def in_steps(loaders: list[KeyedDataLoader[Any]]) -> list[list[int]]:
+    """Return the samples of each step, rank after rank."""
+    batches = [iter(indices_of(loader)) for loader in loaders]
+    split = loaders[0].split
+    return [
+        [index for rank, own in enumerate(batches) if split.piece(step, rank) for index in next(own)]
+        for step in range(len(split))
+    ]
+
+
+def chunks(order: list[int], loader: KeyedDataLoader[Any], steps: int) -> list[list[int]]:
+    """Cut an order into global batches."""
+    assert loader.batch_size is not None
+    size = loader.batch_size * loader.num_processes
+    return [order[begin : begin + size] for begin in range(0, len(order), size)][:steps]
+
+
+@given(
+    num_samples=st.integers(1, 60),
+    batch_size=st.integers(1, 7),
+    num_processes=st.integers(1, 5),
+    drop_last=st.booleans(),
+)
+def test_the_length_is_the_number_of_batches_of_this_process(
+    num_samples: int, batch_size: int, num_processes: int, drop_last: bool
+) -> None:
+    """`len` is true for each process, also where it takes nothing of the last step."""
+    full_step = batch_size * num_processes
+    for split in ("train", "eval"):
+        if num_samples < (full_step if drop_last else num_processes if split == "eval" else 1):
+            continue
+        options: dict[str, Any] = {"batch_size": batch_size, "drop_last": drop_last, "split": split}
+        loaders = ranks_of(Indices(num_samples), num_processes, **options)
+        for loader in loaders:
+            assert len(indices_of(loader)) == len(loader)
+        seen = [index for step in in_steps(loaders) for index in step]
+        assert seen == list(range(num_samples - num_samples % full_step if drop_last else num_samples))
+
+
+def test_the_length_is_that_of_a_whole_epoch_wherever_it_begins() -> None:
+    """Schedules are made from the length, so it does not shrink when an epoch is resumed; the split does."""
+    loader = KeyedDataLoader(Indices(20), batch_size=3)
+    loader.start_epoch(0, position=15)
+    assert len(loader) == 7
+    assert len(loader.split) == 2
+    assert loader.position == 15
+
+
+def test_seeking_loads_nothing_that_comes_before() -> None:
+    """The dataset is never asked for a sample before the position."""
+    dataset = Indices(1000)
+    loader = KeyedDataLoader(dataset, batch_size=10)
+    loader.start_epoch(0, position=980)
+    indices_of(loader)
+    assert dataset.fetched == list(range(980, 1000))
+
+
+def test_a_position_at_the_end_leaves_nothing() -> None:
+    """An epoch that is trained on already yields no batch."""
+    loader = KeyedDataLoader(Indices(8), batch_size=4)
+    loader.start_epoch(0, position=8)
+    assert list(loader) == []
+
+
+def test_a_hundred_million_samples_begin_anywhere() -> None:
+    """A loader over 1e8 samples yields its next batch at any position, on any rank, and holds no table."""
+    dataset = Indices(100_000_000)
+    loader = KeyedDataLoader(dataset, batch_size=32, shuffle=True, rank=3, num_processes=8)
+    loader.start_epoch(4, position=70_000_128)
+    batch = next(iter(loader))
+    assert len(loader) == 390_625
+    expected = loader.order.indices(70_000_128 + 3 * 32, 70_000_128 + 4 * 32)
+    assert numbers(batch) == numbers(expected) == dataset.fetched
+
+
+def check_attributes(loader: Any, dataset: Indices, collate_fn: object) -> None:
+    """Check what people read of a DataLoader."""
+    assert loader.dataset is dataset
+    assert loader.batch_size == 4
+    assert loader.drop_last is True
+    assert loader.collate_fn is collate_fn
+    assert loader.num_workers == 0
+    assert loader.device == torch.device("cpu")
+    assert loader.batch_sampler is not None
+    assert list(loader.batch_sampler) == list(loader) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert len(loader) == len(loader.batch_sampler) == 2
+
+
+def test_it_is_a_data_loader_with_the_attributes_that_users_read() -> None:
+    """What people read of a DataLoader is there and true, and the dataset is their own object."""
+    dataset = Indices(10)
+
+    def collate(samples: list[int]) -> list[int]:
+        return samples
+
+    loader = KeyedDataLoader(dataset, batch_size=4, drop_last=True, collate_fn=collate, device="cpu")
+    assert isinstance(loader, DataLoader)
+    check_attributes(loader, dataset, collate)
+
+
+def test_the_split_and_the_order_are_those_of_the_chosen_epoch() -> None:
+    """A trainer reads from the loader how large each step is and which samples it holds."""
+    loader = KeyedDataLoader(Indices(20), batch_size=3, shuffle=True, seed=4, rank=1, num_processes=2)
+    loader.start_epoch(6, position=12)
+    assert loader.epoch == 6
+    assert loader.split == TrainSplit(20, 3, 2, start=12)
+    assert numbers(loader.order.indices(0, 20)) == numbers(epoch_order(20, seed=4, epoch=6).indices(0, 20))
+    assert KeyedDataLoader(Indices(20), batch_size=3, split="eval").split == EvalSplit(20, 3, 1)
+
+
+def test_a_live_iterator_keeps_its_own_epoch() -> None:
+    """Choosing another epoch is for the next iterator; two iterators do not disturb each other."""
+    loader = KeyedDataLoader(Indices(12), batch_size=4, shuffle=True)
+    whole = indices_of(loader)
+    live = iter(loader)
+    first = indices_of([next(live)])
+    loader.start_epoch(1)
+    other = indices_of(loader)
+    assert first + indices_of(live) == whole
+    assert other != whole
+
+
+def test_batches_are_moved_to_the_device() -> None:
+    """Batches arrive on the device of the loader, fetched whole or not."""
+    dataset = TensorDataset(torch.zeros(4, 2))
+    for whole_batches in (True, False):
+        loader = KeyedDataLoader(dataset, batch_size=2, device="meta", whole_batches=whole_batches)
+        assert [batch[0].device.type for batch in loader] == ["meta", "meta"]
+
+
+def test_pinning_without_an_accelerator_is_left_out() -> None:
+    """A program that asks for pinned memory also runs where there is nothing to pin for."""
+    loader = KeyedDataLoader(TensorDataset(torch.zeros(4, 2)), batch_size=2, device="cpu", pin_memory=True)
+    assert [batch[0].shape for batch in loader] == [(2, 2), (2, 2)]

@@ -1,0 +1,344 @@
+"""Orders that take a fixed number of samples from each class or dataset, in passes that go on from epoch to epoch."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterator
+from itertools import count
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset
+from typing_extensions import override
+
+from pa_data import KeyedDataLoader
+from pa_data.errors import ArgumentTypeError, ConfigurationError, EmptyDatasetError
+from pa_data.orders import ClassBalanced, EpochOrder, Mixture, Order, Shuffled, Weighted
+from pa_data.orders._feistel import permutations
+from tests.support.drawing import Drawing, ranks_of
+
+
+def numbered(length: int, first: int = 0) -> TensorDataset:
+    """Samples that are numbers that follow each other."""
+    return TensorDataset(torch.arange(first, first + length))
+
+
+def mixture(**options: Any) -> Mixture[Any]:
+    """Ten samples of a, thirty of b and sixty of c, the shares of which are other ones."""
+    return Mixture({"a": numbered(10), "b": numbered(30, 10), "c": numbered(60, 40)}, **options)
+
+
+WEIGHTS = {"a": 0.5, "b": 0.3, "c": 0.2}
+
+
+def epochs(order: Order, num_samples: int, *, number: int = 1, seed: int = 0) -> Tensor:
+    """The samples of some epochs that follow each other."""
+    return torch.cat([whole(order.epoch_order(num_samples, seed=seed, epoch=epoch)) for epoch in range(number)])
+
+
+def whole(epoch: EpochOrder) -> Tensor:
+    """The samples of an epoch."""
+    return epoch.indices(0, epoch.num_samples)
+
+
+@given(
+    sizes=st.lists(st.integers(1, 40), min_size=1, max_size=6),
+    more=st.integers(0, 90),
+    seed=st.integers(0, 2**40),
+)
+@settings(deadline=None, max_examples=60)
+def test_each_class_comes_equally_often_and_none_repeats_before_its_class_has_come(
+    sizes: list[int], more: int, seed: int
+) -> None:
+    """Over several epochs each run of as many draws of a class as it has samples takes each of them once."""
+    labels = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
+    order = ClassBalanced(labels, num_samples=len(sizes) + more)
+    drawn = epochs(order, labels.numel(), number=3, seed=seed)
+    for number, size in enumerate(sizes):
+        samples = drawn[labels[drawn] == number]
+        assert samples.numel() // 3 in ((len(sizes) + more) // len(sizes), (len(sizes) + more) // len(sizes) + 1)
+        for one_pass in torch.split(samples, size):
+            assert len(set(one_pass.tolist())) == one_pass.numel()
+
+
+def test_no_part_of_an_epoch_is_without_a_class() -> None:
+    """Rare classes and common ones come at an even rate: in each thousand samples each within two of its share."""
+    labels = torch.cat([torch.zeros(39_000), torch.ones(900), torch.full((100,), 2)]).long()
+    drawn = labels[epochs(ClassBalanced(labels, num_samples=40_960 * 3), labels.numel())]
+    by_stretch = torch.stack([part.bincount(minlength=3) for part in torch.split(drawn, 4096)])
+    assert by_stretch.min() >= 4096 // 3 - 2
+    assert by_stretch.max() <= 4096 // 3 + 3
+
+
+def test_the_only_samples_of_many_rare_sources_are_spread_over_the_epoch() -> None:
+    """What comes once an epoch comes at any time of it, and at another one in each epoch."""
+    rare = {f"rare {number}": numbered(1) for number in range(60)}
+    mixed = Mixture({"common": numbered(40_000), **rare})
+    times = [epochs(mixed.default_order, 40_060, seed=seed).argsort()[40_000:] / 40_060 for seed in (0, 1)]
+    for of_epoch in times:
+        assert 10 <= int((of_epoch < 1 / 3).sum()) <= 30
+        assert 10 <= int((of_epoch > 2 / 3).sum()) <= 30
+    assert abs(float(torch.corrcoef(torch.stack(times))[0, 1])) < 0.4
+
+
+def test_labels_may_be_any_integers() -> None:
+    """Classes need not be numbered from 0, nor their samples lie together."""
+    labels = [7, -3, 7, 7, 1000, 7, -3, 7]
+    drawn = epochs(ClassBalanced(labels), 8)
+    assert Counter(labels[int(index)] for index in drawn) == {7: 2, -3: 2, 1000: 2}
+    assert ClassBalanced(labels).num_samples == 6
+
+
+@pytest.mark.parametrize("num_samples", [None, 100, 57, 12_345])
+def test_a_mixture_has_the_share_of_each_dataset(num_samples: int | None) -> None:
+    """Each dataset has its share of every epoch, to the sample, and of any part of it within a few."""
+    mixed = mixture(weights=WEIGHTS, num_samples=num_samples)
+    for epoch in range(2):
+        order = mixed.default_order.epoch_order(100, seed=0, epoch=epoch)
+        drawn = whole(order)
+        counts = {"a": (drawn < 10).sum(), "b": ((drawn >= 10) & (drawn < 40)).sum(), "c": (drawn >= 40).sum()}
+        shares = order.shares(drawn.numel())
+        assert shares == {name: int(count) / drawn.numel() for name, count in counts.items()}
+        assert all(abs(shares[name] - WEIGHTS[name]) * drawn.numel() < 1 for name in shares)
+        for stop in {1, drawn.numel() // 3, drawn.numel() - 1}:
+            taken = order.shares(stop)
+            assert taken == {
+                name: int(((drawn[:stop] >= first) & (drawn[:stop] < last)).sum()) / stop
+                for name, first, last in (("a", 0, 10), ("b", 10, 40), ("c", 40, 100))
+            }
+
+
+def test_a_mixture_without_weights_takes_as_much_as_there_is() -> None:
+    """By default the share of a dataset is that of its samples, and an epoch has each sample once."""
+    drawn = epochs(mixture().default_order, 100)
+    assert torch.equal(drawn.sort().values, torch.arange(100))
+
+
+def test_a_dataset_goes_on_where_the_epoch_before_ended() -> None:
+    """A dataset of which an epoch takes a third is gone through in three epochs, and then anew in another order."""
+    mixed = mixture(weights={"a": 1, "b": 1, "c": 2}, num_samples=40)
+    drawn = epochs(mixed.default_order, 100, number=6)
+    of_c = drawn[drawn >= 40]
+    first, second = of_c[:60], of_c[60:]
+    assert torch.equal(first.sort().values, torch.arange(40, 100))
+    assert torch.equal(second.sort().values, torch.arange(40, 100))
+    assert not torch.equal(first, second)
+
+
+def test_a_mixture_is_fetched_whole_where_all_of_it_is_in_memory() -> None:
+    """Datasets of tensors stay as fast in a mixture as they are by themselves, and are evaluated in their order."""
+    loader: KeyedDataLoader[Any] = KeyedDataLoader(mixture(weights=WEIGHTS), 40, split="eval")
+    assert loader.whole_batches
+    assert torch.cat([batch for (batch,) in loader]).tolist() == list(range(100))
+
+
+ORDERS: dict[str, tuple[Order, str]] = {
+    "mixture": (mixture(weights=WEIGHTS, num_samples=9000).default_order, "80d548618ce6eb04"),
+    "class balanced": (ClassBalanced(torch.arange(100) ** 2 % 7, num_samples=9000), "d2eddcc1e991c792"),
+}
+
+
+@pytest.mark.parametrize("order", [order for order, _ in ORDERS.values()], ids=ORDERS)
+def test_any_part_is_a_part_of_the_whole(order: Order) -> None:
+    """Any part of an epoch, asked for by itself, is that part of the whole; no global generator is drawn from."""
+    before = torch.get_rng_state()
+    everything = epochs(order, 100)
+    for start, stop in [(0, 9000), (5, 5), (8999, 9000), (4000, 4200), (0, 5000), (3000, 8900)]:
+        epoch = order.epoch_order(100, seed=0, epoch=0)
+        assert torch.equal(epoch.indices(start, stop), everything[start:stop])
+        assert torch.equal(epoch.indices(start, stop).zero_() + epoch.indices(start, stop), everything[start:stop])
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize(("order", "digest"), ORDERS.values(), ids=ORDERS)
+def test_its_name_means_the_same_order_forever(order: Order, digest: str) -> None:
+    """A training state of any version finds the order that it was stored with."""
+    drawn = whole(order.epoch_order(100, seed=42, epoch=7))
+    assert hashlib.sha256(",".join(map(str, drawn.tolist())).encode()).hexdigest()[:16] == digest
+
+
+@pytest.mark.parametrize("order", [order for order, _ in ORDERS.values()], ids=ORDERS)
+def test_a_sample_that_comes_again_draws_differently(order: Order) -> None:
+    """Each time that a sample comes in an epoch, its augmentation is another one; equal with and without workers."""
+    options: dict[str, Any] = {"batch_size": 50, "order": order, "seed": 3}
+    here, there = KeyedDataLoader(Drawing(100), **options), KeyedDataLoader(Drawing(100), **options, num_workers=2)
+    for loader in (here, there):
+        loader.start_epoch(2, 8700)
+    drawn = torch.cat(list(here))
+    assert len(set(drawn[:, 0].tolist())) < 300 == len(set(drawn[:, 1].tolist()))
+    assert torch.equal(torch.cat(list(there)), drawn)
+
+
+@pytest.mark.parametrize("order", [order for order, _ in ORDERS.values()], ids=ORDERS)
+def test_processes_share_what_one_process_draws(order: Order) -> None:
+    """Each update has the samples that it has on one process."""
+    (alone,) = ranks_of(numbered(100), 1, batch_size=60, order=order)
+    for number in (2, 3, 4):
+        together = ranks_of(numbered(100), number, batch_size=60 // number, order=order)
+        for (expected,), *shares in zip(alone, *together, strict=True):
+            assert torch.equal(torch.cat([samples for (samples,) in shares]), expected)
+
+
+def test_identities_tell_labels_datasets_and_shares_apart() -> None:
+    """A run resumes with the same classes, lengths and shares, and with no others."""
+    orders = [
+        ClassBalanced([0, 1, 1]),
+        ClassBalanced([0, 1, 2]),
+        ClassBalanced([0, 1, 1], num_samples=4),
+        mixture().default_order,
+        mixture(weights=WEIGHTS).default_order,
+        mixture(weights=WEIGHTS, num_samples=50).default_order,
+    ]
+    assert len({order.identity for order in orders}) == 6
+    assert mixture(weights={"c": 2, "b": 3, "a": 5}).default_order.identity == orders[4].identity
+
+
+@pytest.mark.parametrize("labels", [[0.5, 1.5], torch.tensor([1.0, 2.0])])
+def test_labels_that_are_no_integers_are_refused(labels: Any) -> None:
+    """What is not a class number is not rounded to one."""
+    with pytest.raises(ConfigurationError, match=r"labels of type torch\.float32"):
+        ClassBalanced(labels)
+
+
+def test_class_balance_that_cannot_be_had_is_refused() -> None:
+    """No labels, too short an epoch, and labels of another dataset are refused by their numbers."""
+    with pytest.raises(ArgumentTypeError, match=r"Number the classes: numbers = \{name"):
+        ClassBalanced(["cat", "dog", "cat"])  # type: ignore[list-item]  # pyright: ignore[reportArgumentType]  # on purpose
+    with pytest.raises(EmptyDatasetError, match="0 labels"):
+        ClassBalanced([])
+    with pytest.raises(ConfigurationError, match="num_samples=2 and 3 classes"):
+        ClassBalanced([0, 1, 2], num_samples=2)
+    with pytest.raises(ConfigurationError, match="3 labels and a dataset of 5 samples"):
+        KeyedDataLoader(Drawing(5), order=ClassBalanced([0, 1, 2]))
+    with pytest.raises(ArgumentTypeError, match=r"shape \(2, 1\)"):
+        ClassBalanced(torch.tensor([[0], [1]]))
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"weights": {"a": 1, "b": 2}}, "names a, b, c"),
+        ({"weights": {"a": 1, "b": 2, "c": 3, "d": 4}}, "names a, b, c"),
+        ({"weights": [1, 2, 3]}, r"weights=\[1, 2, 3\]"),
+        ({"weights": {"a": 1, "b": 2, "c": -3}}, r"weights\['c'\]=-3"),
+        ({"weights": {"a": 1, "b": 2, "c": float("nan")}}, r"weights\['c'\]=nan"),
+        ({"weights": {"a": 1, "b": 2, "c": "3"}}, r"weights\['c'\]='3'"),
+        ({"weights": {"a": 0, "b": 0, "c": 0}}, "at least one weight above 0"),
+        ({"weights": {"a": 1e-6, "b": 1, "c": 1}}, r"weights\['a'\]=1e-06, which is 5e-05 of the 100 samples"),
+        ({"num_samples": 0}, "num_samples=0"),
+    ],
+)
+def test_weights_of_a_mixture_that_mean_nothing_are_refused(options: dict[str, Any], named: str) -> None:
+    """A dataset without a weight, or that would never come, is refused by its name."""
+    with pytest.raises(ConfigurationError, match=named):
+        mixture(**options)
+
+
+def test_a_weight_of_0_leaves_a_dataset_out() -> None:
+    """Then it may be empty, too."""
+    mixed = Mixture({"a": numbered(10), "none": numbered(0)}, weights={"a": 1, "none": 0})
+    assert torch.equal(epochs(mixed.default_order, 10).sort().values, torch.arange(10))
+    with pytest.raises(EmptyDatasetError, match="'none' with 0 samples"):
+        Mixture({"a": numbered(10), "none": numbered(0)}, weights={"a": 1, "none": 1})
+
+
+class Endless(IterableDataset[int]):
+    """Has no length, and no indices."""
+
+    @override
+    def __iter__(self) -> Iterator[int]:
+        return count()
+
+
+class Drawn(TensorDataset):
+    """Brings an order that draws some samples more often than others."""
+
+    default_order = Weighted([1.0, 2.0, 3.0])
+
+
+class Plain(TensorDataset):
+    """Brings the order that it would have anyway."""
+
+    default_order = Shuffled()
+
+
+@pytest.mark.parametrize("inner", [mixture(), Drawn(torch.arange(3))])
+def test_a_dataset_whose_order_would_be_lost_is_refused(inner: Dataset[Any]) -> None:
+    """An inner mixture would have other shares than it was made with. An order that says nothing of them may go."""
+    with pytest.raises(ConfigurationError, match=rf"'inner' is a {type(inner).__name__}, which brings"):
+        Mixture({"inner": inner, "ours": numbered(3)})
+    assert len(Mixture({"inner": Plain(torch.arange(3)), "ours": numbered(3)})) == 6
+
+
+@pytest.mark.parametrize("datasets", [{}, [numbered(3)], numbered(3), {"a": Endless()}, {"a": 3}, {1: numbered(3)}])
+def test_what_is_no_mixture_is_refused(datasets: Any) -> None:
+    """A mixture takes datasets with a length, by name."""
+    with pytest.raises(ArgumentTypeError, match="given: "):
+        Mixture(datasets)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        TensorDataset(torch.zeros(4, 3), torch.zeros(4)),
+        TensorDataset(torch.zeros(4, 2)),
+        Subset(TensorDataset(torch.zeros(4, 3).long()), [0, 1]),
+    ],
+)
+def test_tensors_that_make_no_batch_are_refused(other: Any) -> None:
+    """Tensors in memory of another number, shape or type are refused by name, not concatenated to something else."""
+    with pytest.raises(ConfigurationError, match=r"a sample of 'ours' is (.|\n)* one of 'others' is "):
+        Mixture({"ours": TensorDataset(torch.zeros(4, 3)), "others": other})
+
+
+class Sample(Dataset[Any]):
+    """One sample, or the error that it raises."""
+
+    def __init__(self, sample: object) -> None:
+        self.sample = sample
+
+    def __len__(self) -> int:
+        return 1
+
+    @override
+    def __getitem__(self, index: int) -> object:
+        if isinstance(self.sample, Exception):
+            raise self.sample
+        return self.sample
+
+
+@pytest.mark.parametrize(
+    ("other", "note"),
+    [
+        (
+            {"x": 1},
+            "sample 0 of 'ours' is a tuple of 1 [Tensor of shape (1,) and dtype float32], and sample 2 of 'others' ",
+        ),
+        (OSError("gone"), "Raised for sample 2 of Mixture, which is sample 0 of 'others'."),
+    ],
+)
+def test_an_error_says_which_dataset_it_is_about(other: object, note: str) -> None:
+    """Samples that make no batch, and one that cannot be read, are named by the dataset that they are from."""
+    ours = [Sample((torch.zeros(length),)) for length in (1, 2)]
+    mixed = Mixture({"ours": ConcatDataset(ours), "others": Sample(other)})
+    with pytest.raises(Exception) as error:  # noqa: PT011  # of torch, or of the dataset
+        list(KeyedDataLoader(mixed, batch_size=3))
+    assert any(note in line for line in error.value.__notes__)
+    assert mixed.locate(2) == ("others", 0)
+
+
+@given(sizes=st.lists(st.integers(1, 600), min_size=1, max_size=5), key=st.integers(-(2**63), 2**63 - 1))
+@settings(deadline=None, max_examples=50)
+def test_permutations_of_several_sizes_at_once_are_those_of_each_size(sizes: list[int], key: int) -> None:
+    """A permutation is the same whether it is computed alone or beside others, and has each value once."""
+    each = torch.tensor(sizes).repeat_interleave(torch.tensor(sizes))
+    values = torch.cat([torch.arange(size) for size in sizes])
+    together = permutations(each, torch.full_like(each, key)).of(values)
+    for size, permuted in zip(sizes, torch.split(together, sizes), strict=True):
+        assert torch.equal(permuted, permutations(torch.tensor(size), torch.tensor(key)).of(torch.arange(size)))
+        assert torch.equal(permuted.sort().values, torch.arange(size))

@@ -1,0 +1,228 @@
+"""The split of an epoch over processes: every sample exactly once, in order, by arithmetic alone."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pa_data import BatchSplit, EvalSplit, Split, TrainSplit
+from pa_data.errors import ConfigurationError
+
+# Every combination: 70 lengths x 6 batch sizes x 7 numbers of processes.
+GRID = list(itertools.product(range(1, 71), (1, 2, 3, 4, 5, 8), (1, 2, 3, 4, 5, 7, 8)))
+
+large = st.integers(1, 10**12)
+batch_sizes = st.integers(1, 5000)
+processes = st.integers(1, 3000)
+
+
+def pieces(split: Split, step: int) -> list[range]:
+    """Return what each process takes in a step."""
+    return [split.piece(step, rank) for rank in range(split.num_processes)]
+
+
+def positions(split: Split) -> list[int]:
+    """Return the positions of all steps, in the order of steps and ranks."""
+    return [position for step in range(len(split)) for piece in pieces(split, step) for position in piece]
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_training_takes_every_sample_once_and_in_order(drop_last: bool) -> None:
+    """All pieces are the epoch from the start on; drop_last leaves out what fills no global batch."""
+    for num_samples, batch_size, num_processes in GRID:
+        for start in {0, 1, num_samples // 2, num_samples}:
+            split = TrainSplit(num_samples, batch_size, num_processes, drop_last=drop_last, start=start)
+            remainder = (num_samples - start) % (batch_size * num_processes) if drop_last else 0
+            assert positions(split) == list(range(start, num_samples - remainder))
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_evaluation_takes_every_sample_once_and_in_order(drop_last: bool) -> None:
+    """All pieces together are the dataset, in its order."""
+    for num_samples, batch_size, num_processes in GRID:
+        if num_samples >= num_processes:
+            split = EvalSplit(num_samples, batch_size, num_processes, drop_last=drop_last)
+            remainder = num_samples % (batch_size * num_processes) if drop_last else 0
+            assert positions(split) == list(range(num_samples - remainder))
+
+
+def test_the_size_of_a_step_is_that_of_its_pieces() -> None:
+    """`size` is what all processes take together, and no step is empty."""
+    for num_samples, batch_size, num_processes in GRID:
+        splits: list[Split] = [TrainSplit(num_samples, batch_size, num_processes)]
+        if num_samples >= num_processes:
+            splits.append(EvalSplit(num_samples, batch_size, num_processes))
+        for split in splits:
+            for step in range(len(split)):
+                assert split.size(step) == sum(map(len, pieces(split, step))) > 0
+
+
+def test_training_steps_are_full_but_the_last() -> None:
+    """Every process takes a whole batch in every step but one smaller last step."""
+    for num_samples, batch_size, num_processes in GRID:
+        split = TrainSplit(num_samples, batch_size, num_processes)
+        assert len(split) == -(-num_samples // (batch_size * num_processes))
+        for step in range(len(split) - 1):
+            assert [len(piece) for piece in pieces(split, step)] == [batch_size] * num_processes
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_full_steps_come_first(drop_last: bool) -> None:
+    """`num_full_steps` counts the steps in which each process takes a whole batch, all of which lie before the rest."""
+    for num_samples, batch_size, num_processes in GRID:
+        splits: list[Split] = [
+            TrainSplit(num_samples, batch_size, num_processes, drop_last=drop_last, start=start)
+            for start in {0, 1, num_samples // 2, num_samples}
+        ]
+        if num_samples >= num_processes:
+            splits.append(EvalSplit(num_samples, batch_size, num_processes, drop_last=drop_last))
+        for split in splits:
+            is_full = [{len(piece) for piece in pieces(split, step)} == {batch_size} for step in range(len(split))]
+            assert is_full == [step < split.num_full_steps for step in range(len(split))]
+
+
+def test_no_process_trains_on_a_single_sample_unless_it_must() -> None:
+    """Batch normalisation refuses one sample: no piece holds one unless the step or the batch does."""
+    for num_samples, batch_size, num_processes in GRID:
+        split = TrainSplit(num_samples, batch_size, num_processes)
+        for step in range(len(split)):
+            sizes = [len(piece) for piece in pieces(split, step)]
+            assert 1 not in sizes or split.size(step) == 1 or batch_size == 1
+
+
+def test_the_remainder_of_training_is_shared_evenly_from_rank_zero_on() -> None:
+    """As many processes as possible share the remainder; none takes more than a batch, rank 0 most."""
+    for num_samples, batch_size, num_processes in GRID:
+        split = TrainSplit(num_samples, batch_size, num_processes)
+        sizes = [len(piece) for piece in pieces(split, len(split) - 1)]
+        taking = [size for size in sizes if size > 0]
+        total = sum(sizes)
+        expected = min(num_processes, total if batch_size == 1 else max(1, total // 2))
+        assert len(taking) == expected
+        assert sizes == sorted(sizes, reverse=True)
+        assert max(taking) - min(taking) <= 1
+        assert max(taking) <= max(batch_size, 3 if batch_size == 2 else 0)
+
+
+def test_every_process_evaluates_in_every_step() -> None:
+    """No process ever waits for another: each has at least one sample in each step."""
+    for num_samples, batch_size, num_processes in GRID:
+        if num_samples >= num_processes:
+            split = EvalSplit(num_samples, batch_size, num_processes)
+            for step in range(len(split)):
+                sizes = [len(piece) for piece in pieces(split, step)]
+                assert min(sizes) >= 1
+                assert max(sizes) - min(sizes) <= 1
+                assert max(sizes) <= (2 if batch_size == 1 else batch_size)
+
+
+def test_evaluation_steps_are_full_but_the_last_two() -> None:
+    """Only the last step, and the one that it borrows from, are smaller than a global batch."""
+    for num_samples, batch_size, num_processes in GRID:
+        if num_samples >= num_processes:
+            split = EvalSplit(num_samples, batch_size, num_processes)
+            for step in range(len(split) - 2):
+                assert split.size(step) == batch_size * num_processes
+            if batch_size > 1:
+                assert len(split) == -(-num_samples // (batch_size * num_processes))
+
+
+def test_another_number_of_processes_goes_on_at_the_same_sample() -> None:
+    """What two processes have begun, three finish: together they take every sample once."""
+    begun = TrainSplit(103, 4, 2)
+    consumed = sum(begun.size(step) for step in range(5))
+    first = [position for step in range(5) for piece in pieces(begun, step) for position in piece]
+    rest = positions(TrainSplit(103, 4, 3, start=consumed))
+    assert first + rest == list(range(103))
+
+
+@given(num_samples=large, batch_size=batch_sizes, num_processes=processes, data=st.data())
+def test_any_step_of_a_huge_epoch_joins_its_neighbours(
+    num_samples: int, batch_size: int, num_processes: int, data: st.DataObject
+) -> None:
+    """Steps and ranks that follow each other take positions that follow each other, at any size."""
+    splits: list[Split] = [
+        TrainSplit(num_samples, batch_size, num_processes, start=data.draw(st.integers(0, num_samples - 1)))
+    ]
+    if num_samples >= num_processes:
+        splits.append(EvalSplit(num_samples, batch_size, num_processes))
+    for split in splits:
+        num_steps = len(split)
+        step = data.draw(st.integers(max(0, num_steps - 3), num_steps - 1))
+        rank = data.draw(st.integers(0, num_processes - 1))
+        last_rank = rank == num_processes - 1
+        if not last_rank:
+            assert split.piece(step, rank).stop == split.piece(step, rank + 1).start
+        elif step + 1 < num_steps:
+            assert split.piece(step, rank).stop == split.piece(step + 1, 0).start
+        else:
+            assert split.piece(step, rank).stop == num_samples
+
+
+@pytest.mark.parametrize("kind", [TrainSplit, EvalSplit])
+@pytest.mark.parametrize(("name", "batch_size", "num_processes"), [("batch_size", 0, 1), ("num_processes", 1, 0)])
+def test_sizes_below_one_are_refused(
+    kind: type[TrainSplit | EvalSplit], name: str, batch_size: int, num_processes: int
+) -> None:
+    """The error names the number that is too small."""
+    with pytest.raises(ConfigurationError, match=f"{name}=0"):
+        kind(10, batch_size, num_processes)
+
+
+@pytest.mark.parametrize("start", [-1, 11])
+def test_a_start_outside_the_epoch_is_refused(start: int) -> None:
+    """A position that the dataset does not have, such as one of a larger dataset, is refused."""
+    with pytest.raises(ConfigurationError, match=f"start={start} in an epoch of 10 samples"):
+        TrainSplit(10, 2, 1, start=start)
+
+
+def test_a_negative_number_of_samples_is_refused() -> None:
+    """A split needs a number of samples."""
+    with pytest.raises(ConfigurationError, match="num_samples=-3"):
+        TrainSplit(-3, 2, 1)
+
+
+def test_fewer_samples_than_processes_cannot_be_evaluated_on() -> None:
+    """The error says how many samples there are, how many are needed, and what to do."""
+    with pytest.raises(ValueError, match=r"3 samples for 4 processes(.|\n)*at least 4(.|\n)*fewer processes"):
+        EvalSplit(3, 8, 4)
+
+
+@pytest.mark.parametrize("split", [TrainSplit(10, 2, 2), EvalSplit(10, 2, 2)])
+def test_steps_and_ranks_that_do_not_exist_are_refused(split: Split) -> None:
+    """Asking for them is an error, not an empty piece."""
+    with pytest.raises(IndexError, match="step 3"):
+        split.piece(3, 0)
+    with pytest.raises(IndexError, match="step -1"):
+        split.size(-1)
+    with pytest.raises(IndexError, match="rank 2"):
+        split.piece(0, 2)
+
+
+def test_batches_of_an_order_are_dealt_in_turn() -> None:
+    """Each step has the next batch of the order for each process; in the last one the first ranks have the rest."""
+    ends = [3, 4, 9, 11, 12]
+    for processes in range(1, 7):
+        split = BatchSplit(torch.tensor(ends), processes)
+        pieces = [split.piece(step, rank) for step in range(len(split)) for rank in range(processes)]
+        assert [piece.stop for piece in pieces[:5]] == ends
+        assert [index for piece in pieces for index in piece] == list(range(12))
+        assert [split.size(step) for step in range(len(split))] == [
+            sum(map(len, pieces[step * processes : (step + 1) * processes])) for step in range(len(split))
+        ]
+
+
+def test_another_number_of_processes_goes_on_at_the_same_batch() -> None:
+    """A split that begins where a batch ends has the rest of them, and refuses to begin within one."""
+    ends = torch.tensor([3, 4, 9, 11, 12])
+    for done, start in enumerate((0, 3, 4, 9, 11, 12)):
+        split = BatchSplit(ends, 2, start=start)
+        assert len(split) == (5 - done + 1) // 2
+        assert sum(split.size(step) for step in range(len(split))) == 12 - start
+    for start in (-1, 1, 10, 13):
+        with pytest.raises(ConfigurationError, match=f"start={start}"):
+            BatchSplit(ends, 2, start=start)

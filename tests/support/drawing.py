@@ -1,0 +1,90 @@
+"""Datasets that draw, and what the tests say about batches."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+from typing_extensions import override
+
+from pa_data import KeyedDataLoader
+from pa_data.rng import capture_rng_state, restore_rng_state, seed_rng
+
+
+@contextmanager
+def preserved_streams() -> Generator[None]:
+    """Go on with the global streams of python, numpy and torch within the context, and put them back behind it."""
+    streams = capture_rng_state(torch.device("cpu"))
+    try:
+        yield
+    finally:
+        restore_rng_state(streams, torch.device("cpu"))
+
+
+class Drawing(Dataset[Tensor]):
+    """A sample is its index, and one draw from each global stream."""
+
+    def __init__(self, num_samples: int) -> None:
+        self.num_samples = num_samples
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+    @override
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.tensor(
+            [index, random.random(), float(numpy.random.rand()), torch.rand(()).item()],
+            dtype=torch.float64,
+        )
+
+
+class Indices(Dataset[int]):
+    """A sample is its index; the dataset remembers which ones it was asked for."""
+
+    def __init__(self, num_samples: int) -> None:
+        self.num_samples = num_samples
+        self.fetched: list[int] = []
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+    @override
+    def __getitem__(self, index: int) -> int:
+        self.fetched.append(index)
+        return index
+
+
+def numbers(tensor: Tensor) -> list[int]:
+    """Return the elements of an integer tensor of one dimension."""
+    return [int(element) for element in tensor]
+
+
+def indices_of(batches: Iterable[Any]) -> list[list[int]]:
+    """Return the sample indices of batches of `Indices`."""
+    return [[int(index) for index in batch] for batch in batches]
+
+
+def ranks_of(dataset: Dataset[Any], num_processes: int, **options: Any) -> list[KeyedDataLoader[Any]]:
+    """Return the loaders of all processes of a run."""
+    return [
+        KeyedDataLoader(dataset, rank=rank, num_processes=num_processes, **options) for rank in range(num_processes)
+    ]
+
+
+def samples_by_index(batches: Iterable[Tensor]) -> dict[int, tuple[float, ...]]:
+    """Return what was drawn for each sample of batches of `Drawing`."""
+    return {int(row[0]): (float(row[1]), float(row[2]), float(row[3])) for batch in batches for row in batch}
+
+
+def draw_after(iterated: Iterable[Any]) -> tuple[float, float, float]:
+    """Return what the main process draws from its three streams after something was iterated."""
+    seed_rng(1)
+    for _ in iterated:
+        pass
+    return random.random(), float(numpy.random.rand()), torch.rand(()).item()
