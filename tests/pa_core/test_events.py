@@ -19,7 +19,7 @@ from pa_core import (
     TrainerCallback,
     get_default_callbacks,
 )
-from pa_core.events import EVENT_NAMES
+from pa_core.any_trainer import EVENT_NAMES
 from pa_core.testing import RecordingCallback, TinyClassifier, make_regression
 from tests.pa_core.good_run import EVAL_DATA, assert_still_works, make_trainer, train
 from tests.support.explained import assert_explained

@@ -137,7 +137,7 @@ import os, signal, sys
 from functools import partial
 import torch
 from pa_core import Trainer, TrainerCallback
-from pa_core.events import EVENT_NAMES
+from pa_core.any_trainer import EVENT_NAMES
 from pa_core.testing import TinyClassifier, make_classification
 
 class Say(TrainerCallback):

@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import StepLR
 
 from docs.pictures.loop import svg
 from pa_core import Trainer
-from pa_core.events import EVENT_NAMES
+from pa_core.any_trainer import EVENT_NAMES
 from pa_core.plot_style import DARK, LIGHT, PlotStyle
 from pa_core.testing import RecordingCallback
 from tests.small_runs import make_trainer, samples

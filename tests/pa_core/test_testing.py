@@ -13,7 +13,7 @@ from torch.utils.data import TensorDataset
 from typing_extensions import override
 
 from pa_core import AnyTrainer, StopTrainingError, Trainer
-from pa_core.events import EVENT_NAMES
+from pa_core.any_trainer import EVENT_NAMES
 from pa_core.testing import RecordingCallback, TinyClassifier, make_classification, make_regression
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from pa_core.events import EVENT_NAMES
+from pa_core.any_trainer import EVENT_NAMES
 from tests.repository.api import MODULES
 
 FOLDER = Path(__file__).with_name("must_fail")

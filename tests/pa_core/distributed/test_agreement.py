@@ -25,8 +25,8 @@ from pa_core import (
     TrainerCallback,
     gather_objects,
 )
+from pa_core.any_trainer import EVENT_NAMES
 from pa_core.distributed.agreement import Agreement
-from pa_core.events import EVENT_NAMES
 from pa_core.testing import RecordingCallback, TinyClassifier, make_classification
 from pa_core.tracking import LossTracker, StepMeans
 

@@ -20,7 +20,7 @@ from pa_core.distributed.agreement import Agreement
 from pa_core.epoch_lengths import EpochLengths
 from pa_core.progress import Phase, Progress
 from pa_core.tracking import LossTracker, StepMeans
-from pa_core.training_state import Resumption, RunParts, SafePoints, StateRequest
+from pa_core.training_state import Resumption, RunParts, SafePoints, StateEvent, StateRequest
 from pa_core.training_state.asked_settings import begin_run
 from pa_core.types import SizedIterable
 
@@ -145,9 +145,9 @@ class RunByHand(TwoModels):
         self.safe_points.save(request, self, self.call)
         return request.directory
 
-    def call(self, event: Callable[..., None], *_: Any, **__: Any) -> None:
+    def call(self, event: StateEvent) -> None:
         """Note an event."""
-        self.events.append(event.__name__)
+        self.events.append(event)
 
     def reach(self, phase: Phase) -> None:
         """Reach a safe point."""

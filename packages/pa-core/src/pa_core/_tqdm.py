@@ -6,12 +6,14 @@ import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from functools import cache
-from typing import TYPE_CHECKING, NoReturn, cast
+from typing import TYPE_CHECKING, NoReturn, TypeAlias, cast
 
 if TYPE_CHECKING:
     from tqdm import tqdm
 
-__all__ = ["bar_class", "bars_hidden"]
+__all__ = ["Bar", "bar_class", "bars_hidden"]
+
+Bar: TypeAlias = "tqdm[NoReturn]"
 
 
 @contextmanager
@@ -36,9 +38,9 @@ def bars_hidden() -> Generator[None]:
 
 
 @cache
-def bar_class() -> type[tqdm[NoReturn]]:
+def bar_class() -> type[Bar]:
     """Return the class of progress bars, without the monitoring thread that tqdm starts with the first one."""
     from tqdm import tqdm
 
     # An interval of 0: no thread in the background that looks after bars which nobody refreshes.
-    return cast("type[tqdm[NoReturn]]", type("Bar", (tqdm,), {"monitor_interval": 0}))
+    return cast("type[Bar]", type("Bar", (tqdm,), {"monitor_interval": 0}))

@@ -27,7 +27,7 @@ from pa_core import (
 )
 from pa_core.accumulation import Accumulation, MicroBatch, forget_gradients, micro_batches
 from pa_core.added_modules import AddedModules
-from pa_core.any_trainer import AnyTrainer
+from pa_core.any_trainer import EVENT_NAMES, AnyTrainer, CallbackHandler, CallbackLike, TrainerCallback
 from pa_core.callbacks.limit_batches import add_limit_of_environment
 from pa_core.data.batch_count import BatchCount
 from pa_core.data.custom_loader import batches_of_slices, innermost, is_keyed
@@ -41,7 +41,6 @@ from pa_core.distributed.shared_errors import showing_errors_once
 from pa_core.distributed.watch import Place, RunWatch
 from pa_core.epoch_lengths import EpochLengths
 from pa_core.errors import NonFiniteLossError, StopTrainingError
-from pa_core.events import EVENT_NAMES, CallbackHandler, CallbackLike, TrainerCallback
 from pa_core.misspelt_overrides import warn_of_misspelt_overrides
 from pa_core.optimizer_parameters import parameters_of
 from pa_core.placeholders import placeholder_values
@@ -674,7 +673,7 @@ class Engine(AnyTrainer):
         Args:
             phase: What comes next.
         """
-        self._safe_points.reach(phase, self, self._call_event)
+        self._safe_points.reach(phase, self, self._call_state_event)
 
 
 def _trainer_class(cls: type[Engine]) -> type[Engine]:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from pa_core.tracking import RunClock
+from pa_core.tracking import RunClock
 
 __all__ = ["Phase", "Position", "Progress"]
 

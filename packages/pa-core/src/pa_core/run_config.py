@@ -6,13 +6,11 @@ import difflib
 import numbers
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
+from pa_core._accelerate import AcceleratorLike
 from pa_core.epoch_lengths import EpochLengths
 from pa_core.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from pa_core._accelerate import AcceleratorLike
 
 __all__ = [
     "LoaderSettings",

@@ -12,12 +12,11 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from pa_core._torch import forget_iterator
-from pa_core.any_trainer import AnyTrainer
+from pa_core.any_trainer import AnyTrainer, TrainerCallback
 from pa_core.callbacks.best_metric import require_recorded_names
 from pa_core.callbacks.metric_direction import JudgesMetric
 from pa_core.data.custom_loader import innermost
 from pa_core.data.loaders import end_workers
-from pa_core.events import TrainerCallback
 from pa_core.module_tensors import buffers_of_module, parameters_of_module
 from pa_core.private_parts import own_attributes
 from pa_core.tracking import InMemoryRunHistory

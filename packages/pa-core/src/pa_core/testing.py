@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 from typing_extensions import override
 
-from pa_core.any_trainer import AnyTrainer
-from pa_core.events import EVENT_NAMES, TrainerCallback
+from pa_core.any_trainer import EVENT_NAMES, AnyTrainer, TrainerCallback
 
 __all__ = ["RecordingCallback", "TinyClassifier", "make_classification", "make_regression"]
 

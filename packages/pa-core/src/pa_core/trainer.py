@@ -15,6 +15,7 @@ from typing_extensions import override
 
 from pa_core import _accelerate, alike, compatibility, distributed, input_checks, run_scheduler, training_state
 from pa_core.accumulation import Accumulation, MicroBatch
+from pa_core.any_trainer import CallbackHandler, CallbackLike, TrainerCallback
 from pa_core.beside_model import require_one_trained_module
 from pa_core.callbacks.defaults import DEFAULT_CALLBACKS, warn_of_none_by_default
 from pa_core.callbacks.limit_batches import apply_limit_of_environment, first_batches
@@ -28,7 +29,6 @@ from pa_core.distributed.wrapping import ModelWrapping
 from pa_core.engine import Engine
 from pa_core.epoch_lengths import EpochLengths
 from pa_core.errors import NonFiniteLossError, StopTrainingError
-from pa_core.events import CallbackHandler, CallbackLike, TrainerCallback
 from pa_core.placeholders import create_scheduler
 from pa_core.predictions import PredictionWriter, PredictsBatches
 from pa_core.predictions.default_prediction import predict_batch

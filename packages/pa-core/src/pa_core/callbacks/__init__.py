@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pa_core.any_trainer import CallbackHandler, CallbackLike, TrainerCallback
 from pa_core.callbacks.best_metric import BestMetric, require_watchable, watched_value
 from pa_core.callbacks.best_model import SaveBestModelCallback
 from pa_core.callbacks.defaults import DEFAULT_CALLBACKS, get_default_callbacks
@@ -17,7 +18,6 @@ from pa_core.callbacks.terminate_on_nan import TerminateOnNaNCallback
 from pa_core.data.batch_limit import LimitBatches
 from pa_core.device_reads import ScalarTransfer
 from pa_core.errors import StopTrainingError
-from pa_core.events import CallbackHandler, CallbackLike, TrainerCallback
 from pa_core.run_config import check_count
 from pa_core.tracking.metric_prefix import recording_with_prefix
 

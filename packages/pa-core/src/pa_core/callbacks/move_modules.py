@@ -8,9 +8,8 @@ from typing import Any
 from torch import nn
 from typing_extensions import override
 
-from pa_core.any_trainer import AnyTrainer
+from pa_core.any_trainer import AnyTrainer, TrainerCallback
 from pa_core.beside_model import named_modules_of
-from pa_core.events import TrainerCallback
 
 __all__ = ["MoveModulesToDeviceCallback"]
 

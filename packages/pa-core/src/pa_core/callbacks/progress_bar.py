@@ -5,21 +5,17 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from typing import TYPE_CHECKING, Any, NoReturn, TextIO
+from typing import Any, TextIO
 
 from typing_extensions import override
 
-from pa_core._tqdm import bar_class
-from pa_core.any_trainer import AnyTrainer
+from pa_core._tqdm import Bar, bar_class
+from pa_core.any_trainer import AnyTrainer, TrainerCallback
 from pa_core.callbacks.epoch_progress import EpochProgress, PlainLines, ProgressDisplay
 from pa_core.callbacks.notebook_bars import NotebookBar, NotebookOutput, NotebookRunBar, is_in_notebook
 from pa_core.callbacks.row_display import shows_rows
 from pa_core.data.custom_loader import length_of
-from pa_core.events import TrainerCallback
 from pa_core.types import BatchOutput
-
-if TYPE_CHECKING:
-    from tqdm import tqdm
 
 __all__ = ["ProgressBarCallback"]
 
@@ -267,9 +263,7 @@ class _WithRunBar(ProgressDisplay):
         self._display.close(batches, figures)
 
 
-def _draw_bar(
-    title: str, total: int | None, stream: TextIO, count: str, *, keeps_last: bool, initial: int = 0
-) -> tqdm[NoReturn]:
+def _draw_bar(title: str, total: int | None, stream: TextIO, count: str, *, keeps_last: bool, initial: int = 0) -> Bar:
     assumed = _size_if_unknown(stream)
     return bar_class()(
         desc=title,

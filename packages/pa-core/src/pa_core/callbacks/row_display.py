@@ -8,11 +8,10 @@ from typing import Any
 
 from typing_extensions import override
 
-from pa_core.any_trainer import AnyTrainer
+from pa_core.any_trainer import AnyTrainer, TrainerCallback
 from pa_core.callbacks.best_metric import BestMetric
 from pa_core.callbacks.epoch_rows import EpochRow, EpochRows, format_pairs
 from pa_core.callbacks.metric_direction import JudgesMetric, direction_in_name
-from pa_core.events import TrainerCallback
 from pa_core.tracking import InMemoryRunHistory
 from pa_core.tracking.metric_prefix import INTERMEDIATE_PREFIX
 from pa_core.tracking.metric_values import as_number

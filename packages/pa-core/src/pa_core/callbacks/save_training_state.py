@@ -11,11 +11,10 @@ from typing import Any, Literal
 from typing_extensions import override
 
 from pa_core import distributed
-from pa_core.any_trainer import AnyTrainer
+from pa_core.any_trainer import AnyTrainer, TrainerCallback
 from pa_core.callbacks.run_uploads import RunUploads, check_upload_arguments
 from pa_core.callbacks.signal_watch import SignalWatch
 from pa_core.errors import CheckpointError, ConfigurationError, NonFiniteLossError
-from pa_core.events import TrainerCallback
 from pa_core.run_config import check_count
 from pa_core.storage import StateFolder
 from pa_core.user_warnings import warn_user

@@ -7,9 +7,8 @@ from typing import Any
 
 from typing_extensions import override
 
-from pa_core.any_trainer import AnyTrainer
+from pa_core.any_trainer import AnyTrainer, TrainerCallback
 from pa_core.errors import ConfigurationError
-from pa_core.events import TrainerCallback
 from pa_core.run_config import check_count
 
 __all__ = ["StepBasedEvaluationCallback"]

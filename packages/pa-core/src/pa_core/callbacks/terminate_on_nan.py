@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from typing_extensions import override
 
-from pa_core.any_trainer import AnyTrainer
+from pa_core.any_trainer import AnyTrainer, TrainerCallback
 from pa_core.device_reads import ScalarTransfer
 from pa_core.errors import NonFiniteLossError
-from pa_core.events import TrainerCallback
 from pa_core.types import BatchOutput
 
 __all__ = ["TerminateOnNaNCallback"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, cast
+from typing import Final, cast
 
 import torch
 from torch import Tensor
@@ -16,9 +16,7 @@ from pa_core.distributed.comparison import DIGEST_SIZE, Describe, digest, requir
 from pa_core.distributed.packed_means import pack_means, unpack_means
 from pa_core.distributed.wrapping import Carrier
 from pa_core.errors import NonFiniteLossError, StopTrainingError
-
-if TYPE_CHECKING:
-    from pa_core.tracking import LossTracker, StepMeans
+from pa_core.tracking import LossTracker, StepMeans
 
 __all__ = ["Agreement", "Request"]
 

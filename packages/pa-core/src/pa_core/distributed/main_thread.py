@@ -14,8 +14,6 @@ from types import FrameType
 import torch
 from typing_extensions import override
 
-from pa_core.events import EVENT_NAMES
-
 __all__ = ["Activity", "Waiting", "activity_of", "stack_of"]
 
 _PACKAGE = str(Path(__file__).parents[1])
@@ -70,7 +68,7 @@ def activity_of(thread: int) -> Activity:
             exchange = {Waiting.NO: "", Waiting.PERHAPS: "the exchange of gradients"}.get(waiting, code.co_name)
         if not line and not code.co_filename.startswith(_LIBRARIES):
             line = f"{Path(code.co_filename).name}:{frame.f_lineno}"
-        if not event and code.co_name in EVENT_NAMES and "." in code.co_qualname:
+        if not event and code.co_name.startswith("on_") and "." in code.co_qualname:
             event = f"{code.co_name} of {code.co_qualname.split('.')[-2]}"
     return Activity(waiting, exchange, event, line)
 

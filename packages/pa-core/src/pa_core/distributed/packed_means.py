@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Final, cast
+from typing import Final, cast
 
 import torch
 from torch import Tensor
 
 from pa_core.device_reads import to_device
-
-if TYPE_CHECKING:
-    from pa_core.tracking import StepMeans
+from pa_core.tracking import StepMeans
 
 __all__ = ["ROOM", "pack_means", "unpack_means"]
 

@@ -20,6 +20,7 @@ from typing_extensions import override
 
 from pa_core import _accelerate, alike, training_state
 from pa_core.accumulation import Accumulation, MicroBatch, forget_gradients
+from pa_core.any_trainer import CallbackHandler, CallbackLike, TrainerCallback
 from pa_core.callbacks.limit_batches import apply_limit_of_environment
 from pa_core.data.batch_count import BatchCount
 from pa_core.data.given_data import DEFAULT_BATCH_SIZE, GivenData
@@ -31,7 +32,6 @@ from pa_core.distributed.watch import DEFAULT_MAX_WAIT_SECONDS
 from pa_core.engine import Engine
 from pa_core.epoch_lengths import EpochLengths
 from pa_core.errors import StopTrainingError
-from pa_core.events import CallbackHandler, CallbackLike, TrainerCallback
 from pa_core.own_loop import mistakes
 from pa_core.own_loop.evaluations import EvaluationHooks, Evaluations
 from pa_core.own_loop.loop_batches import batches_of_loop

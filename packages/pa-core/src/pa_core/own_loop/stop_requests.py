@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
+from pa_core.any_trainer import CallbackHandler, TrainerCallback
 from pa_core.distributed.agreement import Agreement
 from pa_core.distributed.comparison import Describe
 from pa_core.errors import StopTrainingError
-from pa_core.events import CallbackHandler, TrainerCallback
 
 __all__ = ["StopRequests"]
 

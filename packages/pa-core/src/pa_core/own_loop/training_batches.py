@@ -6,14 +6,12 @@ from collections.abc import Callable
 from typing import Generic, Protocol, cast
 
 from pa_core.accumulation import MicroBatch
-from pa_core.any_trainer import AnyTrainer
+from pa_core.any_trainer import AnyTrainer, CallEvent, TrainerCallback
 from pa_core.data.custom_loader import innermost, is_keyed
-from pa_core.events import TrainerCallback
 from pa_core.own_loop import mistakes
 from pa_core.own_loop.update import FinishedBatch, LossReport
 from pa_core.progress import Progress
 from pa_core.tracking import LossTracker, StepMeans
-from pa_core.training_state.safe_points import CallEvent
 from pa_core.types import BatchT
 
 __all__ = ["TrainingBatches"]

@@ -10,12 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pa_core.any_trainer import AnyTrainer
+from pa_core.any_trainer import AnyTrainer, TrainerCallback
 from pa_core.data.loaders import Loaders
 from pa_core.distributed import processes
 from pa_core.distributed.comparison import require_alike
 from pa_core.distributed.wrapping import ModelWrapping
-from pa_core.events import TrainerCallback
 from pa_core.predictions.first_process import FirstProcess
 from pa_core.predictions.job import PredictionJob
 from pa_core.predictions.pieces import Pieces

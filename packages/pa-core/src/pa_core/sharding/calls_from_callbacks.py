@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from types import FrameType
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from torch import nn
 from typing_extensions import override
@@ -12,15 +12,14 @@ from typing_extensions import override
 from pa_core.distributed.collectives import rank
 from pa_core.distributed.meeting import Absent, MeetingPoint
 from pa_core.errors import RanksDifferError
-from pa_core.events import EVENT_NAMES, TrainerCallback
 from pa_core.sharding.calls_for_all import is_told, not_compiled
 
 __all__ = ["CallsFromCallbacks", "come_together"]
 
-_STEPS: Final = frozenset(
-    ("calculate_train_batch_loss", "calculate_eval_batch_loss", "_run_train_step", "_run_eval_step")
-)
-"""In these, all processes call the model, as the loop sees to it; events are called from some of them."""
+_LOSSES: Final = ("calculate_train_batch_loss", "calculate_eval_batch_loss")
+"""In these, all processes call the model, as the loop sees to it, even in events of the script's own."""
+_STEPS: Final = ("_run_train_step", "_run_eval_step")
+"""In these too, but for the events that are called from them."""
 
 
 class CallsFromCallbacks:
@@ -81,20 +80,19 @@ class _Event(NamedTuple):
 def _event_under_way() -> _Event | None:
     """The event in which a callback is about to call the model; None in the steps of a loop, and outside of events."""
     frame: FrameType | None = sys._getframe(2)  # pyright: ignore[reportPrivateUsage]  # documented in spite of its name
+    event: _Event | None = None
     while frame is not None:
         code = frame.f_code
-        if code.co_name in EVENT_NAMES and code.co_argcount:
-            listener: Any = frame.f_locals[code.co_varnames[0]]
-            if _is_callback(listener):
-                return _Event(code.co_name, type(listener).__qualname__)
-        if code.co_name in _STEPS:
+        if code.co_name in _LOSSES:
             return None
+        if code.co_name in _STEPS:
+            return event
+        if event is None and code.co_name.startswith("on_") and code.co_argcount:
+            listener: object = frame.f_locals.get(code.co_varnames[0])
+            if hasattr(type(listener), "joins_sanity_evaluation"):  # a TrainerCallback, which is in a module above
+                event = _Event(code.co_name, type(listener).__qualname__)
         frame = frame.f_back
-    return None
-
-
-def _is_callback(value: object) -> bool:
-    return isinstance(value, TrainerCallback)
+    return event
 
 
 def _meet(meeting: MeetingPoint, does: str, event: _Event) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, Protocol
+from typing import Any, Literal, Protocol, TypeAlias
 
 import torch
 
@@ -16,7 +16,6 @@ from pa_core.data.custom_loader import innermost, is_dataloader, is_keyed
 from pa_core.data.loaders import count_steps
 from pa_core.distributed.agreement import Agreement
 from pa_core.errors import CheckpointError, ConfigurationError, NonFiniteLossError, TrainingPreempted
-from pa_core.events import TrainerCallback
 from pa_core.progress import Phase, Position, Progress
 from pa_core.training_state.extension import Extension, find_extension
 from pa_core.training_state.reserved_folders import ReservedFolders, newest_state
@@ -30,17 +29,10 @@ from pa_core.types import SupportsStateDict
 from pa_data.orders import has_plain_order
 from pa_data.rng import capture_rng_state
 
-__all__ = ["CallEvent", "EvaluationInterrupted", "RunParts", "SafePoints"]
+__all__ = ["EvaluationInterrupted", "RunParts", "SafePoints", "StateEvent"]
 
-_P = ParamSpec("_P")
-
-
-class CallEvent(Protocol):
-    """Calls the listeners of an event."""
-
-    def __call__(self, event: Callable[Concatenate[Any, Any, _P], None], *args: _P.args, **kwargs: _P.kwargs) -> None:
-        """Call them with these arguments."""
-        ...
+StateEvent: TypeAlias = Literal["on_training_state_request", "on_preemption", "on_training_state_save"]
+"""An event of ``TrainerCallback`` that belongs to training states."""
 
 
 class _CountsItems(Protocol):
@@ -161,7 +153,7 @@ class SafePoints:
         """Note that something begins that changes a part of the run before the others."""
         self._phase = None
 
-    def reach(self, phase: Phase, run: ResumableRun, call: CallEvent) -> None:
+    def reach(self, phase: Phase, run: ResumableRun, call: Callable[[StateEvent], object]) -> None:
         """Save what was requested: here, everything that the run consists of belongs to the same update.
 
         Args:
@@ -183,11 +175,11 @@ class SafePoints:
             save.agree(save.is_asked)
             preempt.agree(preempt.is_asked)
         if save.take():
-            call(TrainerCallback.on_training_state_request, update=self._run.progress.updates)
+            call("on_training_state_request")
         # A run that is complete must not be started again: the process ends as if it had not been asked to leave.
         is_preempted = preempt.take() and phase is not Phase.COMPLETE
         if is_preempted:
-            call(TrainerCallback.on_preemption)
+            call("on_preemption")
         if self._writer.has_requests:
             self._save_requested(phase, run, call)
         if is_preempted:
@@ -345,7 +337,7 @@ class SafePoints:
         self._require_training()
         self._writer.request(request)
 
-    def save(self, request: StateRequest, run: ResumableRun, call: CallEvent) -> None:
+    def save(self, request: StateRequest, run: ResumableRun, call: Callable[[StateEvent], object]) -> None:
         """Save a state of a run that has ended.
 
         Args:
@@ -404,10 +396,10 @@ class SafePoints:
                 do="Call save_checkpoint() to save a model that was not trained here.",
             )
 
-    def _save_requested(self, phase: Phase, run: ResumableRun, call: CallEvent) -> None:
+    def _save_requested(self, phase: Phase, run: ResumableRun, call: Callable[[StateEvent], object]) -> None:
         if phase is not Phase.COMPLETE:
             with self._run.agreement.together():
-                call(TrainerCallback.on_training_state_save)
+                call("on_training_state_save")
         position = self._run.progress.position(phase if self._interrupted is None else self._interrupted.phase)
         if self._interrupted is not None:
             position = replace(position, eval_sets=self._interrupted.eval_sets)
