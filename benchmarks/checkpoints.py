@@ -1,10 +1,11 @@
 """What a checkpoint of pa-checkpoint costs, compared with torch's own distributed checkpoints (DCP).
 
-Runs as ``python -m benchmarks.checkpoints FIGURE MEGABYTES [FOLDER]``, in one process or in several. The weights are those
-of a transformer: 148 tensors of 4 sizes. Both save in turn, to a new folder each time; a figure is that of the slowest
-process, in milliseconds. ``save`` and ``load`` block, ``load`` ends with the weights in the tensors of a model. ``held``
-is how long a save in the background holds up the process, ``durable`` the time until it is on disk. In ``unchanged``,
-95 % of the bytes are as in the checkpoint before. With ``_sharded``, each process has its rows of every weight.
+Runs as ``python -m benchmarks.checkpoints FIGURE MEGABYTES [ROUNDS]``, in one process or in several. The weights are
+those of a transformer: 148 tensors. Both save in turn, to a new folder each time; a figure is that of the slowest
+process, in milliseconds. ``save`` and ``load`` block, ``load`` ends with the weights in the tensors of a model.
+``held`` is how long a save in the background holds up the process, ``durable`` the time until it is on disk. In
+``unchanged``, 95 % of the bytes are as in the checkpoint before. With ``_sharded``, each process has its rows of every
+weight.
 
 Both have what they write reach the disk. Ours alone publishes a checkpoint by one rename, compares digests when it
 reads, and unpickles nothing.
@@ -27,8 +28,8 @@ from typing import Any, Protocol, cast
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import Tensor
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
@@ -36,8 +37,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 import pa_checkpoint as ckpt
 from benchmarks.processes import publish
 
-ROUNDS = 5
-DISK = "/var/tmp"  # noqa: S108  # which is on a disk, where the folder of the system for temporary files may be memory
+DISK = "/var/tmp"  # on a disk, also where the folder for temporary files is in memory
 BLOCKS, VOCABULARY = 12, 47  # the vocabulary in multiples of the width
 SHARE_OF_CHANGED = 20  # one of so many bytes
 
@@ -90,11 +90,11 @@ class Dcp:
 
     def save(self, path: Path, state: State) -> None:
         """Save, and return when it is on disk."""
-        dcp.save({"model": state}, checkpoint_id=path)
+        state_dict_saver.save({"model": state}, checkpoint_id=path)
 
     def start(self, path: Path, state: State) -> None:
         """Save in the background."""
-        saving = dcp.async_save({"model": state}, checkpoint_id=path, async_stager=self._stager)
+        saving = state_dict_saver.async_save({"model": state}, checkpoint_id=path, async_stager=self._stager)
         self._saving = cast("Future[Any]", saving)
 
     def wait(self) -> None:
@@ -104,7 +104,7 @@ class Dcp:
 
     def load(self, path: Path, state: State) -> None:
         """Load into the tensors."""
-        dcp.load({"model": state}, checkpoint_id=path)
+        state_dict_loader.load({"model": state}, checkpoint_id=path)
 
 
 class Ours:
@@ -190,9 +190,9 @@ def _meet() -> None:
 
 
 @contextlib.contextmanager
-def folder_of_all(parent: str) -> Generator[Path]:
+def folder_of_all() -> Generator[Path]:
     """A folder that all processes write to, and that is removed."""
-    made = [tempfile.mkdtemp(dir=parent) if _is_first() else ""]
+    made = [tempfile.mkdtemp(dir=DISK) if _is_first() else ""]
     if dist.is_initialized():
         dist.broadcast_object_list(made)
     yield Path(made[0])
@@ -205,7 +205,7 @@ def _is_first() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def main(figure: str, megabytes: str, folder: str = DISK) -> None:
+def main(figure: str, megabytes: str, rounds: str = "5") -> None:
     """Publish the medians."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -215,8 +215,8 @@ def main(figure: str, megabytes: str, folder: str = DISK) -> None:
     state = sharded(weights(float(megabytes))) if is_sharded else weights(float(megabytes))
     times: dict[str, list[float]] = {"dcp": [], "ours": []}
     variants: dict[str, Variant] = {"dcp": Dcp(), "ours": Ours()}
-    with folder_of_all(folder) as parent:
-        for number in range(ROUNDS + 2):  # the first two make room, and find out what does not change
+    with folder_of_all() as parent:
+        for number in range(int(rounds) + 2):  # the first two make room, and find out what does not change
             for name in sorted(times, reverse=number % 2 == 1):
                 _change(state, everything=kind != "unchanged")
                 times[name].append(FIGURES[kind](variants[name], parent / name / str(number), state))
