@@ -56,22 +56,26 @@ def test_the_state_of_an_optimizer_fits_another_one_of_the_same_parameters(name:
     assert misfit_of_optimizer(half, trained_state(make)) is None
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_each_entry_of_another_shape_or_type_is_named(name: str) -> None:
-    """Loaded, it would fail in the next step, or change what it computes."""
+@pytest.mark.parametrize("name", sorted(OPTIMIZERS.keys() - {"ASGD", "Rprop"}))  # which look at values in each step
+def test_an_entry_of_another_shape_is_named(name: str) -> None:
+    """Loaded, it would fail in the next step, as that of an optimizer of other parameters would."""
     make = OPTIMIZERS[name]
     state = trained_state(make)
     for number, entries in state["state"].items():
         for entry, value in entries.items():
-            wrong: list[object] = [["a list"], "a string"]
             if isinstance(value, Tensor):
-                wrong += [value[None].repeat(2, *[1] * value.dim()), value.to(torch.complex64)]
-            for one in wrong:
                 changed = copy.deepcopy(state)
-                changed["state"][number][entry] = one
+                changed["state"][number][entry] = value[None].repeat(2, *[1] * value.dim())
                 misfit = misfit_of_optimizer(make(parameters()), changed)
                 assert misfit is not None
-                assert misfit.startswith(f"state.{number}.{entry} ")
+                assert misfit.startswith(f"state.{number}.{entry} is of shape ")
+
+
+@pytest.mark.parametrize(("saved", "own"), [("Adam", "SGD with momentum"), ("Adam", "Adamax"), ("Adamax", "Adam")])
+def test_the_state_of_another_kind_of_optimizer_is_told(saved: str, own: str) -> None:
+    """One with settings or with entries that the other lacks, and would miss in its next step."""
+    misfit = misfit_of_optimizer(OPTIMIZERS[own](parameters()), trained_state(OPTIMIZERS[saved]))
+    assert str(misfit).endswith("is missing")
 
 
 def without(entry: str) -> Callable[[dict[str, Any]], object]:
@@ -82,25 +86,10 @@ def without(entry: str) -> Callable[[dict[str, Any]], object]:
 WRONG_STATES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "no groups": (lambda state: state.pop("param_groups"), "not what an optimizer's state_dict() returns"),
     "no entries": (lambda state: state.pop("state"), "not what an optimizer's state_dict() returns"),
-    "a group more": (lambda state: state["param_groups"].append({}), "it has 2 groups, not 1"),
+    "a group more": (lambda state: state["param_groups"].append({"params": []}), "it has 2 groups, not 1"),
     "a parameter less": (lambda state: state["param_groups"][0]["params"].pop(), "params has 5 entries, not 6"),
-    "a parameter twice": (
-        lambda state: state["param_groups"][0].update(params=[0, 0, 1, 2, 3, 4]),
-        "list a parameter twice",
-    ),
-    "parameters by name": (
-        lambda state: state["param_groups"][0].update(params=["a"] * 6),
-        "params is not a list of whole numbers",
-    ),
-    "another rate": (lambda state: state["param_groups"][0].update(lr="high"), "lr is 'high', not a number"),
-    "other betas": (
-        lambda state: state["param_groups"][0].update(betas=[0.9, None, "x"]),
-        "betas has 3 entries, not 2",
-    ),
     "no rate": (lambda state: state["param_groups"][0].pop("lr"), "param_groups.0.lr is missing"),
     "half of an entry": (without("exp_avg"), "state.0.exp_avg is missing"),
-    "an entry of nobody": (lambda state: state["state"].update({9: {}}), "state.9 does not belong to a parameter"),
-    "no entry": (lambda state: state["state"].update({1: "x"}), "state.1 does not belong to a parameter"),
 }
 
 
@@ -162,17 +151,11 @@ def stepped(name: str, times: int) -> Any:
 
 @pytest.mark.filterwarnings("ignore:.*epoch parameter")  # SequentialLR passes it on
 @pytest.mark.parametrize("name", SCHEDULERS)
-def test_only_what_is_a_part_of_the_state_of_a_scheduler_is_taken(name: str) -> None:
-    """Its own state fits; names of methods, the optimizer, and values of another kind do not."""
+def test_the_state_of_a_scheduler_fits_another_one_of_its_kind(name: str) -> None:
+    """One of fewer groups does not."""
     state = stepped(name, 7).state_dict()
     new = stepped(name, 0)
     assert misfit_of_scheduler(new, state) is None
-    for wrong in ("optimizer", "step", "get_lr", "state_dict"):
-        assert "not a part of the state" in str(misfit_of_scheduler(new, {**state, wrong: 1}))
-    for entry, value in state.items():
-        if isinstance(value, int | float | list) and value:
-            assert str(misfit_of_scheduler(new, {**state, entry: "ten"})).startswith(entry)
-            assert isinstance(value, bool) or misfit_of_scheduler(new, {**state, entry: None}) is not None
     if "base_lrs" in state:
         assert "base_lrs has 0 entries" in str(misfit_of_scheduler(new, {**state, "base_lrs": []}))
 
@@ -181,36 +164,9 @@ def test_states_of_schedulers_within_schedulers_are_compared_too() -> None:
     """They would be set as attributes in the same way."""
     new = stepped("ChainedScheduler", 0)
     state = new.state_dict()
-    state["_schedulers"][1]["step"] = 1
-    assert misfit_of_scheduler(new, state) == "_schedulers.1.step is not a part of the state of a StepLR"
-    assert misfit_of_scheduler(new, {**state, "_schedulers": []}) == "_schedulers is not a list of 2 states"
+    state["_schedulers"][1]["base_lrs"] = []
+    assert misfit_of_scheduler(new, state) == "_schedulers.1.base_lrs has 0 entries, not 1"
+    assert misfit_of_scheduler(new, {**state, "_schedulers": []}) == "_schedulers has 0 entries, not 2"
     assert "not what" in str(misfit_of_scheduler(new, []))
     cosine = stepped("CosineAnnealingLR", 0)
     assert "is missing" in str(misfit_of_scheduler(cosine, {}))
-
-
-class Waiting:
-    """A scheduler of a user's own, which takes over attributes as those of torch do."""
-
-    def __init__(self) -> None:
-        self.optimizer = optim.SGD(parameters(), lr=0.1)
-        self.waited = 3
-        self.best: float | None = 0.5
-
-    def state_dict(self) -> dict[str, Any]:
-        """What it counts."""
-        return {"waited": self.waited, "best": self.best}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Set it."""
-        vars(self).update(state)
-
-
-def test_methods_and_the_optimizer_of_a_scheduler_of_ones_own_are_not_taken_from_a_state() -> None:
-    """What it has no name for yet may come with its first steps, and a value may have been None before."""
-    scheduler = Waiting()
-    for wrong in ("optimizer", "state_dict"):
-        assert "not a part of the state" in str(misfit_of_scheduler(scheduler, {**scheduler.state_dict(), wrong: 1}))
-    assert misfit_of_scheduler(scheduler, {"waited": "ten"}) == "waited is 'ten', not a number"
-    assert misfit_of_scheduler(scheduler, {"waited": {1}}) == "waited is of type set, not a number"
-    assert misfit_of_scheduler(scheduler, {"waited": 4, "best": None, "noted": [1]}) is None

@@ -12,13 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from pa_checkpoint._checkpoint import write_checkpoint
-from pa_checkpoint._encoding import Encoded, encode
-from pa_core.storage import read_state
-
 MANIFEST, DOCUMENTS = "manifest.json", "state.json"
 EVERY = 97  # bytes between two lengths to which a file is cut
 
@@ -81,11 +74,6 @@ class Craft:
     def name(self) -> str:
         """The part and the change."""
         return f"{'.'.join(map(str, self.path))}: {self.what}"
-
-    def apply_to_documents(self, state: Path) -> None:
-        """Put it in the place of ``state.json``, with digests that fit."""
-        (state / DOCUMENTS).write_text(json.dumps(self.document))
-        fit_digests(state)
 
     def apply_to_manifest(self, state: Path) -> None:
         """Put it in the place of the manifest, with a digest of its own that fits."""
@@ -163,29 +151,6 @@ def _at(document: Any, path: Path_) -> Any:
     for step in path:
         document = document[step]
     return document
-
-
-def reshaped(state: Path) -> Iterator[tuple[str, dict[str, Encoded]]]:
-    """Yield the parts of a state with each of its tensors in another shape or of another type, and what was changed."""
-    parts = {name: encode(part, name) for name, part in read_state(state).parts.items()}
-    for part, encoded in parts.items():
-        for name, tensor in encoded.tensors.items():
-            for what, wrong in _wrong_tensors(tensor):
-                yield f"{name}: {what}", {**parts, part: Encoded(encoded.document, encoded.tensors | {name: wrong})}
-
-
-def write_parts(state: Path, parts: dict[str, Encoded]) -> None:
-    """Write a state with these parts, and the summary that it had."""
-    write_checkpoint(state, parts, read_state(state).summary)
-
-
-def _wrong_tensors(tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
-    yield "one row more", torch.cat([tensor.reshape(-1), tensor.reshape(-1)[:1]])
-    yield "nothing", tensor.new_empty(0)
-    yield "with a dimension more", tensor[None].repeat(2, *[1] * tensor.dim())
-    yield "of another type", tensor.to(torch.int32 if tensor.is_floating_point() else torch.float32)
-    if tensor.dim():
-        yield "a single number", tensor.new_ones(())
 
 
 def with_own_digest(manifest: Any) -> bytes:

@@ -10,7 +10,6 @@ import shutil
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,37 +28,13 @@ from tests.pa_core.damage.damaged_states import (
     crafted,
     fit_digests,
     flipped_bits,
-    reshaped,
     sample_of,
     truncations,
-    write_parts,
 )
 from tests.pa_core.training_states.small_runs import DrawingDataset, InterruptAt, Interrupted, make_trainer, train
 
 FLIPPED_BITS = 250
-CRAFTED_DOCUMENTS = 200
 EPOCHS = 2
-
-VALUES_OF_ANY_KIND = (
-    "callbacks",  # a warning names a callback without a state
-    "extras.",
-    "history.metric_name_prefix",
-    "history.metrics.",
-    "ranks.0.step_means",
-    "run.algorithm",
-    "run.hyperparameters.",
-    "run.nominal_items",
-    "run.extension",
-    "run.seed",
-    "run.settings.",
-    "models.model.other_buffers.",
-    "models.model.trainable.",
-    "models.loss_func",
-    "optimizers.optimizer.state.param_groups.0.",
-    "optimizers.optimizer.state.state.",
-    "schedulers.scheduler.",
-)
-"""Where one value may stand for another one of its kind, so that no reader could tell which of them was written."""
 
 
 class Meter:
@@ -161,30 +136,10 @@ def every_so_many(cases: Iterable[Case], number: int) -> list[Case]:
     return every_case[:: max(1, len(every_case) // number)]
 
 
-def crafted_documents(state: Path, number: int) -> list[Case]:
-    """Documents with right digests, from all parts of a state but what only a callback of the user's can judge."""
-    crafts = [
-        one
-        for one in crafted(json.loads((state / DOCUMENTS).read_bytes()))
-        if one.path[0] != "callbacks" or len(one.path) == 1
-    ]
-    crafts = sample_of(crafts, number)
-    return [Case(one.name, one.apply_to_documents) for one in crafts]
-
-
 def crafted_manifests(state: Path, number: int) -> list[Case]:
     """Manifests with right digests."""
     crafts = sample_of(crafted(json.loads((state / MANIFEST).read_bytes())), number)
     return [Case(one.name, one.apply_to_manifest) for one in crafts]
-
-
-def reshaped_tensors(state: Path) -> list[Case]:
-    """States with right digests whose tensors have other shapes or types."""
-
-    def write(parts: dict[str, Any]) -> Callable[[Path], object]:
-        return lambda path: write_parts(path, parts)
-
-    return [Case(name, write(parts)) for name, parts in reshaped(state)]
 
 
 def cut_or_changed(state: Path) -> list[Case]:
@@ -204,17 +159,12 @@ def check_files(saved: SavedRuns, folder: Path, cases: Iterable[Case]) -> None:
 
 
 MAY_BE_TAKEN_OF_MANIFEST = ("summary.", "manifest_sha256", "files")
-MAY_BE_TAKEN_OF_TENSORS = ("models/model/other_buffers/", "ranks/0/streams/numpy/")
 
 
-def test_states_written_wrong_are_passed_over_or_refused(saved: SavedRuns, tmp_path: Path) -> None:
-    """Whatever part it is in and however it is wrong, the older state is resumed, or nothing is restored at all."""
-    counted = outcomes(saved, tmp_path / "states", crafted_documents(saved.newest, 40), VALUES_OF_ANY_KIND)
-    counted += outcomes(saved, tmp_path / "states", crafted_manifests(saved.newest, 10), MAY_BE_TAKEN_OF_MANIFEST)
-    tensors = every_so_many(reshaped_tensors(saved.newest), 10)
-    counted += outcomes(saved, tmp_path / "states", tensors, MAY_BE_TAKEN_OF_TENSORS)
-    assert counted["older"] > 20
-    assert counted["error"] > 5
+def test_manifests_written_wrong_are_passed_over_or_refused(saved: SavedRuns, tmp_path: Path) -> None:
+    """However one is wrong, the older state is resumed, or nothing is restored at all."""
+    counted = outcomes(saved, tmp_path / "states", crafted_manifests(saved.newest, 20), MAY_BE_TAKEN_OF_MANIFEST)
+    assert counted["older"] + counted["error"] > 10
 
 
 def test_files_that_were_cut_or_changed_are_named(saved: SavedRuns, tmp_path: Path) -> None:
@@ -224,26 +174,10 @@ def test_files_that_were_cut_or_changed_are_named(saved: SavedRuns, tmp_path: Pa
 
 @pytest.mark.whole_proof
 @pytest.mark.timeout(600)
-def test_two_hundred_documents_written_wrong_are_passed_over_or_refused(saved: SavedRuns, tmp_path: Path) -> None:
-    """As the small version, for documents of all parts."""
-    documents = crafted_documents(saved.newest, CRAFTED_DOCUMENTS)
-    assert len(documents) == CRAFTED_DOCUMENTS
-    outcomes(saved, tmp_path / "states", documents, VALUES_OF_ANY_KIND)
-
-
-@pytest.mark.whole_proof
-@pytest.mark.timeout(600)
 def test_all_manifests_written_wrong_are_passed_over_or_refused(saved: SavedRuns, tmp_path: Path) -> None:
     """As the small version, for each entry of the manifest."""
     manifests = crafted_manifests(saved.newest, 10_000)
     outcomes(saved, tmp_path / "states", manifests, MAY_BE_TAKEN_OF_MANIFEST)
-
-
-@pytest.mark.whole_proof
-@pytest.mark.timeout(600)
-def test_tensors_of_all_parts_with_other_shapes_and_types_are_refused(saved: SavedRuns, tmp_path: Path) -> None:
-    """As the small version, for each tensor of the state."""
-    outcomes(saved, tmp_path / "states", reshaped_tensors(saved.newest), MAY_BE_TAKEN_OF_TENSORS)
 
 
 @pytest.mark.whole_proof
@@ -261,31 +195,14 @@ def change_document(state: Path, change: Callable[[Any], object]) -> None:
     fit_digests(state)
 
 
-def test_the_path_of_what_is_wrong_is_in_the_warning(saved: SavedRuns, tmp_path: Path) -> None:
-    """A reader finds the entry in the file, what it is and what it should be."""
+def test_a_state_of_another_form_is_passed_over_with_a_warning(saved: SavedRuns, tmp_path: Path) -> None:
+    """As one of a later version would be; the warning names the file and what was not found in it."""
     folder = saved.damaged(
         tmp_path / "states",
-        lambda state: change_document(state, lambda document: document["run"]["position"].update(updates="ten")),
+        lambda state: change_document(state, lambda document: document["run"]["position"].pop("updates")),
     )
-    with pytest.warns(
-        UserWarning,
-        match=r"step_10 is skipped: .*state\.json: run\.position\.updates is 'ten' instead of a whole number",
-    ):
-        train(make(), EPOCHS, resume_from=folder)
-
-
-def test_a_state_that_contradicts_its_manifest_is_passed_over(saved: SavedRuns, tmp_path: Path) -> None:
-    """Entries that say two things of one state cannot both be true."""
-    contradictions: dict[str, Callable[[Any], object]] = {
-        "run.position": lambda document: document["run"]["position"].update(updates=9),
-        "run.position ": lambda document: document["run"]["position"].update(phase="nothing"),
-        "ranks": lambda document: document["ranks"].append(document["ranks"][0]),
-        "schedulers": lambda document: document["schedulers"].clear(),
-    }
-    for path, change in contradictions.items():
-        folder = saved.damaged(tmp_path / "states", partial(change_document, change=change))
-        with pytest.warns(UserWarning, match=rf"state\.json: {path.strip()} is .* says|the manifest says"):
-            assert train(make(), EPOCHS, resume_from=folder) == saved.expected
+    with pytest.warns(UserWarning, match=r"step_10 is skipped: .*another form .*state\.json: TypeError: .*'updates'"):
+        assert train(make(), EPOCHS, resume_from=folder) == saved.expected
 
 
 class Stubborn(nn.Module):
@@ -355,17 +272,8 @@ def test_a_callback_that_refuses_its_state_is_named(saved: SavedRuns, tmp_path: 
         train(make(), EPOCHS, resume_from=folder)
 
 
-LOADERS_WRITTEN_WRONG: dict[str, Callable[[Any], object]] = {
-    "the generator .* raised": lambda loader: loader["generators"].update(dict.fromkeys(loader["generators"], "x")),
-    "where the epoch of the loader began": lambda loader: loader.update(epoch_start=None),
-    r"epoch_start\.streams is a state with 'python'": lambda loader: loader["epoch_start"]["streams"].update(python=1),
-    r"has_workers is 'no'": lambda loader: loader.update(has_workers="no"),
-}
-
-
-@pytest.mark.parametrize("found", LOADERS_WRITTEN_WRONG)
-def test_what_is_saved_of_a_custom_loader_is_checked_too(tmp_path: Path, found: str) -> None:
-    """Its generators, and where the epoch began that is to be resumed."""
+def test_a_generator_of_a_custom_loader_that_refuses_its_state_is_named(tmp_path: Path) -> None:
+    """The error tells which one it is, and what it has raised."""
 
     def run(*callbacks: TrainerCallback) -> None:
         loader = DataLoader(DrawingDataset(16), batch_size=4, shuffle=True, generator=torch.Generator())
@@ -375,9 +283,13 @@ def test_what_is_saved_of_a_custom_loader_is_checked_too(tmp_path: Path, found: 
     with pytest.raises(Interrupted):
         run(saving, InterruptAt("on_train_step_end", 3))
     state = StateFolder(tmp_path / "states").records()[-1].path
-    change = LOADERS_WRITTEN_WRONG[found]
-    change_document(state, lambda document: change(document["ranks"][0]["loaders"]["training"]))
-    with pytest.raises(CheckpointError, match=found):
+
+    def change(document: Any) -> None:
+        generators = document["ranks"][0]["loaders"]["training"]["generators"]
+        generators.update(dict.fromkeys(generators, "x"))
+
+    change_document(state, change)
+    with pytest.raises(CheckpointError, match=r"the generator .* raised"):
         run()
 
 

@@ -9,10 +9,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from pa_core.batch_mismatches import explain_failed_layer, explain_failed_loss, explain_silent_mismatch
 from pa_core.batch_structure import lists_of_numbers
 from pa_core.errors import BatchMismatchError, ConfigurationError
-from pa_core.layer_mismatches import explain_failed_layer
-from pa_core.loss_mismatches import explain_failed_loss, explain_silent_mismatch
 from pa_core.types import LossFunction
 from pa_core.unwrapping import unwrap_model
 from pa_data.batches import describe_batch, is_array, is_mapping, keys_of
@@ -50,7 +49,11 @@ def calculate_batch_loss(
     try:
         outputs = model(inputs)
     except _ERRORS_OF_MISMATCHES as error:
-        _raise_known(_mismatch_of_inputs(model, batch, method, error), error)
+        plain = unwrap_model(model, keep_torch_compile=False)
+        if isinstance(error, TypeError):
+            _raise_known(_number_of_inputs(plain, batch, method), error)
+        else:
+            _raise_known(explain_failed_layer(error, plain, inputs), error)
         raise
     if method not in checked:
         checked.add(method)
@@ -61,6 +64,7 @@ def calculate_batch_loss(
     except _ERRORS_OF_MISMATCHES as error:
         mismatch = explain_failed_loss(loss_func, outputs, targets)
         _raise_known(_later_targets(model, loss_func, outputs, batch, method) or mismatch, error)
+        error.add_note(f"The model returned {describe_batch(outputs)}; the targets are {describe_batch(targets)}.")
         raise
     return {"loss": loss, "model_outputs": outputs, "batch_size": _number_of_samples(inputs, targets)}
 
@@ -71,64 +75,45 @@ def _raise_known(mismatch: BatchMismatchError | None, error: Exception | None = 
         raise mismatch from error
 
 
-def _mismatch_of_inputs(model: nn.Module, batch: Any, method: str, error: Exception) -> BatchMismatchError | None:
-    plain = unwrap_model(model, keep_torch_compile=False)
-    if isinstance(error, TypeError):
-        return _number_of_inputs(plain, batch, method)
-    return explain_failed_layer(error, plain, batch[0])
-
-
 def _number_of_inputs(model: nn.Module, batch: Any, method: str) -> BatchMismatchError | None:
     """A model that is to be called with several arguments, or with names."""
-    forward = inspect.signature(type(model).forward)
-    try:
-        forward.bind(model, batch[0])
-    except TypeError:
-        arguments, targets = _arguments_of_model(forward, batch)
-        return BatchMismatchError(
-            f"The default step calls the model with one argument, and {type(model).__name__} takes others.",
-            given=f"{type(model).__name__}.forward{forward}, and {describe_batch(batch)} as a batch",
-            expected="a model that is called with the inputs, batch[0]",
-            do=_override(arguments, targets, targets, method),
-        )
-    return None
-
-
-def _arguments_of_model(forward: inspect.Signature, batch: Any) -> tuple[str, str]:
-    """What a custom step probably calls the model with, and the targets."""
+    if _takes_positions(model, 1):
+        return None
+    arguments, targets = "*batch[0]", "batch[1]"
     if is_mapping(batch[0]):
-        return "**batch[0]", "batch[1]"
-    if isinstance(batch[0], list | tuple):
-        return "*batch[0]", "batch[1]"
-    of_class = [one for one in forward.parameters.values() if one.kind is one.POSITIONAL_OR_KEYWORD]
-    number = sum(one.default is one.empty for one in of_class[1:])
-    return ", ".join(f"batch[{index}]" for index in range(number)), f"batch[{number}]"
+        arguments = "**batch[0]"
+    elif not isinstance(batch[0], list | tuple):
+        number = sum(one.default is one.empty for one in list(_parameters(model).values())[1:])
+        arguments, targets = ", ".join(f"batch[{index}]" for index in range(number)), f"batch[{number}]"
+    return BatchMismatchError(
+        f"The default step calls the model with one argument, and {type(model).__name__} takes others.",
+        given=f"{type(model).__name__}.forward{inspect.signature(type(model).forward)}, and {describe_batch(batch)} as "
+        "a batch",
+        expected="a model that is called with the inputs, batch[0]",
+        do=_override(arguments, targets, targets, method),
+    )
 
 
 def _later_targets(
     model: nn.Module, loss_func: LossFunction, outputs: Any, batch: Any, method: str
 ) -> BatchMismatchError | None:
-    """Of a batch of more than two items, a later one that the loss function can use, as it cannot the second."""
-    number = len(batch) if issubclass(type(batch), (list, tuple)) else 0
-    for index in range(2, number):
-        if isinstance(batch[index], Tensor) and _is_target(loss_func, outputs, batch[index]):
-            inputs = ", ".join(f"batch[{one}]" for one in range(index))
-            arguments = inputs if _takes_positions(model, index) else "batch[0]"
-            return BatchMismatchError(
-                "The default step takes the second item of a batch for its targets, and the loss needs others.",
-                given=f"{describe_batch(batch)}, and {describe_batch(outputs)} as the model's outputs",
-                expected="the inputs, batch[0], and the targets, batch[1]",
-                do=_override(arguments, f"batch[{index}]", f"batch[{index}]", method),
-            )
-    return None
-
-
-def _is_target(loss_func: LossFunction, outputs: Any, targets: Tensor) -> bool:
+    """Of a batch of more than two items, the last one if the loss function can use it, as it cannot the second."""
+    last = len(batch) - 1 if issubclass(type(batch), (list, tuple)) else 1
+    if last < 2 or not isinstance(batch[last], Tensor):  # noqa: PLR2004  # the third item or a later one
+        return None
     try:
-        loss_func(outputs, targets)
+        loss_func(outputs, batch[last])
     except _ERRORS_OF_MISMATCHES:
-        return False
-    return explain_silent_mismatch(loss_func, outputs, targets) is None
+        return None
+    if explain_silent_mismatch(loss_func, outputs, batch[last]) is not None:
+        return None
+    inputs = ", ".join(f"batch[{one}]" for one in range(last)) if _takes_positions(model, last) else "batch[0]"
+    return BatchMismatchError(
+        "The default step takes the second item of a batch for its targets, and the loss needs others.",
+        given=f"{describe_batch(batch)}, and {describe_batch(outputs)} as the model's outputs",
+        expected="the inputs, batch[0], and the targets, batch[1]",
+        do=_override(inputs, f"batch[{last}]", f"batch[{last}]", method),
+    )
 
 
 def _takes_positions(model: nn.Module, number: int) -> bool:
@@ -160,13 +145,11 @@ def _is_one_thing(batch: object) -> bool:
 
 def _number_of_samples(inputs: Any, targets: Any) -> int:
     """The length of the targets, unless they are several tensors: then the length of the inputs."""
-    for one in (targets, inputs):
-        if isinstance(one, Tensor) and one.dim() > 0:
-            return len(one)
-    for one in (targets, inputs):
-        if is_mapping(one):
-            return _first_dimension(one)
-    return len(targets)
+    tensor = next((one for one in (targets, inputs) if isinstance(one, Tensor) and one.dim() > 0), None)
+    if tensor is not None:
+        return len(tensor)
+    mapping = next((one for one in (targets, inputs) if is_mapping(one)), None)
+    return len(targets) if mapping is None else _first_dimension(mapping)
 
 
 def _loss_of_model(model: nn.Module, batch: Mapping[Any, Any]) -> dict[str, Any]:
@@ -177,16 +160,13 @@ def _loss_of_model(model: nn.Module, batch: Mapping[Any, Any]) -> dict[str, Any]
         if not unexpected:
             raise
         raise _unexpected_items(model, batch, unexpected) from error
-    loss = _loss_in(outputs)
+    if is_mapping(outputs):
+        loss = outputs["loss"] if "loss" in keys_of(outputs) else None
+    else:
+        loss = getattr(outputs, "loss", None)
     if not isinstance(loss, Tensor):
         raise _no_loss(model, batch, outputs)
     return {"loss": loss, "model_outputs": outputs, "batch_size": _first_dimension(batch)}
-
-
-def _loss_in(outputs: Any) -> Any:
-    if is_mapping(outputs):
-        return outputs["loss"] if "loss" in keys_of(outputs) else None
-    return getattr(outputs, "loss", None)
 
 
 def _first_dimension(batch: Mapping[Any, Any]) -> int:
@@ -241,24 +221,18 @@ def _no_loss_function(batch: object) -> ConfigurationError:
 
 def _not_inputs_and_targets(model: nn.Module, batch: object, method: str) -> ConfigurationError:
     keys = [str(key) for key in keys_of(batch)] if is_mapping(batch) else []
+    inputs, targets = _expressions(batch)
+    do = _override(inputs, targets, inputs, method)
     if "labels" in keys and all(_takes(model, key) for key in keys):
         do = f"Pass loss_func=None to the trainer: {_name_of(model)} takes the labels, and returns the loss itself."
     elif lists_of_numbers(batch):
         do = 'Let the dataset return tensors instead of lists: one of `datasets` does after with_format("torch").'
-    else:
-        do = _override_one_input(batch, method)
     return ConfigurationError(
         "The default step cannot take this batch apart into inputs and targets.",
         given=describe_batch(batch),
         expected="a batch with the inputs at index 0 and the targets at index 1",
         do=do,
     )
-
-
-def _override_one_input(batch: object, method: str) -> str:
-    """The lines that take this batch apart, for a model of one input."""
-    inputs, targets = _expressions(batch)
-    return _override(inputs, targets, inputs, method)
 
 
 def _override(arguments: str, targets: str, samples: str, method: str) -> str:
@@ -302,7 +276,10 @@ def _unexpected_items(model: nn.Module, batch: Mapping[Any, Any], unexpected: li
 
 def _no_loss(model: nn.Module, batch: Mapping[Any, Any], outputs: object) -> ConfigurationError:
     name = _name_of(model)
-    lacking = [one for one in _parameters(model) if _is_of_targets(one) and one not in keys_of(batch)]
+    of_targets = ("label", "target", "start_positions", "end_positions")
+    lacking = [
+        one for one in _parameters(model) if any(part in one for part in of_targets) and one not in keys_of(batch)
+    ]
     return ConfigurationError(
         "There is no loss: loss_func is None, and the model did not return one.",
         given=f"{describe_batch(batch)}; {name} returned {describe_batch(outputs)}",
@@ -311,7 +288,3 @@ def _no_loss(model: nn.Module, batch: Mapping[Any, Any], outputs: object) -> Con
         if lacking
         else f"Return the loss from {name}.forward, for example as {{'loss': loss}}.",
     )
-
-
-def _is_of_targets(name: str) -> bool:
-    return any(part in name for part in ("label", "target", "start_positions", "end_positions"))

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import nn
 
+from pa_core.batch_mismatches import explain_failed_layer
 from pa_core.errors import BatchMismatchError
-from pa_core.layer_mismatches import explain_failed_layer
 from pa_core.unwrapping import unwrap_model
 from pa_data.batches import describe_batch, is_mapping, keys_of
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import random
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import islice
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from torch.utils.data import IterableDataset
@@ -23,7 +22,7 @@ from pa_core.errors import CheckpointError
 from pa_core.state_dicts import supports_state_dict
 from pa_core.training_state.taking_over import refusals_explained
 from pa_core.types import SizedIterable, SupportsStateDict
-from pa_data.rng import capture_rng_state, restore_rng_state
+from pa_data.rng import capture_rng_state, numpy_random, restore_rng_state
 
 __all__ = [
     "CustomLoaderState",
@@ -81,12 +80,9 @@ class CustomLoaderState:
             **capture_between_epochs(self.loader),
             "state": self._state(),
             "epoch_start": self._epoch_start if mid_epoch else None,
-            **({"has_ended": True} if mid_epoch and self._has_ended() else {}),
+            # Of a dataset that was read to its end for the last batch: its state may belong to the next epoch.
+            **({"has_ended": True} if mid_epoch and has_ended(self._reading) else {}),
         }
-
-    def _has_ended(self) -> bool:
-        """Whether a dataset was read to its end for the last batch, and its state may belong to the next epoch."""
-        return has_ended(self._reading)
 
     def describe_resumption(self, saved: Mapping[str, Any] | None, steps: int) -> str:
         """Return how the loader will get to its position, and what that promises.
@@ -104,22 +100,17 @@ class CustomLoaderState:
                 f"{replayed} The saved run had another loader, or shared the samples differently: samples may come "
                 "twice or never."
             )
+        dataset: Any = getattr(_accelerate.fetching_loader(self.loader), "dataset", None)
+        remedy = ""
+        if self._stateful is None and issubclass(type(dataset), IterableDataset) and has_exact_state(dataset):
+            remedy = (
+                " To resume from the state_dict of the dataset instead, let each process read its own share with "
+                "num_workers=0, or use a StatefulDataLoader of torchdata."
+            )
         return (
             f"{replayed} What follows is what would have followed, if their order depends only on the RNG state at the "
-            f"start of the epoch or on generators of the loader's own.{self._how_to_use_state_of_dataset()}"
+            f"start of the epoch or on generators of the loader's own.{remedy}"
         )
-
-    def _how_to_use_state_of_dataset(self) -> str:
-        """What to do about a dataset whose state cannot be read: it is in a worker, or on the first process."""
-        dataset: Any = getattr(_accelerate.fetching_loader(self.loader), "dataset", None)
-        is_stream = issubclass(type(dataset), IterableDataset)
-        if self._stateful is not None or not is_stream or not supports_state_dict(dataset):
-            return ""
-        if not has_exact_state(dataset):
-            return " Its state_dict is not used, as it leaves out the samples in the buffer in which it shuffles."
-        if _accelerate.is_dispatched(self.loader):
-            return " To resume from its state_dict instead, let each process read its own share without workers."
-        return " To resume from its state_dict instead, pass num_workers=0, or a StatefulDataLoader of torchdata."
 
     def resume_between_epochs(self, saved: Mapping[str, Any]) -> None:
         """Restore the loader to where it was after an epoch; this may draw random numbers.
@@ -145,21 +136,14 @@ class CustomLoaderState:
         Raises:
             CheckpointError: The loader has fewer batches.
         """
-        if saved is not None and saved["epoch_start"] is None:
-            raise CheckpointError(
-                "The training state does not tell where the epoch of the loader began.",
-                given="a mid-epoch state without the RNG state of the start of the epoch",
-                expected="one that was saved mid-epoch",
-                do="Use another state.",
-            )
-        if saved is not None and self._takes_over(saved) and saved.get("has_ended", False):
-            self.resume_at_epoch_end(saved)
-            report(steps)
-        elif saved is not None and self._takes_over(saved):
-            self._open_from_state(saved)
-            report(steps)
-        else:
+        if saved is None or not self._takes_over(saved):
             self._replay(saved, steps, report)
+        else:
+            if saved.get("has_ended", False):
+                self.resume_at_epoch_end(saved)
+            else:
+                self._open_from_state(saved)
+            report(steps)
         if saved is not None:
             self._epoch_start = saved["epoch_start"]
             restore_generators(self.loader, saved["generators"])
@@ -287,16 +271,11 @@ def _with_state(loader: object) -> SupportsStateDict | None:
     if _accelerate.is_dispatched(loader):
         return None
     if supports_state_dict(fetching):
-        is_exact = not _accelerate.is_of_torchdata(fetching) or all(map(_draws_late, _samplers(fetching)))
-        return fetching if is_exact else None
-    if is_dataloader(fetching) and fetching.num_workers == 0 and isinstance(fetching.dataset, IterableDataset):
-        dataset: Any = fetching.dataset
-        return dataset if has_exact_state(dataset) else None
-    return None
-
-
-def _samplers(loader: object) -> list[Any]:
-    return [part for path, part in loader_parts(loader).items() if path.endswith("sampler")]
+        samplers = [part for path, part in loader_parts(fetching).items() if path.endswith("sampler")]
+        return fetching if not _accelerate.is_of_torchdata(fetching) or all(map(_draws_late, samplers)) else None
+    dataset: Any = getattr(fetching, "dataset", None)
+    reads_here = is_dataloader(fetching) and fetching.num_workers == 0 and issubclass(type(dataset), IterableDataset)
+    return dataset if reads_here and has_exact_state(dataset) else None
 
 
 def _draws_late(sampler: Any) -> bool:
@@ -324,7 +303,7 @@ def capture_generators(loader: object) -> dict[str, Any]:
         >>> [int(sample) for sample in loader] == first
         True
     """
-    return {name: generator.get() for name, generator in _generators(loader)}
+    return {name: get() for name, get, _ in _generators(loader)}
 
 
 def restore_generators(loader: object, states: Mapping[str, Any]) -> None:
@@ -334,38 +313,24 @@ def restore_generators(loader: object, states: Mapping[str, Any]) -> None:
         loader: A loader that is made as the one whose generators were captured.
         states: What ``capture_generators`` returned.
     """
-    for name, generator in _generators(loader):
+    for name, _, restore in _generators(loader):
         if name in states:
             with refusals_explained(f"the generator {name} of {describe_loader(loader)}"):
-                generator.set(states[name])
+                restore(states[name])
 
 
-class _Generator(NamedTuple):
-    """A torch, NumPy or Python generator behind one interface."""
-
-    get: Callable[[], Any]
-    set: Callable[[Any], object]
-
-
-def _generators(loader: object) -> Iterator[tuple[str, _Generator]]:
+def _generators(loader: object) -> Iterator[tuple[str, Callable[[], Any], Callable[[Any], object]]]:
+    """The names of generators, and how the state of each is read and set."""
+    of_numpy: Any = numpy_random()
     for path, part in loader_parts(loader).items():
         for name, value in getattr(part, "__dict__", {}).items():
-            generator = _as_generator(value)
-            if generator is not None:
-                yield f"{path}.{name}", generator
-
-
-def _as_generator(value: Any) -> _Generator | None:
-    numpy_random: Any = importlib.import_module("numpy.random")  # comes with accelerate
-    if isinstance(value, (torch.Generator, numpy_random.RandomState)):
-        of_torch_or_numpy: Any = value
-        return _Generator(of_torch_or_numpy.get_state, of_torch_or_numpy.set_state)
-    if isinstance(value, random.Random):
-        return _Generator(value.getstate, value.setstate)
-    if isinstance(value, numpy_random.Generator):
-        bits = value.bit_generator
-        return _Generator(partial(getattr, bits, "state"), partial(setattr, bits, "state"))
-    return None
+            named, one = f"{path}.{name}", value
+            if isinstance(value, torch.Generator | of_numpy.RandomState):
+                yield named, one.get_state, one.set_state
+            elif isinstance(value, random.Random):
+                yield named, value.getstate, value.setstate
+            elif isinstance(value, of_numpy.Generator):
+                yield named, partial(getattr, one.bit_generator, "state"), partial(setattr, one.bit_generator, "state")
 
 
 _END = object()

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from torch import Tensor, nn
 
@@ -38,6 +38,11 @@ class SavedModel:
     weights: dict[str, Any]
     other_buffers: dict[str, Tensor]
     trainable: dict[str, bool]
+
+    @classmethod
+    def from_dict(cls, saved: Mapping[str, Any]) -> Self:
+        """Read what ``capture_model`` returned."""
+        return cls(saved["weights"], StoredTensor.resolve(saved["other_buffers"]), saved["trainable"])
 
 
 def capture_model(model: nn.Module) -> dict[str, Any]:

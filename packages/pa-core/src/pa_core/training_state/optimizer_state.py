@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Self, cast
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -43,6 +43,11 @@ class SavedOptimizer:
     state: dict[str, Any]
     parameters: list[list[str | None]]
     others: list[Tensor | StoredTensor]
+
+    @classmethod
+    def from_dict(cls, saved: Mapping[str, Any]) -> Self:
+        """Read what ``capture_optimizer`` returned."""
+        return cls(saved["state"], saved["parameters"], saved["parameters_beside_the_model"])
 
 
 def capture_optimizer(optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> dict[str, Any]:

@@ -151,7 +151,7 @@ class SavedRun:
         run = self._parts.run
         self.path: Path = state.path
         self.digest: str = state.digest
-        self.name: str = str(state.summary["run"])
+        self.name: str = self._parts.name
         self.position: Position = run.position
         self.seed: int = run.seed
         self.algorithm: str | None = run.algorithm
@@ -375,7 +375,7 @@ class SavedRun:
         return len(self._parts.processes) == distributed.num_processes()
 
     def _restore_objects(self, objects: Sequence[SupportsStateDict], undo: ExitStack) -> None:
-        given, expected = [_name(one) for one in objects], [one.kind for one in self._parts.objects]
+        given, expected = [_name(one) for one in objects], [kind for kind, _ in self._parts.objects]
         if given != expected:
             raise CheckpointError(
                 "Other objects are registered than when the state was saved.",
@@ -383,8 +383,8 @@ class SavedRun:
                 expected=", ".join(expected) or "none",
                 do="Call register_for_checkpointing with the same kinds of objects in the same order.",
             )
-        for one, saved in zip(objects, self._parts.objects, strict=True):
-            self._take_over(one, saved.state, "a registered object", undo)
+        for one, (_, state) in zip(objects, self._parts.objects, strict=True):
+            self._take_over(one, state, "a registered object", undo)
 
 
 def _with(processes: int) -> str:

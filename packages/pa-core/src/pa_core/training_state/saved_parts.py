@@ -2,33 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
-from typing import Any, TypeVar, cast
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self, cast
 
-import torch
 from torch import Tensor
 
 from pa_checkpoint import StoredTensor
+from pa_checkpoint._checkpoint import DOCUMENTS
 from pa_core.errors import CheckpointError
-from pa_core.progress import Phase, Position
+from pa_core.progress import Position
 from pa_core.storage import State
-from pa_core.tracking import InMemoryRunHistory
-from pa_core.training_state.entries import Entry
 from pa_core.training_state.extension import Extension
 from pa_core.training_state.model_state import SavedModel
 from pa_core.training_state.optimizer_state import SavedOptimizer
 from pa_data.orders import epoch_order
-from pa_data.rng import check_rng_state
 
-__all__ = ["OPTIMIZER", "SavedObject", "SavedParts", "SavedProcess", "SavedSettings", "read_parts", "read_position"]
-
-_T = TypeVar("_T")
+__all__ = ["OPTIMIZER", "SavedParts", "SavedProcess", "SavedSettings", "read_parts"]
 
 OPTIMIZER = "optimizer"
 """The name of the only optimizer of a run, which what is saved by optimizer does without."""
-
-_COUNTED_SETTINGS = ("max_num_train_steps", "num_epochs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +47,22 @@ class SavedSettings:
     nominal_items: dict[str, float | None]
     extension: Extension | None
 
+    @classmethod
+    def from_dict(cls, saved: Mapping[str, Any]) -> Self:
+        """Read what ``capture`` returned."""
+        algorithm, extension = saved["algorithm"], saved.get("extension")
+        if algorithm is not None:
+            epoch_order(0, seed=0, epoch=0, algorithm=algorithm)  # raises an error for one that is not known
+        return cls(
+            position=Position.from_dict(saved["position"]),
+            seed=saved["seed"],
+            algorithm=algorithm,
+            settings=saved["settings"],
+            hyperparameters=_by_optimizer(saved["hyperparameters"]),
+            nominal_items=_by_optimizer(saved["nominal_items"]),
+            extension=None if extension is None else Extension.from_dict(extension),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class SavedProcess:
@@ -71,47 +80,38 @@ class SavedProcess:
     step_means: dict[str, tuple[float, int]]
     loaders: dict[str, dict[str, Any] | None]
 
-
-@dataclass(frozen=True, slots=True)
-class SavedObject:
-    """The state of an object that was registered.
-
-    Attributes:
-        kind: The name of its class.
-        state: What its ``state_dict`` returned.
-    """
-
-    kind: str
-    state: Any
+    @classmethod
+    def from_dict(cls, saved: Mapping[str, Any]) -> Self:
+        """Read what ``capture`` returned."""
+        return cls(saved["streams"], saved["losses"], saved.get("step_means", {}), saved["loaders"])
 
 
 @dataclass(frozen=True, slots=True)
 class SavedParts:
     """Everything that a training state holds.
 
-    What only an object itself can judge is left as it is: the states of schedulers, scalers, callbacks, objects
-    and loaders, and the state of a custom history.
-
     Attributes:
+        name: The name of the run.
         models: By name.
         optimizers: By name.
         schedulers: Their states, by name.
         scaler: The state of the gradient scaler of fp16, if there was one.
         history: The state of the run history.
         callbacks: The states of callbacks, by the names of their classes.
-        objects: The objects that were registered, in order.
+        objects: The classes and the states of the objects that were registered, in order.
         run: The requested settings of the run.
         processes: What differs between processes, in the order of the ranks.
         extras: Further entries of the script, with whole tensors.
     """
 
+    name: str
     models: dict[str, SavedModel]
     optimizers: dict[str, SavedOptimizer]
     schedulers: dict[str, dict[str, Any]]
     scaler: dict[str, Any] | None
     history: dict[str, Any]
     callbacks: dict[str, Any]
-    objects: list[SavedObject]
+    objects: list[tuple[str, Any]]
     run: SavedSettings
     processes: list[SavedProcess]
     extras: dict[str, Any]
@@ -124,221 +124,32 @@ def read_parts(state: State) -> SavedParts:
         state: The training state, whole and verified.
 
     Raises:
-        CheckpointError: An entry is missing or is another one than a run saves; its path is in the message.
+        CheckpointError: It is not what a run saves.
     """
-    parts = Entry(state.path / "state.json", "", state.parts)
-    read = SavedParts(
-        models=parts.at("models").each(_model),
-        optimizers=parts.at("optimizers").each(_optimizer),
-        schedulers=parts.at("schedulers").each(Entry.mapping),
-        scaler=_optional(parts.at("scalers").find("scaler"), Entry.mapping),
-        history=_history(parts.at("history")),
-        callbacks=parts.at("callbacks").mapping(),
-        objects=parts.at("objects").all(_object),
-        run=_settings(parts.at("run")),
-        processes=parts.at("ranks").all(_process),
-        extras=StoredTensor.resolve(parts.at("extras").mapping()),
-    )
-    _require_agreement(parts, state.summary, read)
-    return read
-
-
-def _require_agreement(parts: Entry, summary: Mapping[str, object], read: SavedParts) -> None:
-    """Raise an error for entries that say two things of one state."""
-    processes, position = read.run.settings["num_processes"], read.run.position
-    if len(read.processes) != processes:
-        raise parts.at("ranks").wrong(f"a list of {processes} entries, as run.settings.num_processes says")
-    if read.run.settings.get("scheduler") is not None and not read.schedulers:
-        raise parts.at("schedulers").wrong("the state of a scheduler, as run.settings.scheduler says")
-    if summary["update"] != position.updates or summary["complete"] != (position.phase is Phase.COMPLETE):
-        found = f"{position.phase.value!r} after update {position.updates}"
-        expected = "complete" if summary["complete"] else "not complete"
-        raise (
-            parts.at("run")
-            .at("position")
-            .wrong(f"{expected} after update {summary['update']}, as the manifest says", found)
-        )
-
-
-def _optional(entry: Entry | None, read: Callable[[Entry], _T]) -> _T | None:
-    return None if entry is None or entry.value is None else read(entry)
-
-
-def _model(entry: Entry) -> SavedModel:
-    return SavedModel(
-        weights=entry.at("weights").mapping(),
-        other_buffers=entry.at("other_buffers").each(_whole_tensor),
-        trainable=entry.at("trainable").each(Entry.flag),
-    )
-
-
-def _optimizer(entry: Entry) -> SavedOptimizer:
-    return SavedOptimizer(
-        state=entry.at("state").mapping(),
-        parameters=entry.at("parameters").all(lambda group: group.all(_name)),
-        others=entry.at("parameters_beside_the_model").all(_tensor),
-    )
-
-
-def _whole_tensor(entry: Entry) -> Tensor:
-    stored = _tensor(entry)
-    return stored.whole() if isinstance(stored, StoredTensor) else stored
-
-
-def _tensor(entry: Entry) -> Tensor | StoredTensor:
-    return entry.value if isinstance(entry.value, StoredTensor) else entry.tensor()
-
-
-def _name(entry: Entry) -> str | None:
-    return entry.one_of(str, type(None))
-
-
-def _object(entry: Entry) -> SavedObject:
-    return SavedObject(entry.at("class").text(), entry.at("state").value)
-
-
-def _history(entry: Entry) -> dict[str, Any]:
-    history, clock = entry.mapping(), entry.find("clock")
-    if clock is not None:
-        for unit in ("epoch", "update", "samples"):
-            clock.at(unit).count()
-        clock.at("seconds").number()
-    if history.keys() >= {"clock", "metrics", "metric_name_prefix"}:
-        entry.at("metric_name_prefix").text()
-        try:
-            InMemoryRunHistory().load_state_dict(history)
-        except CheckpointError as error:
-            raise entry.wrong(error.expected, error.given) from error
-    return history
-
-
-def _settings(entry: Entry) -> SavedSettings:
-    settings = entry.at("settings")
-    for name in _COUNTED_SETTINGS:
-        settings.at(name).count()
-    settings.at("num_processes").count(least=1)
-    if isinstance(settings.at("samples_per_update").one_of(int, str), str):
-        settings.at("gradient_accumulation_steps").count(least=1)
-    else:
-        settings.at("samples_per_update").count()
-    for name, kinds in (("loader", (str,)), ("shuffle", (bool, type(None)))):
-        settings.at(name).one_of(*kinds)
-    return SavedSettings(
-        position=read_position(entry.at("position")),
-        seed=entry.at("seed").count(),
-        algorithm=_algorithm(entry.at("algorithm")),
-        settings=settings.each(_plain),
-        hyperparameters=_by_optimizer(entry.at("hyperparameters"), _groups),
-        nominal_items=_by_optimizer(entry.at("nominal_items"), _nominal_items),
-        extension=_optional(entry.find("extension"), _extension),
-    )
-
-
-def _algorithm(entry: Entry) -> str | None:
-    name = _name(entry)
-    if name is not None:
-        epoch_order(0, seed=0, epoch=0, algorithm=name)
-    return name
-
-
-def read_position(entry: Entry) -> Position:
-    """Return a position in a run.
-
-    Args:
-        entry: What ``Position.to_dict`` returned.
-
-    Raises:
-        CheckpointError: It is something else.
-    """
-    phase = entry.at("phase")
-    phases = [one.value for one in Phase]
-    if phase.value not in phases:
-        raise phase.wrong(f"one of {', '.join(phases)}")
-    names = {field.name for field in fields(Position)} - {"phase", "eval_sets"}
-    counts = {name: entry.at(name).count() for name in names}
-    eval_sets = entry.find("eval_sets")
-    return Position(
-        Phase(phase.text()), **counts, eval_sets=() if eval_sets is None else tuple(eval_sets.all(Entry.text))
-    )
-
-
-def _extension(entry: Entry) -> Extension:
-    return Extension(read_position(entry.at("position")), entry.at("number_in_history").count())
-
-
-def _by_optimizer(entry: Entry, read: Callable[[Entry], _T]) -> dict[str, _T]:
-    """What is saved by the name of an optimizer, without the name if it is the only one."""
-    return entry.each(read) if isinstance(entry.value, dict) else {OPTIMIZER: read(entry)}
-
-
-def _nominal_items(entry: Entry) -> float | None:
-    if entry.value is not None and entry.number() <= 0:
-        raise entry.wrong("a number above 0, or nothing")
-    return cast("float | None", entry.value)
-
-
-def _groups(entry: Entry) -> list[dict[str, Any]]:
-    return entry.all(_group)
-
-
-def _group(entry: Entry) -> dict[str, Any]:
-    _optional(entry.find("lr"), Entry.number)
-    return entry.each(_setting_of_group)
-
-
-def _setting_of_group(entry: Entry) -> Any:
-    return tuple(entry.all(_setting_of_group)) if isinstance(entry.value, tuple) else _plain(entry)
-
-
-def _plain(entry: Entry) -> Any:
-    return entry.one_of(bool, int, float, str, type(None))
-
-
-def _process(entry: Entry) -> SavedProcess:
-    step_means = entry.find("step_means")
-    return SavedProcess(
-        rng_state=_rng_state(entry.at("streams")),
-        losses=_losses(entry.at("losses")),
-        step_means={} if step_means is None else step_means.each(_total_and_count),
-        loaders=entry.at("loaders").each(_loader),
-    )
-
-
-def _rng_state(entry: Entry) -> dict[str, Any]:
-    state = entry.mapping()
+    parts: Mapping[str, Any] = state.parts
     try:
-        check_rng_state(state)
-    except ValueError as error:
-        raise entry.wrong("the state of the generators of Python, NumPy and torch", f"a state with {error}") from error
-    return state
+        return SavedParts(
+            name=str(state.summary["run"]),
+            models={name: SavedModel.from_dict(one) for name, one in parts["models"].items()},
+            optimizers={name: SavedOptimizer.from_dict(one) for name, one in parts["optimizers"].items()},
+            schedulers=parts["schedulers"],
+            scaler=parts["scalers"].get("scaler"),
+            history=parts["history"],
+            callbacks=parts["callbacks"],
+            objects=[(one["class"], one["state"]) for one in parts["objects"]],
+            run=SavedSettings.from_dict(parts["run"]),
+            processes=[SavedProcess.from_dict(one) for one in parts["ranks"]],
+            extras=StoredTensor.resolve(parts["extras"]),
+        )
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            "The training state has another form than this version of pa-core reads.",
+            given=f"{state.path / DOCUMENTS}: {type(error).__name__}: {error}",
+            expected="what a run of this version or of an earlier one saved",
+            do="Use another state, such as the one before it, or the version of pa-core that saved this one.",
+        ) from error
 
 
-def _losses(entry: Entry) -> Tensor:
-    totals = entry.tensor()
-    if totals.shape != (2,) or not totals.is_floating_point() or not torch.isfinite(totals[1]) or totals[1] < 0:
-        raise entry.wrong("a total and a number of samples")
-    return totals
-
-
-def _total_and_count(entry: Entry) -> tuple[float, int]:
-    values = entry.all(Entry.anything)
-    total, count = values if len(values) == 2 else (None, None)  # noqa: PLR2004 - a pair
-    if not isinstance(total, float | int) or not isinstance(count, int) or count < 0:
-        raise entry.wrong("a total and a number of samples")
-    return float(total), count
-
-
-def _loader(entry: Entry) -> dict[str, Any] | None:
-    if entry.value is None:
-        return None
-    _between_epochs(entry)
-    start = entry.find("epoch_start")
-    if start is not None and start.value is not None:
-        _between_epochs(start)
-        _rng_state(start.at("streams"))
-    return entry.mapping()
-
-
-def _between_epochs(entry: Entry) -> None:
-    entry.at("generators").mapping()
-    entry.at("has_workers").flag()
+def _by_optimizer(saved: Any) -> dict[str, Any]:
+    """What is saved by the name of an optimizer, without the name if it is the only one."""
+    return cast("dict[str, Any]", saved) if isinstance(saved, dict) else {OPTIMIZER: saved}
