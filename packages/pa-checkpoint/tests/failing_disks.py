@@ -20,10 +20,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from pa_checkpoint import CheckpointError
-from pa_checkpoint._checkpoint import read_checkpoint, write_checkpoint
+from pa_checkpoint import CheckpointError, Folder, load
+from pa_checkpoint._checkpoint import write_checkpoint
 from pa_checkpoint._encoding import JsonScalar
-from pa_checkpoint._folder import Folder, newest_valid
 
 NOBODY = 65534
 
@@ -60,7 +59,7 @@ def expect_failure(path: Path, size: int, advice: str) -> None:
 
 def check_untouched(path: Path) -> None:
     """The old state is whole, and nothing else is there."""
-    assert read_checkpoint(path).summary["update"] == 1
+    assert load(path).summary["update"] == 1
     assert [entry.name for entry in path.parent.iterdir()] == [path.name]
 
 
@@ -95,7 +94,7 @@ def full_disk(folder: Path) -> None:
         expect_failure(path, 60_000, "Free some space")
         check_untouched(path)
         write_checkpoint(path, {"model": {"weight": torch.ones(10_000)}}, summary(3))
-        assert read_checkpoint(path).summary["update"] == 3
+        assert load(path).summary["update"] == 3
     finally:
         subprocess.run(["umount", folder], check=True)
     sys.stdout.write("full disk: 1\n")
@@ -127,7 +126,7 @@ def unreadable_state(folder: Path) -> None:
 
     def attempt() -> None:
         with obeyed_permissions():
-            state, skipped = newest_valid(folder)
+            state, skipped = Folder(folder).newest_readable(load)
             assert state is not None
             assert state.summary["update"] == 1
             assert [entry.path.name for entry in skipped] == ["state_3_update_1", "state_2_update_1"]

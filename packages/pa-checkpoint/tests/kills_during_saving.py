@@ -28,10 +28,10 @@ from typing import Any
 
 import torch
 
+from pa_checkpoint import Folder, load
 from pa_checkpoint._background import BackgroundWriter, HostPool
 from pa_checkpoint._checkpoint import write_checkpoint
 from pa_checkpoint._encoding import JsonScalar, encode
-from pa_checkpoint._folder import Folder, newest_valid
 
 RUN = "killed"
 PHASES = ("before the first save", "between", "writing", "fsync", "rename", "removal")
@@ -69,7 +69,7 @@ def save_forever(path: Path, board: Board, *, replacing: bool, in_background: bo
     """Save after every update, in a folder with retention, or again and again under one path."""
     folder = Folder(path.parent if replacing else path)
     folder.remove_leftovers(RUN)
-    state, _ = newest_valid(path)
+    state, _ = Folder(path).newest_readable(load)
     update = int(state.parts["position"]) if state else 0
     writer, pool = BackgroundWriter(), HostPool()
 
@@ -87,7 +87,7 @@ def save_forever(path: Path, board: Board, *, replacing: bool, in_background: bo
             write_checkpoint(path if replacing else folder.path_for(f"step_{update}", RUN), parts, summary)
         board.finished.value = update
         if not replacing:
-            folder.apply_retention(2, RUN)
+            folder.keep(2, RUN)
 
     board.phase.value = PHASES.index("between")
     while True:
@@ -151,7 +151,7 @@ def kill_one(path: Path, board: Board, choice: random.Random, number: int) -> st
 
 def check(path: Path, board: Board, before: int) -> int:
     """See that the last completed save, or a later one, is found whole; return its update."""
-    state, skipped = newest_valid(path)
+    state, skipped = Folder(path).newest_readable(load)
     assert skipped == [], f"a broken state is visible: {skipped}"
     found = 0
     if state is not None:

@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from typing_extensions import override
 
-from pa_checkpoint import CheckpointError
-from pa_checkpoint._checkpoint import is_checkpoint, read_checkpoint, write_checkpoint
+from pa_checkpoint import CheckpointError, load
+from pa_checkpoint._checkpoint import is_checkpoint, write_checkpoint
 from pa_checkpoint._encoding import JsonScalar, encode
 from pa_checkpoint._folder import Folder
 
@@ -52,7 +52,7 @@ def _write(path: Path, update: int = 1) -> None:
 
 def _updates(path: Path) -> tuple[object, object]:
     """The update in the summary, and that in the parts: equal in a state that is whole."""
-    state = read_checkpoint(path)
+    state = load(path)
     return state.summary["update"], state.parts["history"][1][1]
 
 
@@ -65,7 +65,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     path = tmp_path / "a" / "b" / "state"
     write_checkpoint(str(path), _parts(), _summary(note="x", loss=0.5, best=None))
 
-    state = read_checkpoint(str(path))
+    state = load(str(path))
     shutil.rmtree(path)
 
     assert state.path == path
@@ -83,7 +83,7 @@ def test_parts_may_be_encoded_beforehand(tmp_path: Path) -> None:
     parts = _parts()
     write_checkpoint(tmp_path / "state", {name: encode(value, name) for name, value in parts.items()}, _summary())
 
-    assert read_checkpoint(tmp_path / "state").parts["optimizer"]["lr"] == 0.1
+    assert load(tmp_path / "state").parts["optimizer"]["lr"] == 0.1
 
 
 def test_a_state_may_have_no_tensors_and_no_parts(tmp_path: Path) -> None:
@@ -92,8 +92,8 @@ def test_a_state_may_have_no_tensors_and_no_parts(tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "nothing", {}, _summary())
 
     assert _names(tmp_path / "values") == ["manifest.json", "state.json"]
-    assert read_checkpoint(tmp_path / "values").parts == {"position": {"samples": 3}}
-    assert read_checkpoint(tmp_path / "nothing").parts == {}
+    assert load(tmp_path / "values").parts == {"position": {"samples": 3}}
+    assert load(tmp_path / "nothing").parts == {}
 
 
 def test_the_library_reads_the_tensor_files(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ _FILES = ["manifest.json", "model.safetensors", "optimizer.safetensors", "state.
 
 def _expect_damage(path: Path, name: str) -> None:
     with pytest.raises(CheckpointError, match="damaged") as caught:
-        read_checkpoint(path)
+        load(path)
     assert str(path / name) in caught.value.given
 
 
@@ -167,7 +167,7 @@ def test_a_flipped_bit_in_any_byte_is_seen(damaged: Path, name: str) -> None:
         (damaged / name).write_bytes(changed)
         _expect_damage(damaged, name)
     (damaged / name).write_bytes(whole)
-    read_checkpoint(damaged)
+    load(damaged)
 
 
 @pytest.mark.parametrize("name", _FILES)
@@ -178,11 +178,11 @@ def test_a_file_of_another_length_is_seen(damaged: Path, name: str) -> None:
         (damaged / name).write_bytes(whole[:length])
         _expect_damage(damaged, name)
         with pytest.raises(CheckpointError, match="damaged"):
-            read_checkpoint(damaged, verify=False)
+            load(damaged, verify=False)
     (damaged / name).write_bytes(whole + b"\n")
     _expect_damage(damaged, name)
     (damaged / name).write_bytes(whole)
-    read_checkpoint(damaged)
+    load(damaged)
 
 
 @pytest.mark.parametrize("name", _FILES)
@@ -197,7 +197,7 @@ def test_a_missing_file_is_seen(damaged: Path, name: str) -> None:
 def test_an_additional_file_is_seen(damaged: Path) -> None:
     """What does not belong there is named; hidden files, which file managers leave behind, do no harm."""
     (damaged / ".DS_Store").touch()
-    read_checkpoint(damaged)
+    load(damaged)
 
     (damaged / "other.safetensors").touch()
     _expect_damage(damaged, "other.safetensors")
@@ -209,7 +209,7 @@ def test_without_digests_only_sizes_are_compared(damaged: Path) -> None:
     whole = (damaged / "model.safetensors").read_bytes()
     (damaged / "model.safetensors").write_bytes(whole[:-1] + b"\x00")
 
-    assert read_checkpoint(damaged, verify=False).parts["optimizer"]["lr"] == 0.1
+    assert load(damaged, verify=False).parts["optimizer"]["lr"] == 0.1
     _expect_damage(damaged, "model.safetensors")
     (damaged / "model.safetensors").write_bytes(whole)
 
@@ -235,7 +235,7 @@ def test_a_newer_format_is_refused_by_name(tmp_path: Path) -> None:
     _with_files_of(tmp_path / "state", {"version": 3})
 
     with pytest.raises(CheckpointError, match="newer format") as caught:
-        read_checkpoint(tmp_path / "state")
+        load(tmp_path / "state")
 
     assert "version 3" in caught.value.given
     assert "Install the version of pa-core" in caught.value.do
@@ -247,7 +247,7 @@ def test_another_format_is_refused(tmp_path: Path) -> None:
     _with_files_of(tmp_path / "state", {"format": "recipe"})
 
     with pytest.raises(CheckpointError, match="the format 'recipe'"):
-        read_checkpoint(tmp_path / "state")
+        load(tmp_path / "state")
 
 
 @pytest.mark.parametrize(
@@ -272,7 +272,7 @@ def test_a_manifest_that_is_written_wrong_is_refused_by_the_path(
     path.write_bytes(_with_digest(json.loads(path.read_bytes()) | changes))
 
     with pytest.raises(CheckpointError, match="damaged") as caught:
-        read_checkpoint(tmp_path / "state")
+        load(tmp_path / "state")
     assert str(path) in caught.value.given
     assert found in caught.value.given
     (record,) = Folder(tmp_path).records()
@@ -315,7 +315,7 @@ def test_a_pickle_is_never_run(tmp_path: Path, name: str, save: Callable[..., No
 
     _expect_damage(path, name)
     write_checkpoint(tmp_path / "other", {"x": pickle.dumps(_Poison(trace))}, _summary())
-    assert isinstance(read_checkpoint(tmp_path / "other").parts["x"], bytes)
+    assert isinstance(load(tmp_path / "other").parts["x"], bytes)
 
     assert not trace.exists()
 
@@ -335,7 +335,7 @@ def test_any_bytes_in_place_of_a_tensor_file_are_one_kind_of_error(
     _with_files_of(path, {})
 
     with pytest.raises(CheckpointError):
-        read_checkpoint(path)
+        load(path)
 
 
 _WRONG_HEADERS: list[dict[str, Any]] = [
@@ -367,7 +367,7 @@ def test_a_wrong_header_of_a_tensor_file_is_refused(tmp_path: Path, header: dict
     _with_files_of(tmp_path / "state", {})
 
     with pytest.raises(CheckpointError):
-        read_checkpoint(tmp_path / "state")
+        load(tmp_path / "state")
 
 
 def test_a_state_is_replaced_by_a_whole_one(tmp_path: Path) -> None:
@@ -535,11 +535,11 @@ def test_a_path_without_a_state_says_so(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
 
     with pytest.raises(CheckpointError, match="where nothing is"):
-        read_checkpoint(tmp_path / "nothing")
+        load(tmp_path / "nothing")
     with pytest.raises(CheckpointError, match="file, a file"):
-        read_checkpoint(tmp_path / "file")
+        load(tmp_path / "file")
     with pytest.raises(CheckpointError, match=r"manifest\.json: nothing"):
-        read_checkpoint(tmp_path)
+        load(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -597,7 +597,7 @@ def test_writing_needs_no_second_copy_of_the_tensors(launch: Launch, tmp_path: P
     script = """
 import re, sys
 import torch
-from pa_checkpoint._checkpoint import read_checkpoint
+from pa_checkpoint import load
 from pa_checkpoint._checkpoint import write_checkpoint
 
 def peak():
@@ -611,7 +611,7 @@ write_checkpoint(sys.argv[1], parts, summary)
 print("written with", peak() - before, "MiB more")
 assert peak() - before < 30
 before = peak()
-state = read_checkpoint(sys.argv[1])
+state = load(sys.argv[1])
 print("read with", peak() - before, "MiB more")
 assert peak() - before < 160 + 30
 """

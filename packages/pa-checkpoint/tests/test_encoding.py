@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 from torch import Tensor, nn
 
-from pa_checkpoint import CheckpointError
-from pa_checkpoint._checkpoint import read_checkpoint, write_checkpoint
+from pa_checkpoint import CheckpointError, load
+from pa_checkpoint._checkpoint import write_checkpoint
 from pa_checkpoint._encoding import JsonScalar, decode, encode
 
 _DTYPES = [
@@ -158,7 +158,7 @@ def test_lazily_conjugated_and_negated_tensors_keep_their_values(tmp_path: Path)
         tmp_path / "state", {"values": [value, value.conj(), value.conj().imag, value.conj()[1].imag]}, summary
     )
 
-    back = read_checkpoint(tmp_path / "state").parts["values"]
+    back = load(tmp_path / "state").parts["values"]
     assert [tensor.tolist() for tensor in back] == [[1 + 2j, 3 - 4j], [1 - 2j, 3 + 4j], [-2, 4], 4]
 
 

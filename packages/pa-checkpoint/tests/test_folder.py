@@ -6,15 +6,16 @@ import contextlib
 import os
 import shutil
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from pa_checkpoint import CheckpointInfo, Folder, load
 from pa_checkpoint._checkpoint import write_checkpoint
 from pa_checkpoint._encoding import JsonScalar
 from pa_checkpoint._errors import CheckpointError, InvalidArgumentError
-from pa_checkpoint._folder import CheckpointInfo, Folder, newest_valid
 from pa_checkpoint._staging import used
 
 
@@ -38,7 +39,7 @@ def _damage(path: Path) -> None:
 
 def _found(path: Path | str) -> tuple[object, list[str]]:
     """The update of the newest valid state, and the names of those that were passed over."""
-    state, skipped = newest_valid(path)
+    state, skipped = Folder(path).newest_readable(load)
     if state is not None:
         assert state.parts["model"]["weight"][0] == state.summary["update"]
     return state and state.summary["update"], [entry.path.name for entry in skipped]
@@ -57,7 +58,7 @@ def test_states_are_listed_in_the_order_of_writing(tmp_path: Path) -> None:
     _write(tmp_path / "states" / "after a look back", 3, 20, "second")
     os.utime(second, (0, 0))
 
-    assert folder.records() == [
+    assert [replace(record, digest="") for record in folder.records()] == [
         CheckpointInfo(first, 1, "first", 80, 9, complete=False, problem=None),
         CheckpointInfo(second, 2, "first", 95, 10, complete=True, problem=None),
         CheckpointInfo(folder.path / "after a look back", 3, "second", 20, 3, complete=False, problem=None),
@@ -94,7 +95,7 @@ def test_states_with_the_names_of_earlier_versions_are_in_their_place(tmp_path: 
     _damage(tmp_path / "step_70")
     _damage(tmp_path / "step_60")
     assert _found(tmp_path) == (10, ["step_70", "step_60", "state_000011_update_40"])
-    removed = folder.apply_retention(2, "first")
+    removed = folder.keep(2, "first")
     assert [record.path.name for record in removed] == ["state_000003_update_10"]
 
 
@@ -161,7 +162,7 @@ def test_the_newest_valid_state_is_found(tmp_path: Path) -> None:
     (paths[2] / "manifest.json").unlink()
 
     assert _found(str(tmp_path)) == (20, [paths[2].name, paths[3].name])
-    _, skipped = newest_valid(tmp_path)
+    _, skipped = Folder(tmp_path).newest_readable(load)
     assert "manifest.json" in skipped[0].reason
     assert "model.safetensors" in skipped[1].reason
     assert "digest" in skipped[1].reason
@@ -186,11 +187,11 @@ def test_one_state_is_found_by_its_own_path(tmp_path: Path) -> None:
 
 def test_nothing_is_found_where_nothing_is(tmp_path: Path) -> None:
     """A new run finds no state and no reason to stop; a file is no folder of states."""
-    assert newest_valid(tmp_path / "nothing") == (None, [])
-    assert newest_valid(tmp_path) == (None, [])
+    assert Folder(tmp_path / "nothing").newest_readable(load) == (None, [])
+    assert Folder(tmp_path).newest_readable(load) == (None, [])
     (tmp_path / "model.pt").touch()
     with pytest.raises(CheckpointError, match="cannot be read"):
-        newest_valid(tmp_path / "model.pt")
+        Folder(tmp_path / "model.pt").newest_readable(load)
 
 
 def test_a_state_that_was_set_aside_counts(tmp_path: Path) -> None:
@@ -205,7 +206,7 @@ def test_a_state_that_was_set_aside_counts(tmp_path: Path) -> None:
     assert _found(tmp_path) == (10, [])
 
     _save(folder, [20])
-    assert [record.path for record in folder.apply_retention(1, "first")] == [path]
+    assert [record.path for record in folder.keep(1, "first")] == [path]
     assert _names(tmp_path) == ["step_20"]
 
 
@@ -216,14 +217,14 @@ def test_retention_keeps_the_newest_valid_states(tmp_path: Path) -> None:
     paths = _save(folder, [20, 30, 40, 50])
     (paths[3] / "model.safetensors").unlink()
 
-    removed = folder.apply_retention(2, "first")
+    removed = folder.keep(2, "first")
 
     assert [record.path for record in removed] == [paths[0]]
     assert [record.update for record in folder.records()] == [10, 30, 40, 50]
-    assert folder.apply_retention(2, "first") == []
+    assert folder.keep(2, "first") == []
     assert _found(tmp_path) == (40, [paths[3].name])
     with pytest.raises(InvalidArgumentError):
-        folder.apply_retention(0, "first")
+        folder.keep(0, "first")
 
 
 def test_a_removal_that_stops_halfway_leaves_no_half_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,7 +238,7 @@ def test_a_removal_that_stops_halfway_leaves_no_half_state(tmp_path: Path, monke
     with monkeypatch.context() as patched:
         patched.setattr(shutil, "rmtree", fail)
         with pytest.raises(CheckpointError, match="could not be removed"):
-            folder.apply_retention(1, "first")
+            folder.keep(1, "first")
 
     assert [record.update for record in folder.records()] == [20]
     assert len(_names(tmp_path)) == 2

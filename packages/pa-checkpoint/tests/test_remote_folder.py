@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from pa_checkpoint import CheckpointError, CheckpointNotFoundError
+from pa_checkpoint import CheckpointError, CheckpointNotFoundError, load
 from pa_checkpoint import _remote_folder as state_store
-from pa_checkpoint._checkpoint import read_checkpoint, write_checkpoint
+from pa_checkpoint._checkpoint import write_checkpoint
 from pa_checkpoint._encoding import JsonScalar
 from pa_checkpoint._manifest import manifest_text, read_manifest
 from pa_checkpoint._object_store import ObjectStore, ObjectStoreError
@@ -129,11 +129,11 @@ def test_the_newest_states_of_a_run_stay_and_all_of_other_runs(tmp_path: Path, f
     other.upload(save(tmp_path / "other", 1, run="other"))
     for update in range(2, 6):
         store.upload(save(tmp_path / "states", update))
-        store.apply_retention(2, "first")
+        store.keep(2, "first")
     assert [state.name for state in store.states()] == ["step_1", "step_4", "step_5"]
     assert len(blobs(tmp_path / "store")) == 1 + 4 + 2  # the base of both runs is the same file, once in each run
     for state in store.states():
-        assert read_checkpoint(store.download(state, tmp_path / "elsewhere")).parts["position"] == int(state.name[5:])
+        assert load(store.download(state, tmp_path / "elsewhere")).parts["position"] == int(state.name[5:])
 
 
 def test_a_state_that_lacks_a_file_does_not_count_as_one_that_stays(tmp_path: Path, faults: Faults) -> None:
@@ -144,7 +144,7 @@ def test_a_state_that_lacks_a_file_does_not_count_as_one_that_stays(tmp_path: Pa
     newest = tmp_path / "store" / "states" / store.states()[-1].object_name
     digest = json.loads(newest.read_text())["files"]["trained.safetensors"]["sha256"]
     next((tmp_path / "store" / "files").glob(f"*/{digest}")).unlink()
-    store.apply_retention(1, "first")
+    store.keep(1, "first")
     assert [state.name for state in store.states()] == ["step_2", "step_3"]
 
 
@@ -156,9 +156,9 @@ def test_a_state_that_is_saved_again_under_its_name_counts_once(tmp_path: Path, 
     again: dict[str, JsonScalar] = {"run": "first", "sequence": 4, "update": 30, "epoch": 1, "complete": False}
     write_checkpoint(tmp_path / "states" / "step_3", {"position": 4}, again)
     store.upload(tmp_path / "states" / "step_3")
-    store.apply_retention(2, "first")
+    store.keep(2, "first")
     assert [(state.name, state.sequence) for state in store.states()] == [("step_2", 2), ("step_3", 4)]
-    fetched = [read_checkpoint(store.download(state, tmp_path / "elsewhere")) for state in store.states()]
+    fetched = [load(store.download(state, tmp_path / "elsewhere")) for state in store.states()]
     assert [state.parts["position"] for state in fetched] == [2, 4]
 
 
@@ -172,10 +172,10 @@ def test_what_was_left_half_sent_goes_after_a_while(
     (tmp_path / "store" / "states" / state.object_name).unlink()  # as if the process had been killed before
     again = RemoteFolder(store_url(tmp_path / "store"))
     again.upload(save(tmp_path / "states", 3))
-    again.apply_retention(1, "first")
+    again.keep(1, "first")
     assert len(blobs(tmp_path / "store")) == 3 + 2
     monkeypatch.setattr(state_store, "SECONDS_TO_SETTLE", 0.0)
-    again.apply_retention(1, "first")
+    again.keep(1, "first")
     assert len(blobs(tmp_path / "store")) == 3
 
 
@@ -185,14 +185,14 @@ def test_a_listing_that_lags_costs_no_file_that_a_state_needs(tmp_path: Path, fa
     store = RemoteFolder(store_url(tmp_path / "store"))
     for update in range(1, 12):
         store.upload(save(tmp_path / "states", update))
-        store.apply_retention(1, "first")
+        store.keep(1, "first")
         faults.listing_lag, lag = 0, faults.listing_lag
         newest = store.states()[-1]
         assert newest.name == f"step_{update}"
         store.download(newest, tmp_path / "elsewhere")
         faults.listing_lag = lag
     faults.listing_lag = 0
-    store.apply_retention(1, "first")
+    store.keep(1, "first")
     assert [state.name for state in store.states()] == ["step_11"]
 
 
@@ -204,7 +204,7 @@ def test_the_process_that_begins_last_is_the_one_that_sends(tmp_path: Path, faul
     with pytest.raises(CheckpointError, match="Another process sends training states of this run"):
         before.upload(save(tmp_path / "states", 3))
     with pytest.raises(CheckpointError, match="Another process"):
-        before.apply_retention(1, "first")
+        before.keep(1, "first")
     assert [state.name for state in after.states()] == ["step_1", "step_2"]
 
 
@@ -245,7 +245,7 @@ def test_a_file_that_is_needed_again_stays_though_the_state_that_needs_it_is_not
         if update == 3:
             faults.changed.clear()
         store.upload(save(tmp_path / "states", update, trained=trained))
-    assert [state.name for state in store.apply_retention(1, "first")] == ["step_1"]
+    assert [state.name for state in store.keep(1, "first")] == ["step_1"]
     faults.listing_lag = 0
     store.download(store.states()[-1], tmp_path / "elsewhere")
 
@@ -261,13 +261,13 @@ def test_what_was_sent_comes_back_whatever_goes_wrong(tmp_path: Path, kind: str)
         store = RemoteFolder(store_url(tmp_path / "store"))  # on another machine, with another folder
         for update in range(4 * start + 1, 4 * start + 5):
             store.upload(save(tmp_path / f"states_{start}", update))
-            store.apply_retention(2, "first")
+            store.keep(2, "first")
             sent = update
         faults.listing_lag = 0  # time passes
         machine = RemoteFolder(store_url(tmp_path / "store"))
         for state in reversed(machine.states()):
             try:
-                found = read_checkpoint(machine.download(state, tmp_path / f"machine_{start}")).parts["position"]
+                found = load(machine.download(state, tmp_path / f"machine_{start}")).parts["position"]
             except (CheckpointError, CheckpointNotFoundError):
                 continue
             break

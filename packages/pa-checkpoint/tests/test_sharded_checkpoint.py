@@ -11,9 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pa_checkpoint import CheckpointError, StoredTensor
-from pa_checkpoint._checkpoint import Share, open_checkpoint, read_checkpoint
-from pa_checkpoint._folder import newest_valid
+from pa_checkpoint import CheckpointError, Folder, StoredTensor, load
 from tests.support.sharded_states import described, files_of, write_sharded_state
 
 WEIGHT = torch.arange(15.0).view(5, 3)
@@ -36,7 +34,7 @@ def state_of(path: Path, weight: Tensor = WEIGHT, sequence: int = 1) -> Path:
 
 def test_a_state_is_read_whole(tmp_path: Path) -> None:
     """Whoever reads a state gets plain tensors, in whatever pieces they were saved; tied ones come back as one."""
-    model: dict[str, Any] = read_checkpoint(state_of(tmp_path / "state")).parts["model"]
+    model: dict[str, Any] = load(state_of(tmp_path / "state")).parts["model"]
     assert type(model["weights"]) is OrderedDict
     assert model["weights"]["weight"].tolist() == WEIGHT.tolist()
     assert model["weights"]["buffer"].tolist() == BUFFER.tolist()
@@ -47,7 +45,7 @@ def test_tensors_that_are_linked_are_read_with_the_others(tmp_path: Path) -> Non
     """A part may have a file of tensors that change and one of those that do not."""
     files = {"model.safetensors": {"model/head": WEIGHT}, "model.constant.safetensors": {"model/base": BUFFER}}
     write_sharded_state(tmp_path / "state", {"model": [{"$tensor": "model/head"}, {"$tensor": "model/base"}]}, files)
-    head, base = read_checkpoint(tmp_path / "state").parts["model"]
+    head, base = load(tmp_path / "state").parts["model"]
     assert head.tolist() == WEIGHT.tolist()
     assert base.tolist() == BUFFER.tolist()
 
@@ -57,7 +55,7 @@ def test_parts_of_large_pieces_are_read(tmp_path: Path) -> None:
     whole = torch.randn(5, 900, 1100, generator=torch.Generator().manual_seed(1))
     documents = {"model": described("model/weight", whole, "model", [3, 2])}
     write_sharded_state(tmp_path / "state", documents, files_of("model", {"model/weight": whole}, [3, 2]))
-    stored: StoredTensor = open_checkpoint(tmp_path / "state").parts["model"]
+    stored: StoredTensor = load(tmp_path / "state", lazy=True).parts["model"]
     assert torch.equal(stored.whole(), whole)
     (source,) = [piece.source for piece in stored.pieces if piece.offsets == (3, 0, 0)]
     for begin, size in (((0, 0, 0), (2, 900, 1100)), ((1, 17, 3), (1, 860, 1000)), ((0, 899, 0), (2, 1, 1))):
@@ -93,8 +91,8 @@ def test_a_damaged_piece_is_found_and_an_older_state_is_read(tmp_path: Path, har
     older, newer = state_of(tmp_path / "step_1"), state_of(tmp_path / "step_2", sequence=2)
     harm(newer / file)
     with pytest.raises(CheckpointError, match=file):
-        read_checkpoint(newer)
-    found, skipped = newest_valid(tmp_path)
+        load(newer)
+    found, skipped = Folder(tmp_path).newest_readable(load)
     assert found is not None
     assert (found.path, [one.path for one in skipped]) == (older, [newer])
 
@@ -103,9 +101,9 @@ def test_each_process_verifies_its_share_of_the_pieces(tmp_path: Path) -> None:
     """Of the files of pieces each is verified by one of the processes, and read by none of the others."""
     state = state_of(tmp_path / "state")
     flip(state / FILES[1])
-    open_checkpoint(state, share=Share(0, 2))
+    load(state, lazy=True, share=(0, 2))
     with pytest.raises(CheckpointError, match="digest"):
-        open_checkpoint(state, share=Share(1, 2))
+        load(state, lazy=True, share=(1, 2))
 
 
 @pytest.mark.parametrize(
@@ -129,4 +127,4 @@ def test_a_document_that_does_not_fit_its_pieces_is_refused(tmp_path: Path, wron
     names = {name.replace("-of-2", "-of-3"): tensors for name, tensors in files.items()}
     write_sharded_state(tmp_path / "state", {"model": document}, files | names)
     with pytest.raises(CheckpointError, match="damaged"):
-        open_checkpoint(tmp_path / "state")
+        load(tmp_path / "state", lazy=True)

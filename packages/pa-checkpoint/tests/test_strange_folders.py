@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-from pa_checkpoint import CheckpointError
-from pa_checkpoint._checkpoint import read_checkpoint, write_checkpoint
+from pa_checkpoint import CheckpointError, Folder, load
+from pa_checkpoint._checkpoint import write_checkpoint
 from pa_checkpoint._encoding import JsonScalar
-from pa_checkpoint._folder import Folder, newest_valid
 
 
 def save(path: Path, update: int, run: str = "first") -> Path:
@@ -30,7 +29,7 @@ def save(path: Path, update: int, run: str = "first") -> Path:
 
 def found(path: Path) -> tuple[Any, list[str]]:
     """The update of the newest valid state, and the names of those that were passed over."""
-    state, skipped = newest_valid(path)
+    state, skipped = Folder(path).newest_readable(load)
     return state and state.summary["update"], [entry.path.name for entry in skipped]
 
 
@@ -105,7 +104,7 @@ def test_a_symbolic_link_neither_counts_nor_goes(tmp_path: Path) -> None:
     (states / "loop").symlink_to("loop")
 
     folder = Folder(states)
-    assert [record.path.name for record in folder.apply_retention(2, "first")] == ["step_20"]
+    assert [record.path.name for record in folder.keep(2, "first")] == ["step_20"]
     assert sorted(path.name for path in states.iterdir()) == [
         "latest",
         "loop",
@@ -114,7 +113,7 @@ def test_a_symbolic_link_neither_counts_nor_goes(tmp_path: Path) -> None:
         "step_30",
         "step_40",
     ]
-    assert read_checkpoint(moved).summary["update"] == 10
+    assert load(moved).summary["update"] == 10
     assert found(states) == (40, [])
     assert folder.path_for("step_10", "first") == states / "step_10_2"
     assert folder.path_for("nowhere", "first") == states / "nowhere_2"
@@ -163,7 +162,7 @@ def test_one_state_that_cannot_be_removed_keeps_no_other(tmp_path: Path, monkeyp
     with monkeypatch.context() as patched:
         patched.setattr(Path, "rename", fail)
         with pytest.raises(CheckpointError, match=r"could not be removed[\s\S]*step_10"):
-            folder.apply_retention(1, "first")
+            folder.keep(1, "first")
     assert [record.update for record in folder.records()] == [10, 40]
 
 
@@ -174,7 +173,7 @@ def test_names_in_a_manifest_reach_nothing_outside_the_state(tmp_path: Path, nam
     state = save(tmp_path / "state", 10)
     list_another_file(state, name)
     with pytest.raises(CheckpointError, match=r"manifest\.json"):
-        read_checkpoint(state)
+        load(state)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no such things")
@@ -192,7 +191,7 @@ def test_what_is_not_a_file_is_damage(tmp_path: Path, file: str, kind: str) -> N
         path.symlink_to(file if kind == "loop" else "/dev/zero")
     assert found(tmp_path) == (10, ["step_20"])
     with pytest.raises(CheckpointError, match=file):
-        read_checkpoint(path.parent)
+        load(path.parent)
 
 
 @pytest.mark.parametrize("name", ["loop", "step_20"])
@@ -202,8 +201,8 @@ def test_a_link_to_itself_is_not_a_state(tmp_path: Path, name: str) -> None:
     (tmp_path / name).symlink_to(name)
     assert found(tmp_path) == (10, [])
     with pytest.raises(CheckpointError, match="There is no training state"):
-        read_checkpoint(tmp_path / name)
-    assert newest_valid(tmp_path / name) == (None, [])
+        load(tmp_path / name)
+    assert Folder(tmp_path / name).newest_readable(load) == (None, [])
 
 
 def test_a_state_that_is_removed_while_it_is_read_is_looked_for_again(

@@ -335,17 +335,19 @@ def test_each_machine_fetches_the_state_that_it_lacks(shared_tmp_path: Path, mon
     torch.distributed.barrier()
 
     fetched: list[Path] = []
-    is_there, download = fetched_states._is, fetched_states._download  # pyright: ignore[reportPrivateUsage]  # one disk
+    digest = fetched_states._digest  # pyright: ignore[reportPrivateUsage]  # there is one disk
+    fetch = RemoteFolder.fetch
 
-    def is_on_this_machine(path: Path, digest: str) -> bool:
-        return (distributed.rank() == 0 or path in fetched) and is_there(path, digest)
+    def digest_on_this_machine(path: Path) -> str:
+        return digest(path) if distributed.rank() == 0 or path in fetched else ""
 
-    def note_download(*arguments: Any) -> Path:
-        fetched.append(download(*arguments))
-        return fetched[-1]
+    def note_fetched(*arguments: Any, **options: Any) -> Any:
+        found = fetch(*arguments, **options)
+        fetched.extend([found[0]] if distributed.rank() else [])
+        return found
 
-    monkeypatch.setattr(fetched_states, "_is", is_on_this_machine)
-    monkeypatch.setattr(fetched_states, "_download", note_download)
+    monkeypatch.setattr(fetched_states, "_digest", digest_on_this_machine)
+    monkeypatch.setattr(RemoteFolder, "fetch", note_fetched)
     assert train(make_trainer(saving(states, url)), resume_from=url) == expected
     assert len(fetched) == distributed.rank()
 

@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 from typing_extensions import override
 
-from pa_checkpoint._checkpoint import read_checkpoint
-from pa_checkpoint._folder import newest_valid
+from pa_checkpoint import Folder, load
 from pa_core import AnyTrainer, SaveTrainingStateCallback, Trainer, TrainerCallback
 
 CONSTANT = "models.constant.safetensors"
@@ -60,7 +59,7 @@ def _train(folder: Path, model: nn.Module, *callbacks: TrainerCallback, steps: i
 
 
 def _require_weights(model: nn.Module, state: Path) -> None:
-    saved: dict[str, Tensor] = read_checkpoint(state).parts["models"]["model"]["weights"]
+    saved: dict[str, Tensor] = load(state).parts["models"]["model"]["weights"]
     assert all(weight.equal(saved[name]) for name, weight in model.state_dict().items())
 
 
@@ -110,7 +109,7 @@ def test_a_change_that_torch_does_not_note_is_written(tmp_path: Path, asynchrono
     states = _train(tmp_path, model, change, steps=4, asynchronous=asynchronous)
     _require_weights(model, states[3])
     for update, state in enumerate(states, start=1):
-        saved = read_checkpoint(state).parts["models"]["model"]["weights"]["0.0.weight"]
+        saved = load(state).parts["models"]["model"]["weights"]["0.0.weight"]
         assert saved.equal(_first_layer(_model(2)).weight * 0.5 ** (update - 1))
     assert _num_files(states) == 2
 
@@ -125,7 +124,7 @@ def test_a_damaged_file_is_not_linked_again(tmp_path: Path) -> None:
     model = _model()
     _train(tmp_path, model, steps=2)
 
-    found, skipped = newest_valid(tmp_path)
+    found, skipped = Folder(tmp_path).newest_readable(load)
     assert found is not None
     assert [one.path for one in skipped] == []
     _require_weights(model, found.path)

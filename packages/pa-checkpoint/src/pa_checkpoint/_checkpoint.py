@@ -8,18 +8,18 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 from torch import Tensor
 from typing_extensions import TypeVar
 
 from pa_checkpoint._digested_file import DigestingReader, DigestingWriter
 from pa_checkpoint._encoding import Encoded, JsonScalar, JsonValue, decode, encode
-from pa_checkpoint._errors import CheckpointError, damage
+from pa_checkpoint._errors import CheckpointError, CheckpointNotFoundError, damage
 from pa_checkpoint._manifest import (
     FIRST_VERSION,
     LAST_VERSION,
@@ -45,13 +45,9 @@ __all__ = [
     "DOCUMENTS",
     "TENSORS",
     "Checkpoint",
-    "Share",
     "check_files",
-    "digest_of_pieces",
     "is_checkpoint",
     "load",
-    "open_checkpoint",
-    "read_checkpoint",
     "write_checkpoint",
     "write_pieces",
 ]
@@ -63,20 +59,6 @@ CONSTANT = ".constant"
 _BLOCK = 1 << 22  # bytes that are read at a time
 
 _ContentT = TypeVar("_ContentT")
-
-
-class Share(NamedTuple):
-    """The files that one of several processes verifies, so that each is verified once."""
-
-    process: int = 0
-    processes: int = 1
-
-    def of(self, files: Sequence[str]) -> Sequence[str]:
-        """Return the ones of this process."""
-        return files[self.process :: self.processes]
-
-
-_ALL = Share()
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +113,7 @@ def write_checkpoint(
 
     Args:
         directory: Its path, which may be free, an empty folder, or a state, which is then replaced: at every
-            instant ``read_checkpoint`` finds the old or the new one. Missing folders above it are made.
+            instant ``load`` finds the old or the new one. Missing folders above it are made.
         parts: Values, or what ``encode`` made of them, by names that are identifiers. Tensors on an accelerator
             come to the host one at a time.
         summary: What can be known about the state without reading it.
@@ -142,7 +124,6 @@ def write_checkpoint(
 
     Raises:
         CheckpointError: Something else is at the path, a value cannot be stored, or the disk is full.
-        OtherProcessError: Another process that writes a part of the state is gone.
     """
     target = Path(os.path.realpath(directory))
     check_summary(summary)
@@ -184,7 +165,7 @@ def write_pieces(
         raise _cannot_write(folder, error) from error
 
 
-def load(path: str | Path, *, verify: bool = True, lazy: bool = False) -> Checkpoint:
+def load(path: str | Path, *, verify: bool = True, lazy: bool = False, share: tuple[int, int] = (0, 1)) -> Checkpoint:
     """Read a checkpoint without running any code from it.
 
     Args:
@@ -192,65 +173,25 @@ def load(path: str | Path, *, verify: bool = True, lazy: bool = False) -> Checkp
         verify: Whether every file is compared with its digest. The manifest and the sizes always are.
         lazy: Whether tensors that several processes have saved in pieces stay on disk, each as a ``StoredTensor``,
             from which each process reads what it has of it. Otherwise they are put together, in memory for all of it.
+        share: A rank and the number of processes, each of which then verifies some of the files with pieces.
 
     Raises:
-        CheckpointError: There is no checkpoint, it is damaged, or it was written in a newer format.
+        CheckpointNotFoundError: There is no checkpoint.
+        CheckpointError: It is damaged, or was written in a newer format.
     """
-    return open_checkpoint(path, verify=verify) if lazy else read_checkpoint(path, verify=verify)
-
-
-def read_checkpoint(directory: str | Path, *, verify: bool = True) -> Checkpoint:
-    """Read a training state without running any code from it.
-
-    Tensors that were saved in pieces are put together: it takes memory for all of them.
-
-    Args:
-        directory: Its path.
-        verify: Whether every file is compared with its digest. The manifest and the sizes always are.
-
-    Raises:
-        CheckpointError: There is no state, it is damaged, or it was written in a newer format.
-    """
-    state = open_checkpoint(directory, verify=verify)
-    return replace(state, parts=StoredTensor.resolve(state.parts))
-
-
-def open_checkpoint(directory: str | Path, *, verify: bool = True, share: Share = _ALL) -> Checkpoint:
-    """Read a training state but for what was saved in pieces, of which there is a ``StoredTensor`` for each tensor.
-
-    Args:
-        directory: Its path.
-        verify: As for ``read_checkpoint``.
-        share: Which files of pieces are verified.
-
-    Raises:
-        CheckpointError: As ``read_checkpoint``.
-    """
-    path = Path(directory)
+    path = Path(path)
     found = find(path)
     while True:
         try:
-            return _read_folder(path, found.path, share, verify=verify)
+            checkpoint = _read_folder(path, found.path, share, verify=verify)
+            return checkpoint if lazy else replace(checkpoint, parts=StoredTensor.resolve(checkpoint.parts))
         except (CheckpointError, OSError) as error:
             before, found = found, find(path)
-            if found == before and isinstance(error, OSError):
+            if found == before and not isinstance(error, CheckpointError):
                 raise damage(path, str(error)) from error
             if found == before:
                 raise
         # it was replaced by another one while it was read
-
-
-def digest_of_pieces(directory: str | Path) -> str | None:
-    """Return the digest of a state that was saved in pieces; None for any other state, and where there is none.
-
-    Args:
-        directory: Its path.
-    """
-    try:
-        manifest = read_manifest(located(Path(directory)))
-    except CheckpointError:
-        return None
-    return manifest.digest if any(map(is_piece_file, manifest.files)) else None
 
 
 def is_checkpoint(path: str | Path) -> bool:
@@ -281,12 +222,12 @@ def check_files(folder: Path, manifest: Manifest) -> None:
             raise damage(path, "something that does not belong to the state", f"{MANIFEST} and what it lists")
 
 
-def _read_folder(path: Path, folder: Path, share: Share, *, verify: bool) -> Checkpoint:
+def _read_folder(path: Path, folder: Path, share: tuple[int, int], *, verify: bool) -> Checkpoint:
     if not folder.is_dir():
-        raise CheckpointError(
-            "There is no training state.",
+        raise CheckpointNotFoundError(
+            "There is no checkpoint.",
             given=f"{path}, {'a file' if folder.exists() else 'where nothing is'}",
-            expected="the directory of a training state",
+            expected="the directory of a checkpoint",
             do="Check the path.",
         )
     manifest = read_manifest(folder)
@@ -308,7 +249,8 @@ def _read_folder(path: Path, folder: Path, share: Share, *, verify: bool) -> Che
             parts[name] = decode(document, tensors, pieces, where=name)
         except CheckpointError as error:
             raise damage(folder / DOCUMENTS, error.given, error.expected) from error
-    for name in share.of(sorted(pieces)):
+    rank, processes = share
+    for name in sorted(pieces)[rank::processes]:
         if verify:
             read(name, _pass_over)
         pieces[name].check()

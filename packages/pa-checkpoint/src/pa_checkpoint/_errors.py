@@ -59,12 +59,12 @@ class FolderInUseError(CheckpointError):
     __module__ = "pa_checkpoint"  # tracebacks name what one imports
 
 
-class CheckpointNotFoundError(_Explained, FileNotFoundError):
+class CheckpointNotFoundError(CheckpointError, FileNotFoundError):
     """There is no checkpoint where one was to be read.
 
     Example:
-        >>> issubclass(CheckpointNotFoundError, FileNotFoundError)
-        True
+        >>> issubclass(CheckpointNotFoundError, CheckpointError), issubclass(CheckpointNotFoundError, FileNotFoundError)
+        (True, True)
     """
 
     __module__ = "pa_checkpoint"  # tracebacks name what one imports

@@ -7,7 +7,8 @@ import os
 import re
 import warnings
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar, cast
@@ -18,20 +19,18 @@ from pa_checkpoint._checkpoint import (
     Checkpoint,
     check_files,
     is_checkpoint,
-    open_checkpoint,
-    read_checkpoint,
+    load,
 )
 from pa_checkpoint._errors import CheckpointError, InvalidArgumentError
 from pa_checkpoint._manifest import MANIFEST, read_manifest
-from pa_checkpoint._staging import discard, leftovers, located, replaced, shown_path
+from pa_checkpoint._piece_file import is_piece_file
+from pa_checkpoint._staging import discard, leftovers, located, publish, replaced, shown_path, staged
 
 __all__ = [
     "CheckpointInfo",
     "Folder",
     "Skipped",
-    "is_name_of_state",
-    "newest_readable",
-    "newest_valid",
+    "reason_of",
     "states_to_remove",
 ]
 
@@ -71,6 +70,8 @@ class CheckpointInfo:
         complete: Whether the run had come to its end.
         problem: What is wrong with it, found by a check of the manifest and of the sizes of the files; None for a
             state in which that check found nothing.
+        digest: As of a ``Checkpoint``; empty where the manifest is damaged.
+        is_sharded: Whether several processes have saved it in pieces.
 
     Example:
         >>> record = CheckpointInfo(Path("states/step_480"), 12, "first", 480, 3, False, None)
@@ -85,6 +86,17 @@ class CheckpointInfo:
     epoch: int
     complete: bool
     problem: str | None
+    digest: str = ""
+    is_sharded: bool = False
+
+    @staticmethod
+    def at(path: str | Path) -> CheckpointInfo | None:
+        """Return what can be known of the checkpoint at a path, whole or damaged; None without any.
+
+        Args:
+            path: Its directory.
+        """
+        return _record(Path(path)) if is_checkpoint(path) else None
 
 
 class Folder:
@@ -120,7 +132,7 @@ class Folder:
         Raises:
             CheckpointError: The folder cannot be read.
         """
-        found, skipped = newest_valid(self.path)
+        found, skipped = self.newest_readable(load)
         for one in skipped:
             warnings.warn(f"Skipping the checkpoint {one.path}: {one.reason}", stacklevel=2)
         return found
@@ -140,7 +152,30 @@ class Folder:
             ValueError: ``newest`` is less than 1.
             CheckpointError: Some checkpoints cannot be removed; the others are.
         """
-        return self.apply_retention(newest, run, unless)
+        records = [record for record in self.records() if not record.path.is_symlink()]
+        removed = [record for record in states_to_remove(records, newest, run) if record.path not in unless]
+        self._remove([located(record.path) for record in removed], run)
+        return removed
+
+    def newest_readable(self, read: Callable[[Path], _ReadT]) -> tuple[_ReadT | None, list[Skipped]]:
+        """Return what a function makes of the newest checkpoint that it can read, and the newer ones that it cannot.
+
+        Args:
+            read: Reads the checkpoint at a path. One for which it raises a ``CheckpointError`` is skipped. Where the
+                path of this folder is that of a checkpoint, it is the only one.
+
+        Returns:
+            None where it can read none, and those that were skipped, newest first; none where there is nothing at all.
+
+        Raises:
+            CheckpointError: There is a file at the path, or a folder that cannot be read.
+        """
+        for _ in range(_LOOKS):
+            try:
+                return _newest_readable_now(self.path, read)
+            except _StateIsGoneError:
+                continue
+        return None, []
 
     def records(self) -> list[CheckpointInfo]:
         """List the states, oldest first, with the problems that manifests and file sizes reveal.
@@ -185,26 +220,6 @@ class Folder:
         paths = (self.path / one for one in names)
         return next(path for path in paths if not os.path.lexists(located(path)) or self._is_state_of(run, path))
 
-    def apply_retention(self, max_checkpoints: int, run: str, keep: Collection[Path] = ()) -> list[CheckpointInfo]:
-        """Remove what ``states_to_remove`` chooses and return it; no half-removed state is ever found.
-
-        Symbolic links are neither counted nor removed, no matter what they point to.
-
-        Args:
-            max_checkpoints: How many valid states of the run stay, at least 1.
-            run: The run whose states may be removed.
-            keep: States that are still needed, which stay for now.
-
-        Raises:
-            InvalidArgumentError: ``max_checkpoints`` is less than 1.
-            CheckpointError: Some states cannot be removed; the others are.
-        """
-        records = [record for record in self.records() if not record.path.is_symlink()]
-        chosen = states_to_remove(records, max_checkpoints, run)
-        removed = [record for record in chosen if record.path not in keep]
-        self._remove([located(record.path) for record in removed], run)
-        return removed
-
     def remove_leftovers(self, run: str | None = None) -> None:
         """Remove what the run, or another one whose process is gone, left half-written, and what is half removed.
 
@@ -218,6 +233,33 @@ class Folder:
         if self.path.is_dir():
             old = [directory for directory in replaced(self.path) if run is None or _record(directory).run == run]
             self._remove([*old, *leftovers(self.path, run)], run or "")
+
+    @contextmanager
+    def writing(self, name: str, run: str = "") -> Generator[Path]:
+        """Make a directory of any other content, such as an exported model, that is whole or absent as well.
+
+        Args:
+            name: What it is to be called; a directory that has the name is replaced.
+            run: Who writes it, as for ``remove_leftovers``.
+
+        Yields:
+            A hidden directory to write to, which gets its name when the context is left without an error.
+        """
+        target = Path(os.path.realpath(self.path), name)
+        with staged(target, run) as directory:
+            yield directory
+            publish(directory, target, run)
+
+    def remove(self, name: str) -> None:
+        """Remove a directory, of which half is never found.
+
+        Args:
+            name: What it is called.
+
+        Raises:
+            OSError: It is not there, or cannot be removed.
+        """
+        discard(located(self.path / name), "")
 
     def _is_state_of(self, run: str, path: Path) -> bool:
         return not path.is_symlink() and _record(path).run == run
@@ -238,43 +280,6 @@ class Folder:
                 expected="a folder whose content this process may change",
                 do="Remove them yourself, or change the permissions of the folder.",
             ) from problems[0]
-
-
-def newest_valid(path: str | Path) -> tuple[Checkpoint | None, list[Skipped]]:
-    """Read the newest state that verifies completely.
-
-    Args:
-        path: One state, or a folder of states, of which the one with the highest sequence is tried first.
-
-    Returns:
-        The state, None where none is valid, and those that were skipped, newest first. Both are empty where there is
-        nothing at all.
-
-    Raises:
-        CheckpointError: There is a file at the path, or a folder that cannot be read.
-    """
-    return newest_readable(path, read_checkpoint)
-
-
-def newest_readable(path: str | Path, read: Callable[[Path], _ReadT]) -> tuple[_ReadT | None, list[Skipped]]:
-    """Return what a function makes of the newest state that it can read.
-
-    Args:
-        path: As for ``newest_valid``.
-        read: Reads the state at a path. One for which it raises a ``CheckpointError`` is skipped.
-
-    Returns:
-        As ``newest_valid``, with what was read in the place of the state.
-
-    Raises:
-        CheckpointError: As ``newest_valid``.
-    """
-    for _ in range(_LOOKS):
-        try:
-            return _newest_readable_now(Path(path), read)
-        except _StateIsGoneError:
-            continue
-    return None, []
 
 
 class _StateIsGoneError(Exception):
@@ -302,7 +307,7 @@ def _newest_readable_now(path: Path, read: Callable[[Path], _ReadT]) -> tuple[_R
         except CheckpointError as error:
             if records and not located(candidate).exists():
                 raise _StateIsGoneError from error
-            skipped.append(Skipped(candidate, _reason(error)))
+            skipped.append(Skipped(candidate, reason_of(error)))
         else:
             older = list(reversed(records))[number + 1 :]
             return state, [*skipped, *_damaged_of_unknown_age(older, records)]
@@ -317,9 +322,9 @@ def _damaged_of_unknown_age(older: Iterable[CheckpointInfo], records: Sequence[C
         is_alone = places[record.run, record.sequence] < 2  # noqa: PLR2004  # one state has one place
         if not record.path.is_symlink() and not (is_alone and _name_confirms_place(record)):
             try:
-                open_checkpoint(record.path)
+                load(record.path, lazy=True)
             except CheckpointError as error:
-                skipped.append(Skipped(record.path, _reason(error)))
+                skipped.append(Skipped(record.path, reason_of(error)))
     return skipped
 
 
@@ -328,16 +333,6 @@ def _name_confirms_place(record: CheckpointInfo) -> bool:
     named = _NAME_WITH_SEQUENCE.fullmatch(record.path.name) or _NAME.fullmatch(record.path.name)
     update = None if named is None else named["update"]
     return record.problem is None if update is None else int(update) == record.update
-
-
-def is_name_of_state(name: str) -> bool:
-    """Whether a run calls its states so; a script may give them any other name.
-
-    Example:
-        >>> [name for name in ("epoch_5", "step_480", "final_2", "best", "tmp8x2") if is_name_of_state(name)]
-        ['epoch_5', 'step_480', 'final_2']
-    """
-    return (_NAME.fullmatch(name) or _NAME_WITH_SEQUENCE.fullmatch(name)) is not None
 
 
 def _may_be_state(path: Path) -> bool:
@@ -380,12 +375,12 @@ def _record(path: Path) -> CheckpointInfo:
     try:
         manifest = read_manifest(directory)
     except CheckpointError as error:
-        return CheckpointInfo(path, sequence, "", update, 0, complete=False, problem=_reason(error))
+        return CheckpointInfo(path, sequence, "", update, 0, complete=False, problem=reason_of(error))
     try:
         check_files(directory, manifest)
         problem = None
     except (CheckpointError, OSError) as error:
-        problem = _reason(error)
+        problem = reason_of(error)
     summary = manifest.summary
     return CheckpointInfo(
         path=path,
@@ -395,10 +390,13 @@ def _record(path: Path) -> CheckpointInfo:
         epoch=cast("int", summary.get("epoch", 0)),
         complete=cast("bool", summary.get("complete", False)),
         problem=problem,
+        digest=manifest.digest,
+        is_sharded=any(map(is_piece_file, manifest.files)),
     )
 
 
-def _reason(error: Exception) -> str:
+def reason_of(error: Exception) -> str:
+    """Return what is wrong with a checkpoint, in one line."""
     if not isinstance(error, CheckpointError):
         return str(error)
     return f"{error.problem} {error.given} instead of {error.expected}"
@@ -410,20 +408,20 @@ def _age(record: CheckpointInfo) -> tuple[bool, int, int, str]:
     return is_unknown, record.sequence, record.update, record.path.name
 
 
-def states_to_remove(records: Iterable[CheckpointInfo], max_checkpoints: int, run: str) -> list[CheckpointInfo]:
+def states_to_remove(records: Iterable[CheckpointInfo], newest: int, run: str) -> list[CheckpointInfo]:
     """Choose the states of a run that are no longer needed, oldest first.
 
-    The newest ``max_checkpoints`` valid states of the run stay, and so do all states of other runs. Invalid states do
+    The newest valid states of the run stay, and so do all states of other runs. Invalid states do
     not count; invalid ones of the run that are older than all valid ones that stay are removed as well. While the run
     has no valid state, nothing goes.
 
     Args:
         records: The states of one folder, in any order.
-        max_checkpoints: How many valid states of the run stay, at least 1.
+        newest: How many valid ones of the run stay, at least 1.
         run: The run whose states may be removed.
 
     Raises:
-        InvalidArgumentError: ``max_checkpoints`` is less than 1.
+        InvalidArgumentError: ``newest`` is less than 1.
 
     Example:
         >>> from pathlib import Path
@@ -431,13 +429,13 @@ def states_to_remove(records: Iterable[CheckpointInfo], max_checkpoints: int, ru
         >>> [record.sequence for record in states_to_remove(records, 2, "first")]
         [0, 1, 2]
     """
-    if max_checkpoints < 1:
+    if newest < 1:
         raise InvalidArgumentError(
-            "At least one training state has to stay.",
-            given=f"max_checkpoints={max_checkpoints}",
+            "At least one checkpoint has to stay.",
+            given=f"newest={newest}",
             expected="an integer of at least 1",
-            do="Pass how many states are to be kept.",
+            do="Pass how many are to be kept.",
         )
     own = sorted((record for record in records if record.run == run), key=_age)
-    kept = [record for record in own if record.problem is None][-max_checkpoints:]
+    kept = [record for record in own if record.problem is None][-newest:]
     return [record for record in own if kept and _age(record) < _age(kept[0])]

@@ -19,7 +19,7 @@ import secrets
 import socket
 import tempfile
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -28,12 +28,12 @@ from urllib.parse import quote, unquote
 from pa_checkpoint._atomic_file import sync_file
 from pa_checkpoint._checkpoint import check_files
 from pa_checkpoint._errors import CheckpointError, CheckpointNotFoundError, damage
-from pa_checkpoint._folder import CheckpointInfo, Folder, states_to_remove
+from pa_checkpoint._folder import CheckpointInfo, Folder, Skipped, reason_of, states_to_remove
 from pa_checkpoint._manifest import MANIFEST, FileEntry, Manifest, read_manifest
 from pa_checkpoint._object_store import ObjectStore, ObjectStoreError, sha256_of
 from pa_checkpoint._staging import Found, find, key_of, located, publish, staged
 
-__all__ = ["RemoteCheckpoint", "RemoteFolder", "verified_digest"]
+__all__ = ["RemoteCheckpoint", "RemoteFolder"]
 
 _STATES, _FILES, _WRITERS = "states", "files", "writers"
 _STATE = re.compile(r"(?P<sequence>\d+)_(?P<update>\d+)_(?P<key>[0-9a-f]{12})_(?P<name>.+)\.json")
@@ -92,10 +92,10 @@ class RemoteFolder:
         ...     path = Path(folder.name, f"step_{update}")
         ...     save(path, {"position": update}, summary={"run": "first", "update": update})
         ...     uploaded = store.upload(path)
-        >>> removed = store.apply_retention(2, run="first")
+        >>> removed = store.keep(newest=2, run="first")
         >>> [state.name for state in store.states()]
         ['step_200', 'step_300']
-        >>> path = store.download(store.states()[-1], Path(folder.name, "elsewhere"))
+        >>> path, skipped = store.fetch(Path(folder.name, "elsewhere"))
         >>> path.name, load(path)["position"]
         ('step_300', 300)
         >>> folder.cleanup()
@@ -154,7 +154,7 @@ class RemoteFolder:
         return 1 + max((state.sequence for state in self.states()), default=0)
 
     def digest(self, state: RemoteCheckpoint) -> str:
-        """Return the digest of a state, as ``read_checkpoint`` does.
+        """Return the digest of a state, as ``load`` does.
 
         Raises:
             CheckpointError: Its manifest is not there, or damaged, or the store cannot be queried.
@@ -243,21 +243,21 @@ class RemoteFolder:
 
     # Removing
 
-    def apply_retention(self, max_checkpoints: int, run: str) -> list[RemoteCheckpoint]:
+    def keep(self, newest: int, run: str) -> list[RemoteCheckpoint]:
         """Remove the states of a run but the newest ones that are whole, and the files that none of the others needs.
 
         Of states with the same name, only the newest whole one counts, as in a folder.
         States of other runs, and their files, stay. Only the process that sends the states of the run may call this.
 
         Args:
-            max_checkpoints: How many states stay, at least 1.
+            newest: How many states stay, at least 1.
             run: The run.
 
         Returns:
             What was removed.
 
         Raises:
-            InvalidArgumentError: ``max_checkpoints`` is less than 1.
+            InvalidArgumentError: ``newest`` is less than 1.
             CheckpointError: Another process sends states of the run by now, or the store cannot be queried.
         """
         key = key_of(run)
@@ -267,7 +267,7 @@ class RemoteFolder:
         records = [record for state in own.values() if (record := self._record(state, run, sizes)) is not None]
         replaced = _replaced(own, records)
         remaining = [record for record in records if own[record.path.name] not in replaced]
-        removed = [*replaced, *(own[one.path.name] for one in states_to_remove(remaining, max_checkpoints, run))]
+        removed = [*replaced, *(own[one.path.name] for one in states_to_remove(remaining, newest, run))]
         for state in removed:
             self._store.remove(f"{_STATES}/{state.object_name}")
         given_up = {
@@ -317,6 +317,80 @@ class RemoteFolder:
                 self._store.remove(f"{_FILES}/{key}/{name}")
 
     # Fetching
+
+    def fetch(
+        self,
+        into: str | Path,
+        *,
+        name: str | None = None,
+        digest: str | None = None,
+        say: Callable[[str], object] | None = None,
+    ) -> tuple[Path, list[Skipped]]:
+        """Have the newest whole checkpoint in a local folder, each file compared with its digest.
+
+        What the folder has already is not downloaded. If it has a newer one, of a run that is known here, that is the
+        one: its process was killed before it was uploaded.
+
+        Args:
+            into: The folder.
+            name: Has the newest one of this name instead.
+            digest: Has the one with this digest instead.
+            say: Told what is downloaded.
+
+        Returns:
+            Its path, and those that were skipped, newest first.
+
+        Raises:
+            CheckpointNotFoundError: There is none.
+            CheckpointError: None is whole, the store cannot be queried, or the folder not written to.
+        """
+        folder = Folder(into)
+        states = [state for state in self.states() if name in (None, state.name)]
+        local = self._newest_local(folder, states) if name is None and digest is None else None
+        skipped: list[Skipped] = []
+        for state in reversed(states):
+            if local is not None and (local.sequence, local.update) >= state.age:
+                break
+            try:
+                if digest is None or self.digest(state) == digest:
+                    return self._bring(state, folder, say), skipped
+            except CheckpointNotFoundError:  # it was removed meanwhile
+                continue
+            except ObjectStoreError:
+                raise
+            except CheckpointError as error:
+                skipped.append(Skipped(Path(state.name), reason_of(error)))
+        if local is not None:
+            return local.path, skipped
+        if skipped:
+            raise CheckpointError(
+                "None of the checkpoints in the object store is valid.",
+                given=f"{self.url} with {'; '.join(f'{one.path}: {one.reason}' for one in skipped)}",
+                expected="at least one whole checkpoint",
+                do="Restore one from a backup, or remove them to begin a new run.",
+            )
+        raise CheckpointNotFoundError(
+            "There is no such checkpoint in the object store.",
+            given=f"{self.url}{'' if name is None else f' without {name}'}",
+            expected="a checkpoint that was uploaded there",
+            do="Check the URL.",
+        )
+
+    def _newest_local(self, folder: Folder, states: Collection[RemoteCheckpoint]) -> CheckpointInfo | None:
+        """The newest whole one in the folder that is of a run which the store knows."""
+        records = [record for record in folder.records() if record.problem is None]
+        keys = {state.key for state in states}
+        known = {run for run in {record.run for record in records} if key_of(run) in keys or self.has_run(run)}
+        return next((one for one in reversed(records) if one.run in known and _is_whole(one.path)), None)
+
+    def _bring(self, state: RemoteCheckpoint, folder: Folder, say: Callable[[str], object] | None) -> Path:
+        digest = self.digest(state)
+        for record in folder.records():
+            if record.digest == digest and _is_whole(record.path):
+                return record.path
+        if say is not None:
+            say(f"Fetching {state.name} from {self.url} into {folder.path}.")
+        return self.download(state, folder.path)
 
     def download(self, state: RemoteCheckpoint, folder: str | Path) -> Path:
         """Fetch a state into a folder, where it is the same as it was on the disk from which it was sent.
@@ -402,22 +476,15 @@ class RemoteFolder:
         return f"{self.url}/{_STATES}/{state.object_name}"
 
 
-def verified_digest(directory: Path) -> str:
-    """Return the digest of a state on the disk, once each of its files is compared with its own.
-
-    Raises:
-        CheckpointError: It is not there, or damaged.
-    """
+def _is_whole(directory: Path) -> bool:
+    """Whether each file of a checkpoint on the disk is as it was written."""
     folder = located(directory)
     try:
         manifest = read_manifest(folder)
         check_files(folder, manifest)
-        for name, entry in manifest.files.items():
-            if (found := sha256_of(folder / name)) != entry.sha256:
-                raise damage(folder / name, f"the SHA-256 digest {found}", f"the digest {entry.sha256}")
-    except OSError as error:
-        raise damage(folder, str(error)) from error
-    return manifest.digest
+        return all(sha256_of(folder / name) == entry.sha256 for name, entry in manifest.files.items())
+    except (CheckpointError, OSError):
+        return False
 
 
 def _replaced(states: Mapping[str, RemoteCheckpoint], records: Sequence[CheckpointInfo]) -> list[RemoteCheckpoint]:

@@ -21,7 +21,7 @@ from torch import nn
 from torch.optim import Optimizer
 from typing_extensions import TypeIs
 
-from pa_checkpoint._checkpoint import is_checkpoint
+from pa_checkpoint import CheckpointInfo
 from pa_core import _accelerate
 from pa_core.errors import CheckpointError, ConfigurationError, StateNotFoundError
 from pa_core.sharded_tensors import is_sharded_module
@@ -277,13 +277,12 @@ def _refusal_of_directory(path: Path) -> CheckpointError:
     foreign = find_accelerate_state(path)
     if foreign is not None:
         return refusal_of_accelerate_state(foreign)
+    is_state = CheckpointInfo.at(path) is not None
     return CheckpointError(
         "A directory is not a checkpoint file.",
-        given=f"{path}, {'a training state' if is_checkpoint(path) else 'a directory'}",
+        given=f"{path}, {'a training state' if is_state else 'a directory'}",
         expected="a file that save_checkpoint wrote",
-        do=f"Load it with load_training_state({str(path)!r})."
-        if is_checkpoint(path)
-        else "Pass the path of a file in it.",
+        do=f"Load it with load_training_state({str(path)!r})." if is_state else "Pass the path of a file in it.",
     )
 
 

@@ -6,8 +6,7 @@ itself; ``pa_trial`` shows how.
 
 from __future__ import annotations
 
-from pa_checkpoint import FolderLock
-from pa_checkpoint._staging import discard, leftovers, publish, staged
+from pa_checkpoint import Folder, FolderLock
 from pa_core._accelerate import ProcessState, process_state
 from pa_core._torch import (
     BUFFERS,
@@ -82,6 +81,7 @@ __all__ = [
     "PARAMETERS",
     "BatchFetcher",
     "Describe",
+    "Folder",
     "FolderLock",
     "LateReader",
     "Place",
@@ -111,7 +111,6 @@ __all__ = [
     "describe_schedulers",
     "describe_value",
     "differences_of_weights",
-    "discard",
     "ending_process_unless_all_fail",
     "ensure_plain",
     "explaining_failed_start",
@@ -126,7 +125,6 @@ __all__ = [
     "is_sharded_module",
     "is_unscaled",
     "leave_processes_at_exit",
-    "leftovers",
     "list_differences",
     "load_optimizer_state",
     "loader_parts",
@@ -143,7 +141,6 @@ __all__ = [
     "prefetched",
     "preserve_rng_state",
     "process_state",
-    "publish",
     "rebuilt_mapping",
     "rebuilt_sequence",
     "require_alike",
@@ -156,7 +153,6 @@ __all__ = [
     "showing_errors_once",
     "sigterm_held_back",
     "split_like",
-    "staged",
     "store_of_processes",
     "values_of_all",
     "warn_user",

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import secrets
-import shutil
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 from pa_core import CheckpointError, RanksDifferError
 from pa_core.distributed import gather_objects
-from pa_core.parts import leftovers, publish, staged, warn_user
+from pa_core.parts import Folder, warn_user
 from pa_trial.callback import PyTorchCallback
 from pa_trial.checkpoint_files import (
     LOAD_DATA,
@@ -139,7 +138,7 @@ class Checkpoints:
             uuid, staging = from_chief(lambda: self._begin(stack), _SAVING)
             written = of_each_rank(lambda: self._write(Path(staging)), _SAVING)
             files = {name: record for records in written for name, record in records.items()}
-            from_chief(lambda: self._finish(Path(staging), uuid, files), _SAVING)
+            from_chief(lambda: self._finish(stack, Path(staging), files), _SAVING)
         return uuid
 
     def tell_callbacks(self, uuid: str) -> None:
@@ -174,9 +173,10 @@ class Checkpoints:
         """Make a folder to write into; return the name of the checkpoint, and the folder."""
         uuid = str(uuid4())
         self._folder.mkdir(parents=True, exist_ok=True)
-        for path in leftovers(self._folder, self._fit):
-            shutil.rmtree(path, ignore_errors=True)
-        return uuid, str(stack.enter_context(staged(self._folder / uuid, self._fit)))
+        folder = Folder(self._folder)
+        with suppress(CheckpointError):  # what stays takes room
+            folder.remove_leftovers(self._fit)
+        return uuid, str(stack.enter_context(folder.writing(uuid, self._fit)))
 
     def _write(self, staging: Path) -> dict[str, FileRecord]:
         """Write the files of this process; return what they are like."""
@@ -204,7 +204,7 @@ class Checkpoints:
         write_torch_file(staging / name, own)
         return {name: record_of(staging / name)}
 
-    def _finish(self, staging: Path, uuid: str, files: dict[str, FileRecord]) -> None:
+    def _finish(self, stack: ExitStack, staging: Path, files: dict[str, FileRecord]) -> None:
         """Give the checkpoint its name, in one step, and delete those that it supersedes."""
         progress, keep = self._parts.progress, self._parts.run_settings.max_checkpoints
         metadata = Metadata(
@@ -215,7 +215,7 @@ class Checkpoints:
             files=files,
         )
         write_json(staging / METADATA, metadata.document())
-        publish(staging, self._folder / uuid, self._fit)
+        stack.close()
         if keep is not None:
             delete_superseded(
                 self._folder,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from pa_core.parts import discard
+from pa_core.parts import Folder
 from pa_trial.errors import InvalidCheckpointException
 from pa_trial.saved_trial import Ancestor, Metadata, read_metadata
 
@@ -55,7 +55,7 @@ def delete_superseded(
         if path in best or path.name == begun_from:
             continue
         with contextlib.suppress(FileNotFoundError):  # another training with the same ancestors was faster
-            discard(path, fit)
+            Folder(checkpoint_dir).remove(path.name)
             deleted.append(path)
     return deleted
 

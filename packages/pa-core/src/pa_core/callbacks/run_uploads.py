@@ -161,7 +161,7 @@ class RunUploads:
             return
         state, run = self._added
         try:
-            StateFolder(state.parent).apply_retention(self._max_checkpoints, run)
+            StateFolder(state.parent).keep(self._max_checkpoints, run)
         except CheckpointError as error:
             self._warn([error])
 

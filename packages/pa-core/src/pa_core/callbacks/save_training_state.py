@@ -247,7 +247,7 @@ class SaveTrainingStateCallback(TrainerCallback):
             folder.remove_leftovers(run)
             if self.max_checkpoints is not None:
                 unsent = () if self._uploads is None else self._uploads.unsent
-                folder.apply_retention(self.max_checkpoints, run, keep=unsent)
+                folder.keep(self.max_checkpoints, run, unless=unsent)
         except CheckpointError as error:
             self._warn_of_what_stays(error)
 

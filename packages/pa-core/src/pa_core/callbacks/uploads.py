@@ -114,7 +114,7 @@ class Uploads:
             )
         try:
             if self._max_checkpoints is not None:
-                self.store.apply_retention(self._max_checkpoints, run)
+                self.store.keep(self._max_checkpoints, run)
         except Exception as error:  # as above
             problem = "Training states that are no longer needed were not removed from the object store."
             return _explained(problem, self.store.url, error)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
-from pa_checkpoint._manifest import has_manifest
+from pa_checkpoint import CheckpointInfo
 from pa_core.errors import CheckpointError
 
 __all__ = ["find_accelerate_state", "refusal_of_accelerate_state"]
@@ -22,7 +22,7 @@ def find_accelerate_state(path: Path) -> Path | None:
     Args:
         path: A directory, or anything else, where nothing is found.
     """
-    if not path.is_dir() or has_manifest(path):
+    if not path.is_dir() or CheckpointInfo.at(path) is not None:
         return None
     if _is_accelerate_state(path):
         return path

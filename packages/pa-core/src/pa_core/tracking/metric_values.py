@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from numbers import Integral, Real
 from typing import Any, NamedTuple, TypeAlias, cast
 
@@ -100,16 +100,15 @@ def numbers_of_mapping(name: str, value: object) -> Iterator[tuple[str, MetricVa
                 yield from numbers_of_mapping(f"{name}_{key}", item)
 
 
-def _copy(value: Any) -> Any:
-    kind: type[object] = type(value)
-    build: Callable[[Any], Any] = kind
-    if issubclass(kind, Tensor):
+def _copy(value: object) -> Any:
+    build = cast("Callable[[object], Any]", type(value))
+    if isinstance(value, Tensor):
         return value.detach().clone()
-    if issubclass(kind, dict):
-        return build({key: _copy(item) for key, item in value.items()})
-    if issubclass(kind, list | tuple | set):
-        return build([_copy(item) for item in value])
-    return value.item() if issubclass(kind, np.generic) else copy.copy(value)
+    if isinstance(value, dict):
+        return build({key: _copy(item) for key, item in cast("dict[object, object]", value).items()})
+    if isinstance(value, list | tuple | set):
+        return build([_copy(item) for item in cast("Collection[object]", value)])
+    return cast("Any", value).item() if isinstance(value, np.generic) else copy.copy(value)
 
 
 def _is_number(value: object) -> bool:

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
+import shutil
 import stat
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from pa_checkpoint._checkpoint import check_files
-from pa_checkpoint._manifest import read_manifest
-from pa_checkpoint._object_store import ObjectStoreError
-from pa_checkpoint._remote_folder import RemoteCheckpoint, RemoteFolder, verified_digest
-from pa_checkpoint._staging import discard, key_of, located
+from pa_checkpoint import CheckpointError, CheckpointInfo, CheckpointNotFoundError, Folder, RemoteFolder, Skipped
 from pa_core import _accelerate, distributed
 from pa_core.distributed.long_waits import do_while_others_wait
-from pa_core.errors import CheckpointError, StateNotFoundError
-from pa_core.storage import Skipped, StateFolder, StateRecord
 from pa_core.storage.urls import url_of
 from pa_core.user_warnings import warn_user
 
@@ -109,126 +103,74 @@ class _Choice(NamedTuple):
     Attributes:
         path: The state; None if there is none.
         digest: The digest of the state.
-        url: The store that has it.
-        state: What it is in the store; None where it was not sent yet.
+        url: The store that has it, or will have it.
         skipped: States that were skipped, newest first.
     """
 
     path: Path | None = None
     digest: str = ""
     url: str = ""
-    state: RemoteCheckpoint | None = None
     skipped: Sequence[Skipped] = ()
 
 
 def _choose(url: str, folder: Path, say: Callable[[str], None]) -> _Choice:
-    store, states = _open(url)
-    local = _newest_local(folder, store, states) if store.url == url else None
-    skipped: list[Skipped] = []
-    for state in reversed(states):
-        if local is not None and (local.sequence, local.update) >= state.age:
-            break
-        try:
-            path = _bring(store, state, folder, say)
-        except StateNotFoundError:  # it was removed meanwhile
-            continue
-        except ObjectStoreError:
-            raise
-        except CheckpointError as error:
-            skipped.append(Skipped(Path(state.name), f"{error.problem} {error.given} instead of {error.expected}"))
-        else:
-            return _Choice(path, verified_digest(path), store.url, state, skipped)
-    if local is not None:
-        return _Choice(local.path, verified_digest(local.path), store.url, None, skipped)
-    if skipped:
-        raise CheckpointError(
-            "None of the training states in the object store is valid.",
-            given=f"{url} with {'; '.join(f'{one.path}: {one.reason}' for one in skipped)}",
-            expected="at least one whole state",
-            do="Restore one from a backup, or remove them to begin a new run.",
-        )
-    return _Choice()
+    store, name = _open(url)
+    try:
+        path, skipped = _fetch(folder, lambda: store.fetch(folder, name=name, say=say))
+    except CheckpointNotFoundError:
+        return _Choice()
+    return _Choice(path, _digest(path), store.url, skipped)
 
 
-def _open(url: str) -> tuple[RemoteFolder, list[RemoteCheckpoint]]:
-    """Open a store and list its states; or the one of a single state, and list this one."""
+def _open(url: str) -> tuple[RemoteFolder, str | None]:
+    """Open a store; or the one of a single state, with the name of this one."""
     store = RemoteFolder(url)
-    if states := store.states():
-        return store, states
     above, _, name = url.rpartition("/")
-    if above.endswith("/"):
-        return store, []
-    named = [state for state in RemoteFolder(above).states() if state.name == name]
-    return (RemoteFolder(above), named) if named else (store, [])
+    if above.endswith("/") or store.states():
+        return store, None
+    around = RemoteFolder(above)
+    return (around, name) if any(state.name == name for state in around.states()) else (store, None)
 
 
-def _newest_local(folder: Path, store: RemoteFolder, states: Iterable[RemoteCheckpoint]) -> StateRecord | None:
-    """Return the newest valid state in the folder that is of a run which the store knows."""
-    records = [record for record in StateFolder(folder).records() if record.problem is None]
-    keys = {state.key for state in states}
-    known = {run for run in {record.run for record in records} if key_of(run) in keys or store.has_run(run)}
-    for record in reversed(records):
-        if record.run in known:
-            with contextlib.suppress(CheckpointError):
-                verified_digest(record.path)
-                return record
-    return None
-
-
-def _bring(store: RemoteFolder, state: RemoteCheckpoint, folder: Path, say: Callable[[str], None]) -> Path:
-    """Have a state in the folder, and return its path."""
-    digest = store.digest(state)
-    for record in StateFolder(folder).records():
-        if record.problem is None and record.sequence == state.sequence and _is(record.path, digest):
-            return record.path
-    say(f"Fetching {state.name} from {store.url} into {folder}.")
-    return _download(store, state, folder)
-
-
-def _download(store: RemoteFolder, state: RemoteCheckpoint, folder: Path) -> Path:
+def _fetch(folder: Path, fetch: Callable[[], tuple[Path, list[Skipped]]]) -> tuple[Path, list[Skipped]]:
+    """Have a state in a folder, where it is the only one if the folder is one for temporary files."""
     if folder.parent != _cache():
-        return store.download(state, folder)
+        return fetch()
     _make_private(folder)
-    path = store.download(state, folder)
-    for other in StateFolder(folder).records():
+    path, skipped = fetch()
+    for other in Folder(folder).records():
         if other.path != path:
-            discard(other.path, other.run)
-    return path
+            shutil.rmtree(other.path, ignore_errors=True)
+    return path, skipped
 
 
 def _fetch_elsewhere(choice: _Choice, path: Path) -> None:
     """Have the state that the first process has on all machines."""
-    is_here = _is(path, choice.digest)
-    if all(distributed.gather_objects(is_here)):
+    if all(distributed.gather_objects(_digest(path) == choice.digest)):
         return
-    state = choice.state
-    if state is None:
+    store = RemoteFolder(choice.url)
 
-        def send() -> None:
-            nonlocal state
-            state = RemoteFolder(choice.url).upload(path)
-
-        _raise_first(do_while_others_wait(send if distributed.rank() == 0 else None))
-        state = distributed.gather_objects(state)[0]
+    def send() -> None:
+        info = CheckpointInfo.at(path)
+        if info is None or not any(
+            state.is_of(info.run) and state.age == (info.sequence, info.update) for state in store.states()
+        ):
+            store.upload(path)
 
     def fetch() -> None:
-        if state is not None:
-            _download(RemoteFolder(choice.url), state, path.parent)
+        _fetch(path.parent, lambda: store.fetch(path.parent, digest=choice.digest))
 
+    _raise_first(do_while_others_wait(send if distributed.rank() == 0 else None))
     # One process of each machine, and then those that do not see the disk of that one.
     for is_my_turn in (_accelerate.process_state().is_local_main_process, True):
-        is_missing = not _is(path, choice.digest)
+        is_missing = _digest(path) != choice.digest
         _raise_first(do_while_others_wait(fetch if is_my_turn and is_missing else None))
 
 
-def _is(path: Path, digest: str) -> bool:
-    """Whether the state of this digest is at the path, judged by its manifest and the sizes of its files."""
-    try:
-        manifest = read_manifest(located(path))
-        check_files(located(path), manifest)
-    except (CheckpointError, OSError):
-        return False
-    return manifest.digest == digest
+def _digest(path: Path) -> str:
+    """The digest of the state at a path; empty where none is, or its files are not as large as they were."""
+    info = CheckpointInfo.at(path)
+    return "" if info is None or info.problem is not None else info.digest
 
 
 def _raise_first(errors: Iterable[Exception | None]) -> None:

@@ -9,9 +9,7 @@ from typing import Any, Literal, NamedTuple, overload
 
 import torch
 
-from pa_checkpoint import RemoteFolder
-from pa_checkpoint._checkpoint import open_checkpoint
-from pa_checkpoint._folder import newest_readable
+from pa_checkpoint import Folder, RemoteFolder, load
 from pa_core import distributed
 from pa_core.data.custom_loader import innermost, is_keyed, length_of, set_epoch
 from pa_core.errors import CheckpointError, ConfigurationError, StateNotFoundError
@@ -394,7 +392,7 @@ def _choose_on_rank_zero(path: Path) -> tuple[_Choice, SavedRun | None]:
 
 def _newest_of_rank_zero(path: Path) -> _Found:
     try:
-        saved, skipped = newest_readable(path, verify_together)
+        saved, skipped = Folder(path).newest_readable(verify_together)
     except StateElsewhereError as error:
         return _Found(problem=_not_on_all(str(error)))
     except CheckpointError as error:
@@ -416,7 +414,7 @@ def _newest_of_rank_zero(path: Path) -> _Found:
 def _read_on_all(path: Path, digest: str) -> SavedRun:
     """Read, on a process other than the first one, the state that this one has chosen."""
     try:
-        saved = SavedRun(open_checkpoint(path))
+        saved = SavedRun(load(path, lazy=True))
     except (OSError, CheckpointError) as error:
         reason = f"{error.problem} {error.given}" if isinstance(error, CheckpointError) else str(error)
         _raise_if_one_differs(reason)

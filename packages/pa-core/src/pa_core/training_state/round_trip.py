@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from pa_checkpoint._encoding import encode
+from pa_checkpoint import Writer
 from pa_core.errors import CheckpointError
 from pa_core.state_dicts import missing_methods
 
@@ -27,9 +27,9 @@ def check_storable(parts: Mapping[str, Any], optimizers: Mapping[str, Optimizer]
     for name, part in parts.items():
         if name == "optimizers":
             for one, captured in part.items():
-                _encode_optimizer(optimizers[one], captured["state"])
+                _check_optimizer(optimizers[one], captured["state"])
         else:
-            encode(part, name)
+            Writer.check({name: part})
 
 
 def check_scheduler(scheduler: object) -> None:
@@ -57,12 +57,12 @@ def check_state_of_optimizer(optimizer: Optimizer) -> None:
     Raises:
         CheckpointError: Something in the state is neither a tensor nor plain.
     """
-    _encode_optimizer(optimizer, optimizer.state_dict())
+    _check_optimizer(optimizer, optimizer.state_dict())
 
 
-def _encode_optimizer(optimizer: Optimizer, state: object) -> None:
+def _check_optimizer(optimizer: Optimizer, state: object) -> None:
     try:
-        encode(state, "optimizer")
+        Writer.check({"optimizer": state})
     except CheckpointError as error:
         raise CheckpointError(
             "The state of the optimizer cannot be stored in a training state.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pa_checkpoint._checkpoint import Share, digest_of_pieces, open_checkpoint
+from pa_checkpoint import CheckpointInfo, load
 from pa_core import distributed
 from pa_core.errors import CheckpointError
 from pa_core.training_state.run_state import SavedRun
@@ -40,10 +40,10 @@ def verify_together(path: Path) -> SavedRun:
         CheckpointError: It is damaged, no matter which process has found that.
         StateElsewhereError: A process does not have the same state at that path.
     """
-    digest = digest_of_pieces(path)
-    if digest is None:
-        return SavedRun(open_checkpoint(path))
-    candidate = _Candidate(path, digest)
+    info = CheckpointInfo.at(path)
+    if info is None or not info.is_sharded:
+        return SavedRun(load(path, lazy=True))
+    candidate = _Candidate(path, info.digest)
     distributed.gather_objects(candidate)
     saved, findings = _verify(candidate)
     elsewhere = [f"{one.elsewhere} (rank {rank})" for rank, one in enumerate(findings) if one.elsewhere]
@@ -52,7 +52,7 @@ def verify_together(path: Path) -> SavedRun:
     for finding in findings:
         if finding.damage is not None:
             raise finding.damage
-    return saved or SavedRun(open_checkpoint(path))
+    return saved or SavedRun(load(path, lazy=True))
 
 
 def help_to_verify() -> tuple[Any, SavedRun | None]:
@@ -72,13 +72,13 @@ def _verify(candidate: _Candidate) -> tuple[SavedRun | None, list[_Finding]]:
     """Verify this process's share of a state; return what is in it, and what all processes have found."""
     saved, finding = None, _Finding()
     try:
-        share = Share(distributed.rank(), distributed.num_processes())
-        state = open_checkpoint(candidate.path, share=share)
+        state = load(candidate.path, lazy=True, share=(distributed.rank(), distributed.num_processes()))
         if state.digest == candidate.digest:
             saved = SavedRun(state)
         else:
             finding = _Finding(elsewhere=f"{candidate.path} is another state")
     except CheckpointError as error:
-        is_here = distributed.rank() == 0 or digest_of_pieces(candidate.path) == candidate.digest
+        info = CheckpointInfo.at(candidate.path)
+        is_here = distributed.rank() == 0 or (info is not None and info.digest == candidate.digest)
         finding = _Finding(damage=error) if is_here else _Finding(elsewhere=f"{error.problem} {error.given}")
     return saved, distributed.gather_objects(finding)
