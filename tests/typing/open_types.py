@@ -1,8 +1,9 @@
 """Every `Any` and `object` in a public signature, found in the sources of installed packages.
 
 `python tests/typing/open_types.py` prints them, with the reasons that `open_types.txt` gives. A name is public if
-neither it nor a part of its path begins with an underscore and its module lists it in `__all__`. What overrides a
-method of ours is not counted again: the method that it overrides has decided.
+neither it nor a part of its path begins with an underscore and its module lists it in `__all__`, or if a package does
+that imports it from a private module of its own. What overrides a method of ours is not counted again: the method that
+it overrides has decided.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def find_open_types(folders: Iterable[Path]) -> list[str]:
         known = {name: node for name, node in classes.items() if name not in module.imported_from_others}
         for node in _definitions(module.tree.body):
             names = _names_defined(node)
-            for name in names & module.public:
+            for name in names & _public_names(module, modules):
                 found.update(_in_definition(node, _shortest_path(name, module, modules), known))
     return sorted(found)
 
@@ -97,8 +98,21 @@ def _modules(folder: Path) -> Iterator[Module]:
     for path in sorted(folder.rglob("*.py")):
         parts = path.relative_to(folder.parent).with_suffix("").parts
         parts = parts[:-1] if parts[-1] == "__init__" else parts
-        if not any(part.startswith("_") for part in parts):
-            yield Module(".".join(parts), ast.parse(path.read_text()))
+        yield Module(".".join(parts), ast.parse(path.read_text()))
+
+
+def _public_names(module: Module, modules: list[Module]) -> set[str]:
+    if "._" not in module.name:
+        return module.public
+    return {
+        alias.name
+        for one in modules
+        if module.name.startswith(f"{one.name}.") and "._" not in one.name
+        for node in one.tree.body
+        if isinstance(node, ast.ImportFrom) and node.module == module.name
+        for alias in node.names
+        if alias.name in one.public
+    }
 
 
 def _shortest_path(name: str, module: Module, modules: list[Module]) -> str:

@@ -40,7 +40,15 @@ def test_a_new_any_is_noticed(tmp_path: Path) -> None:
     """A parameter, a result, an attribute, an alias, a type in quotes: all are found, private ones are not."""
     package = tmp_path / "pa_new"
     package.mkdir()
-    (package / "__init__.py").write_text("from pa_new.room import Lamp\n__all__ = ['Lamp']\n")
+    (package / "__init__.py").write_text(
+        "from pa_new._hall import ring\nfrom pa_new.room import Lamp\n__all__ = ['Lamp', 'ring']\n"
+    )
+    (package / "_hall.py").write_text(
+        "from typing import Any\n"
+        "__all__ = ['knock', 'ring']\n"
+        "def ring(bell: Any) -> None: ...\n"
+        "def knock(door: Any) -> None: ...\n"
+    )
     (package / "room.py").write_text(
         "from typing import Any, Callable, TypeAlias, overload\n"
         "__all__ = ['Lamp', 'Switch', 'find']\n"
@@ -63,5 +71,6 @@ def test_a_new_any_is_noticed(tmp_path: Path) -> None:
         "pa_new.Lamp.shade",
         "pa_new.Lamp.turn.how",
         "pa_new.Lamp.turn.return",
+        "pa_new.ring.bell",
         "pa_new.room.Switch",
     ]

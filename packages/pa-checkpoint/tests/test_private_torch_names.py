@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from pa_checkpoint import CheckpointError
 from pa_checkpoint._torch import local_shape_and_offset, store_of_processes, version_of
 
 
@@ -15,6 +16,13 @@ def test_version_of() -> None:
     before = version_of(tensor)
     tensor.add_(1)
     assert version_of(tensor) > before
+
+
+def test_a_version_without_a_name_says_which_versions_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it lacks is named, and what to install."""
+    monkeypatch.delattr("torch.distributed.tensor._utils._compute_local_shape_and_global_offset")
+    with pytest.raises(CheckpointError, match=r"without [\w.]*_compute_local[\s\S]*pip install \"torch=="):
+        local_shape_and_offset((5, 2), (2,), (0,), ())
 
 
 def test_local_shape_and_offset() -> None:

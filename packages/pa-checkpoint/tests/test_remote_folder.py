@@ -281,7 +281,7 @@ def test_what_was_sent_comes_back_whatever_goes_wrong(tmp_path: Path, kind: str)
     ("url", "words"),
     [
         ("nosuchkind://bucket/states", "Check the URL"),
-        ("s3://bucket/states", "Install pa-core[fsspec], and s3fs"),
+        ("s3://bucket/states", "Install pa-checkpoint[fsspec], and s3fs"),
     ],
 )
 def test_a_store_that_cannot_be_opened_is_explained(url: str, words: str) -> None:

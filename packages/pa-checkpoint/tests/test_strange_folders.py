@@ -200,7 +200,7 @@ def test_a_link_to_itself_is_not_a_state(tmp_path: Path, name: str) -> None:
     save(tmp_path / "step_10", 10)
     (tmp_path / name).symlink_to(name)
     assert found(tmp_path) == (10, [])
-    with pytest.raises(CheckpointError, match="There is no training state"):
+    with pytest.raises(CheckpointError, match="There is no checkpoint"):
         load(tmp_path / name)
     assert Folder(tmp_path / name).newest_readable(load) == (None, [])
 

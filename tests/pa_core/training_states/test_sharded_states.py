@@ -190,7 +190,7 @@ class SavesTwice(TrainerCallback):
 
 def test_nobody_waits_for_a_state_that_is_not_begun(shared_tmp_path: Path) -> None:
     """What the first process finds out before it makes a folder ends the run on all processes with the same error."""
-    with pytest.raises(CheckpointError, match="There is something else where a training state"):
+    with pytest.raises(CheckpointError, match="There is something else where a checkpoint"):
         train(make_trainer(SavesTwice(shared_tmp_path)))
     assert [entry.name for entry in shared_tmp_path.iterdir()] == ["taken"]
 

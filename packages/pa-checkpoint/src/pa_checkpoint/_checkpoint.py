@@ -1,4 +1,4 @@
-"""One training state: a directory that is either whole or absent."""
+"""One checkpoint: a directory that is either whole or absent."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def write_checkpoint(
     linkable: LinkableFiles | None = None,
     share: ShareOfFirst | None = None,
 ) -> None:
-    """Write a training state, whole or not at all.
+    """Write a checkpoint, whole or not at all.
 
     It is written to a hidden folder next to its place, reaches the disk, and takes its place in one step. If anything
     fails, including a full disk or an interrupt, the existing state stays. May run in its own thread while the training
@@ -195,7 +195,7 @@ def load(path: str | Path, *, verify: bool = True, lazy: bool = False, share: tu
 
 
 def is_checkpoint(path: str | Path) -> bool:
-    """Whether there is a training state at the path, whole or damaged."""
+    """Whether there is a checkpoint at the path, whole or damaged."""
     return has_manifest(located(Path(path)))
 
 
@@ -208,7 +208,7 @@ def check_files(folder: Path, manifest: Manifest) -> None:
     """
     for name, entry in manifest.files.items():
         if not name or name != Path(name).name or "\0" in name or name == os.pardir:
-            raise damage(folder / MANIFEST, f"a file called {name!r}", "names of files in the folder of the state")
+            raise damage(folder / MANIFEST, f"a file called {name!r}", "names of files in the folder of the checkpoint")
         try:
             found = (folder / name).stat()
         except OSError as error:
@@ -219,7 +219,7 @@ def check_files(folder: Path, manifest: Manifest) -> None:
             raise damage(folder / name, f"{found.st_size} bytes", f"{entry.bytes} bytes")
     for path in sorted(folder.iterdir()):
         if path.name not in manifest.files and path.name != MANIFEST and not path.name.startswith("."):
-            raise damage(path, "something that does not belong to the state", f"{MANIFEST} and what it lists")
+            raise damage(path, "something that does not belong to the checkpoint", f"{MANIFEST} and what it lists")
 
 
 def _read_folder(path: Path, folder: Path, share: tuple[int, int], *, verify: bool) -> Checkpoint:
@@ -378,7 +378,7 @@ def _check_names(names: Iterable[str]) -> None:
     for name in names:
         if not (name.isascii() and name.isidentifier()) or name.lower() in seen:
             raise CheckpointError(
-                "A part of a training state needs a unique name that can be part of a file name.",
+                "A part of a checkpoint needs a unique name that can be part of a file name.",
                 given=repr(name),
                 expected="an identifier of ASCII letters, which differs from the others in more than upper case",
                 do="Rename the part.",
@@ -391,9 +391,9 @@ def _check_place(target: Path) -> None:
         return
     if not target.is_dir() or any(target.iterdir()):
         raise CheckpointError(
-            "There is something else where a training state is to be written.",
-            given=f"{target}, a {'folder that is not a training state' if target.is_dir() else 'file'}",
-            expected="a free path, an empty folder or a training state, which is then replaced",
+            "There is something else where a checkpoint is to be written.",
+            given=f"{target}, a {'folder that is not a checkpoint' if target.is_dir() else 'file'}",
+            expected="a free path, an empty folder or a checkpoint, which is then replaced",
             do="Choose another path, or move away what is there.",
         )
 
@@ -405,15 +405,15 @@ _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 def _cannot_write(target: Path, error: OSError) -> CheckpointError:
     if error.errno in _FULL:
         expected, do = (
-            "room for one more state than are kept",
-            "Free some space, or keep fewer states.",
+            "room for one more checkpoint than are kept",
+            "Free some space, or keep fewer checkpoints.",
         )
     elif error.errno in _FORBIDDEN:
         expected, do = "a folder that this process may write to", "Choose another folder, or change its permissions."
     else:
         expected, do = "a disk that takes it", "See whether the disk is in order, or choose another folder."
     return CheckpointError(
-        "The training state could not be written; nothing that was there before is lost.",
+        "The checkpoint could not be written; nothing that was there before is lost.",
         given=f"{target}{_free_space(target)}: {error}",
         expected=expected,
         do=do,

@@ -125,7 +125,7 @@ def encode(value: object, where: str) -> Encoded:
         >>> encode({"metrics": [0.5, len]}, "history")
         Traceback (most recent call last):
         ...
-        pa_checkpoint.CheckpointError: This entry cannot be stored in a training state.
+        pa_checkpoint.CheckpointError: This entry cannot be stored in a checkpoint.
           given:    history['metrics'][1]: builtin_function_or_method <built-in function len>
           ...
     """
@@ -153,7 +153,7 @@ class _Place(NamedTuple):
 
     def refusal(self, found: str, do: str) -> CheckpointError:
         return CheckpointError(
-            "This entry cannot be stored in a training state.",
+            "This entry cannot be stored in a checkpoint.",
             given=f"{self.shown}: {found}",
             expected="tensors, arrays, numbers, strings, and dictionaries, lists, tuples and sets of them",
             do=do,
@@ -388,10 +388,10 @@ def decode(
     except Exception as error:  # what a wrong document does is not limited to some kinds of errors
         reason = f"no {error}" if isinstance(error, KeyError) else str(error)
         raise CheckpointError(
-            "The document of a training state cannot be read.",
+            "The document of a checkpoint cannot be read.",
             given=f"{'.'.join((where, *decoder.path))}, which raised {type(error).__name__}: {reason}",
             expected="a document in the format of this version",
-            do="Use another state, or the version of pa-core that wrote this one.",
+            do="Use another checkpoint, or the version that wrote this one.",
         ) from error
 
 

@@ -87,8 +87,8 @@ def damage(path: Path, found: str, expected: str = "what was written") -> Checkp
         expected: What should be.
     """
     return CheckpointError(
-        "The training state is damaged.",
+        "The checkpoint is damaged.",
         given=f"{path}: {found}",
         expected=expected,
-        do="Use another state, such as the one before it.",
+        do="Use another checkpoint, such as the one before it.",
     )

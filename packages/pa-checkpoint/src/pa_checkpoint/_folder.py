@@ -1,4 +1,4 @@
-"""A folder with the training states of a run, or of several."""
+"""A folder with the checkpoints of a run, or of several."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class CheckpointInfo:
 
 
 class Folder:
-    """A folder that holds training states, one directory each.
+    """A folder that holds checkpoints, one directory each.
 
     Its states are ordered by their sequence, which counts the states that were written to the folder, so the
     newest one is known without a clock.
@@ -192,7 +192,7 @@ class Folder:
             paths = {path for entry in self.path.iterdir() if (path := shown_path(entry)) is not None}
         except OSError as error:
             raise CheckpointError(
-                "The folder of training states cannot be read.",
+                "The folder of checkpoints cannot be read.",
                 given=str(error),
                 expected="a folder",
                 do="Check the path and its permissions.",
@@ -275,7 +275,7 @@ class Folder:
                 problems.append(error)
         if problems:
             raise CheckpointError(
-                "Training states that are no longer needed could not be removed.",
+                "Checkpoints that are no longer needed could not be removed.",
                 given=f"in {self.path}: {'; '.join(map(str, problems))}",
                 expected="a folder whose content this process may change",
                 do="Remove them yourself, or change the permissions of the folder.",

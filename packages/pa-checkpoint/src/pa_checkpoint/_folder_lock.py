@@ -88,17 +88,17 @@ class FolderLock:
             return
         if _identity(self._folder) != self._identity:
             raise CheckpointError(
-                "The folder of the training states was moved, replaced or removed while the run was using it.",
+                "The folder of the checkpoints was moved, replaced or removed while the run was using it.",
                 given=f"{self._folder}, {'another folder' if self._folder.is_dir() else 'where no folder is'}",
-                expected="the folder that was there when the run started, with the states that it has saved",
-                do="Look for the states where the folder has gone, and leave it in its place while a run uses it.",
+                expected="the folder that was there when the run started, with the checkpoints that it has saved",
+                do="Look for the checkpoints where the folder has gone, and leave it in its place while a run uses it.",
             )
         owner = _owner_of(self._folder)
         if owner is None:  # somebody has deleted it
             self._write_owner()
         elif owner != self._owner:
             raise CheckpointError(
-                "Another run has acquired the folder of the training states.",
+                "Another run has acquired the folder of the checkpoints.",
                 given=f"{self._folder}, used by {owner.get('process')}",
                 expected=f"the file {OWNER} that this run has written there",
                 do="Let one of the two runs continue, and give the other one its own folder.",
@@ -119,9 +119,9 @@ class FolderLock:
             say(f"Waiting for {self._folder}, used by {_described(self._folder)}.")
         if not self._acquires(SECONDS_TO_DIE):
             raise FolderInUseError(
-                "Another run is using this folder of training states.",
+                "Another run is using this folder of checkpoints.",
                 given=f"{self._folder}, used by {_described(self._folder)}",
-                expected="a folder into which no other run saves its states",
+                expected="a folder into which no other run saves its checkpoints",
                 do="Wait for the other run to end, end it, or choose another folder for this one.",
             )
 

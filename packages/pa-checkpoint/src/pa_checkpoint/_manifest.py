@@ -1,4 +1,4 @@
-"""The manifest of a training state: what it is, which files belong to it, and how to see that they are whole."""
+"""The manifest of a checkpoint: what it is, which files belong to it, and how to see that they are whole."""
 
 from __future__ import annotations
 
@@ -154,10 +154,10 @@ def _from_dict(content: dict[str, Any], digest: str) -> Manifest:
 
 def _newer_version(directory: Path, version: object) -> CheckpointError:
     return CheckpointError(
-        "The training state was written in a newer format than this version of pa-core can read.",
+        "The checkpoint was written in a newer format than this version of pa-checkpoint can read.",
         given=f"{directory} in version {version} of the format",
         expected=f"version {LAST_VERSION} or lower",
-        do="Install the version of pa-core that wrote it, or a newer one.",
+        do="Install the version of pa-checkpoint that wrote it, or a newer one.",
     )
 
 

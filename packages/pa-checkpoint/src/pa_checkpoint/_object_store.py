@@ -254,10 +254,10 @@ class ObjectStore:
                 "An object in the store is damaged.",
                 given=f"{place}: {error}",
                 expected="what was sent",
-                do="Use another state, such as the one before it.",
+                do="Use another checkpoint, such as the one before it.",
             )
         if isinstance(error, ImportError):
-            expected, do = "fsspec, and its package for such URLs", "Install pa-core[fsspec], and s3fs for s3://."
+            expected, do = "fsspec, and its package for such URLs", "Install pa-checkpoint[fsspec], and s3fs for s3://."
         elif isinstance(error, PermissionError):
             expected = "an object store in which this process may list, read, write and remove objects"
             do = "See whether the credentials are there, and what they allow."

@@ -79,7 +79,7 @@ def _entries(path: Path, size: int) -> Mapping[str, TensorEntry]:
 
 def _not_alike(process: int, name: str) -> CheckpointError:
     return CheckpointError(
-        "The processes do not have the same sharded tensors, so together they do not make a training state.",
+        "The processes do not have the same sharded tensors, so together they do not make a checkpoint.",
         given=f"on rank {process}, no piece of {name} such as rank 0 expects",
         expected="the same tensors on each process, in the same order",
         do="Make the model, the optimizer and what is registered to be saved the same on each process.",

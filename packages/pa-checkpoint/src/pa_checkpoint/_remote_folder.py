@@ -1,4 +1,4 @@
-"""Training states in an object store: files under their digests, each once, and the manifest of a state last.
+"""Checkpoints in an object store: files under their digests, each once, and the manifest of a state last.
 
 Of each run, a file is there once no matter how many states need it, and is not sent again. A state is there when its
 manifest is::
@@ -47,7 +47,7 @@ SECONDS_TO_SETTLE = 60.0
 
 @dataclass(frozen=True, slots=True)
 class RemoteCheckpoint:
-    """A training state in an object store, as its name tells.
+    """A checkpoint in an object store, as its name tells.
 
     Attributes:
         object_name: The name of its manifest.
@@ -78,7 +78,7 @@ class RemoteCheckpoint:
 
 
 class RemoteFolder:
-    """Training states in a folder of an object store, of one run or of several.
+    """Checkpoints in a folder of an object store, of one run or of several.
 
     Args:
         url: The folder, as a URL of a kind that fsspec knows.
@@ -215,9 +215,9 @@ class RemoteFolder:
         if find(state) != found:
             self._store.remove(sent)
             raise CheckpointNotFoundError(
-                "The training state was replaced or removed while it was sent.",
+                "The checkpoint was replaced or removed while it was sent.",
                 given=str(state),
-                expected="a state that stays until it is sent",
+                expected="a checkpoint that stays until it is sent",
                 do="Send the one that is there now.",
             )
 
@@ -234,7 +234,7 @@ class RemoteFolder:
         newest = max(numbers, default="")
         if newest > self._writers[key]:
             raise CheckpointError(
-                "Another process sends training states of this run to the object store by now.",
+                "Another process sends checkpoints of this run to the object store by now.",
                 given=f"{self.url}, where {self._store.read(f'{folder}/{newest}').decode(errors='replace').strip()} "
                 "was the last to begin",
                 expected="one process at a time that continues a run",
@@ -418,9 +418,9 @@ class RemoteFolder:
             raise
         except OSError as error:
             raise CheckpointError(
-                "A training state could not be downloaded to the disk.",
+                "A checkpoint could not be downloaded to the disk.",
                 given=f"{target}: {error}",
-                expected="a folder that this process may write to, with room for the state",
+                expected="a folder that this process may write to, with room for the checkpoint",
                 do="Free some space, or choose another folder.",
             ) from error
         return target
@@ -447,7 +447,7 @@ class RemoteFolder:
         with tempfile.TemporaryDirectory() as temporary:
             manifest = self._read_into(Path(temporary), state)
         if _object_name(state.name, manifest) != state.object_name:
-            raise damage(Path(state.object_name), "the manifest of another state")
+            raise damage(Path(state.object_name), "the manifest of another checkpoint")
         return manifest
 
     def _read_into(self, folder: Path, state: RemoteCheckpoint) -> Manifest:
@@ -464,9 +464,9 @@ class RemoteFolder:
             text = self._store.read(f"{_STATES}/{state.object_name}")
         except FileNotFoundError as error:
             raise CheckpointNotFoundError(
-                "The training state is not in the object store any more.",
+                "The checkpoint is not in the object store any more.",
                 given=self._url(state),
-                expected="a state that was there when its folder was listed",
+                expected="a checkpoint that was there when its folder was listed",
                 do="Use a newer one.",
             ) from error
         (folder / MANIFEST).write_bytes(text)
@@ -512,5 +512,5 @@ def _object_name(name: str, manifest: Manifest) -> str:
 def _plain(name: str, source: str) -> str:
     """A name that leads nowhere else than into the folder."""
     if name != Path(name).name or name in ("", os.pardir):
-        raise damage(Path(source), f"a file called {name!r}", "names of files in the folder of the state")
+        raise damage(Path(source), f"a file called {name!r}", "names of files in the folder of the checkpoint")
     return name

@@ -1,4 +1,4 @@
-"""Tensors of a training state that are read piece by piece: each process reads no more than it has of them."""
+"""Tensors of a checkpoint that are read piece by piece: each process reads no more than it has of them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import torch
 from torch import Tensor
 
-from pa_checkpoint._torch import is_sharded, local_piece
+from pa_checkpoint._torch import chunks_of, is_sharded, local_piece
 
 if TYPE_CHECKING:
-    from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
     from torch.distributed.tensor import DTensor, Placement
 
 __all__ = ["PieceSource", "StoredPiece", "StoredTensor"]
@@ -54,7 +53,7 @@ class StoredPiece:
 
 
 class StoredTensor:
-    """A tensor of a training state whose values stay on disk until they are requested.
+    """A tensor of a checkpoint whose values stay on disk until they are requested.
 
     It may have been saved in other pieces than those in which it is read, or whole.
 
@@ -158,7 +157,7 @@ class StoredTensor:
             self.shape,
             [ChunkStorageMetadata(torch.Size(one.offsets), torch.Size(one.shape)) for one in self.pieces],
         )
-        local, chunks = local_piece(target), _chunks(target)
+        local, chunks = local_piece(target), chunks_of(target)
         for item in create_read_items_for_chunk_list("", saved, chunks):
             piece = self.pieces[item.storage_index.index or 0]
             piece.source.read_into(_region(local, item.dest_offsets, item.lengths), item.storage_offsets)
@@ -195,12 +194,6 @@ def _region(tensor: Tensor, offsets: Sequence[int], lengths: Sequence[int]) -> T
     for dimension, (offset, length) in enumerate(zip(offsets, lengths, strict=True)):
         tensor = tensor.narrow(dimension, offset, length)
     return tensor
-
-
-def _chunks(tensor: DTensor) -> list[ChunkStorageMetadata]:
-    """What this process has of a tensor, in the terms of torch's checkpoint engine."""
-    checkpointable: Any = tensor  # torch does not annotate the method
-    return cast("list[ChunkStorageMetadata]", checkpointable.__create_chunk_list__())
 
 
 _WITHOUT_PARTS = frozenset({bool, int, float, str, type(None)})  # long lists of numbers are common

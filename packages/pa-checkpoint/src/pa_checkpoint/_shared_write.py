@@ -1,4 +1,4 @@
-"""One training state that several processes write: what they tell each other of it.
+"""One checkpoint that several processes write: what they tell each other of it.
 
 The first process makes the folder and tells the others its name. Each writes its files there and hands in a receipt:
 the sizes and the digests of its files, or what it could not do. With all receipts, the first one writes the index,
@@ -183,7 +183,7 @@ def _require_visible(path: Path, entry: FileEntry, rank: int) -> None:
 
 def _not_shared(path: Path, found: str) -> CheckpointError:
     return CheckpointError(
-        "The processes do not see the same folder of training states.",
+        "The processes do not see the same folder of checkpoints.",
         given=f"{path}: {found}",
         expected="one folder for all processes, under the same path on each machine",
         do="Save to a file system that all machines share.",

@@ -7,15 +7,52 @@ from __future__ import annotations
 
 import importlib
 import sys
-from typing import TYPE_CHECKING, Any, TypeGuard, cast
+from typing import TYPE_CHECKING, Any, Final, TypeGuard, cast
 
+import torch
 from torch import Tensor
 from torch.distributed.distributed_c10d import Store
 
+from pa_checkpoint._errors import CheckpointError
+
 if TYPE_CHECKING:
+    from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
     from torch.distributed.tensor import DTensor
 
-__all__ = ["is_sharded", "local_piece", "local_shape_and_offset", "store_of_processes", "version_of"]
+__all__ = ["chunks_of", "is_sharded", "local_piece", "local_shape_and_offset", "store_of_processes", "version_of"]
+
+
+_OLDEST_TRIED: Final = "2.11"
+_NEWEST_TRIED: Final = "2.15"
+_MISSING: Final = object()
+
+
+def _private(owner: object, name: str) -> Any:
+    """Return what has a private name.
+
+    Raises:
+        CheckpointError: This version of torch has none of this name.
+    """
+    found = getattr(owner, name, _MISSING)
+    if found is _MISSING:
+        raise _missing(f"{getattr(owner, '__name__', type(owner).__name__)}.{name}")
+    return found
+
+
+def _of_module(module: str, name: str) -> Any:
+    try:
+        return _private(importlib.import_module(module), name)
+    except ImportError as error:
+        raise _missing(module) from error
+
+
+def _missing(name: str) -> CheckpointError:
+    return CheckpointError(
+        "This checkpoint needs a part of torch that has no public name, and that this version of torch does not have.",
+        given=f"torch {torch.__version__}, without {name}",
+        expected=f"a version that was tried: torch {_OLDEST_TRIED} to {_NEWEST_TRIED}",
+        do=f'Install one: pip install "torch=={_NEWEST_TRIED}.*". A newer pa-checkpoint may know newer versions.',
+    )
 
 
 def is_sharded(value: object) -> TypeGuard[DTensor]:
@@ -31,7 +68,7 @@ def local_piece(tensor: Tensor) -> Tensor:
 
 def version_of(tensor: Tensor) -> int:
     """Return a number that grows with each change in place that torch notes; without it, values would be compared."""
-    return tensor._version
+    return cast("int", _private(tensor, "_version"))
 
 
 def local_shape_and_offset(
@@ -45,10 +82,15 @@ def local_shape_and_offset(
         coordinate: Where the process is in it.
         placements: How each dimension of the mesh splits the tensor.
     """
-    compute = importlib.import_module("torch.distributed.tensor._utils")._compute_local_shape_and_global_offset
+    compute = _of_module("torch.distributed.tensor._utils", "_compute_local_shape_and_global_offset")
     return cast("tuple[Any, Any]", compute(shape, mesh_shape, list(coordinate), placements))
 
 
 def store_of_processes() -> Store:
     """Return the store by which the processes have found each other; public are only those that one makes oneself."""
-    return cast("Store", importlib.import_module("torch.distributed.distributed_c10d")._get_default_store())
+    return cast("Store", _of_module("torch.distributed.distributed_c10d", "_get_default_store")())
+
+
+def chunks_of(tensor: DTensor) -> list[ChunkStorageMetadata]:
+    """Return what this process has of a tensor, in the terms of torch's checkpoint engine."""
+    return cast("list[ChunkStorageMetadata]", _private(tensor, "__create_chunk_list__")())
