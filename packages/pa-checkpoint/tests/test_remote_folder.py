@@ -201,7 +201,7 @@ def test_the_process_that_begins_last_is_the_one_that_sends(tmp_path: Path, faul
     before, after = (RemoteFolder(store_url(tmp_path / "store")) for _ in range(2))
     before.upload(save(tmp_path / "states", 1))
     after.upload(save(tmp_path / "states", 2))
-    with pytest.raises(CheckpointError, match="Another process sends training states of this run"):
+    with pytest.raises(CheckpointError, match="Another process sends checkpoints of this run"):
         before.upload(save(tmp_path / "states", 3))
     with pytest.raises(CheckpointError, match="Another process"):
         before.keep(1, "first")
