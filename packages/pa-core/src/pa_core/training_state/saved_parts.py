@@ -143,7 +143,7 @@ def read_parts(state: State) -> SavedParts:
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(
             "The training state has another form than this version of pa-core reads.",
-            given=f"{state.path / "state.json"}: {type(error).__name__}: {error}",
+            given=f"{state.path}/state.json: {type(error).__name__}: {error}",
             expected="what a run of this version or of an earlier one saved",
             do="Use another state, such as the one before it, or the version of pa-core that saved this one.",
         ) from error
