@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import pa_checkpoint
 from pa_checkpoint import CheckpointError, CheckpointNotFoundError, load
 from pa_checkpoint import _remote_folder as state_store
 from pa_checkpoint._checkpoint import write_checkpoint
@@ -70,6 +71,14 @@ def test_what_is_there_is_not_sent_again_and_the_manifest_is_sent_last(tmp_path:
     faults.sent.clear()
     store.upload(tmp_path / "states" / "step_2")
     assert len(faults.sent) == 1  # the manifest
+
+
+def test_a_checkpoint_without_a_summary_can_be_sent(tmp_path: Path) -> None:
+    """The summary is optional, so a checkpoint that says nothing of its run or its update is sent and fetched."""
+    pa_checkpoint.save(tmp_path / "best", {"step": 50})
+    store = RemoteFolder(store_url(tmp_path / "store"))
+    store.upload(tmp_path / "best")
+    assert pa_checkpoint.load(store.download(store.states()[-1], tmp_path / "fetched"))["step"] == 50
 
 
 def test_a_state_comes_back_byte_for_byte(tmp_path: Path, faults: Faults) -> None:

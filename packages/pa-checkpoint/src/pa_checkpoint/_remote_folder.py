@@ -506,7 +506,8 @@ def _state(object_name: str) -> RemoteCheckpoint | None:
 
 def _object_name(name: str, manifest: Manifest) -> str:
     summary = manifest.summary
-    return f"{summary['sequence']:09}_{summary['update']}_{key_of(str(summary['run']))}_{quote(name, safe='')}.json"
+    sequence, update, run = summary.get("sequence", 0), summary.get("update", 0), str(summary.get("run", ""))
+    return f"{sequence:09}_{update}_{key_of(run)}_{quote(name, safe='')}.json"
 
 
 def _plain(name: str, source: str) -> str:
