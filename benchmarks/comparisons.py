@@ -116,6 +116,21 @@ def _of_orders(name: str, what: str) -> Comparison:
     return Comparison(name, f"scale {what}", BY_ORDER, "ms", 10, compared_by="difference", in_one_process=True)
 
 
+def _of_checkpoints(name: str, figure: str, ranks: int = 1) -> Comparison:
+    where = ", two processes" if ranks > 1 else ""
+    return Comparison(
+        f"a checkpoint, {name}{where}",
+        f"checkpoints {figure}",
+        ("dcp", "ours"),
+        "ms",
+        limit=1.00,
+        ranks=ranks,
+        in_one_process=True,
+        rounds=1,
+    )
+
+
+CHECKPOINTS = (("200 MB", "200 7"), ("2 GB", "2000 2"))
 FEW_AND_MANY = ("ten_thousand", "a_hundred_million")
 
 COMPARISONS = (
@@ -224,6 +239,20 @@ COMPARISONS = (
     Comparison(
         "a step while it is written, p99", "saving p99 200", ("undisturbed", "while_writing"), in_one_process=True
     ),
+    *(
+        _of_checkpoints(f"{what} {name}", f"{figure} {size}", ranks)
+        for name, size in CHECKPOINTS
+        for ranks in (1, 2)
+        for what, figure in (
+            ("saving", "save"),
+            ("training waits for saving in the background", "held"),
+            ("saving in the background, until it is on disk", "durable"),
+            ("loading", "load"),
+        )
+    ),
+    *(_of_checkpoints(f"saving {name}, of which 5 % changed", f"unchanged {size}") for name, size in CHECKPOINTS),
+    _of_checkpoints("saving 200 MB sharded", "save_sharded 200 7", ranks=2),
+    _of_checkpoints("loading 200 MB sharded", "load_sharded 200 7", ranks=2),
     _of_scale("an update, of a million", "updates", ("the_first", "the_last"), 1.05, rounds=1),
     _of_scale("a recorded metric, of a million", "metrics", ("the_first", "the_last"), 1.05),
     _of_scale("an update, with callbacks that implement no event", "callbacks", ("none", "a_thousand"), 1.05),

@@ -16,10 +16,11 @@ from torch.utils.data import Subset
 from benchmarks.__main__ import main
 from benchmarks.calls import calls_of_edge, calls_of_step
 from benchmarks.chapters import time_chapters
-from benchmarks.comparisons import COMPARISONS
+from benchmarks.checkpoints import weights
+from benchmarks.comparisons import COMPARISONS, Comparison
 from benchmarks.measures import loop_named
 from benchmarks.page import as_page
-from benchmarks.processes import ROOT
+from benchmarks.processes import ROOT, measure
 from benchmarks.report import rows
 from benchmarks.tasks import TASKS, AdversarialTask, Sentences, Task
 from tests.launching import run_command
@@ -111,6 +112,23 @@ def test_one_command_prints_the_table() -> None:
     assert launched.status == 0
     (row,) = [line for line in launched.output.splitlines() if "pa core" in line]
     assert row.endswith(("kept", "MISSED"))
+
+
+@pytest.mark.parametrize(("figure", "ranks"), [("durable", 1), ("unchanged", 1), ("load", 1), ("load_sharded", 2)])
+def test_checkpoints_are_compared_with_those_of_torch(figure: str, ranks: int) -> None:
+    """Both save, and load what they have saved, on one process and sharded over two."""
+    comparison = Comparison("a checkpoint", f"checkpoints {figure} 1 1", ("dcp", "ours"), ranks=ranks)
+    figures = measure(comparison, None)
+    assert set(figures) == {"dcp", "ours"}
+    assert min(figures.values()) > 0
+
+
+@pytest.mark.parametrize("megabytes", [1, 20])
+def test_weights_are_as_large_as_the_comparison_says(megabytes: int) -> None:
+    """A checkpoint of so many megabytes has them, within a few percent."""
+    state = weights(megabytes)
+    assert len(state) == 148
+    assert sum(one.nbytes for one in state.values()) / 1e6 == pytest.approx(megabytes, rel=0.1)
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import sys
 from io import BufferedReader, BufferedWriter
 
 __all__ = ["DigestingReader", "DigestingWriter"]
 
 _CHUNK = 1 << 22  # bytes: a busy training thread gives the GIL back after up to 5 ms, which is paid for each chunk
+_WRITE_BACK = 1 << 25  # bytes
 
 
 class DigestingWriter:
@@ -20,6 +23,7 @@ class DigestingWriter:
     def __init__(self, file: BufferedWriter | None) -> None:
         self._file = file
         self._hash = hashlib.sha256()
+        self._written_back = 0
         self.size: int = 0
         """The bytes written so far."""
 
@@ -34,9 +38,17 @@ class DigestingWriter:
         for start in range(0, len(view), _CHUNK):
             chunk = view[start : start + _CHUNK]
             self._hash.update(chunk)
+            self.size += len(chunk)
             if self._file is not None:
                 self._file.write(chunk)
-        self.size += len(view)
+                self._write_back(self._file.fileno())
+
+    def _write_back(self, descriptor: int) -> None:
+        """Have the disk write while more is hashed, so that little is left for the end: this call does not wait."""
+        size = self.size - self._written_back
+        if size >= _WRITE_BACK and sys.platform == "linux":
+            os.posix_fadvise(descriptor, self._written_back, size, os.POSIX_FADV_DONTNEED)
+            self._written_back = self.size
 
 
 class DigestingReader:
