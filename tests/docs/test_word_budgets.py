@@ -29,6 +29,7 @@ KINDS: dict[str, str | tuple[str, int]] = {
     "docs/averaging.md": "how-to",
     "docs/beyond-ddp.md": ("scaling", 1200),
     "docs/callbacks.md": "how-to",
+    "docs/checkpoints-alone.md": ("how-to", 500),
     "docs/coming-from/accelerate.md": "migration",
     "docs/coming-from/lightning.md": "migration",
     "docs/coming-from/pytorch.md": "migration",
