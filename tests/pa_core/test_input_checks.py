@@ -184,7 +184,7 @@ BEFORE_THE_RUN: dict[str, Mistake] = {
         for name in ("gradient_clip_value", "gradient_clip_norm")
         for value in (0, -1.0, float("nan"))
     },
-    "batch_size=0 for a loader": mistake(ConfigurationError, "batch_size=0", train_dataloader_kwargs={"batch_size": 0}),
+    "batch_size=0 for a loader": mistake(ConfigurationError, "got 0", train_dataloader_kwargs={"batch_size": 0}),
     "a batch size of 0 to evaluate": Mistake(
         lambda trainer: trainer.evaluate(EVAL_DATA, per_device_batch_size=0),
         ConfigurationError,

@@ -156,7 +156,7 @@ def test_an_unknown_name_is_refused() -> None:
 
 def test_a_negative_number_of_samples_is_refused() -> None:
     """An order needs a number of samples."""
-    with pytest.raises(ConfigurationError, match="num_samples=-1"):
+    with pytest.raises(ConfigurationError, match="num_samples must be a whole number >= 0, got -1"):
         epoch_order(-1, seed=0, epoch=0)
 
 

@@ -97,10 +97,10 @@ def test_the_identity_is_that_of_lengths_and_groups() -> None:
     [
         ({"lengths": [1.5], "group_size": 4}, "torch.float32"),
         ({"lengths": [1, -5], "group_size": 4}, r"lengths\[1\]=-5"),
-        ({"lengths": [1], "group_size": 0}, "group_size=0"),
-        ({"lengths": [1], "group_size": 1}, "Pass group_size=2"),
-        ({"lengths": [1], "group_size": 4, "window": 0}, "window=0"),
-        ({"lengths": [1], "group_size": 4, "window": 10}, "Pass window=12"),
+        ({"lengths": [1], "group_size": 0}, "group_size must be .* got 0"),
+        ({"lengths": [1], "group_size": 1}, "group_size must be a whole number >= 2"),
+        ({"lengths": [1], "group_size": 4, "window": 0}, "window must be .* got 0"),
+        ({"lengths": [1], "group_size": 4, "window": 10}, "window must be a multiple of group_size=4, got 10"),
     ],
 )
 def test_what_cannot_work_is_explained(arguments: dict[str, Any], message: str) -> None:

@@ -60,7 +60,7 @@ def test_a_dataset_without_a_length_is_refused() -> None:
 @pytest.mark.parametrize("batch_size", [0, -1, None])
 def test_a_batch_size_below_one_is_refused(batch_size: int | None) -> None:
     """The error names the batch size that was given."""
-    with pytest.raises(ConfigurationError, match=f"batch_size={batch_size}"):
+    with pytest.raises(ConfigurationError, match=f"batch_size must be a whole number >= 1, got {batch_size}"):
         KeyedDataLoader(Indices(5), batch_size=batch_size)
 
 

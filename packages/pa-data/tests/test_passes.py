@@ -225,12 +225,12 @@ def test_class_balance_that_cannot_be_had_is_refused() -> None:
         ({"weights": {"a": 1, "b": 2}}, "names a, b, c"),
         ({"weights": {"a": 1, "b": 2, "c": 3, "d": 4}}, "names a, b, c"),
         ({"weights": [1, 2, 3]}, r"weights=\[1, 2, 3\]"),
-        ({"weights": {"a": 1, "b": 2, "c": -3}}, r"weights\['c'\]=-3"),
-        ({"weights": {"a": 1, "b": 2, "c": float("nan")}}, r"weights\['c'\]=nan"),
-        ({"weights": {"a": 1, "b": 2, "c": "3"}}, r"weights\['c'\]='3'"),
-        ({"weights": {"a": 0, "b": 0, "c": 0}}, "at least one weight above 0"),
+        ({"weights": {"a": 1, "b": 2, "c": -3}}, r"weights\['c'\] must be .* got -3"),
+        ({"weights": {"a": 1, "b": 2, "c": float("nan")}}, r"weights\['c'\] must be .* got nan"),
+        ({"weights": {"a": 1, "b": 2, "c": "3"}}, r"weights\['c'\] must be .* got '3'"),
+        ({"weights": {"a": 0, "b": 0, "c": 0}}, "none of them above 0"),
         ({"weights": {"a": 1e-6, "b": 1, "c": 1}}, r"weights\['a'\]=1e-06, which is 5e-05 of the 100 samples"),
-        ({"num_samples": 0}, "num_samples=0"),
+        ({"num_samples": 0}, "num_samples must be .* got 0"),
     ],
 )
 def test_weights_of_a_mixture_that_mean_nothing_are_refused(options: dict[str, Any], named: str) -> None:

@@ -125,11 +125,11 @@ def test_the_identity_is_that_of_the_lengths_and_the_budget() -> None:
         ({"lengths": [3.5], "max_tokens": 64}, "torch.float32"),
         ({"lengths": [], "max_tokens": 64}, "0 lengths"),
         ({"lengths": ["abc"], "max_tokens": 64}, "list"),
-        ({"lengths": [3], "max_tokens": 0}, "max_tokens=0"),
-        ({"lengths": [3], "max_tokens": 64.0}, "max_tokens=64.0"),
-        ({"lengths": [3], "max_tokens": 64, "max_samples": 0}, "max_samples=0"),
-        ({"lengths": [3], "max_tokens": 64, "pad_to_multiple_of": 0}, "pad_to_multiple_of=0"),
-        ({"lengths": [3], "max_tokens": 64, "bucket_growth": 0.9}, "bucket_growth=0.9"),
+        ({"lengths": [3], "max_tokens": 0}, "max_tokens must be .* got 0"),
+        ({"lengths": [3], "max_tokens": 64.0}, "max_tokens must be .* got 64.0"),
+        ({"lengths": [3], "max_tokens": 64, "max_samples": 0}, "max_samples must be .* got 0"),
+        ({"lengths": [3], "max_tokens": 64, "pad_to_multiple_of": 0}, "pad_to_multiple_of must be .* got 0"),
+        ({"lengths": [3], "max_tokens": 64, "bucket_growth": 0.9}, "bucket_growth must be .* got 0.9"),
     ],
 )
 def test_what_cannot_work_is_explained(arguments: dict[str, Any], message: str) -> None:

@@ -173,5 +173,5 @@ def test_more_samples_than_there_are_without_replacement_are_refused() -> None:
 @pytest.mark.parametrize("num_samples", [0, -1, 2.5, True])
 def test_an_epoch_without_samples_is_refused(num_samples: Any) -> None:
     """The size of an epoch is an integer of at least 1."""
-    with pytest.raises(ConfigurationError, match="num_samples="):
+    with pytest.raises(ConfigurationError, match="num_samples must be a whole number >= 1"):
         Weighted([1, 2], num_samples=num_samples)

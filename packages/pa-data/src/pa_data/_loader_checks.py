@@ -13,6 +13,7 @@ from pa_data._fetching import can_fetch_batch
 from pa_data._split import Split
 from pa_data.errors import ConfigurationError, EmptyDatasetError
 from pa_data.orders import EpochOrder, Order
+from pa_data.orders._checks import check_count
 from pa_data.orders._given import check_order as require_order
 
 __all__ = [
@@ -38,22 +39,15 @@ def count_samples(dataset: Dataset[Any]) -> int:
     """
     kind = type(dataset).__name__
     advice = "Give the dataset __len__ and __getitem__, or load it with a plain torch.utils.data.DataLoader."
+    needed = "a dataset with a length whose samples are indexed by integers"
     if isinstance(dataset, IterableDataset):
-        raise ConfigurationError(
-            "An iterable dataset has no order that could be chosen.",
-            given=f"a dataset of type {kind}, which is an IterableDataset",
-            expected="a dataset with a length whose samples are indexed by integers",
-            do=advice,
-        )
+        given = f"a dataset of type {kind}, which is an IterableDataset"
+        raise ConfigurationError("An iterable dataset has no order that could be chosen.", given, needed, advice)
     try:
         num_samples = len(cast("Sized", dataset))
     except (TypeError, NotImplementedError) as error:
-        raise ConfigurationError(
-            "The dataset has no length.",
-            given=f"a dataset of type {kind}, for which len() fails: {error}",
-            expected="a dataset with a length whose samples are indexed by integers",
-            do=advice,
-        ) from error
+        given = f"a dataset of type {kind}, for which len() fails: {error}"
+        raise ConfigurationError("The dataset has no length.", given, needed, advice) from error
     if num_samples == 0:
         raise EmptyDatasetError(
             "The dataset is empty.",
@@ -70,14 +64,8 @@ def check_batch_size(batch_size: int | None) -> int:
     Raises:
         ConfigurationError: If it is None or less than 1.
     """
-    if batch_size is None or batch_size < 1:
-        raise ConfigurationError(
-            "A keyed loader makes batches, so it needs their size.",
-            given=f"batch_size={batch_size}",
-            expected="an integer of at least 1",
-            do="Pass the number of samples that one process takes in a step, for example batch_size=32.",
-        )
-    return batch_size
+    check_count("batch_size", batch_size)
+    return cast("int", batch_size)
 
 
 def check_batches_of_order(order: Order, batch_size: int | None, drop_last: bool, split: str) -> None:
@@ -91,21 +79,13 @@ def check_batches_of_order(order: Order, batch_size: int | None, drop_last: bool
         raise ConfigurationError(
             "batch_size has no effect with an order that makes the batches.",
             given=f"batch_size={batch_size}, and order={kind}",
-            expected="no batch_size",
             do=f"Leave batch_size out, and give {kind} what it makes its batches by.",
         )
     if drop_last:
-        raise ConfigurationError(
-            "drop_last has no effect with an order that makes the batches, as none is incomplete.",
-            given=f"drop_last=True, and order={kind}",
-            expected="drop_last=False",
-            do="Leave drop_last out.",
-        )
+        raise ConfigurationError(f"An order that makes the batches leaves none out: drop_last=True, and order={kind}.")
     if split != "train":
         raise ConfigurationError(
-            "An evaluation goes in the order of the dataset, in batches of one size.",
-            given=f'split="{split}", and order={kind}',
-            expected='an order that makes the batches with split="train" only',
+            f'An evaluation goes in the order of the dataset, got split="{split}", and order={kind}.',
             do="Leave the order out, and pass a batch_size.",
         )
 
@@ -117,26 +97,11 @@ def check_options(rank: int, num_processes: int, num_workers: int, timeout: floa
         ConfigurationError: If one does.
     """
     if not 0 <= rank < num_processes:
-        raise ConfigurationError(
-            "The rank is not among the processes.",
-            given=f"rank={rank}, num_processes={num_processes}",
-            expected="0 <= rank < num_processes",
-            do="Pass the number of this process, counted from 0, and the number of all processes.",
-        )
+        raise ConfigurationError(f"A rank is from 0 to num_processes - 1, got {rank=}, {num_processes=}.")
     if timeout > 0 and num_workers == 0:
-        raise ConfigurationError(
-            "Only workers can be waited for.",
-            given=f"timeout={timeout}, num_workers=0",
-            expected="num_workers of at least 1, or timeout=0",
-            do="Leave the timeout out, or load with workers.",
-        )
+        raise ConfigurationError(f"A timeout is for workers: leave out {timeout=}, or pass num_workers.")
     if not in_order:
-        raise ConfigurationError(
-            "A keyed loader yields its batches in order.",
-            given="in_order=False",
-            expected="in_order=True",
-            do="Leave the option out, or pass your own torch.utils.data.DataLoader.",
-        )
+        raise ConfigurationError("A keyed loader yields its batches in order: leave out in_order=False.")
 
 
 def check_order(order: Order | None, algorithm: str | None) -> None:
@@ -151,7 +116,6 @@ def check_order(order: Order | None, algorithm: str | None) -> None:
         raise ConfigurationError(
             "Two orders were passed.",
             given=f"order={type(order).__name__}(...), algorithm={algorithm!r}",
-            expected="one of them",
             do=f"Leave the order out, or pass order=Shuffled({algorithm!r}).",
         )
 
@@ -165,10 +129,8 @@ def require_batch_ends(order: EpochOrder) -> Tensor:
     ends = order.batch_ends
     if ends is None or ends.dtype != torch.int64 or ends.numel() == 0 or int(ends[-1]) != order.num_samples:
         raise ConfigurationError(
-            "An order that makes the batches says where they end.",
-            given=f"{type(order).__name__}.batch_ends={ends}, and makes_batches=True",
-            expected=f"an int64 tensor of increasing positions that ends with num_samples={order.num_samples}",
-            do="Return the positions after the last sample of each batch, or leave makes_batches out.",
+            f"makes_batches=True needs batch_ends, int64 and ending with {order.num_samples}, got {ends}.",
+            do=f"Return the positions after the last sample of each batch from {type(order).__name__}.batch_ends.",
         )
     return ends
 
@@ -182,9 +144,7 @@ def refuse_batch_ends(order: EpochOrder) -> None:
     if order.batch_ends is not None:
         raise ConfigurationError(
             "An order says where its batches end, and not that it makes them.",
-            given=f"{type(order).__name__}.batch_ends, and makes_batches=False",
-            expected="both or none of them",
-            do="Set makes_batches = True in the class of the order.",
+            do=f"Set makes_batches = True in {type(order).__name__}.",
         )
 
 
@@ -200,9 +160,7 @@ def check_epoch(split: Split, epoch: int = 0) -> None:
     """
     if split.num_samples == 0:
         raise EmptyDatasetError(
-            "The order of the data has an epoch without samples.",
-            given=f"0 samples in epoch {epoch}, counted from 0",
-            expected="at least one sample in each epoch of the run",
+            f"The order of the data has an epoch without samples: 0 samples in epoch {epoch}, counted from 0.",
             do="Let the order visit some samples in this epoch, or train for fewer epochs.",
         )
     if len(split) == 0:
@@ -211,7 +169,6 @@ def check_epoch(split: Split, epoch: int = 0) -> None:
             "drop_last leaves nothing of this dataset.",
             given=f"{split.num_samples} samples, and global batches of {global_batch} "
             f"(batch_size={split.batch_size} on {split.num_processes} processes)",
-            expected=f"at least {global_batch} samples, or drop_last=False",
             do="Choose a smaller batch size, or keep the last incomplete batch with drop_last=False.",
         )
 
@@ -256,7 +213,6 @@ def decide_whole_batches(
         raise ConfigurationError(
             "Batches cannot be fetched whole.",
             given=f"whole_batches=True and {reason}",
-            expected="a TensorDataset, a subset of one, or a dataset with fetch_batch, and no collate_fn",
             do="Give the dataset a method fetch_batch, leave collate_fn out, or leave whole_batches out.",
         )
     return asked_for

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pa_data.errors import ConfigurationError
+from pa_data.orders._checks import check_count
 
 __all__ = ["BatchSplit", "EvalSplit", "Split", "TrainSplit"]
 
@@ -101,7 +102,6 @@ class TrainSplit:
             raise ConfigurationError(
                 "The position is not within the epoch.",
                 given=f"start={self.start} in an epoch of {self.num_samples} samples",
-                expected=f"0 <= start <= {self.num_samples}",
                 do="Pass the number of samples of this epoch that were trained on already. "
                 "If the dataset became smaller since then, begin the epoch again with start=0.",
             )
@@ -191,7 +191,6 @@ class EvalSplit:
             raise ConfigurationError(
                 "There are fewer samples to evaluate on than processes.",
                 given=f"{self.num_samples} samples for {self.num_processes} processes",
-                expected=f"at least {self.num_processes} samples, one for each process",
                 do="Evaluate on more samples, or with fewer processes.",
             )
 
@@ -291,7 +290,6 @@ class BatchSplit:
             raise ConfigurationError(
                 "The position is not where a batch of the order ends.",
                 given=f"start={self.start}, within batch {self._first} of {len(self.batch_ends)}",
-                expected="0, or one of the positions at which a batch ends",
                 do="Begin the epoch again with start=0, if the order is not the one that the position was counted in.",
             )
 
@@ -371,21 +369,9 @@ def _even_piece(begin: int, size: int, parts: int, part: int) -> range:
 
 
 def _check_sizes(split: Split) -> None:
-    for name, number in (("batch_size", split.batch_size), ("num_processes", split.num_processes)):
-        if number < 1:
-            raise ConfigurationError(
-                f"A split needs a positive {name}.",
-                given=f"{name}={number}",
-                expected="an integer of at least 1",
-                do=f"Pass {name}=1 or more.",
-            )
-    if split.num_samples < 0:
-        raise ConfigurationError(
-            "A split needs a number of samples.",
-            given=f"num_samples={split.num_samples}",
-            expected="an integer of at least 0",
-            do="Pass len(dataset).",
-        )
+    check_count("batch_size", split.batch_size)
+    check_count("num_processes", split.num_processes)
+    check_count("num_samples", split.num_samples, minimum=0)
 
 
 def _check_step(step: int, num_steps: int) -> None:

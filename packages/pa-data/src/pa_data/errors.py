@@ -24,13 +24,13 @@ __all__ = [
 class ExplainedError(Exception):
     """Base of the errors of this module. A ``CheckpointError`` has the same four parts and is not one of them.
 
-    All four parts are required, so that no message can leave the reader without a next step, and they are
-    kept as attributes and in ``args``, so that the error survives the way back from another process.
+    Where the sentence says it all, as for a number that is out of its range, the other parts are left out. The parts
+    are kept as attributes and in ``args``, so that the error survives the way back from another process.
 
     Args:
         problem: One sentence that says what is wrong.
         given: What was found, as text; name the argument as well as its value.
-        expected: What would have been right.
+        expected: What would have been right, where the sentence does not say so.
         do: What the reader can do about it.
 
     Example:
@@ -41,7 +41,7 @@ class ExplainedError(Exception):
           do:       Buy an apple.
     """
 
-    def __init__(self, problem: str, given: str, expected: str, do: str) -> None:
+    def __init__(self, problem: str, given: str = "", expected: str = "", do: str = "") -> None:
         super().__init__(problem, given, expected, do)
         self.problem = problem
         self.given = given
@@ -50,25 +50,18 @@ class ExplainedError(Exception):
 
     @override
     def __str__(self) -> str:
-        return f"{self.problem}\n  given:    {self.given}\n  expected: {self.expected}\n  do:       {self.do}"
+        parts = (("given:   ", self.given), ("expected:", self.expected), ("do:      ", self.do))
+        return "\n".join([self.problem, *(f"  {name} {text}" for name, text in parts if text)])
 
 
 class ConfigurationError(ExplainedError, ValueError):
     """An argument has a value that cannot work, such as a negative number of epochs.
 
     Example:
-        >>> raise ConfigurationError(
-        ...     "The number of epochs is not positive.",
-        ...     given="num_epochs=-1",
-        ...     expected="an integer of at least 1",
-        ...     do="Pass the number of passes over the training data, for example num_epochs=1.",
-        ... )
+        >>> raise ConfigurationError("num_epochs must be a whole number >= 1, got -1.")
         Traceback (most recent call last):
         ...
-        pa_data.errors.ConfigurationError: The number of epochs is not positive.
-          given:    num_epochs=-1
-          expected: an integer of at least 1
-          do:       Pass the number of passes over the training data, for example num_epochs=1.
+        pa_data.errors.ConfigurationError: num_epochs must be a whole number >= 1, got -1.
     """
 
 

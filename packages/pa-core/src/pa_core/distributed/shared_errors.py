@@ -47,9 +47,9 @@ def showing_errors_once() -> Generator[None]:
 def show_once(error: BaseException, seconds: float) -> None:
     """Let the first process alone show an error, if all processes raise the same one and none catches it.
 
-    It is the same where type, message, notes and traceback are; of an ``ExplainedError``, what was given may differ,
-    and is in the line of each process. A process that does not learn in time that the first one has shown the error
-    shows it itself.
+    It is the same where type, message, notes and traceback are. Of an ``ExplainedError``, what was given may differ, or
+    its sentence if it has no other part, and is in the line of each process. A process that does not learn in time
+    that the first one has shown the error shows it itself.
 
     Args:
         error: What is about to be raised on this process.
@@ -126,12 +126,12 @@ def _text_to_compare(error: Exception) -> str:
     if not is_explained(error):
         return "".join(traceback.format_exception(error))
     places = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
-    return repr((type(error), error.problem, error.expected, error.do, places))
+    return repr((type(error), error.problem if error.given else "", error.expected, error.do, places))
 
 
 def _line(error: Exception) -> str:
     kind = f"{type(error).__module__}.{type(error).__qualname__}: the same error as on rank 0"
-    return f"{kind}; given here: {' '.join(error.given.split())}" if is_explained(error) else kind
+    return f"{kind}; given here: {' '.join((error.given or error.problem).split())}" if is_explained(error) else kind
 
 
 class _Hook:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pa_data.errors import ArgumentTypeError, ConfigurationError
 
-__all__ = ["and_more", "check_count", "check_one_for_each_sample", "check_range", "check_size_of_epoch", "column"]
+__all__ = ["and_more", "check_count", "check_one_for_each_sample", "check_range", "column"]
 
 
 def column(
@@ -31,20 +31,15 @@ def column(
     try:
         given = torch.as_tensor(values, dtype=dtype).detach().cpu()
     except (TypeError, ValueError, RuntimeError) as error:
-        raise ArgumentTypeError(
-            f"An order takes its {name} as numbers.",
-            given=f"{name} of type {type(values).__name__}: {error}",
-            expected="a tensor of one dimension, or a sequence of numbers, with one for each sample of the dataset",
-            do=do or f"Pass {name}=torch.tensor([...]).",
-        ) from error
+        raise _not_a_column(name, f"{name} of type {type(values).__name__}: {error}", do) from error
     if given.dim() != 1:
-        raise ArgumentTypeError(
-            f"An order takes its {name} in one dimension.",
-            given=f"{name} of shape {tuple(given.shape)}",
-            expected="one number for each sample of the dataset",
-            do=do or f"Pass {name}.flatten(), if that has one number for each sample.",
-        )
+        raise _not_a_column(name, f"{name} of shape {tuple(given.shape)}", do)
     return given
+
+
+def _not_a_column(name: str, given: str, do: str | None) -> ArgumentTypeError:
+    problem = f"An order takes its {name} as numbers in one dimension, one for each sample of the dataset."
+    return ArgumentTypeError(problem, given, do=do or f"Pass {name}=torch.tensor([...]).")
 
 
 def check_count(name: str, value: object, minimum: int = 1) -> None:
@@ -54,28 +49,7 @@ def check_count(name: str, value: object, minimum: int = 1) -> None:
         ConfigurationError: It is not.
     """
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or int(value) < minimum:
-        raise ConfigurationError(
-            f"{name} is not usable.",
-            given=f"{name}={value!r}",
-            expected=f"a whole number of at least {minimum}",
-            do=f"Pass {name}={minimum} or more.",
-        )
-
-
-def check_size_of_epoch(num_samples: object) -> None:
-    """Raise an error for a number of samples of an epoch that is not positive.
-
-    Raises:
-        ConfigurationError: It is not an integer of at least 1, nor None.
-    """
-    if num_samples is None or (isinstance(num_samples, int) and num_samples >= 1 and num_samples is not True):
-        return
-    raise ConfigurationError(
-        "An epoch has at least one sample.",
-        given=f"num_samples={num_samples!r}",
-        expected="an integer of at least 1, or None for the default",
-        do="Pass how many samples an epoch is to have, or leave it out.",
-    )
+        raise ConfigurationError(f"{name} must be a whole number >= {minimum}, got {value!r}.")
 
 
 def check_one_for_each_sample(name: str, number: int, num_samples: int) -> None:
@@ -93,7 +67,6 @@ def check_one_for_each_sample(name: str, number: int, num_samples: int) -> None:
         raise ConfigurationError(
             "The order was made for another dataset.",
             given=f"{number} {name} and a dataset of {num_samples} samples",
-            expected=f"one of the {name} for each sample, in the order of the dataset",
             do=f"Make the {name} from the dataset that is trained on; for a Subset, pick the ones at its indices.",
         )
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from pa_data.errors import ConfigurationError, EmptyDatasetError
-from pa_data.orders._checks import check_one_for_each_sample, check_size_of_epoch, column
+from pa_data.orders._checks import check_count, check_one_for_each_sample, column
 from pa_data.orders._epoch_order import EpochOrder
 from pa_data.orders._order import Order
 from pa_data.orders._passes import EpochOfSources, SourcesOfSamples
@@ -56,20 +56,13 @@ class ClassBalanced(Order):
     def __init__(self, labels: Tensor | Sequence[int], *, num_samples: int | None = None) -> None:
         given = column("labels", labels, do=_number_names(labels))
         if given.numel() == 0:
-            raise EmptyDatasetError(
-                "There is no class to take samples from.",
-                given="0 labels",
-                expected="the class of each sample",
-                do="Pass the labels of the dataset that is trained on.",
-            )
+            raise EmptyDatasetError("labels must have the class of each sample of the dataset, got 0 labels.")
         if given.is_floating_point() or given.is_complex():
             raise ConfigurationError(
-                "Classes are told apart by integers.",
-                given=f"labels of type {given.dtype}",
-                expected="integers, one for each sample",
+                f"Classes are told apart by integers, got labels of type {given.dtype}.",
                 do="Pass labels=labels.long(), if they are whole numbers; bin them first, if they are not.",
             )
-        check_size_of_epoch(num_samples)
+        check_count("num_samples", 1 if num_samples is None else num_samples)
         self._labels = given.to(torch.int64)
         by_class, samples = self._labels.sort(stable=True)
         begins = (by_class.diff() != 0).nonzero().squeeze(1) + 1
@@ -106,9 +99,7 @@ def _number_names(labels: object) -> str | None:
 def _equal_counts(num_samples: int, num_classes: int) -> Tensor:
     if num_samples < num_classes:
         raise ConfigurationError(
-            "Some classes would never come.",
-            given=f"num_samples={num_samples} and {num_classes} classes",
-            expected="at least one sample of each class in an epoch",
+            f"Some classes would never come: num_samples={num_samples} and {num_classes} classes.",
             do="Make epochs longer, or leave num_samples out.",
         )
     whole, more = divmod(num_samples, num_classes)

@@ -64,7 +64,6 @@ class Curriculum(Order):
             raise ArgumentTypeError(
                 "A curriculum is given as a function.",
                 given=f"choose of type {type(choose).__name__}",
-                expected="a function of the number of an epoch that returns indices or a mask",
                 do="Pass for example lambda epoch: difficulty <= epoch.",
             )
         self.choose: Callable[[int], Chosen] = choose
@@ -106,16 +105,12 @@ def _indices(chosen: Tensor, num_samples: int, epoch: int) -> Tensor:
         chosen = chosen.nonzero().squeeze(1)
     if chosen.numel() == 0:
         raise EmptyDatasetError(
-            "An epoch of the curriculum has no sample.",
-            given=f"{name} returned none",
-            expected="at least one sample in each epoch",
+            f"An epoch of the curriculum has no sample: {name} returned none.",
             do="Choose more samples for this epoch, or train for fewer epochs.",
         )
     if chosen.is_floating_point() or chosen.is_complex():
         raise ConfigurationError(
-            "A curriculum chooses samples by indices or by a mask.",
-            given=f"{chosen.dtype} from {name}",
-            expected="integers, or a bool for each sample",
+            f"A curriculum chooses samples by indices or by a mask, got {chosen.dtype} from {name}.",
             do="Compare the numbers with a limit to get a mask, for example difficulty <= epoch.",
         )
     check_range(chosen, num_samples, name)

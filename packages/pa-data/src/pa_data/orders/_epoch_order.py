@@ -12,6 +12,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from pa_data.errors import ConfigurationError
+from pa_data.orders._checks import check_count
 from pa_data.orders._feistel import permutations
 from pa_data.orders._keyed_numbers import as_int64
 from pa_data.rng import mix
@@ -174,13 +175,7 @@ def epoch_order(
     Raises:
         ConfigurationError: If ``num_samples`` is negative or the algorithm is unknown.
     """
-    if num_samples < 0:
-        raise ConfigurationError(
-            "An order needs a number of samples.",
-            given=f"num_samples={num_samples}",
-            expected="an integer of at least 0",
-            do="Pass len(dataset).",
-        )
+    check_count("num_samples", num_samples, minimum=0)
     if algorithm is None:
         algorithm = _default_algorithm(num_samples, shuffle=shuffle)
     if algorithm not in _ORDERS:

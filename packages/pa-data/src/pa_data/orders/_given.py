@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from types import BuiltinFunctionType, FunctionType
 
 from torch.utils.data import Sampler
 
@@ -38,40 +37,28 @@ def check_order(order: object) -> None:
     if order is None:
         return
     if isinstance(order, Order):
+        kind = type(order).__name__
         if not isinstance(getattr(order, "name", None), str):
-            raise _without_name(order)
+            problem = f"An order needs a name, by which training states know it, and {kind} has none."
+            raise ArgumentTypeError(problem, do=f'Write name = "{kind.lower()}-v1" in {kind}.')
         return
+    is_plain = isinstance(order, (str, bool, int))
     raise ArgumentTypeError(
         "This is not an order.",
-        given=f"order={_describe(order)}",
+        given=f"order={order!r}" if is_plain else f"order={getattr(order, '__name__', None) or type(order).__name__}",
         expected="an object from pa_data.orders such as Shuffled(), or one of a class that derives from Order",
         do=_what_to_pass(order),
     )
 
 
-def _without_name(order: Order) -> ArgumentTypeError:
-    kind = type(order).__name__
-    return ArgumentTypeError(
-        "An order needs a name, by which training states know it.",
-        given=f"{kind} without a name",
-        expected="a string as an attribute of the class, a new one for each change of what the order does",
-        do=f'Write name = "{kind.lower()}-v1" in {kind}.',
-    )
-
-
-def _describe(value: object) -> str:
-    if isinstance(value, (type, str, bool, int)):
-        return value.__name__ if isinstance(value, type) else repr(value)
-    return f"a {type(value).__name__}"
-
-
 def _what_to_pass(order: object) -> str:
+    is_function = callable(order)
     if isinstance(order, type) and issubclass(order, Order):
         return f"Pass an instance: {order.__name__}(...)."
     if isinstance(order, Sampler):
         return "Pass the order that replaces it, such as Weighted(weights), or the sampler in train_dataloader_kwargs."
     if order is False:
         return "Pass Sequential() from pa_data.orders."
-    if isinstance(order, Iterable | FunctionType | BuiltinFunctionType) and not isinstance(order, str):
+    if is_function or (isinstance(order, Iterable) and not isinstance(order, str)):
         return "Return the indices from indices_of_epoch() in a class that derives from pa_data.orders.TableOrder."
     return "Pass Shuffled() from pa_data.orders, or leave it out, for each sample once in a random order."

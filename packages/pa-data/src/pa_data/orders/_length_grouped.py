@@ -68,12 +68,7 @@ class LengthGrouped(Order):
         self.window: int = _GROUPS_OF_WINDOW * group_size if window is None else window
         check_count("window", self.window)
         if self.window % group_size:
-            raise ConfigurationError(
-                "A window is made of whole groups.",
-                given=f"window={window}, group_size={group_size}",
-                expected="a window that is a multiple of group_size",
-                do=f"Pass window={-(-self.window // group_size) * group_size}.",
-            )
+            raise ConfigurationError(f"window must be a multiple of group_size={group_size}, got {self.window}.")
 
     @override
     def epoch_order(self, num_samples: int, *, seed: int, epoch: int) -> EpochOrder:

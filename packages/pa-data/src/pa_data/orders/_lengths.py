@@ -25,18 +25,9 @@ def lengths_of_samples(lengths: Sequence[int] | Tensor) -> Tensor:
     """
     given = column("lengths", lengths)
     if given.numel() == 0 or given.is_floating_point() or given.is_complex() or given.dtype == torch.bool:
-        raise _refused(f"{len(given)} lengths of {given.dtype}")
+        raise ConfigurationError(f"lengths must be whole numbers, got {len(given)} lengths of {given.dtype}.")
     least = int(given.argmin())
     if int(given[least]) < 0:
-        raise _refused(f"lengths[{least}]={int(given[least])}")
+        raise ConfigurationError(f"lengths must be whole numbers >= 0, got lengths[{least}]={int(given[least])}.")
     fits = int(given.max()) <= torch.iinfo(torch.int32).max
     return given.to(torch.int32 if fits else torch.int64, copy=True)
-
-
-def _refused(given: str) -> ConfigurationError:
-    return ConfigurationError(
-        "These are not the lengths of samples.",
-        given=given,
-        expected="one whole number of at least 0 for each sample of the dataset",
-        do="Pass for example lengths=[len(sample) for sample in dataset].",
-    )

@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from pa_data.batches import describe_batch
 from pa_data.errors import ArgumentTypeError, ConfigurationError, EmptyDatasetError
-from pa_data.orders._checks import check_one_for_each_sample, check_size_of_epoch
+from pa_data.orders._checks import check_count, check_one_for_each_sample
 from pa_data.orders._epoch_order import EpochOrder
 from pa_data.orders._order import Order
 from pa_data.orders._passes import EpochOfSources, SourcesOfSamples
@@ -71,7 +71,7 @@ class Mixture(ConcatDataset[_SampleT_co]):
         num_samples: int | None = None,
     ) -> None:
         lengths = _lengths(datasets)
-        check_size_of_epoch(num_samples)
+        check_count("num_samples", 1 if num_samples is None else num_samples)
         shares = _checked_weights(lengths, lengths if weights is None else weights)
         _check_orders(datasets)
         _check_structures(datasets)
@@ -157,7 +157,6 @@ def _check_orders(datasets: Mapping[str, Dataset[Any]]) -> None:
             raise ConfigurationError(
                 "The order that a dataset brings has no effect in a mixture.",
                 given=f"{name!r} is a {type(dataset).__name__}, which brings the order {order.name}",
-                expected="datasets whose samples all come equally often",
                 do="Pass its datasets themselves, each with its weight among all."
                 if is_mixture
                 else "Pass a dataset without default_order.",
@@ -179,7 +178,6 @@ def _check_structures(datasets: Mapping[str, Dataset[Any]]) -> None:
         raise ConfigurationError(
             "The datasets of a mixture have samples that make no batch.",
             given=f"a sample of {name!r} is {one}, one of {other_name!r} is {other}",
-            expected="as many tensors in each sample, of the same shapes and types",
             do="Give the samples the same structure, with the conversions that the model needs.",
         )
 
@@ -189,26 +187,19 @@ def _checked_weights(lengths: Mapping[str, int], weights: object) -> dict[str, F
     named = _by_name(weights)
     if set(named) != set(lengths):
         raise ConfigurationError(
-            "Each dataset of a mixture needs a weight.",
+            f"Each dataset of a mixture needs a weight, by the names {', '.join(lengths)}.",
             given=f"weights={weights!r}",
-            expected=f"a mapping with the names {', '.join(lengths)}",
             do="Pass a weight for each dataset, by its name; 0 leaves one out.",
         )
     checked = {name: _fraction(name, named[name]) for name in lengths}
     if not any(checked.values()):
-        raise ConfigurationError(
-            "No sample of a mixture would ever come.",
-            given=f"weights={weights!r}",
-            expected="at least one weight above 0",
-            do="Pass the share that each dataset is to have.",
-        )
+        raise ConfigurationError(f"No sample of a mixture would ever come: weights={weights!r}, none of them above 0.")
     for name, weight in checked.items():
         if weight > 0 and lengths[name] == 0:
             raise EmptyDatasetError(
                 "A dataset of the mixture is empty.",
                 given=f"{name!r} with 0 samples",
-                expected="at least one sample, or a weight of 0",
-                do="Look at how the dataset was made; a wrong path and a filter that keeps nothing are common.",
+                do="Give it a weight of 0, or look at how it was made; a wrong path is a common cause.",
             )
     return checked
 
@@ -216,12 +207,7 @@ def _checked_weights(lengths: Mapping[str, int], weights: object) -> dict[str, F
 def _fraction(name: str, weight: object) -> Fraction:
     if isinstance(weight, int | float | Fraction) and 0 <= weight < inf:
         return Fraction(weight)
-    raise ConfigurationError(
-        "The weight of a dataset is a number of at least 0.",
-        given=f"weights[{name!r}]={weight!r}",
-        expected="a finite number of at least 0",
-        do="Pass the share that the dataset is to have, in proportion to the others.",
-    )
+    raise ConfigurationError(f"weights[{name!r}] must be a finite number >= 0, got {weight!r}.")
 
 
 def _counts(weights: Mapping[str, Fraction], num_samples: int) -> dict[str, int]:
@@ -238,7 +224,6 @@ def _counts(weights: Mapping[str, Fraction], num_samples: int) -> dict[str, int]
                 "A dataset of the mixture would never come.",
                 given=f"weights[{name!r}]={float(weights[name])}, which is "
                 f"{float(exact[name]):.2g} of the {num_samples} samples of an epoch",
-                expected="at least one sample of each dataset in an epoch, or a weight of 0",
                 do="Make epochs longer with num_samples=..., or give it more weight.",
             )
     return counts

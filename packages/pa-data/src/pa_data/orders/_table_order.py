@@ -12,7 +12,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from pa_data.errors import ArgumentTypeError, ConfigurationError
-from pa_data.orders._checks import check_range
+from pa_data.orders._checks import check_count, check_range
 from pa_data.orders._epoch_order import EpochOrder
 from pa_data.orders._order import Order
 from pa_data.rng import extend_key, preserve_rng_state, seed_rng
@@ -109,18 +109,8 @@ class _Table(EpochOrder):
 
 def _length(order: TableOrder, num_samples: int, epoch: int) -> int:
     length = order.length_of_epoch(num_samples, epoch)
-    if not _is_count(length):
-        raise ConfigurationError(
-            "An epoch needs a number of samples.",
-            given=f"{length!r} from {type(order).__name__}.length_of_epoch() in epoch {epoch}",
-            expected="an integer of at least 1",
-            do="Return the number of indices that indices_of_epoch() returns for this epoch.",
-        )
+    check_count(f"{type(order).__name__}.length_of_epoch() in epoch {epoch}", length)
     return length
-
-
-def _is_count(length: object) -> bool:
-    return isinstance(length, int) and length >= 1
 
 
 def _as_indices(given: Any, name: str) -> Tensor:

@@ -83,12 +83,7 @@ class TokenBudget(Order):
         check_count("max_samples", 1 if max_samples is None else max_samples)
         check_count("pad_to_multiple_of", pad_to_multiple_of)
         if not 1 <= bucket_growth < float("inf"):
-            raise ConfigurationError(
-                "bucket_growth is not usable.",
-                given=f"bucket_growth={bucket_growth}",
-                expected="a number of at least 1",
-                do="Pass bucket_growth=1.05, for example, or leave it out.",
-            )
+            raise ConfigurationError(f"bucket_growth must be a number >= 1, got {bucket_growth}.")
         self._lengths = lengths_of_samples(lengths)
         self.max_tokens: int = max_tokens
         self.max_samples: int | None = max_samples
@@ -147,7 +142,6 @@ class TokenBudget(Order):
             "A sample is longer than the budget of a batch.",
             given=f"max_tokens={self.max_tokens}, and {number} of {len(padded)} samples are longer; "
             f"the longest is sample {longest} with {int(padded[longest])} tokens",
-            expected="samples of at most max_tokens each",
             do=f"Pass max_tokens={int(padded[longest])} or more, or cut the samples off, "
             "in the dataset and in lengths.",
         )

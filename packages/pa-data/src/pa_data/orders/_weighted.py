@@ -12,7 +12,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from pa_data.errors import ConfigurationError
-from pa_data.orders._checks import and_more, check_one_for_each_sample, check_size_of_epoch, column
+from pa_data.orders._checks import and_more, check_count, check_one_for_each_sample, column
 from pa_data.orders._epoch_order import EpochOrder
 from pa_data.orders._keyed_numbers import uniform
 from pa_data.orders._order import Order
@@ -66,7 +66,7 @@ class Weighted(Order):
         self, weights: Tensor | Sequence[float], *, replacement: bool = True, num_samples: int | None = None
     ) -> None:
         checked = _checked(column("weights", weights, torch.float64))
-        check_size_of_epoch(num_samples)
+        check_count("num_samples", 1 if num_samples is None else num_samples)
         self._sums = _integers(checked).cumsum(0)
         self._num_weights = checked.numel()
         self._weights = None if replacement else checked
@@ -77,7 +77,6 @@ class Weighted(Order):
             raise ConfigurationError(
                 "Without replacement there are fewer samples than an epoch is to have.",
                 given=f"num_samples={num_samples}, replacement=False, and {num_available} weights above 0",
-                expected=f"at most {num_available} samples",
                 do="Request fewer samples, or pass replacement=True.",
             )
 
@@ -147,16 +146,10 @@ def _checked(weights: Tensor) -> Tensor:
         raise ConfigurationError(
             "Not every weight is a number of at least 0.",
             given=f"weights[{int(wrong[0])}]={float(weights[wrong[0]])}" + and_more(wrong.numel() - 1),
-            expected="finite numbers of at least 0",
             do="Look at how the weight of this sample was computed; 1 / 0 for a class without samples is common.",
         )
     if weights.numel() == 0 or float(weights.max()) == 0:
-        raise ConfigurationError(
-            "No sample would ever be drawn.",
-            given=f"{weights.numel()} weights, none of them above 0",
-            expected="at least one weight above 0",
-            do="Pass a weight above 0 for each sample that is to be trained on.",
-        )
+        raise ConfigurationError(f"No sample would ever be drawn: {weights.numel()} weights, none of them above 0.")
     return weights
 
 
