@@ -108,8 +108,8 @@ def forbidden_folder(folder: Path) -> None:
 
     def attempt() -> None:
         with obeyed_permissions():
-            expect_failure(path, 10, "Choose another folder")
-            expect_failure(folder / "other" / "state", 10, "Choose another folder")
+            expect_failure(path, 10, "choose another folder")
+            expect_failure(folder / "other" / "state", 10, "choose another folder")
 
     in_child(attempt)
     folder.chmod(0o755)

@@ -64,26 +64,6 @@ def test_a_state_with_a_name_of_ones_own_and_a_damaged_manifest_is_named(tmp_pat
     assert found(tmp_path) == (None, ["best so far"])
 
 
-@pytest.mark.parametrize("names", [("step_10", "step_20", "step_30"), ("early", "late", "latest")])
-def test_a_manifest_of_another_state_is_noticed(tmp_path: Path, names: tuple[str, str, str]) -> None:
-    """The state that it has replaced would pass for an old one that nobody needs to look at."""
-    states = [save(tmp_path / name, 10 * number) for number, name in enumerate(names, 1)]
-    shutil.copy(states[0] / "manifest.json", states[2] / "manifest.json")
-    assert found(tmp_path) == (20, [names[2]])
-
-
-def test_a_manifest_of_a_state_that_is_gone_is_noticed(tmp_path: Path) -> None:
-    """By the name of the state, or by the sizes of its files."""
-    old, _, by_name = (save(tmp_path / f"step_{update}", update) for update in (10, 20, 30))
-    by_size = save(tmp_path / "latest", 40)
-    shutil.copy(old / "manifest.json", by_name / "manifest.json")
-    shutil.copy(old / "manifest.json", by_size / "manifest.json")
-    (by_size / "state.json").write_bytes(b" " + (by_size / "state.json").read_bytes())
-    shutil.rmtree(old)
-    assert found(tmp_path)[0] == 20
-    assert set(found(tmp_path)[1]) == {"step_30", "latest"}
-
-
 def test_a_copy_of_a_state_is_as_good_as_the_state(tmp_path: Path) -> None:
     """Two that have the same place are looked at more closely, not refused."""
     shutil.copytree(save(tmp_path / "step_10", 10), tmp_path / "copy")

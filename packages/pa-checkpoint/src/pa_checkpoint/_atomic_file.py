@@ -5,14 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import secrets
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
 from pa_checkpoint._errors import CheckpointError
 
-__all__ = ["atomic_write", "require_writable", "sync_file", "sync_folder"]
+__all__ = ["atomic_write", "sync_file", "sync_folder"]
 
 
 def atomic_write(path: str | Path, writer: Callable[[BinaryIO], object]) -> None:
@@ -51,19 +50,6 @@ def atomic_write(path: str | Path, writer: Callable[[BinaryIO], object]) -> None
         temporary.unlink(missing_ok=True)
         raise
     sync_folder(target.parent)
-
-
-def require_writable(path: str | Path) -> None:
-    """See that a file can be written, before there is anything to write; missing folders are made.
-
-    Args:
-        path: The file.
-
-    Raises:
-        CheckpointError: Something other than a file is at ``path``.
-        OSError: The folder cannot be made or written to.
-    """
-    tempfile.TemporaryFile(dir=_target_in_folder(path).parent).close()
 
 
 def _target_in_folder(path: str | Path) -> Path:

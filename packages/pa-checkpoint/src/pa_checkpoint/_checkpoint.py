@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import shutil
@@ -398,25 +397,12 @@ def _check_place(target: Path) -> None:
         )
 
 
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
-
-
 def _cannot_write(target: Path, error: OSError) -> CheckpointError:
-    if error.errno in _FULL:
-        expected, do = (
-            "room for one more checkpoint than are kept",
-            "Free some space, or keep fewer checkpoints.",
-        )
-    elif error.errno in _FORBIDDEN:
-        expected, do = "a folder that this process may write to", "Choose another folder, or change its permissions."
-    else:
-        expected, do = "a disk that takes it", "See whether the disk is in order, or choose another folder."
     return CheckpointError(
         "The checkpoint could not be written; nothing that was there before is lost.",
         given=f"{target}{_free_space(target)}: {error}",
-        expected=expected,
-        do=do,
+        expected="a folder that this process may write to, with room for one more checkpoint than are kept",
+        do="Free some space, keep fewer checkpoints, or choose another folder.",
     )
 
 

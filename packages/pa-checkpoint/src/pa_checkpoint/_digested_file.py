@@ -6,8 +6,9 @@ import hashlib
 import os
 import sys
 from io import BufferedReader, BufferedWriter
+from pathlib import Path
 
-__all__ = ["DigestingReader", "DigestingWriter"]
+__all__ = ["DigestingReader", "DigestingWriter", "sha256_of"]
 
 _CHUNK = 1 << 22  # bytes: a busy training thread gives the GIL back after up to 5 ms, which is paid for each chunk
 _WRITE_BACK = 1 << 25  # bytes
@@ -49,6 +50,12 @@ class DigestingWriter:
         if size >= _WRITE_BACK and sys.platform == "linux":
             os.posix_fadvise(descriptor, self._written_back, size, os.POSIX_FADV_DONTNEED)
             self._written_back = self.size
+
+
+def sha256_of(path: Path) -> str:
+    """Return the digest of a whole file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 class DigestingReader:

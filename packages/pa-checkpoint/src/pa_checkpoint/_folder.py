@@ -6,8 +6,7 @@ import itertools
 import os
 import re
 import warnings
-from collections import Counter
-from collections.abc import Callable, Collection, Generator, Iterable, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -301,69 +300,28 @@ def _newest_readable_now(path: Path, read: Callable[[Path], _ReadT]) -> tuple[_R
     if is_checkpoint or (not candidates and any(os.path.lexists(path / name) for name in (MANIFEST, DOCUMENTS))):
         candidates = [path]  # one state, or what is left of one
     skipped: list[Skipped] = []
-    for number, candidate in enumerate(candidates):
+    for candidate in candidates:
         try:
-            state = read(candidate)
+            return read(candidate), skipped
         except CheckpointError as error:
             if records and not located(candidate).exists():
                 raise _StateIsGoneError from error
             skipped.append(Skipped(candidate, reason_of(error)))
-        else:
-            older = list(reversed(records))[number + 1 :]
-            return state, [*skipped, *_damaged_of_unknown_age(older, records)]
     return None, skipped
 
 
-def _damaged_of_unknown_age(older: Iterable[CheckpointInfo], records: Sequence[CheckpointInfo]) -> list[Skipped]:
-    """Those that only seem to be older than the newest valid state, if the manifests belong to other states."""
-    places = Counter((record.run, record.sequence) for record in records if not record.path.is_symlink())
-    skipped: list[Skipped] = []
-    for record in older:
-        is_alone = places[record.run, record.sequence] < 2  # noqa: PLR2004  # one state has one place
-        if not record.path.is_symlink() and not (is_alone and _name_confirms_place(record)):
-            try:
-                load(record.path, lazy=True)
-            except CheckpointError as error:
-                skipped.append(Skipped(record.path, reason_of(error)))
-    return skipped
-
-
-def _name_confirms_place(record: CheckpointInfo) -> bool:
-    """Whether the name of a state says the same as its manifest, or nothing and all files are as large as it says."""
-    named = _NAME_WITH_SEQUENCE.fullmatch(record.path.name) or _NAME.fullmatch(record.path.name)
-    update = None if named is None else named["update"]
-    return record.problem is None if update is None else int(update) == record.update
-
-
 def _may_be_state(path: Path) -> bool:
-    """Whether this is a state, or a folder with the name of one that may have been one."""
+    """Whether this is a checkpoint, or what is left of one: not a folder of another program that has such a name."""
     if is_checkpoint(path):
         return True
     folder = located(path)
-    if not folder.is_dir():
-        return False
-    if _NAME_WITH_SEQUENCE.fullmatch(path.name) is not None or _has_files_of_state(folder):
-        return True
-    return _NAME.fullmatch(path.name) is not None and _may_be_remains(folder)
-
-
-def _has_files_of_state(folder: Path) -> bool:
-    """Whether it looks like a state whose manifest is damaged or missing, no matter what it is called."""
+    is_named = folder.is_dir() and any(one.fullmatch(path.name) for one in (_NAME, _NAME_WITH_SEQUENCE))
     try:
         if not (folder / DOCUMENTS).exists():  # of a folder that is somebody else's, the files may be many
-            return False
-        names = {entry.name for entry in folder.iterdir()}
+            return is_named and not any(folder.iterdir())
+        return is_named or any(one.name == MANIFEST or one.name.endswith(TENSORS) for one in folder.iterdir())
     except OSError:  # it may not be looked at
-        return False
-    return MANIFEST in names or any(name.endswith(TENSORS) for name in names)
-
-
-def _may_be_remains(folder: Path) -> bool:
-    """Whether this may be what is left of a state, not a folder of another program with the same name."""
-    try:
-        return (folder / DOCUMENTS).exists() or not any(folder.iterdir())
-    except OSError:  # it may not be looked at
-        return True
+        return is_named
 
 
 def _record(path: Path) -> CheckpointInfo:

@@ -14,7 +14,6 @@ from typing import Any, cast
 
 from pa_checkpoint._encoding import JsonScalar
 from pa_checkpoint._errors import CheckpointError, damage
-from pa_checkpoint._regular_file import open_regular_file
 
 __all__ = [
     "FIRST_VERSION",
@@ -25,6 +24,7 @@ __all__ = [
     "check_summary",
     "has_manifest",
     "manifest_text",
+    "parse_manifest",
     "read_manifest",
 ]
 
@@ -45,10 +45,6 @@ class FileEntry:
 
     bytes: int
     sha256: str
-
-    def is_possible(self) -> bool:
-        """Whether a file can have this size and digest."""
-        return type(self.bytes) is int and self.bytes >= 0 and _DIGEST.fullmatch(self.sha256) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,20 +106,37 @@ def manifest_text(summary: Mapping[str, JsonScalar], files: Mapping[str, FileEnt
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """Read and verify the manifest of a state.
+    """Read and verify the manifest of a checkpoint.
 
     Raises:
-        CheckpointError: There is none, a byte of it is not as it was written, it does not have what a manifest has, or
-            it is of a newer version.
+        CheckpointError: There is none, or as ``parse_manifest``.
     """
     path = directory / MANIFEST
     try:
-        with open_regular_file(path) as file:
-            text = file.read()
-        loaded: object = json.loads(text)
+        if path.exists() and not path.is_file():  # from a FIFO, a read might never return
+            raise damage(path, "not a regular file")
+        text = path.read_bytes()
     except FileNotFoundError:
         raise damage(path, "nothing") from None
-    except (OSError, ValueError, RecursionError) as error:
+    except OSError as error:
+        raise damage(path, f"text: reading it raised {type(error).__name__}: {error}") from error
+    return parse_manifest(text, path)
+
+
+def parse_manifest(text: bytes, path: Path) -> Manifest:
+    """Verify the text of a manifest, and return what it says.
+
+    Args:
+        text: What is in the file.
+        path: The file, for messages.
+
+    Raises:
+        CheckpointError: A byte of it is not as it was written, it does not have what a manifest has, or it is of a
+            newer version.
+    """
+    try:
+        loaded: object = json.loads(text)
+    except (ValueError, RecursionError) as error:
         raise damage(path, f"text: reading it raised {type(error).__name__}: {error}") from error
     content = cast("dict[str, Any]", loaded) if isinstance(loaded, dict) else {}
     digest = str(content.get("manifest_sha256"))
@@ -134,7 +147,7 @@ def read_manifest(directory: Path) -> Manifest:
         raise damage(path, f"the format {reprlib.repr(content.get('format'))}", f"the format {_FORMAT!r}")
     try:
         if content["version"] > LAST_VERSION:
-            raise _newer_version(directory, content["version"])
+            raise _newer_version(path.parent, content["version"])
         return _from_dict(content, digest)
     except (AttributeError, KeyError, TypeError, ValueError) as error:  # of what no version has written
         raise damage(path, f"a wrong entry ({type(error).__name__}: {error})", "entries as they are written") from error
@@ -145,11 +158,9 @@ def _from_dict(content: dict[str, Any], digest: str) -> Manifest:
     if wrong := [name for name, value in summary.items() if not _fits(name, value)]:
         message = f"summary.{wrong[0]} is {reprlib.repr(summary[wrong[0]])}"
         raise ValueError(message)
-    entries = {name: FileEntry(entry["bytes"], entry["sha256"]) for name, entry in files.items()}
-    if wrong := [name for name, entry in entries.items() if not entry.is_possible()]:
-        message = f"files.{wrong[0]} is {files[wrong[0]]}"
-        raise ValueError(message)
-    return Manifest(summary, entries, digest)
+    return Manifest(
+        summary, {name: FileEntry(int(one["bytes"]), str(one["sha256"])) for name, one in files.items()}, digest
+    )
 
 
 def _newer_version(directory: Path, version: object) -> CheckpointError:
@@ -163,8 +174,11 @@ def _newer_version(directory: Path, version: object) -> CheckpointError:
 
 def has_manifest(directory: Path) -> bool:
     """Whether the directory has a pa-core manifest, valid or not."""
+    path = directory / MANIFEST
     try:
-        with open_regular_file(directory / MANIFEST) as file:
+        if not path.is_file():
+            return False
+        with path.open("rb") as file:
             return _FORMAT.encode() in file.read(_ENOUGH_TO_RECOGNIZE)
     except OSError:
         return False

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import posixpath
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
 
+from pa_checkpoint._digested_file import sha256_of
 from pa_checkpoint._errors import CheckpointError
 
-__all__ = ["ObjectStore", "ObjectStoreError", "sha256_of"]
+__all__ = ["ObjectStore", "ObjectStoreError"]
 
 _ResultT = TypeVar("_ResultT")
 
 PAUSES: tuple[float, ...] = (0.5, 1.0, 2.0, 4.0)
 """The seconds before each further attempt at something that failed."""
-_BLOCK = 1 << 22
 _MOST_READ = 1 << 26
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -257,16 +256,20 @@ class ObjectStore:
                 do="Use another checkpoint, such as the one before it.",
             )
         if isinstance(error, ImportError):
-            expected, do = "fsspec, and its package for such URLs", "Install pa-checkpoint[fsspec], and s3fs for s3://."
+            do = "Install pa-checkpoint[fsspec], and s3fs for s3://."
         elif isinstance(error, PermissionError):
-            expected = "an object store in which this process may list, read, write and remove objects"
             do = "See whether the credentials are there, and what they allow."
         elif isinstance(error, (_NoBucketError, ValueError)):
-            expected, do = "a URL that fsspec knows, of a bucket that is there", "Check the URL."
+            do = "Check the URL."
         else:
-            expected, do = "an answer within some attempts", "See whether the store can be reached from this machine."
+            do = "See whether the store can be reached from this machine."
         kind = "" if isinstance(error, _NoBucketError) else f"{type(error).__name__}: "
-        return ObjectStoreError("An operation on the object store failed.", f"{place}: {kind}{error}", expected, do)
+        return ObjectStoreError(
+            "An operation on the object store failed.",
+            given=f"{place}: {kind}{error}",
+            expected="the URL of a bucket in which this process may list, read, write and remove objects",
+            do=do,
+        )
 
 
 def _size(files: _FileSystem, path: str) -> int | None:
@@ -289,12 +292,3 @@ def _make_folder(files: _FileSystem, folder: str) -> None:
             raise _NoBucketError(message) from None
         _make_folder(files, parent)
         files.mkdir(folder, create_parents=False)
-
-
-def sha256_of(file: Path) -> str:
-    """Return the SHA-256 digest of a file."""
-    sha256 = hashlib.sha256()
-    with file.open("rb") as opened:
-        while block := opened.read(_BLOCK):
-            sha256.update(block)
-    return sha256.hexdigest()

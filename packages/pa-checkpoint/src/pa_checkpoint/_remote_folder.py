@@ -12,12 +12,10 @@ KEY stands for the run. No object is ever changed, so it does not matter which o
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import secrets
 import socket
-import tempfile
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,10 +25,11 @@ from urllib.parse import quote, unquote
 
 from pa_checkpoint._atomic_file import sync_file
 from pa_checkpoint._checkpoint import check_files
+from pa_checkpoint._digested_file import sha256_of
 from pa_checkpoint._errors import CheckpointError, CheckpointNotFoundError, damage
 from pa_checkpoint._folder import CheckpointInfo, Folder, Skipped, reason_of, states_to_remove
-from pa_checkpoint._manifest import MANIFEST, FileEntry, Manifest, read_manifest
-from pa_checkpoint._object_store import ObjectStore, ObjectStoreError, sha256_of
+from pa_checkpoint._manifest import MANIFEST, FileEntry, Manifest, parse_manifest, read_manifest
+from pa_checkpoint._object_store import ObjectStore, ObjectStoreError
 from pa_checkpoint._staging import Found, find, key_of, located, publish, staged
 
 __all__ = ["RemoteCheckpoint", "RemoteFolder"]
@@ -405,14 +404,15 @@ class RemoteFolder:
         Raises:
             CheckpointError: It is not there any more, or damaged, or the store cannot be queried, or the disk is full.
         """
-        manifest = self._read(state)
+        text, manifest = self._read_anew(state)
         run = str(manifest.summary.get("run", ""))
         target = Folder(os.path.realpath(folder)).path_for(state.name, run)
         try:
             with staged(target, run) as staging:
                 for name, entry in manifest.files.items():
                     self._fetch(f"{_FILES}/{state.key}/{entry.sha256}", staging / _plain(name, self._url(state)), entry)
-                check_files(staging, self._read_into(staging, state))
+                (staging / MANIFEST).write_bytes(text)
+                sync_file(staging / MANIFEST)
                 publish(staging, target, run)
         except CheckpointNotFoundError:
             raise
@@ -440,37 +440,31 @@ class RemoteFolder:
             CheckpointError: It is damaged, or the store cannot be queried.
         """
         if state.object_name not in self._manifests:
-            self._manifests[state.object_name] = self._read_anew(state)
+            _, self._manifests[state.object_name] = self._read_anew(state)
         return self._manifests[state.object_name]
 
-    def _read_anew(self, state: RemoteCheckpoint) -> Manifest:
-        with tempfile.TemporaryDirectory() as temporary:
-            manifest = self._read_into(Path(temporary), state)
-        if _object_name(state.name, manifest) != state.object_name:
-            raise damage(Path(state.object_name), "the manifest of another checkpoint")
-        return manifest
-
-    def _read_into(self, folder: Path, state: RemoteCheckpoint) -> Manifest:
-        """Have the manifest of a state in a folder; one that is damaged may have been damaged on its way."""
-        for _ in range(_READS_OF_DAMAGED - 1):
-            self._write_manifest(state, folder)
-            with contextlib.suppress(CheckpointError):
-                return read_manifest(folder)
-        self._write_manifest(state, folder)
-        return read_manifest(folder)
-
-    def _write_manifest(self, state: RemoteCheckpoint, folder: Path) -> None:
-        try:
-            text = self._store.read(f"{_STATES}/{state.object_name}")
-        except FileNotFoundError as error:
-            raise CheckpointNotFoundError(
-                "The checkpoint is not in the object store any more.",
-                given=self._url(state),
-                expected="a checkpoint that was there when its folder was listed",
-                do="Use a newer one.",
-            ) from error
-        (folder / MANIFEST).write_bytes(text)
-        sync_file(folder / MANIFEST)
+    def _read_anew(self, state: RemoteCheckpoint) -> tuple[bytes, Manifest]:
+        """Return the manifest of a state; one that is damaged may have been damaged on its way."""
+        for remaining in reversed(range(_READS_OF_DAMAGED)):
+            try:
+                text = self._store.read(f"{_STATES}/{state.object_name}")
+                manifest = parse_manifest(text, Path(state.object_name))
+            except FileNotFoundError as error:
+                raise CheckpointNotFoundError(
+                    "The checkpoint is not in the object store any more.",
+                    given=self._url(state),
+                    expected="a checkpoint that was there when its folder was listed",
+                    do="Use a newer one.",
+                ) from error
+            except ObjectStoreError:
+                raise
+            except CheckpointError:
+                if not remaining:
+                    raise
+                continue
+            if _object_name(state.name, manifest) == state.object_name:
+                return text, manifest
+        raise damage(Path(state.object_name), "the manifest of another checkpoint")
 
     def _url(self, state: RemoteCheckpoint) -> str:
         return f"{self.url}/{_STATES}/{state.object_name}"
@@ -489,8 +483,7 @@ def _is_whole(directory: Path) -> bool:
 
 def _replaced(states: Mapping[str, RemoteCheckpoint], records: Sequence[CheckpointInfo]) -> list[RemoteCheckpoint]:
     """Return the states with the name of a later whole one; both arguments have the oldest first."""
-    whole = [states[record.path.name] for record in records if record.problem is None]
-    newest = {state.name: state for state in whole}
+    newest = {one.name: one for one in (states[record.path.name] for record in records if record.problem is None)}
     found = [states[record.path.name] for record in records]
     return [state for state in found if state.age < newest.get(state.name, state).age]
 

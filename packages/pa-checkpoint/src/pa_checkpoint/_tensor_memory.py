@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import reprlib
 from collections.abc import Hashable, Sequence
 
 import torch
@@ -10,8 +9,9 @@ from torch import Tensor
 
 from pa_checkpoint._tensor_file import DTYPE_NAMES
 
-__all__ = ["is_storable", "memory_of", "memory_of_piece", "recorded_strides", "size_of_gaps", "with_strides"]
+__all__ = ["is_storable", "memory_of", "memory_of_piece", "recorded_strides", "with_strides"]
 
+_WIDEST = 1 << 20  # bytes that a small tensor may extend over in memory, as a part of another one
 _COMPLEX = frozenset({torch.complex64, torch.complex128})
 
 
@@ -70,20 +70,6 @@ def _usual_strides(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-def size_of_gaps(tensor: Tensor, strides: Sequence[int]) -> int:
-    """Return how many bytes would lie between the elements of a tensor if it had these strides.
-
-    Raises:
-        ValueError: No tensor of its shape has them, or its elements would overlap.
-    """
-    are_strides = len(strides) == tensor.dim() and all(type(stride) is int and stride >= 0 for stride in strides)
-    reach = _reach(tensor.shape, strides) if are_strides else None
-    if reach is None:
-        message = f"the strides {reprlib.repr(strides)} for a tensor of shape {tuple(tensor.shape)}"
-        raise ValueError(message)
-    return max(0, reach + 1 - tensor.numel()) * tensor.element_size()
-
-
 def _reach(shape: Sequence[int], strides: Sequence[int]) -> int | None:
     """How many elements after the first one the last one lies; None where elements overlap."""
     reach = 0
@@ -94,6 +80,16 @@ def _reach(shape: Sequence[int], strides: Sequence[int]) -> int | None:
     return reach
 
 
-def with_strides(tensor: Tensor, strides: tuple[int, ...]) -> Tensor:
-    """Return the same values in memory that has these strides."""
+def with_strides(tensor: Tensor, strides: Sequence[int]) -> Tensor:
+    """Return the same values in memory that has these strides, or as they are where that would take too much.
+
+    Raises:
+        ValueError: No tensor of its shape has them, or its elements would overlap.
+    """
+    reach = _reach(tensor.shape, strides)
+    if reach is None:
+        message = f"the strides {strides} for a tensor of shape {tuple(tensor.shape)}"
+        raise ValueError(message)
+    if reach * tensor.element_size() > max(_WIDEST, 5 * tensor.nbytes):
+        return tensor
     return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from pa_checkpoint._digested_file import DigestingReader, DigestingWriter
+from pa_checkpoint._digested_file import DigestingWriter, sha256_of
 from pa_checkpoint._errors import CheckpointError
 from pa_checkpoint._manifest import FileEntry, has_manifest, read_manifest
 from pa_checkpoint._tensor_file import bytes_of, header_of, write_tensors
@@ -195,7 +195,7 @@ class LinkableFiles:
     def _is_whole(self, path: Path, entry: FileEntry) -> bool:
         inode = _Inode.of(path)
         if inode not in self._whole:
-            self._whole[inode] = _digest_of_file(path)
+            self._whole[inode] = sha256_of(path)
         return inode.bytes == entry.bytes and self._whole[inode] == entry.sha256
 
 
@@ -226,11 +226,3 @@ def _entry_of(tensors: Mapping[str, Tensor]) -> FileEntry:
 
 def _digests(tensors: Mapping[str, Tensor]) -> dict[str, str]:
     return {name: _entry_of({name: tensor}).sha256 for name, tensor in tensors.items()}
-
-
-def _digest_of_file(path: Path) -> str:
-    with path.open("rb") as opened:
-        file, buffer = DigestingReader(opened, verify=True), memoryview(bytearray(1 << 20))
-        while file.read_into(buffer):
-            pass
-    return file.sha256
