@@ -15,7 +15,7 @@ import torch
 from pa_checkpoint import CheckpointInfo, Folder, load
 from pa_checkpoint._checkpoint import write_checkpoint
 from pa_checkpoint._encoding import JsonScalar
-from pa_checkpoint._errors import CheckpointError, InvalidArgumentError
+from pa_checkpoint._errors import CheckpointError, CheckpointNotFoundError, InvalidArgumentError
 from pa_checkpoint._staging import used
 
 
@@ -276,3 +276,29 @@ def test_what_another_run_is_writing_is_left_alone(tmp_path: Path, monkeypatch: 
         assert len(_names(folder.path)) == 1
     folder.remove_leftovers("third")
     assert _names(folder.path) == []
+
+
+def test_other_directories_are_whole_or_absent_too(tmp_path: Path) -> None:
+    """One that fails half-way leaves nothing, and one that is removed is gone."""
+    folder = Folder(tmp_path)
+    with folder.writing("exported") as directory:
+        (directory / "config.json").write_text("first")
+    with contextlib.suppress(RuntimeError), folder.writing("exported") as directory:
+        (directory / "config.json").write_text("second")
+        raise RuntimeError
+    assert [(path.name, path.joinpath("config.json").read_text()) for path in tmp_path.iterdir()] == [
+        ("exported", "first")
+    ]
+    folder.remove("exported")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_at_a_path_is_told_without_reading_it(tmp_path: Path) -> None:
+    """Its place and its digest; nothing of another folder; and a path without a checkpoint is not found."""
+    (path,) = _save(Folder(tmp_path), [10])
+    info = CheckpointInfo.at(path)
+    assert info is not None
+    assert (info.update, info.problem, info.digest, info.is_sharded) == (10, None, load(path).digest, False)
+    assert CheckpointInfo.at(tmp_path) is None
+    with pytest.raises(CheckpointNotFoundError, match="There is no checkpoint"):
+        load(tmp_path / "elsewhere")

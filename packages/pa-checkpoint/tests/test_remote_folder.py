@@ -327,3 +327,40 @@ def test_an_object_store_is_any_file_system_of_fsspec(tmp_path: Path) -> None:
     assert store.sizes("files") == {"one": 7}
     store.remove("files/one")
     assert store.sizes("files") == {}
+
+
+def test_the_newest_whole_checkpoint_is_fetched(tmp_path: Path, faults: Faults) -> None:
+    """A damaged one is passed over, and said; what is in the folder already is not downloaded."""
+    store = RemoteFolder(store_url(tmp_path / "store"))
+    for update in range(1, 4):
+        store.upload(save(tmp_path / "states", update))
+    damaged = json.loads((tmp_path / "states" / "step_3" / "manifest.json").read_text())["files"]["trained.safetensors"]
+    (blob,) = (tmp_path / "store" / "files").glob(f"*/{damaged['sha256']}")
+    blob.write_bytes(blob.read_bytes()[:-1] + b"?")
+
+    said: list[str] = []
+    path, skipped = store.fetch(tmp_path / "machine", say=said.append)
+    assert (path.name, load(path)["position"], [one.path.name for one in skipped]) == ("step_2", 2, ["step_3"])
+    assert store.fetch(tmp_path / "machine", say=said.append) == (path, skipped)
+    assert [line.split()[1] for line in said] == ["step_3", "step_2", "step_3"]
+    assert store.fetch(tmp_path / "machine", name="step_1")[0].name == "step_1"
+    assert store.fetch(tmp_path / "other", digest=load(path).digest)[0].name == "step_2"
+
+
+def test_a_newer_checkpoint_of_the_folder_is_taken_where_its_run_is_known(tmp_path: Path, faults: Faults) -> None:
+    """It was not uploaded before its process was killed; one of another run is none of the store's."""
+    store = RemoteFolder(store_url(tmp_path / "store"))
+    store.upload(save(tmp_path / "states", 1))
+    newer = save(tmp_path / "states", 2)
+    save(tmp_path / "states", 3, run="second")
+    assert store.fetch(tmp_path / "states") == (newer, [])
+
+
+def test_a_checkpoint_that_is_not_in_the_store_is_not_found(tmp_path: Path, faults: Faults) -> None:
+    """Neither in an empty one, nor by another name."""
+    store = RemoteFolder(store_url(tmp_path / "store"))
+    with pytest.raises(CheckpointNotFoundError, match="no such checkpoint"):
+        store.fetch(tmp_path / "machine")
+    store.upload(save(tmp_path / "states", 1))
+    with pytest.raises(CheckpointNotFoundError, match="without step_2"):
+        store.fetch(tmp_path / "machine", name="step_2")
